@@ -1,0 +1,157 @@
+"""Every error packtrain raises, as one tree.
+
+    PacktrainError                 root; carries `hint` (what to do) and `exit_code`
+    ├── InputError (ValueError)    bad input or configuration: exit code 2, one line and a hint
+    │   ├── ConfigError            a YAML or keyword that cannot hold
+    │   ├── UnknownNameError (LookupError)   an option value nobody provides; names the nearest
+    │   ├── LengthError            an array of lengths or costs that is not one
+    │   ├── SourceError            a source that cannot be opened or read
+    │   ├── PlanError              a plan that cannot be built or aligned
+    │   ├── FormatError            an artefact that is absent, torn or of another schema
+    │   ├── ForeignArtefactError   a folder that holds another run's artefact
+    │   ├── IsolationError         a setup in which packed samples would read each other
+    │   ├── MissingExtraError (ImportError)  an optional dependency that is not installed
+    │   └── WaitTimeoutError (TimeoutError)  a file or rank that did not come in time
+    ├── SampleError (ValueError)   one sample that cannot be used; `reason` goes to the ledger
+    └── LawError (AssertionError)  a law of packtrain is broken: exit code 1
+        ├── DriftError             encoded length differs from the measured length
+        └── ChecksumError          stored bytes differ from their digest
+
+A message says what, the value seen and the limit; the hint says what to set.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "ChecksumError",
+    "ConfigError",
+    "DriftError",
+    "ForeignArtefactError",
+    "FormatError",
+    "InputError",
+    "IsolationError",
+    "LawError",
+    "LengthError",
+    "MissingExtraError",
+    "PacktrainError",
+    "PlanError",
+    "SampleError",
+    "SourceError",
+    "UnknownNameError",
+    "WaitTimeoutError",
+    "nearest",
+]
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name closest to `name`, or None when nothing is close."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+class PacktrainError(Exception):
+    """Root of the tree. `hint` says what to do; `exit_code` is what the command line returns."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message} (hint: {self.hint})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Errors travel between processes with their hint and fields."""
+        return (_rebuild, (type(self), self.message, dict(self.__dict__)))
+
+
+def _rebuild(kind: type[PacktrainError], message: str, fields: dict[str, object]) -> PacktrainError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, message)
+    error.__dict__.update(fields)
+    return error
+
+
+class InputError(PacktrainError, ValueError):
+    """Bad input or configuration."""
+
+
+class ConfigError(InputError):
+    """A configuration key or value that cannot hold."""
+
+
+class UnknownNameError(InputError, LookupError):
+    """A name (packer, source, family, key …) that nobody provides."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        close = nearest(name, names)
+        hint = f"did you mean {close!r}?" if close else f"known: {', '.join(names)}"
+        super().__init__(f"unknown {kind} {name!r}", hint=hint)
+
+
+class LengthError(InputError):
+    """An array of lengths or costs that is not one."""
+
+
+class SourceError(InputError):
+    """A source that cannot be opened or read."""
+
+
+class PlanError(InputError):
+    """A plan that cannot be built or aligned."""
+
+
+class FormatError(InputError):
+    """An artefact on disk that is absent, torn or of another schema."""
+
+
+class ForeignArtefactError(InputError):
+    """A folder that already holds the artefact of another source, template or run."""
+
+
+class IsolationError(InputError):
+    """A model and attention setup in which packed samples would read each other."""
+
+
+class MissingExtraError(InputError, ImportError):
+    """An optional dependency that is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed", hint=f"pip install 'packtrain[{extra}]'")
+
+
+class WaitTimeoutError(InputError, TimeoutError):
+    """A file or rank that did not come within its timeout."""
+
+
+class SampleError(PacktrainError, ValueError):
+    """One sample that cannot be used.
+
+    `reason` is the ledger's word for it: `empty`, `malformed_record`, `no_assistant_turn`,
+    `placeholder_mismatch`, `missing_media`, `truncated_media`, `unreadable_media`,
+    `unsupported_media`, `outside_media_root`, `template_error` …
+    """
+
+    def __init__(self, reason: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+
+
+class LawError(PacktrainError, AssertionError):
+    """One of packtrain's laws does not hold."""
+
+    exit_code = 1
+
+
+class DriftError(LawError):
+    """The encoded length of a sample differs from the length it was planned with."""
+
+
+class ChecksumError(LawError):
+    """Stored bytes differ from the digest that vouches for them."""

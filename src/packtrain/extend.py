@@ -1,0 +1,230 @@
+"""How to extend packtrain: the protocols a plug-in fills, and the look-up that finds it.
+
+This is the only file a plug-in author must read. A plug-in is one module. Its file name is its
+option name: `packers/bfd.py` is `packer="bfd"`. Packages outside packtrain register the same
+module under an entry point of the group `packtrain.<kind>` (for example `packtrain.packers`).
+A module is a plug-in when it defines its kind's hook at module level:
+
+    kind       hook           signature
+    packers    pack           pack(problem: PackProblem) -> Patterns | int64[n] (bin_of)
+    sources    open_source    open_source(path, **options) -> Source
+    families   FAMILY         a `packtrain.families.Family` value
+    execute    map_shards     map_shards(work, shards, *, workers, context) -> iterator in shard order
+    store      SCHEMA         save(value, folder), load(folder)
+
+Modules whose name starts with an underscore are never plug-ins.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import InputError, UnknownNameError
+
+__all__ = [
+    "HOOKS",
+    "Measured",
+    "PackProblem",
+    "Packer",
+    "Patterns",
+    "Source",
+    "Template",
+    "lookup",
+    "measure_many",
+    "names",
+]
+
+HOOKS: dict[str, str] = {
+    "packers": "pack",
+    "sources": "open_source",
+    "families": "FAMILY",
+    "execute": "map_shards",
+    "store": "SCHEMA",
+}
+
+I64 = NDArray[np.int64]
+
+
+# --------------------------------------------------------------------------------------------
+# packers
+# --------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class PackProblem:
+    """What a packer sees: only samples that fit, with their costs already rounded.
+
+    Attributes:
+        costs: int64[n], tokens a sample takes in its pack; 1 <= cost <= capacity. For n of a
+            memory-mapped source this may be any integer array type; treat it as read-only.
+        capacity: hard cap of a pack in tokens.
+        sizes: int64[D], the distinct costs, ascending (the length classes).
+        counts: int64[D], how many samples have each cost.
+        limits: further hard caps, name -> (int64[n] cost per sample, cap). Often empty.
+        max_samples: cap on the number of samples in a pack, or None.
+        seed: seed of the plan, or None. The materialiser, not the packer, shuffles samples of
+            equal cost; only a packer that is itself random (`random_fit`) reads it.
+        workers: threads a packer may use. Results never depend on it.
+    """
+
+    costs: NDArray[Any]
+    capacity: int
+    sizes: I64
+    counts: I64
+    limits: Mapping[str, tuple[I64, int]] = field(default_factory=dict)
+    max_samples: int | None = None
+    seed: int | None = None
+    workers: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patterns:
+    """A packing as patterns over length classes: group g is `repeat[g]` packs of one content.
+
+    Group g holds, for j in `offsets[g]:offsets[g+1]`, `number[j]` samples of cost `size[j]`.
+    The order of groups is part of the plan; the order inside a group is not.
+    Which sample of a class goes where is the materialiser's choice, not the packer's.
+    """
+
+    repeat: I64  # int64[G] >= 1
+    offsets: I64  # int64[G+1], first 0
+    size: I64  # int64[K] cost of the class
+    number: I64  # int64[K] >= 1
+
+
+class Packer(Protocol):
+    """A module in `packers/`. Pure: the same problem gives the same answer, whatever the machine."""
+
+    VERSION: int
+
+    def pack(self, problem: PackProblem) -> Patterns | I64: ...
+
+
+# --------------------------------------------------------------------------------------------
+# sources and templates
+# --------------------------------------------------------------------------------------------
+@runtime_checkable
+class Source(Protocol):
+    """An indexable collection of samples with stable ids 0..n-1.
+
+    `source[i]` must not depend on the order of calls. It raises `SampleError` when record i alone
+    is bad, `SourceError` when the source is.
+    """
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+
+    def where(self, index: int) -> str:
+        """Where record `index` stands, for messages: `train.jsonl:17`."""
+        ...
+
+
+class Measured(int):
+    """A length in tokens with the other costs of the sample (an int, so it compares as the length).
+
+    >>> m = Measured(195, images=2, patches=1120)
+    >>> m == 195, m.costs["images"]
+    (True, 2)
+    """
+
+    costs: dict[str, int]
+
+    def __new__(cls, tokens: int, **costs: int) -> Measured:
+        self = super().__new__(cls, tokens)
+        self.costs = costs
+        return self
+
+    def __getnewargs_ex__(self) -> tuple[tuple[int], dict[str, int]]:
+        return ((int(self),), self.costs)
+
+
+@runtime_checkable
+class Template(Protocol):
+    """Turns a sample into what the forward pass consumes.
+
+    Law: `measure(sample) == len(encode(sample)["input_ids"])`, and `measure` opens no pixels.
+    Both raise `SampleError` with the same reason for a sample that cannot be used.
+    """
+
+    def encode(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """`input_ids` int64[T], `labels` int64[T] (-100 = not trained), `position_ids` int64[T] or
+        int64[3,T], and the family's media tensors."""
+        ...
+
+    def measure(self, sample: Mapping[str, Any]) -> int:
+        """Length in tokens; a `Measured` when further costs are known."""
+        ...
+
+    def config(self) -> dict[str, Any]:
+        """Everything that affects a length, as plain JSON values; its digest is the cache key."""
+        ...
+
+
+def measure_many(template: Template, samples: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """`measure` of several samples, through the template's `measure_batch` where it has one.
+
+    Each item of the result is a length, or the `SampleError` of that sample.
+    """
+    from .errors import SampleError
+
+    batch = getattr(template, "measure_batch", None)
+    if batch is not None:
+        return list(batch(samples))
+    out: list[Any] = []
+    for sample in samples:
+        try:
+            out.append(template.measure(sample))
+        except SampleError as error:
+            out.append(error)
+    return out
+
+
+# --------------------------------------------------------------------------------------------
+# look-up
+# --------------------------------------------------------------------------------------------
+def names(kind: str) -> list[str]:
+    """Option names of a kind: its modules that define the hook, and registered entry points."""
+    hook = _hook(kind)
+    defines = re.compile(rf"^(def {hook}\(|{hook}\b.*=)", re.M)
+    folder = Path(__file__).parent / kind
+    found = {
+        path.stem
+        for path in folder.glob("*.py")
+        if not path.stem.startswith("_") and defines.search(path.read_text(encoding="utf-8"))
+    }
+    found.update(point.name for point in importlib.metadata.entry_points(group=f"packtrain.{kind}"))
+    return sorted(found)
+
+
+def lookup(kind: str, name: str) -> ModuleType | Any:
+    """The plug-in `name` of `kind`. Unknown names raise `UnknownNameError` with the nearest one."""
+    hook = _hook(kind)
+    if name.isidentifier() and not name.startswith("_"):
+        dotted = f"{__package__}.{kind}.{name}"
+        if importlib.util.find_spec(dotted) is not None:
+            module = importlib.import_module(dotted)
+            if hasattr(module, hook):
+                return module
+    for point in importlib.metadata.entry_points(group=f"packtrain.{kind}", name=name):
+        return point.load()
+    raise UnknownNameError(kind.removesuffix("s"), name, names(kind))
+
+
+def _hook(kind: str) -> str:
+    try:
+        return HOOKS[kind]
+    except KeyError:
+        raise InputError(f"no plug-ins of kind {kind!r}", hint=f"kinds: {', '.join(HOOKS)}") from None

@@ -1,0 +1,194 @@
+"""The only writer to disk: an artefact is absent or whole.
+
+A file is written as a temporary name in its own directory, synced, renamed, and the directory is
+synced. An artefact of several files publishes its marker (`plan.json`, `lengths.json`) last; a
+rewrite removes the marker first. Every write, sync, rename and removal passes `step`, so a test
+can stop a verb after each of them (`packtrain.testing.crash_points`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import FormatError, InputError
+
+__all__ = [
+    "append_line",
+    "canonical_json",
+    "digest_json",
+    "make_folder",
+    "publish",
+    "publish_array",
+    "publish_json",
+    "publish_text",
+    "read_json",
+    "remove",
+    "remove_leftovers",
+    "sha256_file",
+]
+
+BLOCK = 1 << 26  # 64 MiB: unit of array writing and of plan digests
+_TMP = ".tmp."
+
+#: Called as observer(kind, path) after each step; None outside tests.
+observer: Callable[[str, Path], None] | None = None
+
+
+def step(kind: str, path: Path) -> None:
+    """One durable step is done. Tests raise here to stop the process at this point."""
+    if observer is not None:
+        observer(kind, path)
+
+
+@contextlib.contextmanager
+def publish(path: str | Path) -> Iterator[IO[bytes]]:
+    """Open a file that appears at `path` only when the block ends without an error.
+
+    Parallel writers of one path never mix: each has its own temporary name and the last rename wins.
+    """
+    path = Path(path)
+    make_folder(path.parent)
+    temporary = path.with_name(f".{path.name}{_TMP}{os.getpid()}")
+    try:
+        with _create(temporary) as handle:
+            yield handle
+            handle.flush()
+            step("write", path)
+            os.fsync(handle.fileno())
+            step("fsync", path)
+        os.replace(temporary, path)
+        step("rename", path)
+        sync_folder(path.parent)
+    except BaseException:
+        # A stopped process cannot tidy up either; leftovers are harmless and removed by the next run.
+        if observer is None:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        raise
+
+
+def _create(path: Path) -> IO[bytes]:
+    try:
+        return open(path, "wb")
+    except PermissionError:
+        raise InputError(f"no permission to write in {path.parent}", hint="choose a writable folder") from None
+
+
+def publish_text(path: str | Path, text: str) -> None:
+    with publish(path) as handle:
+        handle.write(text.encode("utf-8"))
+
+
+def publish_json(path: str | Path, value: Any) -> None:
+    """Indented JSON with sorted keys and a final newline: equal values give equal bytes."""
+    publish_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def publish_array(path: str | Path, array: NDArray[Any]) -> None:
+    """Write a C-ordered little-endian .npy in blocks (a memory map is never loaded whole)."""
+    array = np.asarray(array)
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    with publish(path) as handle:
+        header = {
+            "descr": np.lib.format.dtype_to_descr(array.dtype),
+            "fortran_order": False,
+            "shape": array.shape,
+        }
+        np.lib.format.write_array_header_1_0(handle, header)
+        rows = max(1, BLOCK // max(1, array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))))
+        for start in range(0, len(array), rows):
+            handle.write(np.ascontiguousarray(array[start : start + rows]).data)
+
+
+def append_line(path: str | Path, line: str) -> None:
+    """Append one line with a single write (safe between processes on a POSIX file system)."""
+    path = Path(path)
+    make_folder(path.parent)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    descriptor = os.open(path, flags, 0o644)
+    try:
+        os.write(descriptor, (line.rstrip("\n") + "\n").encode("utf-8"))
+        step("append", path)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: str | Path) -> None:
+    folder = Path(folder)
+    if not folder.is_dir():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise InputError(f"{folder} is a file, not a folder", hint="choose another output folder") from None
+        except PermissionError:
+            raise InputError(f"no permission to create {folder}", hint="choose a writable folder") from None
+
+
+def remove(path: str | Path) -> None:
+    """Remove a file if it is there, durably."""
+    path = Path(path)
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return
+    step("unlink", path)
+    sync_folder(path.parent)
+
+
+def remove_leftovers(folder: str | Path) -> None:
+    """Remove temporary files that a stopped writer left in `folder`."""
+    folder = Path(folder)
+    if folder.is_dir():
+        for path in sorted(folder.glob(f".*{_TMP}*")):
+            remove(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename or removal durable; file systems without directory sync are passed over."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    step("fsync_folder", folder)
+
+
+def read_json(path: str | Path) -> Any:
+    """A JSON file, or FormatError that names it."""
+    path = Path(path)
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise FormatError(f"{path} does not exist") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path} is not valid JSON: {error}") from None
+
+
+def canonical_json(value: Any) -> bytes:
+    """Sorted keys, no spaces, ASCII: the bytes that digests are taken over."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+
+
+def digest_json(value: Any) -> str:
+    """SHA-256 (hex) of `canonical_json(value)`."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def sha256_file(path: str | Path) -> str:
+    """SHA-256 (hex) of a file's bytes, read in blocks."""
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -1,0 +1,72 @@
+"""Rank, world size and the few environment variables packtrain reads: the only file that does.
+
+Resolution order: explicit argument, then the launcher's environment, then an initialised
+torch.distributed group (only when torch is already imported: this file never imports it).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import InputError
+
+__all__ = ["World", "cache_dir", "jit_allowed", "world"]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process among its peers: 0 <= rank < size."""
+
+    rank: int
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or not 0 <= self.rank < self.size:
+            raise InputError(
+                f"rank {self.rank} of world size {self.size} is not a position",
+                hint="world size must be >= 1 and 0 <= rank < world size",
+            )
+
+    @property
+    def is_writer(self) -> bool:
+        return self.rank == 0
+
+
+def world(rank: int | None = None, size: int | None = None) -> World:
+    """The position of this process; see the module docstring for the order of sources."""
+    if rank is None and "RANK" in os.environ:
+        rank = _integer("RANK")
+    if size is None and "WORLD_SIZE" in os.environ:
+        size = _integer("WORLD_SIZE")
+    torch = sys.modules.get("torch")
+    if torch is not None and (rank is None or size is None):
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            rank = distributed.get_rank() if rank is None else rank
+            size = distributed.get_world_size() if size is None else size
+    return World(rank=0 if rank is None else rank, size=1 if size is None else size)
+
+
+def cache_dir() -> Path:
+    """Folder for indexes and caches whose natural place is read-only (`PACKTRAIN_CACHE`)."""
+    chosen = os.environ.get("PACKTRAIN_CACHE")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "packtrain"
+
+
+def jit_allowed() -> bool:
+    """False when `PACKTRAIN_JIT=0`: every kernel then runs as plain Python (same bytes, slower)."""
+    return os.environ.get("PACKTRAIN_JIT", "1") != "0"
+
+
+def _integer(name: str) -> int:
+    text = os.environ[name]
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"environment variable {name}={text!r} is not an integer") from None
