@@ -80,7 +80,9 @@ def _create(path: Path) -> IO[bytes]:
     try:
         return open(path, "wb")
     except PermissionError:
-        raise InputError(f"no permission to write in {path.parent}", hint="choose a writable folder") from None
+        raise InputError(
+            f"no permission to write in {path.parent}", hint="choose a writable folder"
+        ) from None
 
 
 def publish_text(path: str | Path, text: str) -> None:
@@ -129,7 +131,9 @@ def make_folder(folder: str | Path) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise InputError(f"{folder} is a file, not a folder", hint="choose another output folder") from None
+            raise InputError(
+                f"{folder} is a file, not a folder", hint="choose another output folder"
+            ) from None
         except PermissionError:
             raise InputError(f"no permission to create {folder}", hint="choose a writable folder") from None
 

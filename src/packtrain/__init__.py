@@ -1,0 +1,1 @@
+"""packtrain: sequence packing for (multimodal) LLM training, measured, planned once, proven."""
