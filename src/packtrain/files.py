@@ -86,8 +86,9 @@ def _create(path: Path) -> IO[bytes]:
 
 
 def publish_text(path: str | Path, text: str) -> None:
+    """Publish text as UTF-8; what UTF-8 cannot hold (lone surrogates) is written as its escape."""
     with publish(path) as handle:
-        handle.write(text.encode("utf-8"))
+        handle.write(text.encode("utf-8", "backslashreplace"))
 
 
 def publish_json(path: str | Path, value: Any) -> None:
@@ -119,7 +120,7 @@ def append_line(path: str | Path, line: str) -> None:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     descriptor = os.open(path, flags, 0o644)
     try:
-        os.write(descriptor, (line.rstrip("\n") + "\n").encode("utf-8"))
+        os.write(descriptor, (line.rstrip("\n") + "\n").encode("utf-8", "backslashreplace"))
         step("append", path)
     finally:
         os.close(descriptor)

@@ -1,0 +1,28 @@
+# Every target sets up what it needs. PYTHON chooses the interpreter that makes the environment.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.packtrain-ready
+
+.PHONY: demo test lint bench clean
+
+$(STAMP): pyproject.toml constraints.txt scripts/setup.sh
+	PYTHON=$(PYTHON) VENV=$(VENV) sh scripts/setup.sh
+	touch $(STAMP)
+
+demo: $(STAMP)  ## measure, plan, train and report on data the project makes itself
+	$(BIN)/packtrain run examples/demo.yaml
+
+test: $(STAMP)  ## the whole test suite
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy src
+
+bench: $(STAMP)  ## ratios against peers and floors in the same run; slow
+	$(BIN)/python -m bench.planner
+
+clean:
+	rm -rf $(VENV) build runs .mypy_cache .ruff_cache .hypothesis

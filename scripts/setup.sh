@@ -1,0 +1,11 @@
+#!/bin/sh
+# Make the development environment: torch first, so that nothing pulls a CUDA build behind it, then
+# packtrain with its extras, then torchvision without its dependencies (see docs/dependencies.md).
+set -eu
+PYTHON=${PYTHON:-python3}
+VENV=${VENV:-.venv}
+[ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
+pip="$VENV/bin/python -m pip --disable-pip-version-check --quiet"
+$pip install --constraint constraints.txt torch
+$pip install --constraint constraints.txt --editable '.[dev]'
+$pip install --no-deps --constraint constraints.txt torchvision

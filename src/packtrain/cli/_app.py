@@ -1,0 +1,130 @@
+"""The command group, and what every verb shares: errors as one line, progress, JSON output.
+
+Exit codes: 0 when the laws hold, 1 when a law is broken, 2 for bad input.
+A verb is a module of this package with a click command named `command`; its file name is its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import InputError, PacktrainError, nearest
+from ..version import __version__
+
+__all__ = ["app", "emit", "main", "progress"]
+
+_VERBS = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
+
+
+class _Verbs(click.Group):
+    """Loads a verb's module when it is asked for, so that `packtrain plan` never imports torch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        module = importlib.import_module(f".{cmd_name}", __package__)
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _VERBS and not args[0].startswith("-"):
+            close = nearest(args[0], _VERBS)
+            hint = f"did you mean {close!r}?" if close else f"verbs: {', '.join(_VERBS)}"
+            raise InputError(f"no such verb: {args[0]}", hint=hint)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="packtrain")
+@click.option("-v", "--verbose", is_flag=True, help="Log what is done, in detail.")
+def app(verbose: bool) -> None:
+    """Measure, plan, pack and train: sequence packing that proves what it did.
+
+    \b
+    Example:
+      packtrain run examples/demo.yaml
+    """
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(levelname).1s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+
+
+def main(args: list[str] | None = None) -> None:
+    """Entry point; turns every expected failure into one line, a hint and an exit code."""
+    arguments = sys.argv[1:] if args is None else args
+    try:
+        code = app.main(args=arguments, prog_name="packtrain", standalone_mode=False)
+        raise SystemExit(code if isinstance(code, int) else 0)
+    except PacktrainError as error:
+        _fail(error.message, error.hint, error.exit_code, "--json" in arguments)
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        hint = f"{context.command_path} --help" if context is not None else "packtrain --help"
+        _fail(error.format_message(), f"see `{hint}`", 2, "--json" in arguments)
+    except (KeyboardInterrupt, click.Abort):
+        _fail("stopped", "run the same command again: it goes on where it was", 130, False)
+    except BrokenPipeError:
+        raise SystemExit(0) from None
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}", "check the path, its permissions and free space", 2, False)
+
+
+def _fail(message: str, hint: str | None, code: int, as_json: bool) -> None:
+    line = " ".join(str(message).split())
+    if as_json:
+        click.echo(json.dumps({"error": line, "hint": hint, "exit_code": code}))
+    click.echo(f"packtrain: {line}", err=True)
+    if hint:
+        click.echo(f"  hint: {' '.join(hint.split())}", err=True)
+    raise SystemExit(code)
+
+
+def emit(value: dict[str, Any]) -> None:
+    """One JSON object on standard output, for machines."""
+    click.echo(json.dumps(value, sort_keys=True, default=str))
+
+
+@contextlib.contextmanager
+def progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A callback (done, total): a bar with rate and ETA on a terminal, a line every 10 s elsewhere."""
+    if quiet:
+        yield lambda done, total: None
+        return
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(label, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        return
+    started = last = time.monotonic()
+
+    def line(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= 10 and done:
+            last = now
+            eta = (now - started) * (total - done) / done
+            click.echo(f"{label}: {done:,} of {total:,}, {eta:,.0f} s left", err=True)
+
+    yield line
