@@ -1,0 +1,204 @@
+"""What packtrain must know about a model family, in one value per family.
+
+A family groups the models that share three things: how media become tokens and tensors, the shape
+of their positions, and what may be handed to them so that packed samples stay apart. Every other
+part (template, collator, proof) asks here instead of naming a model.
+
+How boundaries reach attention, measured on transformers 5.24:
+
+- `sdpa`, `eager` and `flex_attention` build a block mask from *restarting text positions*, and only
+  while there is no `attention_mask` (even one full of ones) and no cache. `cu_seq_lens_*` are
+  ignored there, so they are not sent.
+- flash attention takes `cu_seq_lens_*` for text models. Vision-language models forward every
+  keyword to their vision tower, which has its own `cu_seq_lens`: there the restarting text row of
+  four-row positions is the only way.
+- `varlen` (our own function) takes `pack_cu` and `pack_max`, names no tower uses.
+
+Trade-off: model types are listed, not guessed. An unknown type is refused until someone names a
+family for it, because a wrong guess leaks between samples without any sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import IsolationError, UnknownNameError
+from ..extend import lookup, names
+
+__all__ = [
+    "BACKENDS",
+    "FLASH_KWARGS",
+    "MASK_KEYS",
+    "STATEFUL_MODEL_TYPES",
+    "VARLEN_KWARGS",
+    "Family",
+    "families",
+    "family_of",
+]
+
+#: Attention backends whose behaviour is known.
+BACKENDS = (
+    "eager",
+    "flash_attention_2",
+    "flash_attention_3",
+    "flash_attention_4",
+    "flex_attention",
+    "sdpa",
+    "varlen",
+)
+
+#: Boundary keywords of the flash attention path.
+FLASH_KWARGS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+
+#: Boundary keywords of packtrain's own variable-length attention function.
+VARLEN_KWARGS = ("pack_cu", "pack_max")
+
+#: Keys that may never be in a packed batch: any 2-D mask switches packed detection off.
+MASK_KEYS = ("attention_mask",)
+
+#: Model types with convolution or recurrent layers: state crosses samples whatever the mask is.
+STATEFUL_MODEL_TYPES = (
+    "bamba",
+    "falcon_h1",
+    "falcon_mamba",
+    "granitemoehybrid",
+    "jamba",
+    "kimi_linear",
+    "lfm2",
+    "lfm2_moe",
+    "lfm2_vl",
+    "mamba",
+    "mamba2",
+    "minimax",
+    "nemotron_h",
+    "olmo_hybrid",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen3_next",
+    "recurrent_gemma",
+    "rwkv",
+    "xlstm",
+    "zamba",
+    "zamba2",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One model family. Plain data: picklable, comparable, no torch.
+
+    Attributes:
+        name: option name, equal to the module's file name.
+        model_types: values of `config.model_type` that belong to the family.
+        processor_classes: class names of the Hugging Face processors that belong to it.
+        modalities: media it takes besides text, for example `("image",)`.
+        position_rows: 1 = `position_ids` int64[T]; 3 = mRoPE int64[3,T] (time, height, width).
+        media_keys: media tensors of an encoded sample -> how a collator joins them
+            (`"cat0"`: concatenated along dimension 0 in sample order).
+        image_token: placeholder of one image in the rendered text (a processor's own
+            `image_token` has precedence), or None.
+        video_token: placeholder of one video, or None.
+        boundary_kwargs: backend -> keywords that carry boundaries into the model. A backend that is
+            absent takes none: its boundaries are the restarting text positions.
+        position_backends: backends on which restarting text positions alone isolate samples.
+        refused: backend -> why this family cannot run packed on it.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    processor_classes: tuple[str, ...] = ()
+    modalities: tuple[str, ...] = ()
+    position_rows: int = 1
+    media_keys: Mapping[str, str] = field(default_factory=dict, hash=False)
+    image_token: str | None = None
+    video_token: str | None = None
+    boundary_kwargs: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    position_backends: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def packed_position_rows(self) -> int:
+        """Rows of `position_ids` in a packed batch: mRoPE gets the restarting text row in front."""
+        return 1 if self.position_rows == 1 else self.position_rows + 1
+
+    def allowed_kwargs(self, backend: str) -> tuple[str, ...]:
+        """Boundary keywords a packed batch may hand to the model on `backend`.
+
+        Raises:
+            IsolationError: the family cannot run packed on this backend.
+            UnknownNameError: no such backend.
+        """
+        if backend not in BACKENDS:
+            raise UnknownNameError("attention backend", backend, BACKENDS)
+        if backend in self.refused:
+            raise IsolationError(
+                f"{self.name} cannot run packed on {backend}: {self.refused[backend]}",
+                hint=f"use one of {', '.join(b for b in BACKENDS if b not in self.refused)}",
+            )
+        return tuple(self.boundary_kwargs.get(backend, ()))
+
+    def forbidden_kwargs(self, backend: str) -> tuple[str, ...]:
+        """Boundary and mask keywords that must not reach the model on `backend`."""
+        allowed = self.allowed_kwargs(backend)
+        return (*MASK_KEYS, *(key for key in FLASH_KWARGS + VARLEN_KWARGS if key not in allowed))
+
+    def isolates_by_positions(self, backend: str) -> bool:
+        """True where restarting text positions (no mask, no cache) keep samples apart."""
+        return backend in self.position_backends
+
+
+def families() -> list[Family]:
+    """Every known family, by name."""
+    return [lookup("families", name).FAMILY for name in names("families")]
+
+
+def family_of(
+    model_type: str | None = None, processor: Any = None, *, name: str | None = None
+) -> Family:
+    """The family of a model type, a processor or tokenizer object, or an option name.
+
+    Args:
+        model_type: `config.model_type` of a Hugging Face model.
+        processor: a loaded processor, or a tokenizer (which makes a text family).
+        name: option name of a family; has precedence.
+
+    Raises:
+        IsolationError: the model carries state from sample to sample, so it cannot be packed.
+        UnknownNameError: no family lists it.
+    """
+    if name is not None:
+        family: Family = lookup("families", name).FAMILY
+        return family
+    known = families()
+    if model_type is not None:
+        return _by_model_type(model_type, known)
+    if processor is None:
+        raise UnknownNameError("family", "", [family.name for family in known])
+    kind = type(processor).__name__
+    for family in known:
+        if kind in family.processor_classes:
+            return family
+    if hasattr(processor, "convert_tokens_to_ids") and not hasattr(processor, "tokenizer"):
+        return family_of(name="text")
+    error = UnknownNameError("processor class", kind, [c for f in known for c in f.processor_classes])
+    error.hint = f"packtrain has families {', '.join(f.name for f in known)}; pass family= if one fits"
+    raise error
+
+
+def _by_model_type(model_type: str, known: list[Family]) -> Family:
+    if model_type in STATEFUL_MODEL_TYPES:
+        raise IsolationError(
+            f"model type {model_type!r} has recurrent or convolution layers whose state runs from one "
+            "packed sample into the next",
+            hint="train it unpacked, or choose a model with attention layers only",
+        )
+    for family in known:
+        if model_type in family.model_types:
+            return family
+    error = UnknownNameError("model type", model_type, [t for f in known for t in f.model_types])
+    error.hint = f"{error.hint}; pass family='text' if it is a plain causal language model"
+    raise error
