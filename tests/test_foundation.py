@@ -1,0 +1,80 @@
+"""Errors travel and explain themselves; names are found; rank and size are resolved in order."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import pytest
+
+from packtrain import errors, extend, world
+from packtrain.errors import InputError, SampleError, UnknownNameError
+
+
+def every_error() -> list[type[errors.PacktrainError]]:
+    return [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.PacktrainError)]
+
+
+def test_the_tree_in_the_docstring_is_the_tree() -> None:
+    for kind in every_error():
+        assert kind.__name__ in errors.__doc__ and kind.__name__ in errors.__all__
+
+
+def test_exit_codes() -> None:
+    assert {c.exit_code for c in every_error() if issubclass(c, InputError)} == {2}
+    assert {c.exit_code for c in every_error() if issubclass(c, errors.LawError)} == {1}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InputError("what", hint="do"),
+        SampleError("missing_media", "a.jpg", hint="look"),
+        UnknownNameError("packer", "bdf", ["bfd", "ffd"]),
+        errors.MissingExtraError("torch", "train"),
+    ],
+)
+def test_errors_cross_process_borders(error: errors.PacktrainError) -> None:
+    for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(twin) is type(error) and str(twin) == str(error) and twin.__dict__ == error.__dict__
+        assert twin.args == (error.message,)
+
+
+def test_unknown_names_get_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="unknown packer 'bdf'.*did you mean 'bfd'"):
+        extend.lookup("packers", "bdf")
+    with pytest.raises(UnknownNameError, match=r"unknown packer '_kernels'"):
+        extend.lookup("packers", "_kernels")
+    with pytest.raises(UnknownNameError):
+        extend.lookup("packers", "os.path")
+    with pytest.raises(InputError, match="no plug-ins of kind"):
+        extend.lookup("gizmos", "x")
+
+
+@pytest.mark.parametrize("kind", sorted(extend.HOOKS))
+def test_every_listed_name_can_be_looked_up(kind: str) -> None:
+    listed = extend.names(kind)
+    assert listed == sorted(listed)
+    for name in listed:
+        assert hasattr(extend.lookup(kind, name), extend.HOOKS[kind])
+
+
+def test_measured_is_an_int_that_travels() -> None:
+    twin = pickle.loads(pickle.dumps(extend.Measured(195, images=2)))
+    assert twin == 195 and isinstance(twin, int) and twin.costs == {"images": 2}
+
+
+def test_world_resolves_argument_then_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert world.world() == world.World(rank=0, size=1)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert world.world() == world.World(rank=3, size=8)
+    assert world.world(rank=1, size=2) == world.World(rank=1, size=2)
+    monkeypatch.setenv("RANK", "x")
+    with pytest.raises(InputError, match="RANK='x' is not an integer"):
+        world.world()
+    with pytest.raises(InputError, match="not a position"):
+        world.World(rank=2, size=2)
