@@ -1,0 +1,251 @@
+"""Which fields a sample may carry, on which axis, and how each is read.
+
+Nothing is guessed by shape: a field is a per-token field because it is declared here (or through
+`PaddingFreeCollator(token_fields=…)`), a media field because its family declares it, or a per-sample
+value. Anything else is an error that names the sample and the field: a per-token field that travels
+unpadded or unshifted is wrong training without a sign.
+
+    kind          fields                                  axis           padded with
+    per token     input_ids labels loss_scale             the only one   `TOKEN_FIELDS`
+                  token_type_ids mm_token_type_ids
+    positions     position_ids [T], [3,T] or [4,T]        the last       0, 1, 2, … of the pad segment
+    media         the family's `media_keys`               the first      never
+    per sample    sample_id source channel weight length  none           -
+
+Values may be torch tensors, numpy arrays or lists. The caller's values are never written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import InputError, nearest
+from ..families import Family, families
+
+__all__ = [
+    "IGNORE",
+    "MEDIA_RULES",
+    "SAMPLE_FIELDS",
+    "TOKEN_FIELDS",
+    "Segment",
+    "media_rules",
+    "mrope_keys",
+    "read_sample",
+]
+
+#: Label of a token that is not trained.
+IGNORE = -100
+
+#: Per-token fields and the value of a pad token; an int pads int64, a float pads float32.
+TOKEN_FIELDS: dict[str, int | float] = {
+    "input_ids": 0,
+    "labels": IGNORE,
+    "loss_scale": 0.0,
+    "token_type_ids": 0,
+    "mm_token_type_ids": 0,
+}
+
+#: Per-sample values: they never become a model input.
+SAMPLE_FIELDS = frozenset({"sample_id", "source", "channel", "weight", "length", "filler", "stand_in"})
+
+#: Joining rules a family may declare for a media key.
+MEDIA_RULES = frozenset({"cat0"})
+
+_HINT_FIELD = "declare it with PaddingFreeCollator(token_fields={name: pad value}), or leave it out"
+
+
+@dataclass
+class Segment:
+    """One sample as it enters the row: T tokens, its positions and its media.
+
+    Attributes:
+        sample_id: id of the sample; None for a filler.
+        tokens: field -> tensor [T].
+        positions: int64 [1,T] (text) or [3,T] (t, h, w), or None when the sample carries none.
+        media: key -> tensor with at least one row.
+        weightless: a filler or a stand-in: optional token fields are padded, never missing.
+    """
+
+    sample_id: Any
+    where: str
+    length: int
+    tokens: dict[str, torch.Tensor]
+    positions: torch.Tensor | None = None
+    media: dict[str, torch.Tensor] = field(default_factory=dict)
+    weightless: bool = False
+
+
+def media_rules(family: Family | None) -> dict[str, str]:
+    """Media key -> joining rule, of one family or (None) of all known families together."""
+    rules: dict[str, str] = {}
+    for one in [family] if family is not None else families():
+        for key, rule in one.media_keys.items():
+            if rule not in MEDIA_RULES:
+                raise InputError(
+                    f"family {one.name} declares the unknown rule {rule!r} for {key}",
+                    hint=f"rules: {', '.join(sorted(MEDIA_RULES))}",
+                )
+            if rules.setdefault(key, rule) != rule:
+                raise InputError(
+                    f"families disagree on how {key} is joined", hint="pass the model to the collator"
+                )
+    return rules
+
+
+def mrope_keys(family: Family | None) -> frozenset[str]:
+    """Media keys whose samples need three position rows."""
+    chosen = [family] if family is not None else families()
+    return frozenset(key for one in chosen if one.position_rows == 3 for key in one.media_keys)
+
+
+def read_sample(
+    sample: Mapping[str, Any],
+    where: str,
+    *,
+    token_fields: Mapping[str, int | float],
+    media: Mapping[str, str],
+) -> Segment:
+    """Check one encoded sample against the declared fields.
+
+    Raises:
+        InputError: a field is missing, undeclared, of another length, or not of the declared type.
+    """
+    if not isinstance(sample, Mapping):
+        raise InputError(
+            f"{where} is a {type(sample).__name__}, not a mapping of fields",
+            hint="a pack is a list of encoded samples",
+        )
+    sample_id = sample.get("sample_id")
+    where = where if sample_id is None else f"sample {sample_id}"
+    for required in ("input_ids", "labels"):
+        if sample.get(required) is None and not (required == "labels" and _weightless(sample)):
+            raise InputError(f"{where} has no {required}", hint="encode the sample with its template first")
+    input_ids = _token_values("input_ids", sample["input_ids"], 0, where)
+    length = int(input_ids.shape[0])
+    if length == 0:
+        raise InputError(
+            f"{where} has no tokens", hint="an empty sample belongs to the ledger, never to a pack"
+        )
+    segment = Segment(
+        sample_id, where, length, {"input_ids": input_ids}, None, weightless=_weightless(sample)
+    )
+    for name, value in sample.items():
+        if value is None or name == "input_ids":
+            continue
+        if name in token_fields:
+            values = _token_values(name, value, token_fields[name], where)
+            _check_length(name, int(values.shape[0]), length, where)
+            segment.tokens[name] = values
+        elif name == "position_ids":
+            segment.positions = _positions(value, length, where)
+        elif name in media:
+            tensor = _media(name, value, where)
+            if tensor.shape[0]:
+                segment.media[name] = tensor
+        elif name == "attention_mask":
+            _full_mask(value, where)
+        elif name not in SAMPLE_FIELDS:
+            _undeclared(name, value, length, where, [*token_fields, *media, *SAMPLE_FIELDS])
+    if sample.get("length") is not None and int(sample["length"]) != length:
+        raise InputError(f"{where} says length {sample['length']} but has {length} input_ids")
+    return segment
+
+
+def _weightless(sample: Mapping[str, Any]) -> bool:
+    return bool(sample.get("filler") or sample.get("stand_in"))
+
+
+def _token_values(name: str, value: Any, pad: int | float, where: str) -> torch.Tensor:
+    """A per-token field as int64 or float32 [T]; a leading axis of 1 is dropped."""
+    tensor = _tensor(name, value, where)
+    if tensor.ndim == 2 and tensor.shape[0] == 1:
+        tensor = tensor[0]
+    if tensor.ndim != 1:
+        raise InputError(f"{where}: {name} has shape {list(tensor.shape)}, expected [tokens]")
+    if isinstance(pad, float):
+        return tensor.to(torch.float32)
+    if tensor.numel() and (tensor.is_floating_point() or tensor.dtype is torch.bool):
+        raise InputError(f"{where}: {name} holds {tensor.dtype} values, expected integers")
+    return tensor.to(torch.int64)
+
+
+def _positions(value: Any, length: int, where: str) -> torch.Tensor:
+    """Positions as int64 [1,T] or [3,T]. The layout is declared by the number of axes, never guessed."""
+    tensor = _tensor("position_ids", value, where)
+    shape = list(tensor.shape)
+    if tensor.ndim == 1:
+        tensor = tensor[None]
+    elif tensor.ndim == 3 and tensor.shape[1] == 1:
+        tensor = tensor[:, 0]
+    if tensor.ndim != 2 or tensor.shape[0] not in (1, 3, 4) or tensor.is_floating_point():
+        raise InputError(
+            f"{where}: position_ids have shape {shape} and type {tensor.dtype}",
+            hint="give integers [tokens] or [3,tokens], made for the sample alone",
+        )
+    _check_length("position_ids", int(tensor.shape[1]), length, where)
+    tensor = tensor.to(torch.int64)
+    text = tensor[0] if tensor.shape[0] in (1, 4) else None
+    if text is not None and length > 1 and not bool((text[1:] - text[:-1] == 1).all()):
+        at = int((text[1:] - text[:-1] != 1).nonzero()[0, 0]) + 1
+        raise InputError(
+            f"{where}: text positions go from {int(text[at - 1])} to {int(text[at])} at token {at}",
+            hint="an already packed row loses its boundaries here; hand over its samples one by one",
+        )
+    return tensor[1:] if tensor.shape[0] == 4 else tensor
+
+
+def _media(name: str, value: Any, where: str) -> torch.Tensor:
+    tensor = _tensor(name, value, where)
+    if tensor.ndim == 0:
+        raise InputError(f"{where}: {name} is a single value, expected rows")
+    return tensor
+
+
+def _full_mask(value: Any, where: str) -> None:
+    """An attention mask of ones says nothing and is left out; zeros mean padding inside a sample."""
+    tensor = _tensor("attention_mask", value, where)
+    if not bool((tensor != 0).all()):
+        raise InputError(
+            f"{where}: attention_mask has zeros, so the sample carries padding",
+            hint="encode samples without padding; the collator needs no attention_mask",
+        )
+
+
+def _check_length(name: str, found: int, length: int, where: str) -> None:
+    if found != length:
+        raise InputError(f"{where}: {name} has {found} values for {length} input_ids")
+
+
+def _undeclared(name: str, value: Any, length: int, where: str, known: list[str]) -> None:
+    size = getattr(value, "shape", None)
+    last = int(size[-1]) if size is not None and len(size) else None
+    if last is None and isinstance(value, (list, tuple)):
+        last = len(value)
+    kind = f"of {last} values, one per token" if last == length else f"of type {type(value).__name__}"
+    close = nearest(name, known)
+    hint = f"did you mean {close!r}? Else {_HINT_FIELD}" if close else _HINT_FIELD
+    raise InputError(f"{where}: undeclared field {name!r} {kind}", hint=hint)
+
+
+def _tensor(name: str, value: Any, where: str) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InputError(f"{where}: {name} is not an array: {error}") from None
+    if array.dtype.kind not in "iufb":
+        if array.size == 0:
+            array = array.astype(np.int64)
+        else:
+            raise InputError(f"{where}: {name} holds {array.dtype} values, expected numbers")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()  # torch refuses or warns; the copy also keeps a read-only map untouched
+    return torch.from_numpy(array)

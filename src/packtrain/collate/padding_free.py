@@ -1,0 +1,290 @@
+"""PaddingFreeCollator: packs -> one row without padding, boundaries as data.
+
+    batch = PaddingFreeCollator(model)([pack, …]);  model(**batch)
+
+All samples of all packs of a call are laid end to end in one row [1,T], in linear time. The row
+holds `input_ids`, `labels` (the first label of every segment is -100, so no target crosses a
+boundary), `position_ids`, the boundary arguments this model may get, `use_cache=False`, and the
+family's media tensors in placeholder order (absent when there are none). It never holds an
+`attention_mask`: transformers switches packed detection off for any 2-D mask, even all ones.
+
+Positions are those of each sample alone: [1,T] for text families; [4,1,T] for mRoPE families, the
+restarting text row first, then t, h, w. The text row is asserted to restart at every boundary, since
+sdpa and eager derive their block mask from it alone.
+
+A pad tail (`pad_to_length`, `pad_multiple`) is exactly one further segment: pad ids, labels -100,
+positions 0, 1, 2, …; boundaries are computed after it. Context parallelism (padding inside every
+segment) is refused until its layout is supported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import InputError
+from ..families import Family
+from .boundaries import choose_kwargs, family_for
+from .fields import IGNORE, TOKEN_FIELDS, Segment, media_rules, mrope_keys, read_sample
+from .media import join_media, placeholders_of
+
+__all__ = ["PackBatch", "PaddingFreeCollator", "filler_pack"]
+
+#: Segment source of a tail or filler: it belongs to no sample.
+NO_SAMPLE = -1
+
+
+class PackBatch(dict[str, Any]):
+    """A batch for `model(**batch)` that also carries its boundaries as attributes.
+
+    Attributes:
+        lengths: tokens of every segment in row order, the tail included; they sum to T.
+        sample_ids: ids of the samples in row order; fillers and the tail have none.
+        segment_sources: per segment the position in `sample_ids` it belongs to, -1 for none.
+        tail: tokens of the pad tail, 0 without one (then it is the last segment).
+        filler: True when the row holds no sample at all.
+    """
+
+    lengths: tuple[int, ...] = ()
+    sample_ids: tuple[Any, ...] = ()
+    segment_sources: tuple[int, ...] = ()
+    tail: int = 0
+    filler: bool = False
+
+    @property
+    def cu_seq_lens(self) -> torch.Tensor:
+        """int32 [segments + 1]: 0, then the running sum of `lengths`."""
+        return _offsets(self.lengths)
+
+    def with_values(self, values: Mapping[str, Any]) -> PackBatch:
+        """Other values (moved to a device, for example), the same boundaries."""
+        moved = PackBatch(values)
+        moved.__dict__.update(self.__dict__)
+        return moved
+
+
+def filler_pack(pad_token_id: int = 0) -> list[dict[str, Any]]:
+    """The pack that keeps a rank in step: one segment of one pad token, not trained, no sample."""
+    return [{"input_ids": [pad_token_id], "labels": [IGNORE], "filler": True}]
+
+
+class PaddingFreeCollator:
+    """Joins packs into one row. Picklable: it keeps facts about the model, never the model.
+
+    Args:
+        model: what will consume the batch: a transformers model, its config or `model_type`. It
+            decides position rows and boundary arguments. None: every flash argument is given, and a row
+            gets mRoPE positions when one of its samples has them, so pass the model for Qwen-VL.
+        pad_to_length: pad the row to exactly this length; a longer row is an error.
+        pad_multiple: pad the row up to a multiple of this.
+        context_parallel: size of the context-parallel group; only 1 is supported.
+        boundary_kwargs: "auto", or the names to put into the batch (`cu_seq_lens_q`,
+            `cu_seq_lens_k`, `max_length_q`, `max_length_k`, `seq_idx`).
+        pad_token_id: id of pad tokens.
+        token_fields: further per-token fields: name -> pad value (an int pads int64, a float float32).
+
+    Raises:
+        InputError: a sample breaks a rule of `collate.fields`, or a row is longer than `pad_to_length`.
+        IsolationError: a wanted boundary argument breaks this model on its backend.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        pad_to_length: int | None = None,
+        pad_multiple: int | None = None,
+        context_parallel: int = 1,
+        boundary_kwargs: str | Iterable[str] = "auto",
+        *,
+        pad_token_id: int = 0,
+        token_fields: Mapping[str, int | float] | None = None,
+    ) -> None:
+        _check_padding(pad_to_length, pad_multiple, context_parallel)
+        self.pad_to_length = pad_to_length
+        self.pad_multiple = pad_multiple
+        self.pad_token_id = pad_token_id
+        self.token_fields = {**TOKEN_FIELDS, **(token_fields or {}), "input_ids": pad_token_id}
+        self.family: Family | None = family_for(model)
+        self.boundary_kwargs = choose_kwargs(boundary_kwargs, model)
+        self._media = media_rules(self.family)
+        self._mrope = mrope_keys(self.family)
+        self._placeholders = placeholders_of(model)
+
+    def __call__(self, packs: Sequence[Any]) -> PackBatch:
+        """One row of all samples of `packs` (a list of packs; a flat list of samples is one pack)."""
+        segments = self._read(packs)
+        self._same_fields(segments)
+        tail = self._tail(sum(segment.length for segment in segments))
+        lengths = tuple(segment.length for segment in segments) + ((tail,) if tail else ())
+        batch = PackBatch(self._tokens(segments, tail))
+        starts = _offsets(lengths)[:-1].long()
+        batch["labels"][0, starts] = IGNORE
+        batch["position_ids"] = self._positions(segments, tail)
+        batch.update(self._boundaries(lengths))
+        batch["use_cache"] = False
+        batch.update(join_media(segments, self._media, self._placeholders))
+        batch.lengths = lengths
+        batch.tail = tail
+        batch.filler = all(segment.sample_id is None and segment.weightless for segment in segments)
+        batch.sample_ids, batch.segment_sources = _sources(segments, tail)
+        return batch
+
+    def _read(self, packs: Sequence[Any]) -> list[Segment]:
+        if isinstance(packs, Mapping) or not len(packs):
+            raise InputError("the collator got no packs", hint="pass a non-empty list of packs")
+        if isinstance(packs[0], Mapping):
+            packs = [packs]
+        segments = []
+        for number, pack in enumerate(packs):
+            if isinstance(pack, Mapping) or not len(pack):
+                raise InputError(
+                    f"pack {number} of the call holds no samples", hint="a pack is a list of samples"
+                )
+            for member, sample in enumerate(pack):
+                where = f"member {member} of pack {number} of the call"
+                segments.append(read_sample(sample, where, token_fields=self.token_fields, media=self._media))
+        return segments
+
+    def _same_fields(self, segments: list[Segment]) -> None:
+        """A per-token field or explicit positions in one member must be in all of them."""
+        full = [segment for segment in segments if not segment.weightless]
+        present: dict[str, None] = {}
+        for segment in full:
+            present.update(dict.fromkeys(segment.tokens))
+        for segment in full:
+            for name in present:
+                if name not in segment.tokens:
+                    other = next(s.where for s in full if name in s.tokens)
+                    raise InputError(
+                        f"{segment.where} has no {name}, but {other} in the same row has",
+                        hint="give the field to every sample, or to none",
+                    )
+        placed = [segment for segment in full if segment.positions is not None]
+        if placed and len(placed) < len(full):
+            lacking = next(segment for segment in full if segment.positions is None)
+            raise InputError(
+                f"{lacking.where} has no position_ids, but {placed[0].where} in the same row has",
+                hint="give position_ids to every sample, or to none",
+            )
+
+    def _tail(self, tokens: int) -> int:
+        if self.pad_to_length is not None:
+            if tokens > self.pad_to_length:
+                raise InputError(
+                    f"a row of {tokens} tokens is longer than pad_to_length {self.pad_to_length}",
+                    hint="plan with pack_length <= pad_to_length, drop long samples, or raise it",
+                )
+            return self.pad_to_length - tokens
+        if self.pad_multiple is not None:
+            return -tokens % self.pad_multiple
+        return 0
+
+    def _tokens(self, segments: list[Segment], tail: int) -> dict[str, torch.Tensor]:
+        names = dict.fromkeys(name for segment in segments for name in segment.tokens)
+        names.setdefault("labels")
+        row = {}
+        for name in names:
+            pad = self.token_fields[name]
+            parts = [
+                segment.tokens[name] if name in segment.tokens else _full(segment.length, pad)
+                for segment in segments
+            ]
+            row[name] = torch.cat([*parts, _full(tail, pad)] if tail else parts)[None]
+        return row
+
+    def _positions(self, segments: list[Segment], tail: int) -> torch.Tensor:
+        """int64 [1,T], or [4,1,T] for mRoPE."""
+        rows = self._position_rows(segments)
+        parts, end, before = [], None, ""
+        for segment in segments:
+            own = _own_positions(segment, rows)
+            first = int(own[0, 0])
+            if end is not None and first == end + 1:
+                raise InputError(
+                    f"positions of {segment.where} start at {first}, right after those of {before}",
+                    hint="positions restart in every sample; otherwise transformers joins the two samples",
+                )
+            end, before = int(own[0, -1]), segment.where
+            parts.append(own)
+        if tail:
+            parts.append(torch.arange(tail).expand(parts[0].shape[0], -1))
+        row = torch.cat(parts, dim=1)
+        return row if rows == 1 else row[:, None]
+
+    def _position_rows(self, segments: list[Segment]) -> int:
+        """1 or 3, declared by the family; without one, 3 as soon as a sample has three rows."""
+        given = [1 if s.positions is None else int(s.positions.shape[0]) for s in segments]
+        rows = self.family.position_rows if self.family is not None else max(given)
+        for segment, own in zip(segments, given, strict=True):
+            if own > rows:
+                raise InputError(
+                    f"{segment.where} has {own} position rows, the model takes 1",
+                    hint="encode samples with the template of the model that trains",
+                )
+            if own < 3 and not self._mrope.isdisjoint(segment.media):
+                raise InputError(
+                    f"{segment.where} has media but no t, h, w positions, which its family needs",
+                    hint="give position_ids [3,tokens] of the sample alone (the template makes them)",
+                )
+        return rows
+
+    def _boundaries(self, lengths: tuple[int, ...]) -> dict[str, Any]:
+        offsets, longest = _offsets(lengths), max(lengths)
+        every = {
+            "cu_seq_lens_q": offsets,
+            "cu_seq_lens_k": offsets.clone(),
+            "max_length_q": longest,
+            "max_length_k": longest,
+        }
+        if "seq_idx" in self.boundary_kwargs:
+            numbers = torch.arange(len(lengths), dtype=torch.int32)
+            every["seq_idx"] = numbers.repeat_interleave(torch.tensor(lengths))[None]
+        return {name: every[name] for name in self.boundary_kwargs}
+
+
+def _own_positions(segment: Segment, rows: int) -> torch.Tensor:
+    """[1,T], or [4,T]: the text row in front of the sample's own t, h, w."""
+    given = segment.positions
+    if rows == 1:
+        return torch.arange(segment.length)[None] if given is None else given
+    text = torch.arange(segment.length)[None]
+    if given is None or given.shape[0] == 1:
+        given = (text if given is None else given).expand(3, -1)
+    return torch.cat([text, given])
+
+
+def _full(length: int, value: int | float) -> torch.Tensor:
+    return torch.full((length,), value, dtype=torch.float32 if isinstance(value, float) else torch.int64)
+
+
+def _offsets(lengths: Sequence[int]) -> torch.Tensor:
+    total = torch.zeros(len(lengths) + 1, dtype=torch.int32)
+    total[1:] = torch.tensor(list(lengths), dtype=torch.int64).cumsum(0)
+    return total
+
+
+def _sources(segments: list[Segment], tail: int) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    ids: list[Any] = []
+    sources: list[int] = []
+    for segment in segments:
+        if segment.weightless and segment.sample_id is None:
+            sources.append(NO_SAMPLE)
+        else:
+            sources.append(len(ids))
+            ids.append(segment.sample_id)
+    return tuple(ids), tuple(sources + ([NO_SAMPLE] if tail else []))
+
+
+def _check_padding(to_length: int | None, multiple: int | None, context_parallel: int) -> None:
+    for name, value in (("pad_to_length", to_length), ("pad_multiple", multiple)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InputError(f"{name} is {value!r}, expected an integer >= 1")
+    if to_length is not None and multiple is not None and to_length % multiple:
+        raise InputError(f"pad_to_length {to_length} is not a multiple of pad_multiple {multiple}")
+    if context_parallel != 1:
+        raise InputError(
+            f"context_parallel {context_parallel} is not supported: only 1 is",
+            hint="leave context_parallel at 1; padding inside segments changes what a plan must count",
+        )
