@@ -1,1 +1,22 @@
 """packtrain: sequence packing for (multimodal) LLM training, measured, planned once, proven."""
+
+from .errors import PacktrainError, SampleError
+from .planning.align import AlignedPlan
+from .planning.build import plan
+from .planning.ledger import Ledger
+from .planning.lengths import Lengths
+from .planning.packplan import PackPlan
+from .planning.spec import PlanSpec
+from .version import __version__
+
+__all__ = [
+    "AlignedPlan",
+    "Ledger",
+    "Lengths",
+    "PackPlan",
+    "PacktrainError",
+    "PlanSpec",
+    "SampleError",
+    "__version__",
+    "plan",
+]

@@ -99,6 +99,7 @@ class Patterns:
     offsets: I64  # int64[G+1], first 0
     size: I64  # int64[K] cost of the class
     number: I64  # int64[K] >= 1
+    notes: Mapping[str, Any] = field(default_factory=dict)  # plain JSON kept in the plan: `chosen`, …
 
 
 class Packer(Protocol):

@@ -1,0 +1,69 @@
+"""Compiled kernels that are optional: numba is imported at the first call of a kernel, never before.
+
+A kernel is a plain module-level function on numpy arrays and integers. `use_jit(n)` says whether the
+compiled form is worth its start-up; every caller has a plain twin that gives the same bytes. The
+compiled code is cached on disk by numba; a cache that cannot be written or read only costs time.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ..world import jit_allowed
+
+__all__ = ["DENSE_LIMIT", "PLAIN_LIMIT", "Kernel", "kernel", "use_jit"]
+
+logger = logging.getLogger(__name__)
+
+#: Up to this many samples the plain path is used, so that no start-up of the compiler is paid.
+PLAIN_LIMIT = 50_000
+
+#: Above this capacity classes are sparse: no array of the size of the capacity is made.
+DENSE_LIMIT = 1 << 22
+
+
+def use_jit(n: int) -> bool:
+    """Whether n samples are planned by compiled kernels."""
+    return n > PLAIN_LIMIT and jit_allowed()
+
+
+class Kernel:
+    """A function compiled at its first call."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.plain = function
+        self._compiled: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self._compiled is None:
+            self._compiled = _compile(self.plain, cache=True)
+        try:
+            return self._compiled(*args)
+        except (OSError, EOFError, ValueError, AttributeError, ImportError, KeyError) as error:
+            # Kernels raise none of these: the cache on disk is unreadable, torn or full.
+            logger.info(
+                "numba cache of %s is not usable (%s); compiling in memory", self.plain.__name__, error
+            )
+            self._compiled = _compile(self.plain, cache=False)
+            return self._compiled(*args)
+
+
+def kernel(function: Callable[..., Any]) -> Kernel:
+    """Mark a function as a kernel."""
+    return Kernel(function)
+
+
+def _compile(function: Callable[..., Any], *, cache: bool) -> Callable[..., Any]:
+    import numba
+
+    options = {"nogil": True, "boundscheck": False}
+    if cache:
+        try:
+            return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
+        except (RuntimeError, OSError) as error:
+            logger.info("no folder for the numba cache of %s: %s", function.__name__, error)
+    return numba.njit(**options)(function)  # type: ignore[no-any-return]

@@ -1,0 +1,108 @@
+"""bfd: best fit decreasing on the histogram. Its cost does not depend on the number of samples.
+
+From the largest size down: all samples of the size go to the fullest open packs that still take one;
+identical packs are handled as one group. With m packs of room r and k = r // size, a whole group takes k
+samples a pack when there are enough, else it is split into packs that take k, one that takes the rest and
+those that take none. Equal sizes keep filling the same pack, so the number of packs equals that of
+best fit decreasing sample by sample, in O(D log capacity) steps for D distinct sizes.
+Fullest packs win; it never looks ahead: `refine` does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..extend import PackProblem, Patterns
+from ._jit import DENSE_LIMIT, use_jit
+
+__all__ = ["HISTOGRAM", "VERSION", "pack"]
+
+VERSION = 1
+
+#: Reads `sizes` and `counts` only, so the planner need not gather `costs`.
+HISTOGRAM = True
+
+
+def pack(problem: PackProblem) -> Patterns:
+    """Patterns of best fit decreasing."""
+    samples = int(problem.counts.sum())
+    if use_jit(samples) and problem.capacity <= DENSE_LIMIT:
+        return compiled(problem.sizes, problem.counts, problem.capacity)
+    return plain(problem.sizes, problem.counts, problem.capacity)
+
+
+def compiled(sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int) -> Patterns:
+    """The numba path."""
+    from ._kernels import bfd_groups, emit_patterns
+
+    repeat, offsets, size, number = emit_patterns(*bfd_groups(sizes, counts, capacity))
+    return Patterns(repeat=repeat, offsets=offsets, size=size, number=number)
+
+
+def plain(sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int) -> Patterns:
+    """The plain path: a sorted list of the rooms that open packs have, and a stack of groups for each."""
+    groups: list[tuple[int, _Content]] = []  # (repeat, content), repeat 0 = used up
+    rooms: list[int] = []
+    at_room: dict[int, list[int]] = {}
+
+    def add(repeat: int, room: int, content: _Content) -> None:
+        if repeat == 0:
+            return
+        if room > 0:
+            if not at_room.get(room):
+                insort(rooms, room)
+            at_room.setdefault(room, []).append(len(groups))
+        groups.append((repeat, content))
+
+    for size, count in zip(reversed(sizes.tolist()), reversed(counts.tolist()), strict=True):
+        left = count
+        while left > 0:
+            place = bisect_left(rooms, size)
+            if place == len(rooms):
+                k = capacity // size
+                full, rest = divmod(left, k)
+                add(full, capacity - k * size, (size, k, None))
+                add(int(rest > 0), capacity - rest * size, (size, rest, None))
+                break
+            room = rooms[place]
+            group = at_room[room].pop()
+            if not at_room[room]:
+                del rooms[place]
+            repeat, content = groups[group]
+            groups[group] = (0, None)
+            k = room // size
+            if left >= k * repeat:
+                add(repeat, room - k * size, (size, k, content))
+                left -= k * repeat
+                continue
+            full, rest = divmod(left, k)
+            add(full, room - k * size, (size, k, content))
+            add(int(rest > 0), room - rest * size, (size, rest, content))
+            add(repeat - full - int(rest > 0), room, content)
+            break
+    return _flatten(groups)
+
+
+_Content = tuple[int, int, "_Content"] | None  # size, number, what was there before
+
+
+def _flatten(groups: list[tuple[int, _Content]]) -> Patterns:
+    repeats: list[int] = []
+    offsets = [0]
+    size: list[int] = []
+    number: list[int] = []
+    for repeat, content in groups:
+        if repeat == 0:
+            continue
+        node = content
+        while node is not None:
+            size.append(node[0])
+            number.append(node[1])
+            node = node[2]
+        repeats.append(repeat)
+        offsets.append(len(size))
+    as_array = [np.array(values, dtype=np.int64) for values in (repeats, offsets, size, number)]
+    return Patterns(repeat=as_array[0], offsets=as_array[1], size=as_array[2], number=as_array[3])

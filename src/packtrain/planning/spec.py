@@ -1,0 +1,157 @@
+"""PlanSpec: everything besides the lengths that a plan depends on.
+
+A plan is a pure function of (lengths, spec). The spec is written into the plan folder; two plans of
+equal lengths and equal specs are equal byte for byte. Values that have no effect are refused rather
+than ignored.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from .. import extend
+from ..errors import ConfigError, InputError, PlanError, UnknownNameError
+
+__all__ = ["LONG_POLICIES", "PlanSpec"]
+
+LONG_POLICIES = ("single", "drop", "error")
+_LONG_RULES = (">", ">=")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanSpec:
+    """Keyword arguments of `packtrain.plan`, checked.
+
+    Attributes:
+        pack_length: hard cap of a multi-sample pack, in tokens.
+        packer: a file name in `packers/` or an entry point of `packtrain.packers`.
+        long_samples: what becomes of a sample that does not fit: `single` (a pack of its own),
+            `drop` (into the ledger) or `error`; or a mapping limit -> policy, where the limit is
+            `tokens` or a name in `limits` (limits not named: `single`).
+        long_rule: a sample is long when its cost is `>` or `>=` pack_length.
+        limits: further hard caps per pack, cost name -> cap.
+        max_samples: cap on the samples in a pack.
+        multiple_of: every sample is later padded to a multiple of this; the cost is rounded up.
+        seed: shuffles samples of equal cost among their places; None keeps the id order.
+        window: samples that are planned together, for streams and very large n; None = all.
+        samples_per_step: exactly this many samples in each optimizer step.
+        packs_multiple: with samples_per_step, the packs of a step are a multiple of this.
+    """
+
+    pack_length: int
+    packer: str = "auto"
+    long_samples: str | dict[str, str] = "single"
+    long_rule: str = ">"
+    limits: dict[str, int] = field(default_factory=dict)
+    max_samples: int | None = None
+    multiple_of: int = 1
+    seed: int | None = None
+    window: int | None = None
+    samples_per_step: int | None = None
+    packs_multiple: int = 1
+
+    def __post_init__(self) -> None:
+        self._check_integer("pack_length", 1, "the cap of a pack in tokens")
+        if self.pack_length > (1 << 31):
+            raise PlanError(f"pack_length is {self.pack_length}, limit is 2**31")
+        self._check_integer("multiple_of", 1, "1 = no rounding")
+        self._check_integer("packs_multiple", 1, "1 = no rounding")
+        for name in ("max_samples", "window", "samples_per_step"):
+            if getattr(self, name) is not None:
+                self._check_integer(name, 1, "None = no limit")
+        if self.seed is not None:
+            self._check_integer("seed", 0, "None = no shuffle")
+        if self.long_rule not in _LONG_RULES:
+            raise UnknownNameError("long_rule", str(self.long_rule), _LONG_RULES)
+        object.__setattr__(self, "limits", _checked_limits(self.limits))
+        self._check_long_samples()
+        if not isinstance(self.packer, str):
+            raise ConfigError(f"packer is {self.packer!r}, expected a name", hint="for example 'auto'")
+        extend.lookup("packers", self.packer)
+        self._refuse_without_effect()
+
+    def _check_integer(self, name: str, low: int, meaning: str) -> None:
+        object.__setattr__(self, name, _at_least(name, getattr(self, name), low, meaning))
+
+    def _check_long_samples(self) -> None:
+        policies = self.long_samples
+        if isinstance(policies, Mapping):
+            known = ["tokens", *self.limits, *(["samples"] if self.max_samples else [])]
+            for name in policies:
+                if name not in known:
+                    raise UnknownNameError("limit of long_samples", str(name), known)
+            object.__setattr__(self, "long_samples", {name: policies[name] for name in sorted(policies)})
+            values = list(policies.values())
+        else:
+            values = [policies]
+        for value in values:
+            if value not in LONG_POLICIES:
+                raise UnknownNameError("long_samples policy", str(value), LONG_POLICIES)
+
+    def _refuse_without_effect(self) -> None:
+        if self.samples_per_step is not None:
+            raise InputError(
+                f"samples_per_step={self.samples_per_step} is not offered by this version",
+                hint="plan without it and use align(world_size)",
+            )
+        if self.packs_multiple != 1:
+            raise InputError(
+                f"packs_multiple={self.packs_multiple} has no effect without samples_per_step",
+                hint="leave it at 1",
+            )
+        if self.limits or self.max_samples is not None:
+            raise InputError("limits and max_samples are not offered by this version", hint="leave them out")
+        if self.window is not None:
+            raise InputError("window is not offered by this version", hint="leave it out")
+
+    def long_policy(self, limit: str = "tokens") -> str:
+        """Policy for a sample that alone breaks `limit`."""
+        if isinstance(self.long_samples, str):
+            return self.long_samples
+        return self.long_samples.get(limit, "single")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; `from_dict` gives the same spec back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> PlanSpec:
+        """A spec of plain values; unknown keys are refused with the nearest name."""
+        known = [f.name for f in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise UnknownNameError("plan option", name, known)
+        if "pack_length" not in values:
+            raise ConfigError("pack_length is missing", hint="the cap of a pack in tokens, e.g. 8192")
+        return cls(**dict(values))
+
+
+def _at_least(name: str, value: Any, low: int, meaning: str) -> int:
+    try:
+        number = operator.index(value) if not isinstance(value, bool) else None
+    except TypeError:
+        number = None
+    if number is None:
+        raise PlanError(f"{name} is {value!r}, expected an integer >= {low}", hint=meaning)
+    if number < low:
+        raise PlanError(f"{name} is {number}, expected >= {low}", hint=meaning)
+    return number
+
+
+def _checked_limits(limits: object) -> dict[str, int]:
+    if limits is None:
+        return {}
+    if not isinstance(limits, Mapping):
+        raise PlanError(f"limits is {limits!r}, expected a mapping of cost name to cap")
+    out: dict[str, int] = {}
+    for name in sorted(limits, key=str):
+        if name in ("tokens", "samples"):
+            option = "pack_length" if name == "tokens" else "max_samples"
+            raise PlanError(f"limits holds {name!r}", hint=f"use {option}")
+        if not isinstance(name, str):
+            raise PlanError(f"limits holds the name {name!r}, expected a cost name")
+        out[name] = _at_least(f"limits[{name!r}]", limits[name], 0, "cap of the sum over a pack")
+    return out

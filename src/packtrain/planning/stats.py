@@ -1,0 +1,48 @@
+"""Statistics of a plan: one flat dictionary of plain JSON values.
+
+Efficiency = real tokens / slots. A pack has pack_length slots; the pack of a single longer sample has as
+many as the sample takes after rounding, so efficiency never exceeds 1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .packplan import PackPlan
+
+__all__ = ["plan_stats"]
+
+
+def plan_stats(plan: PackPlan) -> dict[str, Any]:
+    """Keys: packs samples read tokens slots padding efficiency samples_per_pack samples_per_pack_max
+    tokens_per_pack_min fill_min dropped dropped_by_reason long_samples bound bound_name gap optimal packer.
+    """
+    packs, samples = len(plan), len(plan.indices)
+    tokens = int(plan.pack_tokens.sum())
+    per_pack = np.diff(plan.offsets)
+    smallest = int(plan.pack_tokens.min()) if packs else 0
+    certificate = plan.certificate
+    return {
+        "packs": packs,
+        "samples": samples,
+        "read": samples + len(plan.ledger),
+        "tokens": tokens,
+        "slots": plan.slots,
+        "padding": plan.slots - tokens,
+        "efficiency": tokens / plan.slots if plan.slots else 0.0,
+        "samples_per_pack": samples / packs if packs else 0.0,
+        "samples_per_pack_max": int(per_pack.max()) if packs else 0,
+        "tokens_per_pack_min": smallest,
+        "fill_min": smallest / plan.spec.pack_length,
+        "dropped": len(plan.ledger),
+        "dropped_by_reason": plan.ledger.counts(),
+        "long_samples": plan.long_samples,
+        "bound": certificate.bound,
+        "bound_name": certificate.name,
+        "gap": certificate.gap,
+        "optimal": certificate.optimal,
+        "packer": str(plan.packer),
+    }

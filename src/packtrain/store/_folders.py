@@ -1,0 +1,81 @@
+"""Reading array folders: a marker that names its arrays, and arrays that are checked against it.
+
+Used by the folders of lengths and plans. Nothing is loaded: arrays are memory maps whose header, type,
+shape and file size are checked, so a torn copy is found without reading it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import files
+from ..errors import ChecksumError, FormatError, InputError
+from ..planning.digests import block_digests
+
+__all__ = ["check_blocks", "describe", "open_array", "read_marker"]
+
+
+def read_marker(folder: Path, name: str, schema: str) -> dict[str, Any]:
+    """The marker of a folder, or FormatError that says what is there instead."""
+    path = folder / name
+    if not folder.is_dir():
+        raise FormatError(f"{folder} is not a folder", hint=f"expected a folder with {name}")
+    if not path.is_file():
+        raise FormatError(
+            f"{folder} holds no {name}",
+            hint="another kind of folder, or its writer was stopped: run it again",
+        )
+    marker = files.read_json(path)
+    found = marker.get("schema") if isinstance(marker, dict) else None
+    if found != schema:
+        raise FormatError(f"{path} has schema {found!r}, this version reads {schema!r}")
+    return dict(marker)
+
+
+def describe(array: NDArray[Any]) -> dict[str, Any]:
+    """What the marker says about an array: type and length."""
+    return {"dtype": np.lib.format.dtype_to_descr(array.dtype), "length": len(array)}
+
+
+def open_array(folder: Path, stem: str, described: Mapping[str, Any]) -> NDArray[Any]:
+    """Memory-map `stem`.npy and check it against its description."""
+    path = folder / f"{stem}.npy"
+    descr = described["dtype"]
+    want = np.dtype(descr if isinstance(descr, str) else [tuple(field) for field in descr])
+    array: NDArray[Any]
+    try:
+        if int(described["length"]) == 0:
+            array = np.load(path, allow_pickle=False)
+        else:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise FormatError(f"{path} is missing", hint="the folder is incomplete; make it again") from None
+    except PermissionError:
+        raise InputError(f"no permission to read {path}") from None
+    except (ValueError, EOFError, OSError) as error:
+        raise FormatError(f"{path} is torn or not an array: {error}", hint="make the folder again") from None
+    if array.dtype != want or array.shape != (int(described["length"]),):
+        raise FormatError(
+            f"{path} holds {array.dtype}{list(array.shape)}, the marker says {want}[{described['length']}]",
+            hint="the file belongs to another artefact; make the folder again",
+        )
+    return array
+
+
+def check_blocks(folder: Path, stem: str, array: NDArray[Any], want: list[str]) -> None:
+    """Hash an array against its block digests; ChecksumError names file and block."""
+    found = [digest.hex() for digest in block_digests(array)]
+    for k, (a, b) in enumerate(zip(found, want, strict=False)):
+        if a != b:
+            raise ChecksumError(
+                f"{folder / (stem + '.npy')}: block {k} (64 MiB each) differs from its digest"
+            )
+    if len(found) != len(want):
+        raise ChecksumError(
+            f"{folder / (stem + '.npy')} has {len(found)} blocks, the marker lists {len(want)}"
+        )

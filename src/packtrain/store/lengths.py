@@ -1,0 +1,153 @@
+"""The lengths folder: `lengths.json` (marker, written last), `tokens.npy`, `<cost>.npy`, `status.npy`,
+`reasons.jsonl`, and `origin.json`, which is outside every digest.
+
+Loading memory-maps the arrays and checks their headers and sizes; `verify` hashes them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import files
+from ..errors import ChecksumError, ForeignArtefactError, FormatError, LengthError
+from ..planning.lengths import Lengths
+from ._folders import check_blocks, describe, open_array, read_marker
+
+__all__ = ["MARKER", "SCHEMA", "load", "read", "save", "verify"]
+
+SCHEMA = "packtrain.lengths/1"
+MARKER = "lengths.json"
+
+
+def save(
+    lengths: Lengths,
+    folder: str | Path,
+    *,
+    fingerprint: str | None = None,
+    template: Mapping[str, Any] | None = None,
+    fields: Mapping[str, Any] | None = None,
+    origin: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write `lengths` to `folder`.
+
+    Args:
+        lengths: what to write.
+        folder: made when absent.
+        fingerprint: identity of the source that was measured.
+        template: `Template.config()` of what measured it.
+        fields: further plain JSON for the marker.
+        origin: source paths, times, machine: kept beside the artefact, outside its digests.
+        overwrite: replace other lengths that are in the folder.
+
+    Raises:
+        ForeignArtefactError: the folder holds other lengths and `overwrite` is False.
+    """
+    folder = Path(folder)
+    marker = {
+        **dict(fields or {}),
+        "schema": SCHEMA,
+        "n": len(lengths),
+        "digest": lengths.digest,
+        "fingerprint": fingerprint,
+        "template": dict(template) if template is not None else None,
+        "costs": list(lengths.costs),
+        "max_tokens": lengths.max_tokens,
+        "reasons": len(lengths.reasons),
+        "arrays": {
+            stem: describe(array)
+            for stem, array in {"tokens": lengths.tokens, **lengths.costs, "status": lengths.status}.items()
+        },
+        "blocks": lengths.array_digests(),
+    }
+    _refuse_foreign(folder, marker, overwrite)
+    files.make_folder(folder)
+    files.remove_leftovers(folder)
+    files.remove(folder / MARKER)
+    files.publish_array(folder / "tokens.npy", lengths.tokens)
+    for name, array in lengths.costs.items():
+        files.publish_array(folder / f"{name}.npy", array)
+    files.publish_array(folder / "status.npy", lengths.status)
+    lines = [json.dumps([i, lengths.reasons[i]], ensure_ascii=False) + "\n" for i in sorted(lengths.reasons)]
+    files.publish_text(folder / "reasons.jsonl", "".join(lines))
+    if origin is not None:
+        files.publish_json(folder / "origin.json", dict(origin))
+    files.publish_json(folder / MARKER, marker)
+
+
+def load(folder: str | Path) -> Lengths:
+    """Open a lengths folder, memory-mapped."""
+    return read(folder)[0]
+
+
+def read(folder: str | Path) -> tuple[Lengths, dict[str, Any]]:
+    """The lengths and the marker (fingerprint, template, …) of a folder.
+
+    Raises:
+        FormatError: the folder is absent, torn or of another schema; names the file.
+    """
+    folder = Path(folder)
+    marker = read_marker(folder, MARKER, SCHEMA)
+    try:
+        described = marker["arrays"]
+        arrays = {stem: open_array(folder, stem, described[stem]) for stem in described}
+        reasons = _read_reasons(folder / "reasons.jsonl", int(marker["reasons"]))
+        lengths = Lengths(
+            arrays["tokens"],
+            {name: arrays[name] for name in marker["costs"]},
+            arrays["status"],
+            reasons,
+        )
+        digest = str(marker["digest"])
+    except (KeyError, TypeError) as error:
+        raise FormatError(f"{folder / MARKER} lacks {error}", hint="make the folder again") from None
+    except LengthError as error:
+        raise FormatError(f"{folder} does not hold lengths: {error.message}") from None
+    lengths._digest = digest
+    return lengths, marker
+
+
+def verify(folder: str | Path) -> Lengths:
+    """Hash every stored byte of a lengths folder. ChecksumError names the file that differs."""
+    folder = Path(folder)
+    lengths, marker = read(folder)
+    for stem, array in {"tokens": lengths.tokens, **lengths.costs, "status": lengths.status}.items():
+        check_blocks(folder, stem, array, list(marker["blocks"][stem]))
+    fresh = Lengths(lengths.tokens, lengths.costs, lengths.status, lengths.reasons)
+    if fresh.digest != marker["digest"]:
+        raise ChecksumError(
+            f"{folder} hashes to {fresh.digest[:12]}…, its digest is {str(marker['digest'])[:12]}…"
+        )
+    return lengths
+
+
+def _read_reasons(path: Path, count: int) -> dict[int, str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        out = {int(i): str(reason) for i, reason in map(json.loads, lines)}
+    except FileNotFoundError:
+        raise FormatError(f"{path} is missing", hint="the folder is incomplete; make it again") from None
+    except (ValueError, TypeError) as error:
+        raise FormatError(f"{path} is torn: {error}", hint="make the folder again") from None
+    if len(out) != count:
+        raise FormatError(f"{path} holds {len(out)} reasons, the marker says {count}")
+    return out
+
+
+def _refuse_foreign(folder: Path, marker: Mapping[str, Any], overwrite: bool) -> None:
+    """Refuse to write over other lengths; a torn marker is a leftover and may be replaced."""
+    if overwrite or not (folder / MARKER).is_file():
+        return
+    try:
+        held = read_marker(folder, MARKER, SCHEMA)
+    except FormatError:
+        return
+    differs = [key for key in ("fingerprint", "template", "n", "digest") if held.get(key) != marker[key]]
+    if differs:
+        raise ForeignArtefactError(
+            f"{folder} holds other lengths: {', '.join(differs)} differ",
+            hint="choose another folder or pass overwrite",
+        )

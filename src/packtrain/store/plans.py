@@ -1,0 +1,166 @@
+"""The plan folder: `plan.json` (marker, written last), `offsets.npy`, `indices.npy`, `ledger.npy`, the sums
+over each pack (`pack_tokens.npy`, `pack_sq.npy`, `pack_<cost>.npy`), and `origin.json`.
+
+The checksum covers offsets and indices; sums and ledger have digests of their own, origin has none.
+Loading memory-maps everything and checks headers and sizes, so a plan of any size opens at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import files
+from ..errors import ChecksumError, ForeignArtefactError, FormatError, InputError
+from ..planning.certificate import Certificate
+from ..planning.digests import block_digests
+from ..planning.ledger import Ledger
+from ..planning.packplan import SCHEMA, PackerId, PackPlan, Sums
+from ..planning.spec import PlanSpec
+from ._folders import check_blocks, describe, open_array, read_marker
+
+__all__ = ["MARKER", "SCHEMA", "load", "save", "verify"]
+
+MARKER = "plan.json"
+_LEDGER = np.dtype([("id", "<i8"), ("code", "u1")])
+
+
+def save(
+    plan: PackPlan, folder: str | Path, *, origin: Mapping[str, Any] | None = None, overwrite: bool = False
+) -> None:
+    """Write `plan` to `folder`.
+
+    Args:
+        plan: what to write.
+        folder: made when absent.
+        origin: source paths, times, machine: kept beside the artefact, outside its digests.
+        overwrite: replace another plan that is in the folder.
+
+    Raises:
+        ForeignArtefactError: the folder holds another plan and `overwrite` is False.
+    """
+    folder = Path(folder)
+    arrays = _arrays(plan)
+    blocks = {**plan.block_digests}
+    for stem in arrays:
+        if stem not in blocks:
+            blocks[stem] = [digest.hex() for digest in block_digests(arrays[stem])]
+    marker = {
+        **plan.header(),
+        "checksum": plan.checksum,
+        "blocks": blocks,
+        "arrays": {stem: describe(array) for stem, array in arrays.items()},
+        "spec": plan.spec.to_dict(),
+        "packer": plan.packer.to_dict(),
+        "certificate": plan.certificate.to_dict(),
+        "stats": plan.stats(),
+        "reasons": plan.ledger.table,
+        "lengths_digest": plan.lengths_digest,
+        "costs": list(plan.pack_costs),
+        "long_samples": plan.long_samples,
+        "slots": plan.slots,
+    }
+    if _refuse_foreign(folder, marker, overwrite) and plan.folder is not None:
+        return  # the plan is a view of this very folder
+    files.make_folder(folder)
+    files.remove_leftovers(folder)
+    files.remove(folder / MARKER)
+    for stem, array in arrays.items():
+        files.publish_array(folder / f"{stem}.npy", array)
+    if origin is not None:
+        files.publish_json(folder / "origin.json", dict(origin))
+    files.publish_json(folder / MARKER, marker)
+
+
+def load(folder: str | Path) -> PackPlan:
+    """Open a plan folder, memory-mapped.
+
+    Raises:
+        FormatError: the folder is absent, torn or of another schema; names the file.
+    """
+    folder = Path(folder).absolute()
+    marker = read_marker(folder, MARKER, SCHEMA)
+    try:
+        arrays = {stem: open_array(folder, stem, marker["arrays"][stem]) for stem in marker["arrays"]}
+        offsets, indices = arrays["offsets"], arrays["indices"]
+        costs = {name: arrays[f"pack_{name}"] for name in marker["costs"]}
+        rows = arrays["ledger"]
+        plan = PackPlan(
+            offsets=offsets,
+            indices=indices,
+            spec=PlanSpec.from_dict(marker["spec"]),
+            packer=PackerId(**marker["packer"]),
+            ledger=Ledger(rows["id"], rows["code"], marker["reasons"]),
+            certificate=Certificate(**marker["certificate"]),
+            long_samples=int(marker["long_samples"]),
+            slots=int(marker["slots"]),
+            sums=Sums(arrays["pack_tokens"], arrays["pack_sq"], costs),
+            lengths_digest=str(marker["lengths_digest"]),
+            stored={"checksum": marker["checksum"], "blocks": marker["blocks"], "stats": marker["stats"]},
+            folder=folder,
+        )
+    except (KeyError, TypeError) as error:
+        raise FormatError(f"{folder / MARKER} lacks {error}", hint="make the plan again") from None
+    _check_shape(folder, plan, marker)
+    return plan
+
+
+def verify(folder: str | Path) -> PackPlan:
+    """Hash every stored byte of a plan folder and check the marker against it.
+
+    Raises:
+        ChecksumError: a file differs from its digest (named), or the checksum from its parts.
+    """
+    folder = Path(folder)
+    plan = load(folder)
+    marker = files.read_json(folder / MARKER)
+    for stem, described in marker["arrays"].items():
+        check_blocks(folder, stem, open_array(folder, stem, described), list(marker["blocks"].get(stem, [])))
+    plan.verify()
+    return plan
+
+
+def _arrays(plan: PackPlan) -> dict[str, NDArray[Any]]:
+    rows = np.empty(len(plan.ledger), dtype=_LEDGER)
+    rows["id"], rows["code"] = plan.ledger.ids, plan.ledger.codes
+    sums = {f"pack_{name}": array for name, array in plan.pack_costs.items()}
+    return {
+        "offsets": plan.offsets,
+        "indices": plan.indices,
+        "ledger": rows,
+        "pack_tokens": plan.pack_tokens,
+        "pack_sq": plan.pack_sq,
+        **sums,
+    }
+
+
+def _check_shape(folder: Path, plan: PackPlan, marker: Mapping[str, Any]) -> None:
+    packs, samples = int(marker["packs"]), int(marker["samples"])
+    ends = (int(plan.offsets[0]), int(plan.offsets[-1])) if len(plan.offsets) else (-1, -1)
+    if len(plan) != packs or len(plan.indices) != samples or ends != (0, samples):
+        raise FormatError(
+            f"{folder}: offsets {ends} and {len(plan)} packs do not fit {packs} packs of {samples} samples",
+            hint="the files belong to different plans; make the plan again",
+        )
+
+
+def _refuse_foreign(folder: Path, marker: Mapping[str, Any], overwrite: bool) -> bool:
+    """True when the folder holds this plan whole; refuses to write over another one."""
+    if not (folder / MARKER).is_file():
+        return False
+    try:
+        held = read_marker(folder, MARKER, SCHEMA)
+        load(folder)
+    except (ChecksumError, InputError):
+        return False  # a torn plan is a leftover
+    differs = [key for key in ("lengths_digest", "spec", "checksum") if held.get(key) != marker[key]]
+    if differs and not overwrite:
+        raise ForeignArtefactError(
+            f"{folder} holds another plan: {', '.join(differs)} differ",
+            hint="choose another folder or pass overwrite",
+        )
+    return not differs
