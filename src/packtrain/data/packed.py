@@ -1,0 +1,189 @@
+"""PackedDataset: one item per pack, each a list of encoded samples.
+
+Every fetch checks the Truth law: the encoded lengths are the lengths the plan was made with, so no
+row grows past its cap unseen and no boundary moves. What cannot be encoded any more (a file was
+removed, a disk failed) is never replaced by another sample: it stops the run, or, with
+`on_error="zero"`, a weightless segment stands in its place and the run's ledger file gets a line.
+
+Trade-off: items are encoded when they are fetched, in the loader's process. Nothing is cached here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import operator
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from ..collate import IGNORE, filler_pack
+from ..errors import DriftError, InputError, LawError, SampleError
+from ..files import append_line
+from ..planning.align import AlignedPlan
+from ..planning.lengths import Lengths
+from ..planning.packplan import PackPlan
+
+__all__ = ["FILLER", "PackedDataset"]
+
+logger = logging.getLogger(__name__)
+
+#: The position of the filler pack: one untrained token, no sample.
+FILLER = -1
+
+_ON_ERROR = ("raise", "zero")
+
+
+class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
+    """Map-style dataset over a plan. Picklable when `samples` and `encode` are.
+
+    Args:
+        plan_or_aligned: a PackPlan (items are its packs) or an AlignedPlan (items are aligned positions).
+        samples: anything indexable by sample id.
+        encode: sample -> encoded sample; None when `samples` already holds encoded samples.
+        lengths: the Lengths (or int[n]) of the plan: checks each sample rather than the pack's sum.
+        on_error: "raise", or "zero": a sample that cannot be encoded becomes a weightless segment of its
+            planned length (of 1 token when `lengths` is not given), in the pack it was planned for.
+        ledger_file: JSON lines file that "zero" adds {sample_id, reason, detail} to; needed for "zero".
+            A sample that fails in every epoch stands in it once.
+
+    Position -1 is the filler pack. Other negative positions are refused: no position is an alias.
+    """
+
+    def __init__(
+        self,
+        plan_or_aligned: PackPlan | AlignedPlan,
+        samples: Any,
+        encode: Callable[[Any], Mapping[str, Any]] | None = None,
+        *,
+        lengths: Lengths | Any | None = None,
+        on_error: str = "raise",
+        ledger_file: str | Path | None = None,
+    ) -> None:
+        if on_error not in _ON_ERROR:
+            raise InputError(f"on_error is {on_error!r}", hint="use 'raise' or 'zero'")
+        if on_error == "zero" and ledger_file is None:
+            raise InputError(
+                "on_error='zero' needs a ledger_file", hint="samples that are zeroed must be written down"
+            )
+        self.packs = plan_or_aligned
+        self.plan = plan_or_aligned.plan if isinstance(plan_or_aligned, AlignedPlan) else plan_or_aligned
+        self.samples = samples
+        self.encode = encode
+        self.lengths: Any = None if lengths is None else getattr(lengths, "tokens", lengths)
+        self.on_error = on_error
+        self.ledger_file = None if ledger_file is None else Path(ledger_file)
+
+    def __len__(self) -> int:
+        return len(self.packs)
+
+    def pack_id(self, position: int) -> int:
+        """Raw pack id of a position; -1 for the filler."""
+        if position == FILLER:
+            return FILLER
+        return self.packs.pack_id(position) if isinstance(self.packs, AlignedPlan) else position
+
+    def __getitem__(self, position: int) -> list[dict[str, Any]]:
+        """Encoded samples of a pack in plan order, each with its `sample_id`.
+
+        Raises:
+            DriftError: an encoded length is not the planned one.
+            SampleError: a sample cannot be encoded (on_error="raise").
+        """
+        position = operator.index(position)
+        if position == FILLER:
+            logger.info("filler pack: one untrained token")
+            return filler_pack()
+        if not 0 <= position < len(self):
+            raise IndexError(f"position {position} of {len(self)} packs")
+        members = [self._fetch(sample_id) for sample_id in self.packs[position].tolist()]
+        self._check_sum(position, members)
+        return members
+
+    def _fetch(self, sample_id: int) -> dict[str, Any]:
+        try:
+            sample = self.samples[sample_id]
+            encoded = dict(sample if self.encode is None else self.encode(sample))
+        except SampleError as error:
+            return self._failed(sample_id, error)
+        except (InputError, LawError):
+            raise
+        except Exception as error:
+            detail = f"{type(error).__name__}: {error}"
+            fault = SampleError("failed", detail, hint="see the cause above")
+            fault.__cause__ = error
+            return self._failed(sample_id, fault)
+        if "input_ids" not in encoded:
+            raise InputError(f"{self._where(sample_id)} has no input_ids", hint="pass encode=template.encode")
+        carried = encoded.setdefault("sample_id", sample_id)
+        if carried != sample_id:
+            raise DriftError(
+                f"{self._where(sample_id)} came back as sample {carried}",
+                hint="the source changed its order since it was measured; measure it again",
+            )
+        self._check_one(sample_id, _length(encoded))
+        return encoded
+
+    def _failed(self, sample_id: int, error: SampleError) -> dict[str, Any]:
+        if self.on_error == "raise":
+            raise SampleError(
+                error.reason, f"{self._where(sample_id)}: {error.message}", hint=error.hint
+            ) from error
+        self._write_down(sample_id, error)
+        length = 1 if self.lengths is None else int(self.lengths[sample_id])
+        return {
+            "input_ids": torch.zeros(length, dtype=torch.int64),
+            "labels": torch.full((length,), IGNORE, dtype=torch.int64),
+            "sample_id": sample_id,
+            "stand_in": True,
+        }
+
+    def _write_down(self, sample_id: int, error: SampleError) -> None:
+        assert self.ledger_file is not None  # checked in __init__
+        logger.warning("%s zeroed (%s): %s", self._where(sample_id), error.reason, error.message)
+        if not _is_listed(self.ledger_file, sample_id):
+            row = {"sample_id": sample_id, "reason": error.reason, "detail": error.message}
+            append_line(self.ledger_file, json.dumps(row, ensure_ascii=False))
+
+    def _check_one(self, sample_id: int, encoded: int) -> None:
+        if self.lengths is not None and encoded != int(self.lengths[sample_id]):
+            raise DriftError(
+                f"{self._where(sample_id)} was measured with {int(self.lengths[sample_id])} tokens "
+                f"but encodes to {encoded}",
+                hint=_DRIFT,
+            )
+
+    def _check_sum(self, position: int, members: list[dict[str, Any]]) -> None:
+        pack = self.pack_id(position)
+        planned = int(self.plan.pack_tokens[pack])
+        encoded = sum(_length(member) for member in members)
+        guessed = self.lengths is None and any(member.get("stand_in") for member in members)
+        if encoded > planned if guessed else encoded != planned:
+            each = ", ".join(f"sample {m['sample_id']}: {_length(m)}" for m in members)
+            raise DriftError(
+                f"pack {pack} was measured with {planned} tokens but encodes to {encoded} ({each})",
+                hint=_DRIFT,
+            )
+
+    def _where(self, sample_id: int) -> str:
+        where = getattr(self.samples, "where", None)
+        return f"sample {sample_id}" + (f" ({where(sample_id)})" if callable(where) else "")
+
+
+_DRIFT = "the source, template or processor changed since it was measured; measure and plan again"
+
+
+def _length(encoded: Mapping[str, Any]) -> int:
+    return int(np.shape(encoded["input_ids"])[-1])
+
+
+def _is_listed(path: Path, sample_id: int) -> bool:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return False
+    return any(json.loads(line)["sample_id"] == sample_id for line in lines if line.endswith("}"))

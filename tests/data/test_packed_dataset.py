@@ -1,0 +1,165 @@
+"""PackedDataset: the planned samples, checked on every fetch, never replaced."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from packtrain.collate import PaddingFreeCollator
+from packtrain.data import FILLER, PackedDataset
+from packtrain.errors import DriftError, InputError, SampleError
+from packtrain.planning.build import plan
+from packtrain.planning.lengths import Lengths
+
+LENGTHS = [5, 3, 4, 2, 6, 1]
+
+
+class Numbers:
+    """Sample i is LENGTHS[i] tokens of value 100 + i; ids in `broken` fail with their error."""
+
+    def __init__(self, broken: dict[int, Exception] | None = None, grown: tuple[int, ...] = ()) -> None:
+        self.broken, self.grown = broken or {}, grown
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index in self.broken:
+            raise self.broken[index]
+        size = LENGTHS[index] + (index in self.grown)
+        return {"ids": [100 + index] * size}
+
+    def where(self, index: int) -> str:
+        return f"numbers.jsonl:{index + 1}"
+
+
+def encode(sample: dict[str, Any]) -> dict[str, Any]:
+    ids = torch.tensor(sample["ids"])
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def packs(cap: int = 8) -> Any:
+    return plan(Lengths(LENGTHS), pack_length=cap)
+
+
+def test_items_are_the_planned_samples_in_plan_order() -> None:
+    made = packs()
+    dataset = PackedDataset(made, Numbers(), encode)
+    assert len(dataset) == len(made)
+    for position, item in enumerate(dataset[p] for p in range(len(dataset))):
+        ids = [member["sample_id"] for member in item]
+        assert ids == made[position].tolist()
+        assert [int(member["input_ids"][0]) for member in item] == [100 + i for i in ids]
+    aligned = made.align(world_size=4)
+    view = PackedDataset(aligned, Numbers(), encode)
+    assert len(view) == 4
+    repeat = int(aligned.repeated[0])
+    assert [m["sample_id"] for m in view[repeat]] == made[view.pack_id(repeat)].tolist()
+    with pytest.raises(IndexError):
+        dataset[len(made)]
+    with pytest.raises(IndexError):
+        dataset[-2]
+
+
+def test_encoded_samples_need_no_encode_and_stay_untouched() -> None:
+    store = [{"input_ids": [7] * n, "labels": [7] * n} for n in LENGTHS]
+    dataset = PackedDataset(packs(), store)
+    assert sum(len(m["input_ids"]) for p in range(len(dataset)) for m in dataset[p]) == sum(LENGTHS)
+    assert all(set(sample) == {"input_ids", "labels"} for sample in store)
+
+
+def test_drift_is_caught_with_and_without_lengths() -> None:
+    """PB-54: a plan made with another length function never reaches the model."""
+    made = packs()
+    pack = next(p for p in range(len(made)) if 2 in made[p].tolist())
+    with pytest.raises(
+        DriftError, match=r"sample 2 \(numbers.jsonl:3\) was measured with 4 tokens but encodes to 5"
+    ):
+        PackedDataset(made, Numbers(grown=(2,)), encode, lengths=Lengths(LENGTHS))[pack]
+    total = int(made.pack_tokens[pack])
+    with pytest.raises(
+        DriftError, match=rf"pack {pack} was measured with {total} .* encodes to {total + 1} .*sample 2: 5"
+    ):
+        PackedDataset(made, Numbers(grown=(2,)), encode)[pack]
+    text_only = plan([128, 10], pack_length=256)
+    store = [{"input_ids": np.zeros(703, dtype=np.int64)}, {"input_ids": np.zeros(10, dtype=np.int64)}]
+    with pytest.raises(DriftError, match="703"):
+        PackedDataset(text_only, store, lengths=[128, 10])[0]
+
+
+def test_a_sample_that_comes_back_under_another_id_is_drift() -> None:
+    store = [{"input_ids": [1] * n, "sample_id": i + 1} for i, n in enumerate(LENGTHS)]
+    with pytest.raises(DriftError, match="came back as sample"):
+        PackedDataset(packs(), store)[0]
+
+
+def test_failing_sample_raises_with_its_place() -> None:
+    broken = {1: SampleError("missing_media", "a.png does not exist", hint="restore it")}
+    dataset = PackedDataset(packs(), Numbers(broken), encode)
+    pack = next(p for p in range(len(dataset)) if 1 in dataset.plan[p].tolist())
+    with pytest.raises(SampleError, match=r"sample 1 \(numbers.jsonl:2\): a.png does not exist") as caught:
+        dataset[pack]
+    assert caught.value.reason == "missing_media" and caught.value.hint == "restore it"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_zero_keeps_the_place_writes_the_ledger_and_substitutes_nobody(tmp_path: Path, known: bool) -> None:
+    broken = {1: SampleError("missing_media", "gone"), 4: OSError("disk")}
+    ledger = tmp_path / "run" / "failed.jsonl"
+    dataset = PackedDataset(
+        packs(),
+        Numbers(broken),
+        encode,
+        lengths=Lengths(LENGTHS) if known else None,
+        on_error="zero",
+        ledger_file=ledger,
+    )
+    for _ in range(2):  # two epochs, one line each
+        seen = [member for p in range(len(dataset)) for member in dataset[p]]
+    assert sorted(m["sample_id"] for m in seen) == list(range(6))
+    for member in seen:
+        index = member["sample_id"]
+        if index in broken:
+            assert len(member["input_ids"]) == (LENGTHS[index] if known else 1)
+            assert set(member["labels"].tolist()) == {-100} and member["stand_in"]
+        else:
+            assert set(member["input_ids"].tolist()) == {100 + index}
+    rows = sorted(
+        (json.loads(line) for line in ledger.read_text().splitlines()), key=lambda r: r["sample_id"]
+    )
+    assert [(r["sample_id"], r["reason"]) for r in rows] == [(1, "missing_media"), (4, "failed")]
+    assert rows[1]["detail"] == "OSError: disk"
+    batch = PaddingFreeCollator("qwen2_vl")([dataset[p] for p in range(len(dataset))])
+    assert len(batch.sample_ids) == 6
+
+
+def test_zero_never_hides_drift_and_needs_a_ledger(tmp_path: Path) -> None:
+    dataset = PackedDataset(
+        packs(), Numbers(grown=(0,)), encode, on_error="zero", ledger_file=tmp_path / "failed.jsonl"
+    )
+    pack = next(p for p in range(len(dataset)) if 0 in dataset.plan[p].tolist())
+    with pytest.raises(DriftError):
+        dataset[pack]
+    with pytest.raises(InputError, match="ledger_file"):
+        PackedDataset(packs(), Numbers(), encode, on_error="zero")
+    with pytest.raises(InputError, match="on_error"):
+        PackedDataset(packs(), Numbers(), encode, on_error="skip")
+
+
+def test_filler_position_and_workers() -> None:
+    dataset = PackedDataset(packs(), Numbers(), encode)
+    assert PaddingFreeCollator()([dataset[FILLER]]).filler
+    again = pickle.loads(pickle.dumps(dataset))
+    assert [m["sample_id"] for m in again[0]] == [m["sample_id"] for m in dataset[0]]
+    loader = DataLoader(
+        dataset,
+        batch_size=1,
+        collate_fn=PaddingFreeCollator(),
+        num_workers=1,
+        multiprocessing_context="spawn",
+    )
+    assert [batch.sample_ids for batch in loader] == [tuple(p.tolist()) for p in dataset.plan]
