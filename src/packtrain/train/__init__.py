@@ -1,0 +1,48 @@
+"""Training on a plan: configuration, model, attention, proof, loss, Trainer.
+
+Names load on first use, so that reading a configuration imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .attention import check_attention
+    from .config import RunConfig, load_config
+    from .loss import chunked_cross_entropy
+    from .model import load_model
+    from .proof import prove_isolation
+    from .sft import evaluate_packed_vs_unpacked, train
+    from .tiny import tiny_model
+
+_HOMES = {
+    "RunConfig": "config",
+    "check_attention": "attention",
+    "chunked_cross_entropy": "loss",
+    "evaluate_packed_vs_unpacked": "sft",
+    "load_config": "config",
+    "load_model": "model",
+    "prove_isolation": "proof",
+    "tiny_model": "tiny",
+    "train": "sft",
+}
+
+__all__ = [
+    "RunConfig",
+    "check_attention",
+    "chunked_cross_entropy",
+    "evaluate_packed_vs_unpacked",
+    "load_config",
+    "load_model",
+    "prove_isolation",
+    "tiny_model",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

@@ -1,0 +1,366 @@
+"""The one YAML of a run: five sections, every key checked, every refusal one line with a hint.
+
+    config = load_config("run.yaml")          # or a mapping
+    config.training.packing_strategy, config.pack_length, config.training.trainer
+
+Keys that are neither ours nor true fields of `transformers.TrainingArguments` are refused with the
+nearest name; so are keys of older layouts (`custom.packing`, `training.packing_length`, …), naming
+the key to use. A duplicate key in the file is an error: YAML itself would keep the last one silently.
+
+Paths (`custom.*_jsonl`, `custom.media_root`, `template.processor`, a model folder) that are relative
+mean the current directory first, else the folder of the YAML file. `training.output_dir` is always
+relative to the current directory. `demo:…` and `tiny:…` are names, not paths.
+
+This module imports neither torch nor, unless a key needs the check, transformers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..errors import ConfigError, nearest
+from .trainer_keys import check_trainer_keys, trainer_fields
+
+__all__ = [
+    "ATTENTIONS",
+    "CustomConfig",
+    "ModelConfig",
+    "ReportConfig",
+    "RunConfig",
+    "TemplateConfig",
+    "TrainingConfig",
+    "load_config",
+]
+
+logger = logging.getLogger(__name__)
+
+ATTENTIONS = ("auto", "varlen", "flash_attention_2", "flash_attention_3", "flex_attention", "sdpa", "eager")
+
+_ATTENTION_ALIASES = {"flash_attn": "flash_attention_2", "flash_attn_2": "flash_attention_2"}
+_Attention = Literal[
+    "auto", "varlen", "flash_attention_2", "flash_attention_3", "flex_attention", "sdpa", "eager"
+]
+_Count = Annotated[int, Field(ge=1)]
+_Tokens = Annotated[int, Field(ge=1, le=2**31)]
+_Fraction = Annotated[float, Field(ge=0, le=1)]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class ModelConfig(_Section):
+    """Which network, and how its attention runs."""
+
+    name_or_path: str | None = None
+    """Folder, hub name, or tiny:qwen2_5_vl / tiny:qwen3 …: a small random network of the real class."""
+    attn: _Attention = "auto"
+    max_model_len: _Tokens | None = None
+    """The longest sample the model can take; longer ones go to the ledger (beyond_model)."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+
+
+class TemplateConfig(_Section):
+    """How a sample becomes tokens."""
+
+    processor: str | None = None
+    """Default: model.name_or_path."""
+    max_length: _Tokens | None = None
+    """The pack length. A longer sample follows the long-sample policy, or `truncation`."""
+    system: str | None = None
+    truncation: Literal["error", "left", "right"] = "error"
+
+
+class CustomConfig(_Section):
+    """Where the samples are and how a record is read."""
+
+    train_jsonl: str | None = None
+    val_jsonl: str | None = None
+    media_root: str | None = None
+    columns: dict[str, str] = Field(default_factory=dict)
+    fusion_config: str | None = None
+    shape: str = "auto"
+    placeholders: dict[str, str] | list[str] | None = None
+    media_without_placeholder: str | None = None
+
+
+class TrainingConfig(_Section):
+    """How packs are made and trained on."""
+
+    output_dir: str = "runs/run"
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
+    packing: bool = True
+    packing_mode: Literal["static"] = "static"
+    eval_packing: bool = True
+    packing_strategy: str = "auto"
+    packing_allow_single_long: bool = True
+    packing_drop_last: bool = False
+    packing_min_fill_ratio: _Fraction = 0.65
+    packing_wait_timeout_s: _Seconds = 7200.0
+    """0 waits for ever."""
+    packing_length_cache_persist_every: _Count | None = None
+    packing_length_precompute_workers: _Count = 8
+    effective_batch_size: _Count | None = None
+    """Packs per optimizer step, over all ranks."""
+    samples_per_step: _Count | None = None
+    per_device_train_batch_size: _Count = 1
+    gradient_accumulation_steps: _Count = 1
+    dataloader_drop_last: bool = False
+    balance: Literal["step", "window", "global"] | None = "step"
+    loss_reduction: Literal["token"] = "token"
+    num_train_epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0e-4
+    max_steps: Annotated[int, Field(ge=-1)] = -1
+    on_error: Literal["raise", "zero"] = "raise"
+    max_drop_fraction: _Fraction | None = None
+    """The run fails when a larger share of the samples went to the ledger."""
+    proof: bool = True
+    """Prove on the first packs, before training, that packed samples do not read each other."""
+    trainer: dict[str, Any] = Field(default_factory=dict)
+    """Further TrainingArguments, checked; in the YAML they stand directly under `training`."""
+
+
+class ReportConfig(_Section):
+    html: bool = True
+
+
+class RunConfig(_Section):
+    """A whole run. Immutable."""
+
+    global_max_length: _Tokens | None = None
+    """Sets template.max_length and model.max_model_len unless they are given."""
+    model: ModelConfig = ModelConfig()
+    template: TemplateConfig = TemplateConfig()
+    custom: CustomConfig = CustomConfig()
+    training: TrainingConfig = TrainingConfig()
+    report: ReportConfig = ReportConfig()
+
+    @property
+    def pack_length(self) -> int:
+        """Hard cap of a pack: template.max_length, else model.max_model_len.
+
+        Raises:
+            ConfigError: neither is set.
+        """
+        cap = self.template.max_length or self.model.max_model_len
+        if cap is None:
+            raise ConfigError(
+                "the pack length is not set", hint="set global_max_length or template.max_length, in tokens"
+            )
+        return cap
+
+    @property
+    def processor(self) -> str:
+        """template.processor, else model.name_or_path."""
+        name = self.template.processor or self.model.name_or_path
+        if name is None:
+            raise ConfigError("no processor is named", hint="set template.processor or model.name_or_path")
+        return name
+
+    def accumulation(self, world_size: int) -> int:
+        """Packs each rank takes per optimizer step, with one pack per device and micro step.
+
+        `effective_batch_size` counts packs over all ranks; without it the product that the batch size
+        and accumulation of the file imply is kept.
+
+        Raises:
+            ConfigError: effective_batch_size is not divisible by the world size.
+        """
+        wanted = self.training.effective_batch_size
+        if wanted is None:
+            return self.training.per_device_train_batch_size * self.training.gradient_accumulation_steps
+        if wanted % world_size:
+            raise ConfigError(
+                f"training.effective_batch_size {wanted} is not divisible by the world size {world_size}",
+                hint=f"use {wanted // world_size * world_size or world_size} or "
+                f"{(wanted // world_size + 1) * world_size}",
+            )
+        return wanted // world_size
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, as a file of this layout would hold them."""
+        values: dict[str, Any] = self.model_dump(mode="json")
+        values["training"].update(values["training"].pop("trainer"))
+        return values
+
+
+_SECTIONS: dict[str, type[_Section]] = {
+    "model": ModelConfig,
+    "template": TemplateConfig,
+    "custom": CustomConfig,
+    "training": TrainingConfig,
+    "report": ReportConfig,
+}
+
+_LENGTH_HINT = "set template.max_length (or global_max_length): it is the pack length"
+
+#: Keys of other layouts -> what to do instead.
+_MOVED = {
+    "custom.packing": "use training.packing",
+    "custom.packing_length": _LENGTH_HINT,
+    "training.packing_length": _LENGTH_HINT,
+}
+
+
+def load_config(path_or_mapping: str | Path | Mapping[str, Any]) -> RunConfig:
+    """Read and check a run's configuration.
+
+    Raises:
+        ConfigError: the file is absent or malformed (with its line), or a key or value cannot hold.
+    """
+    if isinstance(path_or_mapping, Mapping):
+        return _build({str(key): value for key, value in path_or_mapping.items()}, base=None)
+    path = Path(path_or_mapping)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist", hint="name a YAML file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    return _build(_parse(text, path), base=path.resolve().parent)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = key_node.value
+            if key_node.tag != "tag:yaml.org,2002:merge" and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _parse(text: str, path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = path if mark is None else f"{path}, line {mark.line + 1}, column {mark.column + 1}"
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{where}: {problem}", hint="mend the YAML at this place") from None
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds a {type(values).__name__}, expected sections with keys")
+    return values
+
+
+def _build(values: dict[str, Any], base: Path | None) -> RunConfig:
+    sections = {"global_max_length": values.get("global_max_length")}
+    for key in values:
+        if key not in _SECTIONS and key != "global_max_length":
+            raise _unknown("", str(key), [*_SECTIONS, "global_max_length"])
+    for name in _SECTIONS:
+        given = values.get(name)
+        if given is not None and not isinstance(given, Mapping):
+            raise ConfigError(f"{name} is {given!r}, expected a section with keys")
+        sections[name] = {str(key): value for key, value in (given or {}).items()}
+    _move_aliases(sections)
+    for name, kind in _SECTIONS.items():
+        _check_keys(name, kind, sections[name])
+    _fill_lengths(sections)
+    if base is not None:
+        _resolve_paths(sections, base)
+    try:
+        return RunConfig.model_validate(sections)
+    except ValidationError as error:
+        raise _one_line(error) from None
+
+
+def _move_aliases(sections: dict[str, Any]) -> None:
+    """Accept or refuse the spellings of other layouts."""
+    training, template, model = sections["training"], sections["template"], sections["model"]
+    if "attn_impl" in training:
+        alias = training.pop("attn_impl")
+        if model.get("attn") not in (None, alias):
+            raise ConfigError(
+                f"training.attn_impl is {alias!r} but model.attn is {model['attn']!r}", hint="keep model.attn"
+            )
+        model["attn"] = alias
+    if model.get("attn") in _ATTENTION_ALIASES:
+        model["attn"] = _ATTENTION_ALIASES[model["attn"]]
+    if "padding_free" in template and template.pop("padding_free") is not True:
+        raise ConfigError(
+            "template.padding_free is not true", hint="packed rows never hold padding; remove the key"
+        )
+    mode = training.get("packing_mode")
+    if mode is not None and mode != "static":
+        raise ConfigError(
+            f"training.packing_mode {mode!r} is not supported", hint="set training.packing_mode: static"
+        )
+
+
+def _check_keys(section: str, kind: type[_Section], given: dict[str, Any]) -> None:
+    known = [name for name in kind.model_fields if name != "trainer"]
+    further = {}
+    for key in list(given):
+        dotted = f"{section}.{key}"
+        if dotted in _MOVED:
+            raise ConfigError(f"{dotted} is not a key of this layout", hint=_MOVED[dotted])
+        if key in known:
+            continue
+        if section != "training" or key not in trainer_fields():
+            names = [*known, *trainer_fields()] if section == "training" else known
+            raise _unknown(section, key, names)
+        further[key] = given.pop(key)
+    if section == "training":
+        given["trainer"] = check_trainer_keys(further)
+
+
+def _unknown(section: str, key: str, known: Iterable[str]) -> ConfigError:
+    dotted = f"{section}.{key}" if section else key
+    elsewhere = [name for name, kind in _SECTIONS.items() if key in kind.model_fields and name != section]
+    close = nearest(key, known)
+    if elsewhere:
+        hint = f"did you mean {elsewhere[0]}.{key}?"
+    elif close:
+        hint = f"did you mean {section + '.' if section else ''}{close}?"
+    else:
+        hint = f"keys: {', '.join(list(known)[:24])}"
+    return ConfigError(f"unknown key {dotted!r}", hint=hint)
+
+
+def _fill_lengths(sections: dict[str, Any]) -> None:
+    length = sections["global_max_length"]
+    if length is None:
+        return
+    for name, key in (("template", "max_length"), ("model", "max_model_len")):
+        if sections[name].get(key) is None:
+            sections[name][key] = length
+
+
+def _resolve_paths(sections: dict[str, Any], base: Path) -> None:
+    places = [("custom", key) for key in ("train_jsonl", "val_jsonl", "media_root", "fusion_config")]
+    for name, key in [*places, ("template", "processor"), ("model", "name_or_path")]:
+        value = sections[name].get(key)
+        if not isinstance(value, str) or value.startswith(("demo:", "tiny:")):
+            continue
+        path = Path(value).expanduser()
+        if not path.is_absolute() and not path.exists() and (base / path).exists():
+            path = base / path
+        if path.exists():
+            sections[name][key] = str(path)
+
+
+def _one_line(error: ValidationError) -> ConfigError:
+    first, *others = error.errors(include_url=False)
+    dotted = ".".join(str(part) for part in first["loc"])
+    more = f" (and {len(others)} more)" if others else ""
+    return ConfigError(f"{dotted} is {first['input']!r}: {_plain(first)}{more}", hint=f"correct {dotted}")
+
+
+def _plain(detail: Any) -> str:
+    message = str(detail["msg"])
+    return message[0].lower() + message[1:]

@@ -1,0 +1,75 @@
+"""Which keys under `training` pass through to `transformers.TrainingArguments`, and which may not.
+
+The field names are read from the installed class, when a key first needs them. Settings that would
+switch off isolation, the token mean or the plan's own order are refused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from ..errors import ConfigError, MissingExtraError
+
+__all__ = ["check_trainer_keys", "trainer_fields"]
+
+#: Field -> (the only value it may have, why).
+_FIXED: dict[str, tuple[Any, str]] = {
+    "auto_find_batch_size": (False, "a device step is one pack; lower the pack length instead"),
+    "average_tokens_across_devices": (True, "the loss is the mean over all supervised tokens of a step"),
+    "label_smoothing_factor": (0, "the loss is computed in chunks, without label smoothing"),
+    "per_device_eval_batch_size": (1, "a device step is one pack"),
+    "remove_unused_columns": (False, "it would remove the boundaries of the packs"),
+    "train_sampling_strategy": (None, "the plan decides the order"),
+    "use_cache": (False, "a cache switches the isolation of packed samples off"),
+    "use_liger_kernel": (False, "packtrain brings its own chunked loss"),
+}
+
+
+@lru_cache(maxsize=1)
+def trainer_fields() -> dict[str, str]:
+    """Field name -> annotation of `TrainingArguments`, as strings."""
+    from ..template import ensure_torchvision
+
+    try:
+        ensure_torchvision()
+        from transformers import TrainingArguments
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "transformers", "train") from None
+    return {
+        field.name: str(getattr(field.type, "__name__", field.type))
+        for field in dataclasses.fields(TrainingArguments)
+        if field.init
+    }
+
+
+def check_trainer_keys(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments for `TrainingArguments`, numbers as numbers.
+
+    YAML reads `1e-8` as text; a float field takes it as the number it is.
+
+    Raises:
+        ConfigError: a value would break a law of packed training, or is not a number where one is due.
+    """
+    checked = {}
+    for key, value in given.items():
+        if key in _FIXED and value != _FIXED[key][0]:
+            raise ConfigError(f"training.{key} cannot be {value!r}", hint=f"{_FIXED[key][1]}; remove the key")
+        if isinstance(value, str) and trainer_fields()[key] in ("float", "int"):
+            value = _number(key, value)
+        if key not in _FIXED:
+            checked[key] = value
+    return checked
+
+
+def _number(key: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(f"training.{key} is {text!r}: expected a number", hint=f"correct training.{key}")
+    return int(number) if number.is_integer() and trainer_fields()[key] == "int" else number

@@ -1,0 +1,167 @@
+"""The YAML of a run: what is accepted, filled, refused; refusals are one line and a hint."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packtrain.errors import ConfigError
+from packtrain.train.config import RunConfig, load_config
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def training(**keys: Any) -> Any:
+    return load_config({"training": keys}).training
+
+
+def refuse(values: dict[str, Any], *parts: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_config(values)
+    text = str(caught.value)
+    assert "\n" not in text and caught.value.hint
+    for part in parts:
+        assert part in text, text
+    return caught.value
+
+
+def test_defaults_are_those_of_the_design() -> None:
+    config = load_config({})
+    t = config.training
+    assert (t.packing, t.packing_mode, t.eval_packing, t.packing_strategy) == (True, "static", True, "auto")
+    assert (t.packing_allow_single_long, t.packing_drop_last, t.packing_min_fill_ratio) == (True, False, 0.65)
+    assert (t.packing_wait_timeout_s, t.packing_length_cache_persist_every) == (7200, None)
+    assert (t.packing_length_precompute_workers, t.per_device_train_batch_size) == (8, 1)
+    assert (t.on_error, t.max_drop_fraction, t.proof, t.loss_reduction) == ("raise", None, True, "token")
+    assert (config.model.attn, config.template.truncation, config.report.html) == ("auto", "error", True)
+
+
+def test_global_max_length_fills_what_is_not_given() -> None:
+    config = load_config({"global_max_length": 1024})
+    assert (config.template.max_length, config.model.max_model_len, config.pack_length) == (1024, 1024, 1024)
+    config = load_config({"global_max_length": 1024, "template": {"max_length": 512}})
+    assert (config.template.max_length, config.model.max_model_len, config.pack_length) == (512, 1024, 512)
+    assert load_config({"model": {"max_model_len": 99}}).pack_length == 99
+    with pytest.raises(ConfigError, match="pack length is not set"):
+        _ = load_config({}).pack_length
+
+
+def test_the_example_file_loads() -> None:
+    config = load_config(REPOSITORY / "examples" / "demo.yaml")
+    assert config.processor == "demo:qwen2_5_vl" and config.training.packing_allow_single_long is False
+    assert config.training.trainer["lr_scheduler_type"] == "cosine"
+    again = load_config(config.to_dict())
+    assert again == config
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ({"trainig": {}}, ("unknown key 'trainig'", "did you mean training?")),
+        (
+            {"training": {"packing_stategy": "bfd"}},
+            ("training.packing_stategy", "training.packing_strategy?"),
+        ),
+        ({"training": {"max_length": 5}}, ("training.max_length", "did you mean template.max_length?")),
+        ({"training": {"gradient_checkpoint": True}}, ("training.gradient_checkpointing?",)),
+        ({"model": {"attention": "sdpa"}}, ("unknown key 'model.attention'", "hint")),
+        ({"custom": {"packing": True}}, ("custom.packing", "use training.packing")),
+        ({"custom": {"packing_length": 5}}, ("custom.packing_length", "template.max_length")),
+        ({"training": {"packing_length": 5}}, ("training.packing_length", "template.max_length")),
+        ({"training": {"packing_mode": "dynamic"}}, ("'dynamic'", "packing_mode: static")),
+        ({"template": {"padding_free": False}}, ("padding_free",)),
+        ({"training": {"attn_impl": "sdpa"}, "model": {"attn": "eager"}}, ("keep model.attn",)),
+        ({"model": {"attn": "flash"}}, ("model.attn is 'flash'",)),
+        ({"training": {"packing_wait_timeout_s": -1}}, ("training.packing_wait_timeout_s is -1", "greater")),
+        ({"training": {"packing_wait_timeout_s": float("nan")}}, ("packing_wait_timeout_s is nan", "finite")),
+        ({"training": {"packing_wait_timeout_s": float("inf")}}, ("packing_wait_timeout_s is inf",)),
+        ({"training": {"packing_length_cache_persist_every": 0}}, ("packing_length_cache_persist_every",)),
+        ({"training": {"packing_length_precompute_workers": 0}}, ("packing_length_precompute_workers",)),
+        ({"training": {"packing_min_fill_ratio": 1.5}}, ("packing_min_fill_ratio",)),
+        ({"training": {"max_drop_fraction": -0.1}}, ("max_drop_fraction",)),
+        ({"training": {"on_error": "skip"}}, ("training.on_error is 'skip'",)),
+        ({"training": {"loss_reduction": "sample"}}, ("training.loss_reduction",)),
+        ({"training": {"num_train_epochs": 0}}, ("num_train_epochs",)),
+        ({"template": {"max_length": 0}}, ("template.max_length is 0",)),
+        ({"template": {"max_length": "long"}}, ("template.max_length is 'long'",)),
+        ({"training": {"remove_unused_columns": True}}, ("remove_unused_columns", "boundaries")),
+        ({"training": {"use_cache": True}}, ("use_cache", "isolation")),
+        ({"training": {"label_smoothing_factor": 0.1}}, ("label_smoothing_factor",)),
+        ({"training": {"weight_decay": "much"}}, ("training.weight_decay is 'much'",)),
+    ],
+)
+def test_refusals_name_the_key_and_the_way_out(values: dict[str, Any], parts: tuple[str, ...]) -> None:
+    refuse(values, *parts)
+
+
+def test_accepted_spellings() -> None:
+    assert load_config({"training": {"attn_impl": "flash_attn"}}).model.attn == "flash_attention_2"
+    assert load_config({"template": {"padding_free": True}}).template.max_length is None
+    assert training(packing_wait_timeout_s=0).packing_wait_timeout_s == 0
+    assert training(learning_rate="1e-4").learning_rate == 1e-4
+    assert training(adam_epsilon="1e-7", remove_unused_columns=False).trainer == {"adam_epsilon": 1e-7}
+    assert load_config({"custom": None, "training": None}) == RunConfig()
+
+
+def test_effective_batch_in_packs() -> None:
+    def accumulation(world_size: int, **keys: Any) -> int:
+        return load_config({"training": keys}).accumulation(world_size)
+
+    assert accumulation(2, effective_batch_size=32, per_device_train_batch_size=4) == 16
+    assert accumulation(2, per_device_train_batch_size=4, gradient_accumulation_steps=3) == 12
+    assert accumulation(2, effective_batch_size=8) == 4
+    with pytest.raises(ConfigError, match=r"effective_batch_size 7 is not divisible .* 3 \(hint: use 6 or 9"):
+        accumulation(3, effective_batch_size=7)
+
+
+def test_malformed_and_missing_files_name_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("training:\n  seed: 1\n  packing: [true\nmodel: {}\n")
+    with pytest.raises(ConfigError, match=r"run.yaml, line 4"):
+        load_config(path)
+    path.write_text("training:\n  seed: 1\n  seed: 2\n")
+    with pytest.raises(ConfigError, match=r"run.yaml, line 3.*'seed' is given twice"):
+        load_config(path)
+    path.write_text("- a\n")
+    with pytest.raises(ConfigError, match="expected sections"):
+        load_config(path)
+    path.write_text("training: 5\n")
+    with pytest.raises(ConfigError, match="training is 5"):
+        load_config(path)
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_config(tmp_path / "none.yaml")
+    path.write_text("")
+    assert load_config(path) == RunConfig()
+
+
+def test_relative_paths_current_directory_first_then_the_yaml_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "work").mkdir()
+    for name in ("train.jsonl", "val.jsonl"):
+        (tmp_path / "conf" / name).write_text("{}\n")
+    (tmp_path / "work" / "train.jsonl").write_text("{}\n")
+    path = tmp_path / "conf" / "run.yaml"
+    path.write_text(
+        "custom: {train_jsonl: train.jsonl, val_jsonl: val.jsonl}\nmodel: {name_or_path: Org/Name}\n"
+    )
+    monkeypatch.chdir(tmp_path / "work")
+    config = load_config("../conf/run.yaml")
+    assert config.custom.train_jsonl == "train.jsonl"
+    assert Path(str(config.custom.val_jsonl)) == tmp_path / "conf" / "val.jsonl"
+    assert config.model.name_or_path == "Org/Name"
+
+
+def test_reading_a_plain_config_loads_no_torch() -> None:
+    code = (
+        "import sys; from packtrain.train.config import load_config;"
+        "load_config({'training': {'packing': True}});"
+        "print([m for m in ('torch', 'transformers', 'numba') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
