@@ -3,6 +3,7 @@
 from ._family import (
     BACKENDS,
     FLASH_KWARGS,
+    LEAKING_MODEL_TYPES,
     MASK_KEYS,
     STATEFUL_MODEL_TYPES,
     VARLEN_KWARGS,
@@ -14,6 +15,7 @@ from ._family import (
 __all__ = [
     "BACKENDS",
     "FLASH_KWARGS",
+    "LEAKING_MODEL_TYPES",
     "MASK_KEYS",
     "STATEFUL_MODEL_TYPES",
     "VARLEN_KWARGS",

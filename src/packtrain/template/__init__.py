@@ -1,0 +1,8 @@
+"""Templates: samples to token ids, labels, positions and media tensors (Hugging Face; needs torch)."""
+
+from ._torchvision_shim import ensure_torchvision
+from .load import load_processor
+from .positions import mrope_positions, text_positions
+from .processor import HFTemplate
+
+__all__ = ["HFTemplate", "ensure_torchvision", "load_processor", "mrope_positions", "text_positions"]

@@ -1,0 +1,225 @@
+"""Ordered map over shards in this process or in spawned worker processes.
+
+Workers are spawned, never forked: a forked child would inherit the tokenizer's thread pool without
+its threads and hang, or a CUDA context it cannot use. Each worker has a pipe of its own, so a worker
+that dies (out of memory, a crash in a native library) is noticed at once and the error names the
+shard it was working on. Results come in shard order whatever finishes first; at most a few shards
+per worker are in flight, so memory does not grow with the number of shards. No environment variable
+is set, `TOKENIZERS_PARALLELISM` included.
+
+Trade-off: a worker starts in some seconds (it imports and unpickles everything anew), so one worker
+means this very process, without any start-up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnContext, SpawnProcess
+from typing import Any
+
+from ..errors import InputError
+
+__all__ = ["available_cpus", "map_shards"]
+
+#: Shards per worker that may be finished and not yet handed out.
+_AHEAD = 4
+
+Work = Callable[[Any, Any], Any]
+
+
+def available_cpus() -> int:
+    """CPUs this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def map_shards(
+    work: Work, shards: Iterable[Any], *, workers: int | None = None, context: Any = None
+) -> Iterator[Any]:
+    """Yield `work(context, shard)` for each shard, in order.
+
+    Args:
+        work: a module-level function; pure, so that it does not matter who runs it.
+        shards: small picklable values, for example (start, stop) ranges of ids.
+        workers: processes; 1 = this process, None = one per CPU.
+        context: what all shards share (source and template); sent to each worker once.
+
+    Raises:
+        InputError: `work` or `context` cannot be sent to a worker, a worker died, or `workers` < 1.
+        Exception: whatever `work` raised, with its type; the shard and the worker's traceback are
+            in its notes.
+    """
+    todo = list(shards)
+    count = available_cpus() if workers is None else workers
+    if count < 1:
+        raise InputError(f"workers is {count}", hint="at least 1")
+    if count == 1 or len(todo) <= 1:
+        return _serial(work, todo, context)
+    return _parallel(_pack(work, context), todo, min(count, len(todo)))
+
+
+def _serial(work: Work, shards: Sequence[Any], context: Any) -> Iterator[Any]:
+    for shard in shards:
+        yield work(context, shard)
+
+
+def _pack(work: Work, context: Any) -> bytes:
+    """Pickle once, in the parent, where a failure can be explained."""
+    try:
+        return pickle.dumps((work, context), protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        parts = context if isinstance(context, tuple) else (context,)
+        named = ", ".join(type(part).__name__ for part in (work, *parts) if not _pickles(part))
+        raise InputError(
+            f"{named or 'the work'} cannot be sent to a worker process: "
+            f"{type(error).__name__}: {' '.join(str(error).split())}",
+            hint="set workers=1, or define it at module level without open files, locks, lambdas or a model",
+        ) from error
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        return False
+    return True
+
+
+class _Worker:
+    """One spawned process and our end of its pipe."""
+
+    def __init__(self, context: SpawnContext, payload: bytes) -> None:
+        self.pipe, theirs = context.Pipe()
+        self.process: SpawnProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.payload: bytes | None = payload
+        self.shard: int | None = None
+
+    def send(self, number: int, shard: Any) -> None:
+        self.shard = number
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # death is noticed in wait()
+            if self.payload is not None:
+                self.pipe.send_bytes(self.payload)
+                self.payload = None
+            self.pipe.send((number, shard))
+
+    def stop(self) -> None:
+        if self.process.is_alive():
+            self.process.terminate()
+        self.process.join(5)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.pipe.close()
+        self.process.close()
+
+
+def _parallel(payload: bytes, shards: Sequence[Any], count: int) -> Iterator[Any]:
+    workers: list[_Worker] = []
+    done: dict[int, Any] = {}
+    given = handed = 0
+    try:
+        spawn = multiprocessing.get_context("spawn")
+        for _ in range(count):
+            workers.append(_Worker(spawn, payload))
+        while handed < len(shards):
+            for worker in workers:
+                if worker.shard is None and given < min(len(shards), handed + _AHEAD * count):
+                    worker.send(given, shards[given])
+                    given += 1
+            while handed in done:
+                yield done.pop(handed)
+                handed += 1
+            busy = [worker for worker in workers if worker.shard is not None]
+            if busy:
+                for worker in _ready(busy):
+                    number, value = _receive(worker, shards)
+                    done[number] = value
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+def _ready(busy: list[_Worker]) -> list[_Worker]:
+    """Workers with an answer, or dead; waits for the first."""
+    owners: dict[Any, _Worker] = {worker.pipe: worker for worker in busy}
+    owners.update({worker.process.sentinel: worker for worker in busy})
+    found = {id(owners[item]): owners[item] for item in wait(list(owners))}
+    return list(found.values())
+
+
+def _receive(worker: _Worker, shards: Sequence[Any]) -> tuple[int, Any]:
+    shard = shards[worker.shard if worker.shard is not None else 0]
+    try:
+        if not worker.pipe.poll():
+            raise EOFError
+        number, ok, value, trace = worker.pipe.recv()
+    except (EOFError, ConnectionResetError, BrokenPipeError):
+        raise _death(worker, shard) from None
+    worker.shard = None
+    if ok:
+        return number, value
+    if not isinstance(value, BaseException):  # it could not be sent; only its text came
+        raise InputError(f"shard {shard!r} failed in a worker: {value}", hint=f"the worker said: {trace}")
+    value.add_note(f"in a worker process, shard {shard!r}:\n{trace}")
+    raise value
+
+
+def _death(worker: _Worker, shard: Any) -> InputError:
+    worker.process.join(5)
+    code = worker.process.exitcode
+    how = f"exit code {code}"
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            how = f"killed by {signal.Signals(-code).name}"
+    where = f"ids {shard[0]} to {shard[1] - 1}" if _is_range(shard) else f"shard {shard!r}"
+    hint = "run it with workers=1 to see the cause"
+    if code == -getattr(signal, "SIGKILL", 9):
+        hint = "most likely out of memory: use fewer workers"
+    elif code == 1:
+        hint = "a script that starts workers needs `if __name__ == '__main__':` around its entry; " + hint
+    return InputError(f"a worker died on {where} ({how})", hint=hint)
+
+
+def _is_range(shard: Any) -> bool:
+    return isinstance(shard, tuple) and len(shard) == 2 and all(isinstance(edge, int) for edge in shard)
+
+
+def _serve(pipe: Connection) -> None:
+    """Worker process: receive the work once, then shards until the pipe closes."""
+    with contextlib.suppress(ValueError, OSError):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which stops us
+    loaded: tuple[Work, Any] | None = None
+    payload = b""
+    with contextlib.suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
+        payload = pipe.recv_bytes()
+        while True:
+            number, shard = pipe.recv()
+            try:
+                if loaded is None:
+                    loaded = pickle.loads(payload)
+                    payload = b""
+                answer = pickle.dumps((number, True, loaded[0](loaded[1], shard), ""))
+            except Exception as error:
+                answer = _failure(number, error)
+            pipe.send_bytes(answer)
+
+
+def _failure(number: int, error: Exception) -> bytes:
+    """An exception as bytes; only its text where it cannot be rebuilt on the other side."""
+    trace = traceback.format_exc()
+    try:
+        answer = pickle.dumps((number, False, error, trace))
+        pickle.loads(answer)
+    except Exception:
+        return pickle.dumps((number, False, f"{type(error).__name__}: {error}", trace))
+    return answer

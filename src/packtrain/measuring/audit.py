@@ -1,0 +1,137 @@
+"""Audit: does encoding give the lengths that were measured?
+
+A plan is only as good as its lengths. Before planning, a seeded random subset of the usable samples
+is encoded for real and compared: tokens, and the costs supervised, images and patches where both
+sides have them. One difference is enough to stop: it means the measuring rule and the encoder
+disagree, and every length is in doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DriftError, InputError, SampleError
+from ..extend import Source
+
+__all__ = ["AuditReport", "Drift", "audit", "encoded_costs"]
+
+_SHOWN = 5  # drifting samples named in the message
+
+
+@dataclass(frozen=True)
+class Drift:
+    """One difference: sample `id`, cost `name` (`tokens`, `supervised`, …), both values."""
+
+    id: int
+    name: str
+    measured: int
+    encoded: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditReport:
+    """Result of an audit without drift.
+
+    Attributes:
+        ids: int64[k], the samples that were encoded, ascending.
+        tokens: their tokens in all.
+        failed: id -> reason, samples whose media turned out to be broken only when decoded.
+    """
+
+    ids: NDArray[np.int64]
+    tokens: int
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+def audit(
+    source: Source,
+    lengths: Any,
+    encode: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    *,
+    count: int = 32,
+    seed: int = 0,
+) -> AuditReport:
+    """Encode a random subset of the usable samples and compare with what was measured.
+
+    Args:
+        source: where the samples are.
+        lengths: a `Lengths` of that source.
+        encode: sample -> encoded sample with `input_ids`, for example `template.encode`.
+        count: how many samples; all usable ones where there are fewer.
+        seed: chooses the subset.
+
+    Returns:
+        What was checked. Samples that fail to decode are in `failed`, not an error here: training
+        treats them by its `on_error` policy.
+
+    Raises:
+        DriftError: a measured value differs; names ids, measured and encoded values.
+        InputError: the lengths are of another source (their number differs).
+    """
+    if len(lengths.tokens) != len(source):
+        raise InputError(
+            f"{len(lengths.tokens)} lengths for a source of {len(source)} samples",
+            hint="measure this source again",
+        )
+    status = np.zeros(len(source), np.uint8) if lengths.status is None else np.asarray(lengths.status)
+    usable = np.flatnonzero((status == 0) | (status == 3))
+    chosen = usable
+    if count < len(usable):
+        generator = np.random.Generator(np.random.PCG64(seed))
+        chosen = np.sort(generator.choice(usable, size=count, replace=False), kind="stable")
+    drifts: list[Drift] = []
+    failed: dict[int, str] = {}
+    total = 0
+    for i in chosen.tolist():
+        try:
+            encoded = encode(source[i])
+        except SampleError as error:
+            failed[i] = error.reason
+            continue
+        except DriftError as error:
+            raise DriftError(f"{source.where(i)} (id {i}): {error.message}", hint=error.hint) from error
+        found = encoded_costs(encoded)
+        total += found["tokens"]
+        drifts += _compare(i, lengths, found)
+    if drifts:
+        raise DriftError(
+            _message(source, drifts, len(chosen)), hint="measure again with the processor used for training"
+        )
+    return AuditReport(ids=chosen.astype(np.int64), tokens=total, failed=failed)
+
+
+def encoded_costs(encoded: Mapping[str, Any]) -> dict[str, int]:
+    """Costs of an encoded sample: tokens, and supervised, images, patches where it tells them."""
+    found = {"tokens": len(encoded["input_ids"])}
+    if "labels" in encoded:
+        found["supervised"] = int((np.asarray(encoded["labels"]) != -100).sum())
+    if "image_grid_thw" in encoded:
+        grid = np.asarray(encoded["image_grid_thw"]).reshape(-1, 3)
+        found["images"] = len(grid)
+        found["patches"] = int(grid.prod(axis=1).sum())
+    return found
+
+
+def _compare(i: int, lengths: Any, found: Mapping[str, int]) -> list[Drift]:
+    out: list[Drift] = []
+    measured = {"tokens": int(lengths.tokens[i])}
+    measured.update({name: int(values[i]) for name, values in (lengths.costs or {}).items()})
+    for name, value in found.items():
+        if name in measured and measured[name] != value:
+            out.append(Drift(i, name, measured[name], value))
+    return out
+
+
+def _message(source: Source, drifts: list[Drift], checked: int) -> str:
+    ids = sorted({drift.id for drift in drifts})
+    shown = "; ".join(
+        f"id {d.id} ({source.where(d.id)}) {d.name}: measured {d.measured}, encoded {d.encoded}"
+        for d in drifts[:_SHOWN]
+    )
+    more = f" … and {len(drifts) - _SHOWN} more" if len(drifts) > _SHOWN else ""
+    return f"encoding disagrees with measuring on {len(ids)} of {checked} audited samples: {shown}{more}"

@@ -1,0 +1,221 @@
+"""Measure one range of sample ids: the pure part of `measure`, run in this process or in a worker.
+
+`measure_range((source, template), (start, stop))` is the work function that an executor maps over
+ranges. A sample that cannot be used gets a status and a reason and never stops the range; an error
+that is no `SampleError` is a fault of the source or the template and stops the run, named with the
+record it happened on. The result depends on the source and the template only, so ranges measured by
+any number of workers join to the same arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError, LengthError, PacktrainError, SampleError
+from ..extend import Source, Template, measure_many
+from ..media.location import identity
+from ..planning.lengths import STATUS_BEYOND, STATUS_EMPTY, STATUS_FAILED, STATUS_OK
+
+__all__ = ["BATCH", "RangeResult", "measure_range", "media_refs"]
+
+I64 = NDArray[np.int64]
+
+#: Samples handed to the template in one call.
+BATCH = 256
+
+MediaRow = tuple[str, int, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeResult:
+    """What was measured of ids `start <= id < stop`; arrays have `stop - start` entries.
+
+    Attributes:
+        tokens: int64, lengths; 0 for a sample that cannot be used.
+        costs: name -> int64, further costs; 0 for a sample that lacks one or cannot be used.
+        status: uint8, `STATUS_OK`, `STATUS_EMPTY`, `STATUS_FAILED` or `STATUS_BEYOND`.
+        reasons: id -> ledger reason of every sample whose status is not ok.
+        details: id -> one line for people: where the record stands and what is wrong.
+        media: (name, size in bytes, header digest) of every file used, ascending, each once.
+    """
+
+    start: int
+    stop: int
+    tokens: I64
+    costs: dict[str, I64]
+    status: NDArray[np.uint8]
+    reasons: dict[int, str] = field(default_factory=dict)
+    details: dict[int, str] = field(default_factory=dict)
+    media: tuple[MediaRow, ...] = ()
+
+
+def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> RangeResult:
+    """Measure the ids of one shard.
+
+    Args:
+        context: the source and the template.
+        shard: (start, stop).
+
+    Raises:
+        SourceError: the source itself cannot be read.
+        InputError: the source or template raised something that is no `SampleError`.
+        LengthError: the template gave a length that is not one.
+    """
+    source, template = context
+    start, stop = int(shard[0]), int(shard[1])
+    tokens = np.zeros(stop - start, dtype=np.int64)
+    status = np.zeros(stop - start, dtype=np.uint8)
+    costs: dict[str, I64] = {}
+    errors: dict[int, SampleError] = {}
+    media: set[MediaRow] = set()
+    limit = getattr(template, "model_limit", None)
+    for first in range(start, stop, BATCH):
+        last = min(first + BATCH, stop)
+        samples, ids = _read(source, first, last, errors)
+        media.update(_identities(source, samples))
+        for i, outcome in zip(ids, _measure(source, template, ids, samples), strict=True):
+            if isinstance(outcome, SampleError):
+                errors[i] = outcome
+                continue
+            tokens[i - start] = _length(source, i, outcome)
+            for name, value in getattr(outcome, "costs", {}).items():
+                if name not in costs:
+                    costs[name] = np.zeros(stop - start, dtype=np.int64)
+                costs[name][i - start] = _length(source, i, value)
+    reasons: dict[int, str] = {}
+    details: dict[int, str] = {}
+    for i in range(start, stop):
+        if i in errors:
+            reasons[i] = errors[i].reason
+            details[i] = f"{source.where(i)}: {_line(errors[i])}"
+            status[i - start] = STATUS_EMPTY if errors[i].reason == "empty" else STATUS_FAILED
+        elif tokens[i - start] == 0:
+            reasons[i], status[i - start] = "empty", STATUS_EMPTY
+            details[i] = f"{source.where(i)}: the sample has no tokens"
+        elif limit is not None and tokens[i - start] > limit:
+            reasons[i], status[i - start] = "beyond_model", STATUS_BEYOND
+            details[i] = f"{source.where(i)}: {tokens[i - start]} tokens, the model takes {limit}"
+        else:
+            status[i - start] = STATUS_OK
+    return RangeResult(
+        start=start,
+        stop=stop,
+        tokens=tokens,
+        costs={name: costs[name] for name in sorted(costs)},
+        status=status,
+        reasons=reasons,
+        details=details,
+        media=tuple(sorted(media)),
+    )
+
+
+def media_refs(sample: Mapping[str, Any]) -> list[Any]:
+    """References of the media of a chat sample, in order; empty for samples of another shape."""
+    found: list[Any] = []
+    messages = sample.get("messages") if isinstance(sample, Mapping) else None
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        return found
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, Sequence) or isinstance(content, (str, bytes)):
+            continue
+        for part in content:
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind in ("image", "video", "audio") and part.get(kind) is not None:
+                found.append(part[kind])
+    return found
+
+
+def _read(
+    source: Source, first: int, last: int, errors: dict[int, SampleError]
+) -> tuple[list[Mapping[str, Any]], list[int]]:
+    samples: list[Mapping[str, Any]] = []
+    ids: list[int] = []
+    for i in range(first, last):
+        try:
+            samples.append(source[i])
+            ids.append(i)
+        except SampleError as error:
+            errors[i] = error
+        except PacktrainError:
+            raise
+        except Exception as error:
+            raise _fault(source, i, "the source", error) from error
+    return samples, ids
+
+
+def _measure(
+    source: Source, template: Template, ids: list[int], samples: list[Mapping[str, Any]]
+) -> list[Any]:
+    try:
+        outcomes = measure_many(template, samples)
+    except PacktrainError:
+        raise
+    except Exception as error:
+        raise _culprit(source, template, ids, samples, error) from error
+    if len(outcomes) != len(samples):
+        raise LengthError(
+            f"{type(template).__name__} gave {len(outcomes)} answers for {len(samples)} samples",
+            hint="it must answer each sample with a length or its SampleError",
+        )
+    return outcomes
+
+
+def _culprit(
+    source: Source, template: Template, ids: list[int], samples: list[Mapping[str, Any]], error: Exception
+) -> InputError:
+    """Find the sample of a failed batch by measuring one at a time."""
+    for i, sample in zip(ids, samples, strict=True):
+        try:
+            template.measure(sample)
+        except PacktrainError:
+            continue
+        except Exception as single:
+            return _fault(source, i, type(template).__name__, single)
+    return InputError(
+        f"{source.where(ids[0])} … {source.where(ids[-1])}: {type(template).__name__} failed on the batch: "
+        f"{type(error).__name__}: {_line(error)}",
+        hint="measure_batch fails where measure does not; repair the template",
+    )
+
+
+def _fault(source: Source, i: int, culprit: str, error: Exception) -> InputError:
+    return InputError(
+        f"{source.where(i)}: {culprit} failed: {type(error).__name__}: {_line(error)}",
+        hint="raise SampleError for a record that cannot be used; anything else stops the run",
+    )
+
+
+def _length(source: Source, i: int, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+        raise LengthError(
+            f"{source.where(i)}: the template measured {value!r}", hint="a length is an integer >= 0"
+        )
+    return int(value)
+
+
+def _identities(source: Source, samples: list[Mapping[str, Any]]) -> set[MediaRow]:
+    """Identity of each medium that is a file; a missing one counts as (name, -1, "")."""
+    root = getattr(source, "media_root", None)
+    rows: set[MediaRow] = set()
+    for sample in samples:
+        for ref in media_refs(sample):
+            try:
+                row = identity(ref, root)
+            except SampleError:
+                if isinstance(ref, bytes) or str(ref).startswith("data:"):
+                    continue
+                row = (str(ref), -1, "")
+            if row[0]:
+                rows.add(row)
+    return rows
+
+
+def _line(error: BaseException) -> str:
+    """The message of an error on one line."""
+    return " ".join(str(error).split())

@@ -1,0 +1,147 @@
+"""Load a Hugging Face processor or tokenizer from a folder or a hub name.
+
+A folder that describes a processor never falls back to its bare tokenizer: a vision model measured
+as text would be planned with lengths that are far too small, without any sign. Failures become one
+line with a hint instead of a traceback of the library.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, InputError, MissingExtraError, PacktrainError
+from ._torchvision_shim import ensure_torchvision
+
+__all__ = ["load_processor"]
+
+logger = logging.getLogger(__name__)
+
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "image_processor_config.json")
+
+
+def load_processor(
+    name_or_path: str | Path,
+    *,
+    min_pixels: int | None = None,
+    max_pixels: int | None = None,
+    trust_remote_code: bool = False,
+) -> Any:
+    """The processor of a model, or its tokenizer when the model is text only.
+
+    Args:
+        name_or_path: folder with the processor's files, or a hub name such as `Qwen/Qwen3-VL-4B-Instruct`.
+        min_pixels: smallest image area in pixels; set on the loaded object, so that it takes effect.
+        max_pixels: largest image area in pixels, likewise.
+        trust_remote_code: run Python code that comes with the processor.
+
+    Raises:
+        InputError: not found, not readable, or not a processor.
+        MissingExtraError: transformers, or a package the processor needs, is not installed.
+        ConfigError: a pixel limit for something without an image processor, or an impossible one.
+    """
+    name = str(name_or_path)
+    if not name.strip():
+        raise InputError("no processor is named", hint="give a folder or a hub name")
+    folder = Path(name).expanduser()
+    is_folder = folder.is_dir()
+    if not is_folder and _looks_like_path(name):
+        raise InputError(
+            f"processor folder {name} does not exist",
+            hint="give a folder with processor_config.json or tokenizer_config.json, or a hub name",
+        )
+    processor = _load(str(folder) if is_folder else name, folder if is_folder else None, trust_remote_code)
+    if min_pixels is not None or max_pixels is not None:
+        _set_pixel_limits(processor, name, min_pixels, max_pixels)
+    return processor
+
+
+def _looks_like_path(name: str) -> bool:
+    """A hub name has at most one slash and none of a path's marks."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+
+
+def _load(name: str, folder: Path | None, trust_remote_code: bool) -> Any:
+    ensure_torchvision()
+    try:
+        from transformers import AutoProcessor, AutoTokenizer
+    except ImportError as error:
+        raise _import_failure(error, "transformers") from error
+    options = {"trust_remote_code": trust_remote_code}
+    try:
+        return AutoProcessor.from_pretrained(name, **options)
+    except Exception as error:
+        problem = _explain(name, folder, error)
+        described = folder is not None and any((folder / file).is_file() for file in _PROCESSOR_FILES)
+        if described or not isinstance(error, (ValueError, OSError, KeyError, TypeError)):
+            raise problem from error
+        first = error
+    try:
+        return AutoTokenizer.from_pretrained(name, **options)
+    except Exception as error:
+        raise _explain(name, folder, error) from first
+
+
+def _explain(name: str, folder: Path | None, error: Exception) -> PacktrainError:
+    """One line for what the library said, with a hint that fits."""
+    if isinstance(error, ImportError):
+        return _import_failure(error, name)
+    text = str(error)
+    first = text.strip().splitlines()[0] if text.strip() else ""
+    said = f"{type(error).__name__}: {first[:200]}"
+    if "trust_remote_code" in text:
+        return InputError(
+            f"{name} comes with its own Python code", hint="pass trust_remote_code=True if you trust it"
+        )
+    if folder is not None:
+        files = {path.name for path in folder.iterdir()}
+        if not files & {*_PROCESSOR_FILES, "tokenizer_config.json", "tokenizer.json", "config.json"}:
+            return InputError(
+                f"folder {name} holds no processor or tokenizer",
+                hint="it needs processor_config.json or tokenizer_config.json; save one with save_pretrained",
+            )
+        return InputError(
+            f"cannot load the processor in {name}: {said}",
+            hint="the folder may be incomplete; save it again with save_pretrained",
+        )
+    return InputError(
+        f"cannot load processor {name!r} from the hub: {said}",
+        hint="check the name and the network, or give a local folder",
+    )
+
+
+def _import_failure(error: ImportError, name: str) -> PacktrainError:
+    """A package is missing: one of our extra, or one that this processor alone needs."""
+    missing = (error.name or "").split(".")[0]
+    if missing in ("transformers", "torch", "jinja2", "tokenizers"):
+        return MissingExtraError(missing, "train")
+    text = " ".join(str(error).split())
+    for package in ("torchvision", "sentencepiece", "tiktoken", "mistral_common", "timm", "av"):
+        if package in text.lower():
+            return InputError(
+                f"{name} needs {package}, which is not installed", hint=f"pip install {package}"
+            )
+    return InputError(f"{name} needs a package that is not installed: {text[:200]}", hint="install it")
+
+
+def _set_pixel_limits(processor: Any, name: str, low: int | None, high: int | None) -> None:
+    """Write the limits where the image processor reads them (keyword names differ between releases)."""
+    image_processor = getattr(processor, "image_processor", None)
+    size = dict(getattr(image_processor, "size", None) or {})
+    if image_processor is None or "shortest_edge" not in size or "longest_edge" not in size:
+        raise ConfigError(
+            f"{name} has no pixel limits to set ({type(processor).__name__})",
+            hint="drop min_pixels and max_pixels, or choose a Qwen-VL processor",
+        )
+    size["shortest_edge"] = size["shortest_edge"] if low is None else int(low)
+    size["longest_edge"] = size["longest_edge"] if high is None else int(high)
+    if not 0 < size["shortest_edge"] <= size["longest_edge"]:
+        raise ConfigError(
+            f"min_pixels {size['shortest_edge']} and max_pixels {size['longest_edge']} are not a range",
+            hint="0 < min_pixels <= max_pixels",
+        )
+    image_processor.size = type(image_processor.size)(**size)
+    for key, value in (("min_pixels", size["shortest_edge"]), ("max_pixels", size["longest_edge"])):
+        if getattr(image_processor, key, None) is not None:
+            setattr(image_processor, key, value)

@@ -1,0 +1,56 @@
+"""Checks of a template's options: each fault is one line with a hint, before any sample is read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..errors import ConfigError, UnknownNameError
+from ..families import Family, family_of
+from .layout import TRUNCATIONS
+
+__all__ = ["check_options", "choose_family", "positive"]
+
+
+def choose_family(family: Family | str | None, processor: Any) -> Family:
+    """The family that was named, or the one the processor's class belongs to."""
+    if isinstance(family, Family):
+        return family
+    found = family_of(name=family) if family is not None else family_of(processor=processor)
+    if found.modalities and not hasattr(processor, "image_processor"):
+        raise ConfigError(
+            f"family {found.name} needs a processor with an image processor, got {type(processor).__name__}",
+            hint="load the processor, not the tokenizer alone",
+        )
+    return found
+
+
+def positive(name: str, value: int | None) -> int | None:
+    """`value` if it is a positive integer or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} is {value!r}, not a positive integer", hint=f"give {name} in tokens")
+    return value
+
+
+def check_options(template: Any) -> None:
+    """Refuse variables, truncation and tokenizers that cannot hold."""
+    try:
+        json.dumps(template.variables)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"template variables are not plain values: {error}",
+            hint="use strings, numbers, lists and mappings",
+        ) from None
+    if template.truncation not in TRUNCATIONS:
+        raise UnknownNameError("truncation", str(template.truncation), TRUNCATIONS)
+    if template.truncation != "error" and template.max_length is None:
+        raise ConfigError(
+            f"truncation {template.truncation!r} has no max_length to cut to", hint="set template.max_length"
+        )
+    if not getattr(template.tokenizer, "is_fast", False):
+        raise ConfigError(
+            f"{type(template.tokenizer).__name__} cannot say which characters a token covers",
+            hint="use a tokenizer backed by tokenizer.json (use_fast=True)",
+        )
