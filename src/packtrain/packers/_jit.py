@@ -37,16 +37,21 @@ class Kernel:
         functools.update_wrapper(self, function)
         self.plain = function
         self._compiled: Callable[..., Any] | None = None
+        self._cached = True
 
     def __call__(self, *args: Any) -> Any:
         if self._compiled is None:
             self._compiled = _compile(self.plain, cache=True)
         try:
             return self._compiled(*args)
-        except (OSError, EOFError, ValueError, AttributeError, ImportError, KeyError) as error:
-            # Kernels raise none of these: the cache on disk is unreadable, torn or full.
+        except Exception as error:
+            # A cache that is torn, full or of another numba fails in many ways, before the kernel runs.
+            # Compiled in memory the kernel either works or raises what is really wrong.
+            if not self._cached:
+                raise
+            self._cached = False
             logger.info(
-                "numba cache of %s is not usable (%s); compiling in memory", self.plain.__name__, error
+                "numba cache of %s is not usable (%r); compiling in memory", self.plain.__name__, error
             )
             self._compiled = _compile(self.plain, cache=False)
             return self._compiled(*args)

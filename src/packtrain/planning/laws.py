@@ -1,0 +1,76 @@
+"""Laws 1-3 checked on a finished plan: partition, capacity, canonical order.
+
+Vectorised and in a few passes, so that `verify` can afford it on a plan of any size. It shares no code
+with the planner.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import LawError
+from .lengths import Lengths
+from .packplan import PackPlan
+
+__all__ = ["check_laws"]
+
+
+def check_laws(plan: PackPlan, lengths: Lengths | None = None) -> None:
+    """LawError when the plan breaks a law; with `lengths` also capacity and the origin are checked."""
+    offsets, indices = np.asarray(plan.offsets), np.asarray(plan.indices)
+    _order(offsets, indices, per_step=None)
+    read = len(indices) + len(plan.ledger)
+    if lengths is not None and read != len(lengths):
+        raise LawError(
+            f"{len(indices)} packed + {len(plan.ledger)} in the ledger, but {len(lengths)} were read"
+        )
+    seen = np.zeros(read, dtype=np.uint8)
+    for ids in (indices, plan.ledger.ids):
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < read:
+            raise LawError(f"sample id {int(ids.max())} of {read} samples that were read")
+        seen[ids] += 1
+    if len(ids := np.flatnonzero(seen != 1)):
+        raise LawError(f"sample {int(ids[0])} is packed or in the ledger {int(seen[ids[0]])} times, not once")
+    if lengths is not None:
+        _capacity(plan, lengths)
+
+
+def _order(offsets: np.ndarray, indices: np.ndarray, per_step: int | None) -> None:
+    sizes = np.diff(offsets)
+    if len(sizes) and int(sizes.min()) < 1:
+        raise LawError(f"pack {int(np.argmin(sizes))} is empty")
+    if len(indices) < 2:
+        return
+    rises = np.diff(indices.astype(np.int64)) > 0
+    inside = np.ones(len(rises), dtype=bool)
+    inside[offsets[1:-1] - 1] = False
+    if not bool(rises[inside].all()):
+        raise LawError("sample ids do not ascend inside a pack")
+    first = indices[offsets[:-1]].astype(np.int64)
+    step = per_step or len(first)
+    for start in range(0, len(first), step):
+        if not bool((np.diff(first[start : start + step]) > 0).all()):
+            raise LawError("packs do not ascend by their smallest sample id")
+
+
+def _capacity(plan: PackPlan, lengths: Lengths) -> None:
+    m, cap = plan.spec.multiple_of, plan.spec.pack_length
+    if len(plan) == 0:
+        return
+    starts = np.asarray(plan.offsets)[:-1]
+    shared = np.diff(np.asarray(plan.offsets)) > 1
+    tokens = lengths.tokens[np.asarray(plan.indices)].astype(np.int64)
+    totals = np.add.reduceat(-(-tokens // m) * m, starts)
+    over = np.flatnonzero(shared & (totals > cap))
+    if len(over):
+        raise LawError(f"pack {int(over[0])} holds {int(totals[over[0]])} tokens, pack_length is {cap}")
+    if not np.array_equal(np.add.reduceat(tokens, starts), plan.pack_tokens):
+        raise LawError("pack_tokens differ from the sums of the lengths")
+    for name, limit in plan.spec.limits.items():
+        held = np.add.reduceat(lengths.costs[name][np.asarray(plan.indices)].astype(np.int64), starts)
+        over = np.flatnonzero(shared & (held > limit))
+        if len(over):
+            raise LawError(f"pack {int(over[0])} holds {int(held[over[0]])} {name}, the limit is {limit}")
+    most = plan.spec.max_samples
+    if most is not None and int(np.diff(np.asarray(plan.offsets)).max()) > most:
+        raise LawError(f"a pack holds more than max_samples={most} samples")
