@@ -32,8 +32,8 @@ _MAKERS: dict[str, tuple[Callable[[Draws], Talk], int]] = {
     "maths": (problem_talk, 6),
 }
 _KINDS = tuple(name for name, (_, share) in _MAKERS.items() for _ in range(share))
-_TURN = 6  # tokens of a turn beside its text: marks, role, newlines
-_PICTURE = 66  # most tokens of a picture, with its two marks
+_TURN = 5  # tokens of a turn beside its text: marks, role, newlines
+_PICTURE = (6, 66)  # least and most tokens of a picture, with its two marks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +89,13 @@ def lesson(d: Draws, tokens: int, count: Callable[[str], int], over: bool = Fals
             question, worked = problem(d)
             step.ask(question)
             step.answer(worked)
-        fits = tokens_of(talk, count) + tokens_of(step, count) <= tokens
+        fits = tokens_of(talk, count, most=not over) + tokens_of(step, count, most=not over) <= tokens
         if fits or over:
             talk.extend(step)
         if not fits:
             return talk
 
 
-def tokens_of(talk: Talk, count: Callable[[str], int]) -> int:
-    """An upper estimate of a talk's length: pictures are taken at their most."""
-    return sum(count(turn.text) + _TURN for turn in talk.turns) + _PICTURE * len(talk.pictures)
+def tokens_of(talk: Talk, count: Callable[[str], int], *, most: bool) -> int:
+    """A talk's length with every picture at its most tokens, or at its least."""
+    return sum(count(turn.text) + _TURN for turn in talk.turns) + _PICTURE[most] * len(talk.pictures)

@@ -73,6 +73,7 @@ class Writer:
         pool = Draws(f"{self.seed}/corpus")
         more = [text for _ in range(_MORE_PROBLEMS) for text in problem(pool)]
         more += [f" {number} [{number}," for number in range(1000) for _ in range(3)]  # box coordinates
+        more += [f"{role}\n" for role in ("user", "assistant", "system") for _ in range(100)]
         tokenizer = train_tokenizer(self._corpus + more)
         for name in save_processor(self.folder / "processor", tokenizer):
             self._remember(f"processor/{name}")
