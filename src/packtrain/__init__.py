@@ -1,6 +1,7 @@
 """packtrain: sequence packing for (multimodal) LLM training, measured, planned once, proven."""
 
 from .errors import PacktrainError, SampleError
+from .pipeline.measure import measure
 from .planning.align import AlignedPlan
 from .planning.build import plan
 from .planning.ledger import Ledger
@@ -18,5 +19,6 @@ __all__ = [
     "PlanSpec",
     "SampleError",
     "__version__",
+    "measure",
     "plan",
 ]

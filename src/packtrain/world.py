@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .errors import InputError
 
-__all__ = ["World", "cache_dir", "cpu_count", "jit_allowed", "world"]
+__all__ = ["World", "cache_dir", "jit_allowed", "world"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,6 @@ def cache_dir() -> Path:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "packtrain"
-
-
-def cpu_count() -> int:
-    """Cores this process may use (its affinity, not the machine's count)."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else (os.cpu_count() or 1)
 
 
 def jit_allowed() -> bool:

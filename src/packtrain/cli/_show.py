@@ -1,0 +1,107 @@
+"""Opening artefacts and printing them as tables; shared by several verbs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import FormatError, LengthError
+from ..planning.lengths import Lengths
+from ..planning.packplan import PackPlan
+
+__all__ = ["artefact_kind", "open_lengths", "print_lengths", "print_plan", "table"]
+
+
+def artefact_kind(folder: Path) -> str:
+    """`lengths`, `plan` or `run`, by the marker that lies in `folder`.
+
+    Raises:
+        FormatError: it holds none.
+    """
+    for marker in ("run", "plan", "lengths"):
+        if (folder / f"{marker}.json").is_file():
+            return marker
+    if not folder.exists():
+        raise FormatError(f"{folder} does not exist", hint="name a lengths, plan or run folder")
+    if (folder / "partial").is_dir():
+        raise FormatError(f"{folder} is an unfinished measurement", hint="run the same measure command again")
+    raise FormatError(f"{folder} holds no lengths, plan or run", hint="name the folder given as --out")
+
+
+def open_lengths(path: Path) -> Lengths:
+    """A lengths folder, or an array of token counts in a .npy or .json file."""
+    if path.is_dir():
+        if artefact_kind(path) == "run":
+            path = path / "lengths"
+        return Lengths.load(path)
+    if not path.exists():
+        raise FormatError(f"{path} does not exist", hint="name a lengths folder, or a .npy or .json file")
+    try:
+        if path.suffix == ".npy":
+            return Lengths(np.load(path, mmap_mode="r", allow_pickle=False))
+        if path.suffix == ".json":
+            return Lengths(json.loads(path.read_bytes()))
+    except LengthError:
+        raise
+    except (ValueError, EOFError) as error:
+        raise FormatError(f"{path} is not an array of token counts: {error}") from None
+    raise FormatError(f"{path} is neither a lengths folder nor a .npy or .json file")
+
+
+def table(title: str, rows: Mapping[str, Any]) -> None:
+    """Two columns on standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(title=title, show_header=False, title_justify="left", title_style="bold")
+    grid.add_column(style="cyan")
+    grid.add_column(overflow="fold")
+    for name, value in rows.items():
+        grid.add_row(name, str(value))
+    Console().print(grid)
+
+
+def print_lengths(folder: Path, lengths: Lengths, *, audited: int | None = None) -> None:
+    usable = np.asarray(lengths.tokens)[np.asarray(lengths.status) == 0]
+    rows: dict[str, Any] = {"samples": f"{len(lengths):,}", "usable": f"{len(usable):,}"}
+    counts: dict[str, int] = {}
+    for index in np.flatnonzero(np.asarray(lengths.status) != 0).tolist():
+        reason = lengths.reason(index)
+        counts[reason] = counts.get(reason, 0) + 1
+    rows.update({f"  {reason}": f"{count:,}" for reason, count in sorted(counts.items())})
+    if len(usable):
+        p50, p95 = np.percentile(usable, [50, 95])
+        rows["tokens"] = f"{int(usable.sum(dtype=np.int64)):,}"
+        rows["length"] = f"mean {usable.mean():.0f}, p50 {p50:.0f}, p95 {p95:.0f}, max {int(usable.max())}"
+    for name, values in lengths.costs.items():
+        rows[name] = f"{int(np.asarray(values).sum(dtype=np.int64)):,}"
+    if audited is not None:
+        rows["audit"] = f"{audited} samples encoded for real: 0 mismatches" if audited else "not run"
+    rows["digest"] = lengths.digest[:16]
+    table(f"Lengths in {folder}", rows)
+
+
+def print_plan(folder: Path, plan: PackPlan) -> None:
+    table(f"Plan in {folder}", plan_rows(plan))
+
+
+def plan_rows(plan: PackPlan) -> dict[str, str]:
+    """The figures of a plan, as text."""
+    stats = plan.stats()
+    proven = "proven optimal" if stats["optimal"] else f"gap {stats['gap']:.4%}"
+    rows = {
+        "samples": f"{stats['samples']:,} of {stats['read']:,} read",
+        "packs": f"{stats['packs']:,} of {plan.spec.pack_length:,} tokens",
+        "efficiency": f"{stats['efficiency']:.2%} of slots are real tokens",
+        "samples per pack": f"{stats['samples_per_pack']:.2f}",
+        "lower bound": f"{stats['bound']:,} packs ({stats['bound_name']}), {proven}",
+        "packer": stats["packer"],
+        "checksum": plan.checksum[:16],
+        "ledger": f"{stats['dropped']:,} samples",
+    }
+    rows.update({f"  {reason}": f"{count:,}" for reason, count in stats["dropped_by_reason"].items()})
+    return rows

@@ -1,0 +1,78 @@
+"""`packtrain plan`: lengths to a plan folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import InputError
+from ._app import emit
+from ._show import open_lengths, print_plan
+
+__all__ = ["command"]
+
+
+def _numbers(option: str, values: tuple[str, ...]) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for value in values:
+        name, equals, number = value.partition("=")
+        if not equals or not name or not number.isdigit():
+            raise InputError(f"{option} {value!r} is not NAME=NUMBER", hint=f"for example {option} images=64")
+        out[name] = int(number)
+    return out
+
+
+@click.command("plan")
+@click.argument("lengths", type=click.Path(path_type=Path), metavar="LENGTHS")
+@click.option("--pack-length", "-n", type=int, required=True, help="Hard cap of a pack, in tokens.")
+@click.option("--out", "-o", type=click.Path(path_type=Path), required=True, help="Plan folder to write.")
+@click.option("--packer", default="auto", show_default=True, help="How packs are filled.")
+@click.option("--long-samples", default="single", show_default=True, help="single, drop or error.")
+@click.option(
+    "--long-rule", default=">", show_default=True, help="A sample is long when its length is > or >= N."
+)
+@click.option(
+    "--limit", "limits", multiple=True, metavar="COST=N", help="Further hard cap per pack; repeatable."
+)
+@click.option("--max-samples", type=int, help="Cap on the samples in a pack.")
+@click.option(
+    "--multiple-of", type=int, default=1, show_default=True, help="Samples are later padded to this."
+)
+@click.option("--window", type=int, help="Samples planned together [default: all].")
+@click.option("--seed", type=int, help="Shuffle samples of equal cost among their places.")
+@click.option("--max-drop-fraction", type=float, help="Fail when a larger share goes to the ledger.")
+@click.option("--overwrite", is_flag=True, help="Replace another plan in --out.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def command(
+    lengths: Path,
+    out: Path,
+    limits: tuple[str, ...],
+    max_drop_fraction: float | None,
+    overwrite: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Pack the samples of LENGTHS (a lengths folder, or a .npy or .json array of token counts).
+
+    \b
+    Example:
+      packtrain plan lengths --pack-length 8192 --out plan
+    """
+    from ..pipeline.plan import plan_lengths
+
+    measured = open_lengths(lengths)
+    plan = plan_lengths(
+        measured,
+        out,
+        lengths_folder=lengths if lengths.is_dir() else None,
+        max_drop_fraction=max_drop_fraction,
+        overwrite=overwrite,
+        limits=_numbers("--limit", limits),
+        **options,
+    )
+    if as_json:
+        emit({"plan": str(out), "checksum": plan.checksum, **plan.stats()})
+        return
+    print_plan(out, plan)

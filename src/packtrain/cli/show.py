@@ -1,0 +1,105 @@
+"""`packtrain show`: what is in an artefact, as a table, JSON or an HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from .. import files
+from ..errors import FormatError, InputError
+from ..planning.lengths import Lengths
+from ..planning.packplan import PackPlan
+from ._app import emit
+from ._show import artefact_kind, print_lengths, print_plan, table
+
+__all__ = ["command"]
+
+
+@click.command("show")
+@click.argument("artefact", type=click.Path(path_type=Path), metavar="ARTEFACT")
+@click.option(
+    "--html", type=click.Path(path_type=Path), help="Write a self-contained page about a plan or run."
+)
+@click.option("--pack", type=int, help="Print the sample ids of one pack of a plan.")
+@click.option("--ledger", is_flag=True, help="Print every sample that is not in the plan, with its reason.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def command(artefact: Path, html: Path | None, pack: int | None, ledger: bool, as_json: bool) -> None:
+    """Show a lengths, plan or run folder.
+
+    \b
+    Example:
+      packtrain show runs/demo/plan --html plan.html
+      packtrain show runs/demo/plan --pack 0
+    """
+    kind = artefact_kind(artefact)
+    if kind == "lengths":
+        if html or pack is not None or ledger:
+            raise InputError("--html, --pack and --ledger need a plan", hint="plan these lengths first")
+        lengths = Lengths.load(artefact)
+        if as_json:
+            emit({"lengths": str(artefact), "samples": len(lengths), "digest": lengths.digest})
+            return
+        print_lengths(artefact, lengths)
+        return
+    folder = artefact / "plan" if kind == "run" else artefact
+    plan = PackPlan.load(folder)
+    if pack is not None:
+        _print_pack(plan, pack, as_json)
+        return
+    if ledger:
+        _print_ledger(folder, plan, as_json)
+        return
+    if html is not None:
+        _write_html(folder, plan, html)
+    if as_json:
+        emit({"plan": str(folder), "checksum": plan.checksum, **plan.stats()})
+    else:
+        print_plan(folder, plan)
+        if kind == "run":
+            table(f"Run in {artefact}", files.read_json(artefact / "run.json").get("result", {}))
+        if html is not None:
+            click.echo(f"page: {html}")
+
+
+def _print_pack(plan: PackPlan, pack: int, as_json: bool) -> None:
+    if not 0 <= pack < len(plan):
+        raise InputError(f"pack {pack} of {len(plan)} packs", hint=f"0 to {len(plan) - 1}")
+    ids = plan[pack].tolist()
+    if as_json:
+        emit({"pack": pack, "ids": ids, "tokens": int(plan.pack_tokens[pack])})
+    else:
+        click.echo(f"pack {pack}: {int(plan.pack_tokens[pack])} tokens, {len(ids)} samples")
+        click.echo(" ".join(map(str, ids)))
+
+
+def _print_ledger(folder: Path, plan: PackPlan, as_json: bool) -> None:
+    from ..pipeline.inputs import lengths_of_plan
+    from ..pipeline.plan import ledger_rows
+
+    try:
+        lengths: Path | None = lengths_of_plan(folder)
+    except FormatError:
+        lengths = None
+    rows = ledger_rows(plan, lengths)
+    if as_json:
+        emit({"ledger": rows})
+        return
+    for row in rows:
+        click.echo(f"{row['id']}\t{row['reason']}\t{row['where']}\t{row['detail']}")
+
+
+def _write_html(folder: Path, plan: PackPlan, html: Path) -> None:
+    from ..pipeline.inputs import lengths_of_plan
+    from ..pipeline.plan import ledger_rows
+    from ..report.html import write_report
+
+    lengths = lengths_of_plan(folder)
+    write_report(
+        html,
+        title=f"Plan {folder}",
+        stats=plan.stats(),
+        plan=plan,
+        lengths=Lengths.load(lengths),
+        ledger_rows=ledger_rows(plan, lengths),
+    )

@@ -1,0 +1,151 @@
+"""How a run's samples and template are opened: from a configuration, from options, or again from an artefact.
+
+`Inputs` is plain data. It is stored as `origin.json` beside the lengths, so that later verbs need only the
+artefact: `Inputs.of_artefact(folder)` finds it again through plan -> lengths -> origin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import files
+from ..errors import FormatError, InputError
+from ..sources import open_source
+from ..sources.chat import ChatSource
+
+if TYPE_CHECKING:
+    from ..template import HFTemplate
+    from ..train.config import RunConfig
+
+__all__ = ["Inputs"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """A source of chat samples and the processor that encodes them. Fields as the YAML names them.
+
+    Attributes:
+        model_limit: the longest sample the model takes; longer ones get status 3.
+    """
+
+    source: str
+    processor: str
+    shape: str = "auto"
+    columns: dict[str, str] = field(default_factory=dict)
+    placeholders: list[str] | None = None
+    media_root: str | None = None
+    allow_outside: bool = False
+    media_without_placeholder: str = "error"
+    system: str | None = None
+    max_length: int | None = None
+    truncation: str = "error"
+    model_limit: int | None = None
+
+    @classmethod
+    def of_config(cls, config: RunConfig, *, validation: bool = False) -> Inputs:
+        """The training inputs of a run, or its validation inputs.
+
+        Raises:
+            ConfigError: the file is not named.
+        """
+        custom, model = config.custom, config.model
+        source = custom.val_jsonl if validation else custom.train_jsonl
+        if source is None:
+            key = "val_jsonl" if validation else "train_jsonl"
+            raise InputError(f"custom.{key} is not set", hint="name a .jsonl or .json file of samples")
+        given = model.max_model_len
+        separate = given is not None and config.template.max_length is not None
+        placeholders = custom.placeholders
+        if isinstance(placeholders, Mapping):
+            placeholders = list(placeholders.values())
+        return cls(
+            source=source,
+            processor=config.processor,
+            shape=custom.shape,
+            columns=dict(custom.columns),
+            placeholders=placeholders,
+            media_root=custom.media_root,
+            media_without_placeholder=custom.media_without_placeholder or "error",
+            system=config.template.system,
+            max_length=config.template.max_length,
+            truncation=config.template.truncation,
+            model_limit=given if separate and given != config.global_max_length else None,
+        )
+
+    @classmethod
+    def of_artefact(cls, folder: str | Path) -> Inputs:
+        """The inputs that a lengths or plan folder was made from.
+
+        Raises:
+            FormatError: the folder does not say, for example because it was made from an array.
+        """
+        place = Path(folder)
+        if (place / "plan.json").is_file():
+            place = lengths_of_plan(place)
+        origin = files.read_json(place / "origin.json") if (place / "origin.json").is_file() else {}
+        if "inputs" not in origin:
+            raise FormatError(
+                f"{folder} does not say which samples it was made from", hint="measure a source"
+            )
+        return cls(**origin["inputs"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON; paths absolute, so that the artefact can be used from another folder."""
+        values = asdict(self)
+        for name in ("source", "processor", "media_root"):
+            path = values[name]
+            if path is not None and Path(path).exists():
+                values[name] = str(Path(path).resolve())
+        return values
+
+    def open_source(self) -> ChatSource:
+        """The samples. Demo spellings are made on the way."""
+        return ChatSource(
+            open_source(_path(self.source)),
+            shape=self.shape,
+            columns=self.columns or None,
+            placeholders=self.placeholders,
+            media_root=self.media_root,
+            allow_outside=self.allow_outside,
+            media_without_placeholder=self.media_without_placeholder,
+        )
+
+    def open_template(self) -> HFTemplate:
+        """The template around the real processor (imports torch and transformers)."""
+        from ..template import HFTemplate, load_processor
+
+        return HFTemplate(
+            load_processor(_path(self.processor)),
+            system=self.system,
+            max_length=self.max_length,
+            truncation=self.truncation,
+            model_limit=self.model_limit,
+        )
+
+
+def lengths_of_plan(folder: str | Path) -> Path:
+    """The lengths folder a plan was made from.
+
+    Raises:
+        FormatError: the plan does not name one, or it is gone.
+    """
+    path = Path(folder) / "origin.json"
+    origin = files.read_json(path) if path.is_file() else {}
+    name = origin.get("lengths")
+    if name is None:
+        raise FormatError(f"{folder} does not name the lengths it was made from")
+    for place in (Path(name), Path(folder).parent / Path(name).name):
+        if (place / "lengths.json").is_file():
+            return place
+    raise FormatError(
+        f"the lengths of {folder} are gone: {name}", hint="keep the lengths folder beside the plan"
+    )
+
+
+def _path(name: str) -> str:
+    from ..demo.resolve import resolve_demo
+
+    return str(resolve_demo(name)) if name.startswith("demo:") else name

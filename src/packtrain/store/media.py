@@ -1,0 +1,107 @@
+"""The media table of a lengths folder: which files the lengths were read from.
+
+`media.jsonl` has one row [name, size, header digest] a medium, ascending by name; its digest is part of
+the folder's fingerprint. `media_stat.npy` holds (size, mtime_ns) as the files were on this machine: it is
+outside every digest and only saves hashing them again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import files
+from ..errors import FormatError, SampleError
+from ..media.location import identity
+from .parts import MediaRow
+
+__all__ = ["changed_media", "read_media", "save_media"]
+
+TABLE = "media.jsonl"
+STATS = "media_stat.npy"
+
+
+def save_media(folder: Path, rows: Iterable[MediaRow], root: Path | None) -> str:
+    """Write both files; returns the SHA-256 (hex) of the table.
+
+    Args:
+        rows: ascending, each once.
+        root: folder that relative names start from.
+    """
+    digest = hashlib.sha256()
+    stats: list[tuple[int, int]] = []
+    with files.publish(folder / TABLE) as handle:
+        for row in rows:
+            line = (json.dumps(row) + "\n").encode("ascii")
+            handle.write(line)
+            digest.update(line)
+            stats.append(_stat(row[0], root))
+    files.publish_array(folder / STATS, np.asarray(stats, dtype=np.int64).reshape(-1, 2))
+    return digest.hexdigest()
+
+
+def read_media(folder: Path) -> Iterator[MediaRow]:
+    """The rows of the table."""
+    with open(folder / TABLE, encoding="ascii") as handle:
+        for line in handle:
+            try:
+                name, size, header = json.loads(line)
+            except ValueError:
+                raise FormatError(
+                    f"{folder / TABLE} is torn", hint="measure again with --overwrite"
+                ) from None
+            yield str(name), int(size), str(header)
+
+
+def changed_media(folder: Path, root: Path | None, *, verify_content: bool = False) -> list[str]:
+    """Names of media that are no longer what was measured.
+
+    A file whose (size, mtime) is as noted is taken as unchanged unless `verify_content`; any other is
+    identified anew by size and header digest (so a copied or touched file is not a change).
+    """
+    noted = _noted(folder)
+    changed: list[str] = []
+    for number, (name, size, header) in enumerate(read_media(folder)):
+        same = (
+            noted is not None and number < len(noted) and _stat(name, root) == tuple(noted[number].tolist())
+        )
+        if same and not verify_content:
+            continue
+        if _identify(name, root) != (size, header):
+            changed.append(name)
+    return changed
+
+
+def _noted(folder: Path) -> NDArray[np.int64] | None:
+    try:
+        stats: NDArray[np.int64] = np.load(folder / STATS)
+    except (OSError, ValueError):
+        return None
+    return stats if stats.ndim == 2 and stats.shape[1] == 2 else None
+
+
+def _place(name: str, root: Path | None) -> str:
+    return name if root is None or os.path.isabs(name) else os.path.join(root, name)
+
+
+def _stat(name: str, root: Path | None) -> tuple[int, int]:
+    """(size, mtime_ns); (-1, 0) for what is not there."""
+    try:
+        status = os.stat(_place(name, root))
+    except (OSError, ValueError):
+        return -1, 0
+    return status.st_size, status.st_mtime_ns
+
+
+def _identify(name: str, root: Path | None) -> tuple[int, str]:
+    try:
+        _, size, header = identity(_place(name, root), root)
+    except SampleError:
+        return -1, ""
+    return size, header
