@@ -1,0 +1,5 @@
+"""Sources: indexable collections of samples with stable ids and a fingerprint. One file per kind."""
+
+from ._open import open_source
+
+__all__ = ["open_source"]

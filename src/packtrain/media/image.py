@@ -1,0 +1,276 @@
+"""Sizes of images from their headers, and the images themselves, agreeing with each other.
+
+`read_header` answers in microseconds what `ImageOps.exif_transpose(Image.open(...)).size` answers after a
+decode: the format is told by its magic bytes (never by the suffix), the size is turned as EXIF asks, and
+the end marker is looked for, so that a file that was cut short is found without decoding it. Pillow gets
+by without some end markers (a JPEG whose last two bytes are missing, a PNG without IEND). Only for such a
+*suspicious* file the header reader asks Pillow once, by decoding, so it never refuses what Pillow accepts.
+
+`open_image` decodes. It takes the orientation from the same header and checks that the decoder agrees on
+the size, so the length measured from the header is the length trained on. Both raise the same
+`SampleError` reasons:
+
+    missing_media      the file is not there
+    truncated_media    it ends before its picture does
+    unreadable_media   a folder, no permission, empty, 0 pixels wide, broken inside, too large for Pillow
+    unsupported_media  no image format that is read here
+
+Formats without an own reader (AVIF, JPEG 2000, ICO, PPM, QOI, BigTIFF) are decoded to get their size:
+exact, but as slow as training is. Pillow's limit against decompression bombs applies (`_pixel_limit`):
+a warning is never an error, and an image over the hard limit is refused by both functions alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import SampleError
+from . import _bmp, _gif, _jpeg, _png, _tiff, _webp
+from ._exif import SIDEWAYS
+from ._parsed import Parsed
+from .location import Head, Ref, name_of, open_head, read_bytes
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["ImageHeader", "open_image", "read_header"]
+
+log = logging.getLogger(__name__)
+
+#: Formats read through Pillow alone. Those that run other programs (EPS, WMF) are left out on purpose.
+BY_PILLOW = ("AVIF", "JPEG2000", "ICO", "PPM", "QOI", "TIFF")
+
+_MAGICS = (_jpeg.MAGIC, _png.MAGIC, *_gif.MAGICS, b"RIFF", *_tiff.MAGICS, b"BM")
+_EXIF_KEYS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
+_PILLOW_LIMIT = 2 * (1024 * 1024 * 1024 // 4 // 3)  # Pillow's own default: an error above this
+
+
+class ImageHeader(NamedTuple):
+    """What the header of an image says.
+
+    Attributes:
+        width: pixels, after EXIF orientation.
+        height: pixels, after EXIF orientation.
+        orientation: EXIF orientation 1..8 as stored (1 = upright).
+        format: "JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", or Pillow's name of another format.
+        complete: the picture is whole. Only with `read_header(..., check_end=False)` it may be False.
+    """
+
+    width: int
+    height: int
+    orientation: int
+    format: str
+    complete: bool
+
+
+def read_header(ref: Ref, *, check_end: bool = True) -> ImageHeader:
+    """Size and orientation of an image without decoding it.
+
+    Args:
+        ref: path, data URL or bytes (`packtrain.media.location`).
+        check_end: raise for a file that was cut short. False: report it in `complete` instead, and never
+            decode to find out.
+
+    Raises:
+        SampleError: missing_media, truncated_media, unreadable_media, unsupported_media.
+    """
+    with open_head(ref) as head:
+        found = _parse(head)
+        if found is not None:
+            name, parsed = found
+            header = _checked(head, name, parsed)
+            if header.complete or not check_end:
+                return header
+            if _decodes(head):
+                return header._replace(complete=True)
+            raise head.fail("truncated_media", f"is cut short: its {name} data end before the picture does")
+        data = _all(head)
+    picture, name = _decode_other(data, head)
+    return ImageHeader(picture.width, picture.height, 1, name, True)
+
+
+def open_image(ref: Ref) -> Image.Image:
+    """The decoded image, turned as EXIF asks, in the mode it is stored in (RGB, RGBA, P, L, …).
+
+    The result carries no orientation any more: turning it again is harmless.
+
+    Raises:
+        SampleError: the reasons of `read_header`, for the same files.
+    """
+    data = read_bytes(ref)
+    with open_head(data) as head:
+        head.name = name_of(ref)
+        found = _parse(head)
+        if found is None:
+            return _decode_other(data, head)[0]
+        name, parsed = found
+        header = _checked(head, name, parsed)
+        picture = _decode(data, head, whole=parsed.complete)
+        turned_already = name == "TIFF"
+        expected = header[:2] if turned_already else (parsed.width, parsed.height)
+        if picture.size != tuple(expected):
+            raise head.fail(
+                "unreadable_media",
+                f"says {expected[0]}x{expected[1]} in its header but decodes to "
+                f"{picture.size[0]}x{picture.size[1]}",
+            )
+        if not turned_already:
+            picture = _turn(picture, parsed.orientation)
+    for key in _EXIF_KEYS:
+        picture.info.pop(key, None)
+    return picture
+
+
+# --------------------------------------------------------------------------------------------
+# headers
+# --------------------------------------------------------------------------------------------
+def _parse(head: Head) -> tuple[str, Parsed] | None:
+    """(format, facts) by magic bytes; None for a format without an own reader."""
+    data = head.bytes
+    reader: Callable[[Head], Parsed]
+    if data.startswith(_jpeg.MAGIC):
+        name, reader = "JPEG", _jpeg.parse
+    elif data.startswith(_png.MAGIC):
+        name, reader = "PNG", _png.parse
+    elif _webp.accepts(data):
+        name, reader = "WEBP", _webp.parse
+    elif data.startswith(_gif.MAGICS):
+        name, reader = "GIF", _gif.parse
+    elif data.startswith(_bmp.MAGIC):
+        name, reader = "BMP", _bmp.parse
+    elif data.startswith(_tiff.MAGICS):
+        name, reader = "TIFF", _tiff.parse
+    else:
+        if not data:
+            raise head.fail("unreadable_media", "is empty (0 bytes)")
+        if len(data) < 12 and any(magic.startswith(data) or data.startswith(magic) for magic in _MAGICS):
+            raise head.fail("truncated_media", f"is cut short: {len(data)} bytes are no image")
+        return None
+    return name, reader(head)
+
+
+def _checked(head: Head, name: str, parsed: Parsed) -> ImageHeader:
+    width, height, orientation, complete = parsed
+    if width < 1 or height < 1:
+        raise head.fail("unreadable_media", f"is {width}x{height} pixels")
+    if width * height > _pixel_limit():
+        raise head.fail(
+            "unreadable_media",
+            f"has {width}x{height} pixels, over the limit of {_pixel_limit()} against decompression bombs",
+            hint="raise PIL.Image.MAX_IMAGE_PIXELS (half the limit) if the file is to be trusted",
+        )
+    if orientation in SIDEWAYS:
+        width, height = height, width
+    return ImageHeader(width, height, orientation, name, complete)
+
+
+def _pixel_limit() -> int:
+    """Twice Pillow's MAX_IMAGE_PIXELS, above which Pillow refuses; its default while Pillow is not loaded."""
+    module = sys.modules.get("PIL.Image")
+    if module is None:
+        return _PILLOW_LIMIT
+    limit = getattr(module, "MAX_IMAGE_PIXELS", None)
+    return sys.maxsize if limit is None else 2 * int(limit)
+
+
+# --------------------------------------------------------------------------------------------
+# pixels
+# --------------------------------------------------------------------------------------------
+def _decodes(head: Head) -> bool:
+    """Whether Pillow decodes a file whose end marker is missing."""
+    try:
+        _decode(_all(head), head, whole=False)
+    except SampleError:
+        return False
+    log.debug("%s has no end marker but decodes", head.name)
+    return True
+
+
+def _decode(data: bytes, head: Head, *, whole: bool, formats: tuple[str, ...] | None = None) -> Image.Image:
+    """Pillow's image, loaded. `whole`: the end marker was seen, so a failure is not a cut."""
+    from PIL import Image
+
+    with _strict_pillow():
+        try:
+            picture = Image.open(io.BytesIO(data), formats=formats)
+            picture.load()
+        except Image.DecompressionBombError as error:
+            raise head.fail("unreadable_media", f"is refused by Pillow: {error}") from None
+        except Exception as error:  # OSError, SyntaxError, ValueError, EOFError, struct.error …
+            cut = not whole or "truncated" in str(error).lower()
+            text = f"{type(error).__name__}: {error}".split("\n")[0][:200]
+            raise head.fail(
+                "truncated_media" if cut else "unreadable_media",
+                f"{'is cut short' if cut else 'cannot be decoded'} ({text})",
+            ) from None
+    return picture
+
+
+def _decode_other(data: bytes, head: Head) -> tuple[Image.Image, str]:
+    """(image, format) of a file that has no own header reader."""
+    from PIL import Image, ImageOps
+
+    with _strict_pillow():
+        try:
+            with Image.open(io.BytesIO(data), formats=BY_PILLOW) as probe:
+                name = probe.format or "?"
+        except Image.DecompressionBombError as error:
+            raise head.fail("unreadable_media", f"is refused by Pillow: {error}") from None
+        except Exception:
+            raise head.fail(
+                "unsupported_media",
+                f"is no image format that is read here (it starts with {data[:8]!r})",
+                hint="JPEG, PNG, WebP, GIF, BMP and TIFF are read from their headers",
+            ) from None
+        picture = _decode(data, head, whole=True, formats=BY_PILLOW)
+        try:
+            turned = ImageOps.exif_transpose(picture)
+        except Exception:  # an EXIF block that is none: upright
+            turned = picture
+    for key in _EXIF_KEYS:
+        turned.info.pop(key, None)
+    return turned, name
+
+
+def _turn(picture: Image.Image, orientation: int) -> Image.Image:
+    if orientation == 1:
+        return picture
+    from PIL import Image
+
+    turn = Image.Transpose
+    method = (
+        turn.FLIP_LEFT_RIGHT,
+        turn.ROTATE_180,
+        turn.FLIP_TOP_BOTTOM,
+        turn.TRANSPOSE,
+        turn.ROTATE_270,
+        turn.TRANSVERSE,
+        turn.ROTATE_90,
+    )[orientation - 2]
+    return picture.transpose(method)
+
+
+@contextlib.contextmanager
+def _strict_pillow() -> Iterator[None]:
+    """Pillow without warnings and without its switch that fills cut images up with grey."""
+    from PIL import ImageFile
+
+    switch: Any = ImageFile
+    before = switch.LOAD_TRUNCATED_IMAGES
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        switch.LOAD_TRUNCATED_IMAGES = False
+        try:
+            yield
+        finally:
+            switch.LOAD_TRUNCATED_IMAGES = before
+
+
+def _all(head: Head) -> bytes:
+    return head.bytes if len(head.bytes) == head.size else head.at(0, head.size)

@@ -1,0 +1,217 @@
+"""A file of JSON records as a `Source`: random access, content fingerprint, safe between processes."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import SampleError, SourceError, nearest
+from ..files import digest_json
+from . import _index, _scan
+from ._handles import Pinned, read
+
+__all__ = ["RecordFile", "find_kind", "open_records"]
+
+_BUILDERS: dict[str, Callable[[Pinned], _index.Built]] = {
+    "jsonl": _scan.scan_lines,
+    "json": _scan.scan_array,
+}
+_PROBE = 1 << 16
+_SPACE = b" \t\r\n"
+
+
+class RecordFile:
+    """Records of one JSONL or JSON-array file.
+
+    `source[i]` is the object as it stands in the file, parsed anew at each call: callers own it. The
+    fingerprint covers the kind and the bytes, never name or place. Picklable: a worker reopens the file by
+    path and refuses when it is not the same file any more.
+    """
+
+    def __init__(
+        self,
+        file: Pinned,
+        kind: str,
+        index: _index.Index,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._file = file
+        self._cache_dir = cache_dir
+        self._kind = kind
+        self._index = index
+        self._name = os.path.basename(file.path)
+
+    @property
+    def path(self) -> str:
+        """Absolute path of the file."""
+        return self._file.path
+
+    @property
+    def folder(self) -> str:
+        """Absolute path of the folder the file is in: where relative media paths start by default."""
+        return os.path.dirname(self._file.path)
+
+    @property
+    def fingerprint(self) -> str:
+        return digest_json({"kind": self._kind, "sha256": self._index.sha256})
+
+    def fields(self) -> dict[str, Any]:
+        """What the fingerprint is made of, as plain JSON."""
+        return {
+            "kind": self._kind,
+            "files": [{"size": self._file.size, "sha256": self._index.sha256}],
+            "records": self._index.count,
+        }
+
+    def __len__(self) -> int:
+        return self._index.count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number = operator.index(index)
+        if not 0 <= number < self._index.count:
+            raise IndexError(f"record {number} of {self._index.count} ({self._name})")
+        start, stop = self._span(number)
+        data = read(self._file, start, stop - start).strip(_SPACE)
+        if self._kind == "json":
+            data = data.removesuffix(b",").rstrip(_SPACE)
+        try:
+            record = json.loads(data.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise self._malformed(number, f"is not UTF-8 (byte {start + error.start} of the file)") from None
+        except RecursionError:
+            raise self._malformed(number, "is nested too deeply") from None
+        except ValueError as error:
+            raise self._malformed(number, f"is not valid JSON: {error}" if data else "is empty") from None
+        if not isinstance(record, dict):
+            raise self._malformed(number, f"is {_kind_of(record)}, not an object")
+        return record
+
+    def where(self, index: int) -> str:
+        """`train.jsonl:17` (line from 1) or `train.json[16]` (element from 0)."""
+        if self._kind == "jsonl":
+            return f"{self._name}:{self._index.line(operator.index(index))}"
+        return f"{self._name}[{operator.index(index)}]"
+
+    def __repr__(self) -> str:
+        return f"<{self._kind} source {self._name}: {len(self)} records, {self.fingerprint[:7]}>"
+
+    def _span(self, index: int) -> tuple[int, int]:
+        """Where record `index` is. An index replaced or removed by another process is loaded again."""
+        try:
+            return self._index.span(index)
+        except SourceError:
+            again = _index.load(self._file, self._kind, _BUILDERS[self._kind], cache_dir=self._cache_dir)
+            if again.sha256 != self._index.sha256:
+                raise
+            self._index = again
+            return again.span(index)
+
+    def _malformed(self, index: int, what: str) -> SampleError:
+        return SampleError("malformed_record", f"{self.where(index)} {what}")
+
+
+def open_records(
+    path: str | os.PathLike[str],
+    kind: str,
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    verify_content: bool = False,
+) -> RecordFile:
+    """Open a file of records; the content decides between JSONL and a JSON array where `kind` is wrong.
+
+    Args:
+        path: the file.
+        kind: "jsonl" or "json": what its name promises.
+        cache_dir: where the index goes when the folder of the source is read-only.
+        verify_content: hash the file again instead of trusting its size and mtime.
+
+    Raises:
+        SourceError: missing, empty, compressed, not a list of records, unreadable.
+    """
+    file = _existing(path)
+    kind = find_kind(file, kind)
+    index = _index.load(file, kind, _BUILDERS[kind], cache_dir=cache_dir, verify=verify_content)
+    if index.count == 0:
+        raise SourceError(f"{file.path} holds no records", hint="a source needs at least one record")
+    return RecordFile(file, kind, index, cache_dir)
+
+
+def find_kind(file: Pinned, kind: str) -> str:
+    """The layout by content: by the first character, and where that is not enough by the first line."""
+    head = read(file, 0, min(4, file.size))
+    if head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
+        raise SourceError(f"{file.path} is compressed", hint="unpack it first (gzip -d, zstd -d)")
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise SourceError(f"{file.path} is UTF-16", hint="convert it to UTF-8")
+    start = _text_from(file, len(_scan.BOM) if head.startswith(_scan.BOM) else 0)
+    if start == file.size:
+        raise SourceError(f"{file.path} is empty", hint="a source needs at least one record")
+    first = read(file, start, min(12, file.size - start))
+    alone, more = _first_line(file, start)
+    if first.startswith(b"["):
+        # an array, unless it is the wrong first line of a JSONL
+        return "jsonl" if kind == "jsonl" and more and alone else "json"
+    if kind == "json" and first.startswith(b"{") and not (alone and more):
+        raise SourceError(
+            f"{file.path} is one JSON object, not a list of records",
+            hint="give the list of records itself, or one object per line as .jsonl",
+        )
+    if kind == "json" and not first.startswith(b"{"):
+        raise SourceError(f"{file.path} is no JSON array: it starts with {first!r}")
+    return "jsonl"
+
+
+def _first_line(file: Pinned, start: int) -> tuple[bool, bool]:
+    """(the line at `start` is JSON by itself, more text follows it)."""
+    parts: list[bytes] = []
+    stop = file.size
+    for offset in range(start, file.size, _PROBE):
+        block = read(file, offset, min(_PROBE, file.size - offset))
+        end = block.find(b"\n")
+        parts.append(block if end < 0 else block[:end])
+        if end >= 0:
+            stop = offset + end
+            break
+    more = _text_from(file, stop) < file.size
+    try:
+        json.loads(b"".join(parts))
+    except (ValueError, RecursionError):
+        return False, more
+    return True, more
+
+
+def _text_from(file: Pinned, start: int) -> int:
+    """Offset of the first byte from `start` on that is not white space; the size where there is none."""
+    for offset in range(start, file.size, _PROBE):
+        block = read(file, offset, min(_PROBE, file.size - offset))
+        left = block.lstrip(_SPACE)
+        if left:
+            return offset + len(block) - len(left)
+    return file.size
+
+
+def _existing(path: str | os.PathLike[str]) -> Pinned:
+    text = os.fspath(path)
+    if os.path.isdir(text):
+        raise SourceError(f"{text} is a folder, not a file of records", hint="name a file in it")
+    if not os.path.exists(text):
+        raise SourceError(f"{text} does not exist", hint=_near(text))
+    return _index.pin(text)
+
+
+def _near(path: str) -> str | None:
+    """A hint with the nearest existing name in the same folder."""
+    folder, name = os.path.split(os.path.abspath(path))
+    try:
+        close = nearest(name, sorted(os.listdir(folder)))
+    except OSError:
+        return f"its folder {folder} does not exist either"
+    return f"did you mean {os.path.join(os.path.dirname(path), close)}?" if close else None
+
+
+def _kind_of(value: object) -> str:
+    names = {list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
