@@ -28,7 +28,7 @@ __all__ = [
 
 _ROWS = 40  # ledger rows shown of one reason
 _TEXT = 400  # characters shown of one ledger detail
-_SECRET = ("token", "secret", "password", "api_key", "credential")
+_SECRET = ("hub_token", "access_token", "auth_token", "api_key", "secret", "password", "credentials")
 
 
 def headline(plan: Any, slots: Slots, read: int) -> list[dict[str, str]]:
@@ -146,7 +146,7 @@ def facts(plan: Any, stats: Mapping[str, Any]) -> list[tuple[str, list[tuple[str
         ("gap to the bound", percent(bound.gap, 4)),
         ("proven optimal", "yes" if bound.optimal else "no"),
     ]
-    counted = [(str(key), _figure(value)) for key, value in stats.items() if not isinstance(value, Mapping)]
+    counted = [(str(key), _figure(value)) for key, value in sorted(stats.items())]
     return [("Checksums and certificate", proof), ("Plan spec", made), ("Statistics", counted)]
 
 
@@ -178,8 +178,8 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def _plain(value: Any, key: str = "") -> Any:
-    """Plain YAML values; keys such as `hub_token` are masked, `token_type` style words are not cut."""
-    if value is not None and any(key.lower().endswith(word) for word in _SECRET) and isinstance(value, str):
+    """Plain YAML values; keys such as `hub_token` are masked, `pad_token` is not."""
+    if isinstance(value, str) and (key.lower() == "token" or key.lower().endswith(_SECRET)):
         return "***"
     if hasattr(value, "model_dump"):
         value = value.model_dump()

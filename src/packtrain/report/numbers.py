@@ -84,7 +84,7 @@ def length_histogram(lengths: Any, plan: Any, bins: int = 40) -> Histogram:
         "packed": _counts(tokens[packed], step, len(edges) - 1),
         "ledger": _counts(tokens[left], step, len(edges) - 1),
     }
-    return Histogram(edges=edges, parts=parts, beyond=longest > edges[-1])
+    return Histogram(edges=edges, parts=parts, beyond=longest > int(edges[-1]))
 
 
 def fill_histogram(plan: Any) -> Histogram:

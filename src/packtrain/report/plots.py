@@ -167,9 +167,10 @@ def curve(lines: Mapping[str, Points], *, label: str) -> str:
         canvas.text(at(value, low)[0], bottom + 18, compact(value, high_x), "t", "middle")
     canvas.text((left + right) / 2, bottom + 36, "optimizer step", "t strong", "middle")
     for name, points in clean.items():
-        canvas.path([at(x, y) for x, y in points], f"c c-{name}")
+        kind = "train" if name == "train" else "other"
+        canvas.path([at(x, y) for x, y in points], f"c c-{kind}")
         for x, y in points if len(points) <= 120 else points[-1:]:
-            canvas.dot(*at(x, y), 2.5, f"d-{name}", f"{name}, step {x:g}: {y:.4f}")
+            canvas.dot(*at(x, y), 2.5, f"d-{kind}", f"{name}, step {x:g}: {y:.4f}")
     return canvas.render()
 
 

@@ -55,11 +55,11 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]
     """
     span = high - low
-    if not (span > 0 and math.isfinite(span)):
+    if not (span > 1e-9 * max(abs(low), abs(high)) and math.isfinite(span)):
         return [low]
     raw = span / max(1, about)
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * m for m in (1, 2, 5, 10) if power * m >= raw * 0.999)
+    step = next(power * m for m in (1, 2, 5, 10) if power * m >= raw * 0.75)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [round(k * step, 12) for k in range(first, last + 1)]
