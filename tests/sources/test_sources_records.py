@@ -35,7 +35,9 @@ def test_records_come_back(write: Write, name: str) -> None:
             source[index]
 
 
-def test_lines_of_every_kind(write: Write) -> None:
+@pytest.mark.parametrize("block", [4, 9, 1 << 24])
+def test_lines_of_every_kind(write: Write, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_scan, "LINES_BLOCK", block)
     content = b'\xef\xbb\xbf{"i":0}\r\n\r\n  \t\n{"i":1}\n   {"i":2}  \r\n\n\n{"i":3}'
     source = open_source(write("a.jsonl", content))
     assert [record["i"] for record in source] == [0, 1, 2, 3]
@@ -157,12 +159,12 @@ def test_any_records_in_any_block_size(
     lines = folder / "a.jsonl"
     text = "".join(json.dumps(row, ensure_ascii=ascii_only) + "\n" for row in rows)
     lines.write_text(text, encoding="utf-8", newline="")
-    before = _scan.BLOCK
-    _scan.BLOCK = block
+    before = _scan.BLOCK, _scan.LINES_BLOCK
+    _scan.BLOCK = _scan.LINES_BLOCK = block
     try:
         sources = open_source(array), open_source(lines)
     finally:
-        _scan.BLOCK = before
+        _scan.BLOCK, _scan.LINES_BLOCK = before
     for source in sources:
         assert list(source) == rows
 

@@ -22,6 +22,7 @@ __all__ = ["BOM", "scan_array", "scan_lines"]
 
 BOM = b"\xef\xbb\xbf"
 BLOCK = 1 << 20
+LINES_BLOCK = 1 << 24
 _SPACE = b" \t\r\n"
 
 I64 = NDArray[np.int64]
@@ -35,32 +36,29 @@ def _blocks(file: Pinned, size: int = BLOCK) -> Iterator[tuple[int, bytes]]:
 def scan_lines(file: Pinned) -> Built:
     """Index of a file with one JSON object per line; blank lines are passed over."""
     digest = hashlib.sha256()
-    begins: list[I64] = []  # starts of all lines
-    blanks: list[NDArray[np.bool_]] = []  # for each line: 1 when it is blank
+    starts: list[I64] = []
+    gaps: list[I64] = []
+    count = 0
     start = len(BOM) if read(file, 0, min(3, file.size)) == BOM else 0
     rest = b""  # the unfinished line of the block before
     origin = start
-    for offset, block in _blocks(file, 1 << 24):
+    for offset, block in _blocks(file, LINES_BLOCK):
         digest.update(block)
         data = rest + (block if offset else block[start:])
+        if offset + len(block) == file.size and not data.endswith(b"\n"):
+            data += b"\n"  # the last line may lack its end
         ends = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == 10)
-        if len(ends):
-            firsts = np.concatenate(([0], ends[:-1] + 1))
-            begins.append(firsts + origin)
-            blanks.append(_blank(data, firsts, ends))
-            origin += int(ends[-1]) + 1
-            rest = data[int(ends[-1]) + 1 :]
-        else:
-            rest = data
-    if rest:
-        begins.append(np.array([origin], dtype=np.int64))
-        blanks.append(np.array([not rest.strip(_SPACE)]))
-    lines = np.concatenate(begins) if begins else np.zeros(0, dtype=np.int64)
-    blank = np.concatenate(blanks) if blanks else np.zeros(0, dtype=bool)
-    full = np.flatnonzero(~blank)
-    gaps = np.searchsorted(full, np.flatnonzero(blank))
-    starts = np.append(lines[full], file.size).astype(np.int64)
-    return Built(starts, gaps.astype(np.int64), digest.hexdigest())
+        firsts = np.concatenate(([0], ends + 1))[: len(ends)]
+        blank = _blank(data, firsts, ends)
+        full = np.flatnonzero(~blank)
+        starts.append(firsts[full] + origin)
+        gaps.append(np.searchsorted(full, np.flatnonzero(blank)) + count)
+        count += len(full)
+        cut = int(ends[-1]) + 1 if len(ends) else 0
+        rest = data[cut:]
+        origin += cut
+    starts.append(np.array([file.size], dtype=np.int64))
+    return Built(np.concatenate(starts), np.concatenate([*gaps, starts[-1][:0]]), digest.hexdigest())
 
 
 def _blank(data: bytes, firsts: I64, ends: I64) -> NDArray[np.bool_]:
