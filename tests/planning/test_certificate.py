@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import packtrain as pt
-from packtrain.planning.certificate import Certificate, martello_toth, volume
+from packtrain.packers._bounds import dual_feasible, martello_toth, volume
+from packtrain.planning.certificate import Certificate
 
 
 def classes(costs: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -52,6 +53,7 @@ def test_l2_equals_its_definition_and_bounds_hold() -> None:
         sizes, counts = classes(costs)
         assert martello_toth(sizes, counts, capacity) == l2_by_definition(costs, capacity) <= exact
         assert volume(sizes, counts, capacity) <= exact
+        assert dual_feasible(sizes, counts, capacity) <= exact
         certificate = pt.plan(costs, capacity).certificate
         assert certificate.bound <= exact <= len(pt.plan(costs, capacity))
         assert not certificate.optimal or exact == len(pt.plan(costs, capacity))
