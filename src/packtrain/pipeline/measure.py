@@ -32,6 +32,9 @@ _log = logging.getLogger(__name__)
 #: Samples a worker measures at once: small enough for progress and balance, large enough to batch.
 UNIT = 256
 
+#: Up to this many samples are measured in this process: a worker takes seconds to start.
+SERIAL = 2048
+
 #: What reads lengths of this folder must agree on; raised when equal inputs would give other lengths.
 KEY_SCHEMA = 1
 
@@ -217,4 +220,4 @@ def _root(source: extend.Source) -> Path | None:
 
 
 def _fitting(samples: int) -> int | None:
-    return 1 if samples <= 8 * UNIT else None
+    return 1 if samples <= SERIAL else None
