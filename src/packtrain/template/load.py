@@ -7,7 +7,6 @@ line with a hint instead of a traceback of the library.
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from ..errors import ConfigError, InputError, MissingExtraError, PacktrainError
 from ._torchvision_shim import ensure_torchvision
 
 __all__ = ["load_processor"]
-
-logger = logging.getLogger(__name__)
 
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "image_processor_config.json")
 
@@ -70,17 +67,43 @@ def _load(name: str, folder: Path | None, trust_remote_code: bool) -> Any:
         raise _import_failure(error, "transformers") from error
     options = {"trust_remote_code": trust_remote_code}
     try:
-        return AutoProcessor.from_pretrained(name, **options)
+        loaded = AutoProcessor.from_pretrained(name, **options)
     except Exception as error:
-        problem = _explain(name, folder, error)
-        described = folder is not None and any((folder / file).is_file() for file in _PROCESSOR_FILES)
-        if described or not isinstance(error, (ValueError, OSError, KeyError, TypeError)):
-            raise problem from error
+        if _describes_processor(name) or not isinstance(error, (ValueError, OSError, KeyError, TypeError)):
+            raise _explain(name, folder, error) from error
         first = error
+    else:
+        if not hasattr(loaded, "tokenizer") and _describes_processor(name):
+            raise InputError(
+                f"{name} describes a processor, but only {type(loaded).__name__} could be loaded from it",
+                hint="this transformers release may not know its processor class; upgrade it, or repair "
+                "processor_config.json",
+            )
+        return loaded
     try:
         return AutoTokenizer.from_pretrained(name, **options)
     except Exception as error:
         raise _explain(name, folder, error) from first
+
+
+def _describes_processor(name: str) -> bool:
+    """Whether a folder or (downloaded) hub repository holds the settings of a processor."""
+    from transformers.utils import cached_file
+
+    for file in _PROCESSOR_FILES:
+        try:
+            found = cached_file(
+                name,
+                file,
+                _raise_exceptions_for_missing_entries=False,
+                _raise_exceptions_for_connection_errors=False,
+                _raise_exceptions_for_gated_repo=False,
+            )
+        except OSError:
+            continue
+        if found is not None:
+            return True
+    return False
 
 
 def _explain(name: str, folder: Path | None, error: Exception) -> PacktrainError:

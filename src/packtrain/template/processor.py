@@ -12,7 +12,6 @@ processor's own.
 
 from __future__ import annotations
 
-import logging
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,8 +35,6 @@ from .positions import mrope_positions, text_positions
 from .render import ChatRenderer, Rendered
 
 __all__ = ["HFTemplate"]
-
-logger = logging.getLogger(__name__)
 
 I64 = NDArray[np.int64]
 
