@@ -258,7 +258,7 @@ def _parse(text: str, path: Path) -> dict[str, Any]:
 
 
 def _build(values: dict[str, Any], base: Path | None) -> RunConfig:
-    sections = {"global_max_length": values.get("global_max_length")}
+    sections: dict[str, Any] = {"global_max_length": values.get("global_max_length")}
     for key in values:
         if key not in _SECTIONS and key != "global_max_length":
             raise _unknown("", str(key), [*_SECTIONS, "global_max_length"])

@@ -1,0 +1,108 @@
+"""Load the network of a run: a folder, a hub name, or tiny:….
+
+The class follows the config: a language model for text configs, the image-text class for
+vision-language ones. The cache is switched off in every sub-config: transformers builds one by
+default, and with it packed samples read each other.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import ConfigError, IsolationError, MissingExtraError
+from ..template import ensure_torchvision
+from .attention import choose_backend
+from .tiny import is_tiny, tiny_model
+
+__all__ = ["load_model", "switch_cache_off"]
+
+logger = logging.getLogger(__name__)
+
+
+def load_model(
+    name_or_path: str,
+    *,
+    attn: str = "auto",
+    dtype: str = "auto",
+    processor: Any = None,
+    seed: int = 0,
+) -> Any:
+    """The model, cache off, with an attention backend that isolates packed samples.
+
+    Args:
+        name_or_path: folder, hub name or `tiny:…`.
+        attn: "auto", or a name of `config.ATTENTIONS`.
+        dtype: "auto" (what the checkpoint holds), "float32", "bfloat16", "float16".
+        processor: tokenizer or processor; needed for `tiny:…` only.
+        seed: seed of random weights (`tiny:…`).
+
+    Raises:
+        IsolationError: the model cannot run packed on this backend.
+        ConfigError: the model cannot be found or loaded.
+    """
+    if is_tiny(name_or_path):
+        backend = choose_backend(name_or_path.removeprefix("tiny:"), attn)
+        model = tiny_model(name_or_path, processor, seed, attn=backend)
+        return model if dtype == "auto" else model.to(getattr(torch, dtype))
+    ensure_torchvision()
+    import transformers
+
+    config = _read_config(transformers, name_or_path)
+    backend = choose_backend(config, attn)
+    try:
+        model = _class_for(transformers, config).from_pretrained(
+            name_or_path, config=config, dtype=dtype, attn_implementation=backend
+        )
+    except ImportError as error:
+        raise ConfigError(
+            f"{backend} is not available here: {_first_line(error)}", hint="use model.attn: sdpa"
+        ) from error
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"model {name_or_path} cannot be loaded: {_first_line(error)}", hint="check model.name_or_path"
+        ) from error
+    switch_cache_off(model)
+    return model
+
+
+def switch_cache_off(model: Any) -> None:
+    """`use_cache=False` in the config and every sub-config of the model."""
+    config = model.config
+    parts = [config, config.get_text_config()]
+    parts += [value for value in vars(config).values() if hasattr(value, "use_cache")]
+    for part in parts:
+        part.use_cache = False
+
+
+def _read_config(transformers: Any, name: str) -> Any:
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise ConfigError(f"model folder {name} does not exist", hint="set model.name_or_path")
+    try:
+        return transformers.AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model {name} cannot be found: {_first_line(error)}",
+            hint="give a folder with config.json, a hub name that can be reached, or tiny:qwen3",
+        ) from error
+    except ImportError as error:
+        raise MissingExtraError(error.name or "transformers", "train") from error
+
+
+def _class_for(transformers: Any, config: Any) -> Any:
+    """AutoModelForImageTextToText for configs with a tower, else AutoModelForCausalLM."""
+    for auto in (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM):
+        if type(config) in auto._model_mapping:
+            return auto
+    raise IsolationError(
+        f"model type {config.model_type!r} is not a language model",
+        hint="packtrain trains causal language models and image-text models",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

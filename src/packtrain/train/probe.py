@@ -1,0 +1,192 @@
+"""Single runs of a model for the isolation proof: forward, gradients, tampered samples, layers.
+
+Runs leave the model as it was: mode, backend, gradients and hooks are put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from ..collate import IGNORE, SAMPLE_FIELDS, TOKEN_FIELDS, PackBatch, PaddingFreeCollator, attention_of
+from ..errors import IsolationError
+from .loss import shift_labels
+
+__all__ = ["Probe", "Run", "changed", "has_media", "name_of", "ordinary_tokens", "single_token", "size_of"]
+
+Sample = dict[str, Any]
+Alter = Callable[[PackBatch], Mapping[str, Any]]
+
+
+@dataclass
+class Run:
+    """One pass over a row: logits [T,V], loss sum, supervised tokens, gradients of the sum by name."""
+
+    logits: torch.Tensor
+    loss: float
+    tokens: int
+    gradients: dict[str, torch.Tensor]
+
+
+class Probe:
+    """Runs packs through a model on one backend.
+
+    Args:
+        model: transformers model.
+        alter: applied to every collated batch; None leaves it.
+        gradients: take gradients in `run`.
+    """
+
+    def __init__(self, model: Any, alter: Alter | None, gradients: bool) -> None:
+        self.model, self.alter, self.gradients = model, alter, gradients
+
+    def run(
+        self, pack: Sequence[Sample], *, pad_to_length: int | None = None, gradients: bool | None = None
+    ) -> Run:
+        """Collate the pack and run it."""
+        batch = self._collate(pack, pad_to_length)
+        inputs = {key: value for key, value in batch.items() if key not in ("labels", "loss_scale")}
+        wants = self.gradients if gradients is None else gradients
+        with torch.set_grad_enabled(wants):
+            logits = self.model(**inputs).logits[0]
+            targets = shift_labels(batch["labels"])[0].to(logits.device)
+            wide = logits if logits.dtype is torch.float64 else logits.float()
+            loss = functional.cross_entropy(wide, targets, ignore_index=IGNORE, reduction="sum")
+        made = self._gradients(loss) if wants else {}
+        return Run(logits.detach(), float(loss.detach()), int((targets != IGNORE).sum()), made)
+
+    def first_layer(self, one: Sequence[Sample], two: Sequence[Sample], part: slice) -> str | None:
+        """The first decoder layer whose output on the tokens `part` differs between two packs."""
+        first, second = self._layers(one, part), self._layers(two, part)
+        return next((name for name, output in first.items() if not torch.equal(output, second[name])), None)
+
+    def _collate(self, pack: Sequence[Sample], pad_to_length: int | None) -> dict[str, Any]:
+        batch = PaddingFreeCollator(self.model, pad_to_length=pad_to_length)([pack])
+        altered = batch if self.alter is None else self.alter(batch)
+        device = next(self.model.parameters()).device
+        return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in altered.items()}
+
+    def _gradients(self, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+        wanted = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        if not loss.requires_grad:
+            return {}
+        grads = torch.autograd.grad(loss, [p for _, p in wanted], allow_unused=True)
+        return {name: grad for (name, _), grad in zip(wanted, grads, strict=True) if grad is not None}
+
+    def _layers(self, pack: Sequence[Sample], part: slice) -> dict[str, torch.Tensor]:
+        seen: dict[str, torch.Tensor] = {}
+
+        def keep(name: str) -> Callable[..., None]:
+            def hook(module: Any, args: Any, output: Any) -> None:
+                hidden = output[0] if isinstance(output, tuple) else output
+                seen[name] = hidden[0, part].detach().clone()
+
+            return hook
+
+        layers = [(n, m) for n, m in self.model.named_modules() if type(m).__name__.endswith("DecoderLayer")]
+        with contextlib.ExitStack() as stack:
+            for name, module in layers:
+                stack.callback(module.register_forward_hook(keep(name)).remove)
+            self.run(pack, gradients=False)
+        return seen
+
+
+@contextlib.contextmanager
+def as_it_was(model: Any) -> Iterator[None]:
+    """Evaluation mode inside; every module's own mode comes back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextlib.contextmanager
+def on_backend(model: Any, backend: str) -> Iterator[None]:
+    """Another attention implementation inside, for all parts of the model.
+
+    Raises:
+        IsolationError: the model does not offer it here.
+    """
+    if attention_of(model) == backend:
+        yield
+        return
+    before = {"": model.config._attn_implementation}
+    for name in getattr(model.config, "sub_configs", {}):
+        part = getattr(model.config, name, None)
+        if part is not None:
+            before[name] = part._attn_implementation
+    try:
+        model.set_attn_implementation(backend)
+    except (ValueError, ImportError) as error:
+        raise IsolationError(
+            f"{model.config.model_type} does not run on {backend} here: {str(error).splitlines()[0]}",
+            hint="prove it on sdpa or eager",
+        ) from error
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def ordinary_tokens(model: Any, samples: Sequence[Sample]) -> list[int]:
+    """Ids of the samples that are plain text to the model: no media placeholder, no vision mark."""
+    config = model.config
+    special = {value for name, value in config.to_dict().items() if name.endswith("token_id")}
+    used = {value for sample in samples for value in _ids(sample)}
+    size = int(config.get_text_config().vocab_size)
+    return sorted(used - special) or [i for i in range(min(size, 64)) if i not in special]
+
+
+def changed(sample: Sample, ordinary: Sequence[int]) -> Sample | None:
+    """The sample with its first plain text token replaced by another; None without such a token."""
+    ids, plain = _ids(sample), set(ordinary)
+    place = next((p for p, value in enumerate(ids) if value in plain), None)
+    if place is None:
+        return None
+    neighbour = ids[place] - 1 if ids[place] else 1
+    ids[place] = next((value for value in reversed(ordinary) if value != ids[place]), neighbour)
+    return {**sample, "input_ids": torch.tensor(ids)}
+
+
+def single_token(sample: Sample, ordinary: Sequence[int]) -> Sample:
+    """A sample of one plain text token, with the per-token fields that `sample` has."""
+    one: Sample = {
+        name: np.asarray(sample[name]).reshape(-1)[:1]
+        for name in TOKEN_FIELDS
+        if sample.get(name) is not None
+    }
+    one["input_ids"] = torch.tensor([ordinary[0]])
+    if sample.get("position_ids") is not None:
+        one["position_ids"] = torch.zeros(1, dtype=torch.int64)
+    return {**one, "sample_id": "of one token"}
+
+
+def _ids(sample: Sample) -> list[int]:
+    ids: list[int] = np.asarray(sample["input_ids"]).reshape(-1).tolist()
+    return ids
+
+
+def size_of(sample: Sample) -> int:
+    """Tokens of an encoded sample."""
+    return int(np.shape(sample["input_ids"])[-1])
+
+
+def has_media(sample: Sample) -> bool:
+    """True when it carries anything besides per-token fields, positions and per-sample values."""
+    plain = {*TOKEN_FIELDS, *SAMPLE_FIELDS, "position_ids", "attention_mask"}
+    return any(value is not None and name not in plain for name, value in sample.items())
+
+
+def name_of(sample: Sample, index: int) -> str:
+    """How messages call it."""
+    sample_id = sample.get("sample_id")
+    return f"member {index}" if sample_id is None else f"sample {sample_id}"

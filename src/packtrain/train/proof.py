@@ -1,0 +1,249 @@
+"""prove_isolation: is a sample in a pack the same as the sample alone, on this model and backend?
+
+    report = prove_isolation(model, samples);  report.ok, report.rows, report.first_leak
+
+For every backend, several pack orders and a pad tail:
+
+    logits, loss    packed against each sample alone
+    gradients       of the mean token loss over all samples, packed against summed up alone
+    tamper          one text token of a sample is changed, each sample in turn, in two orders: the
+                    logits of all other samples stay the same bit for bit
+
+A one-token sample is added when none is there. When a sample reads another, `first_leak` names the
+first decoder layer whose output differs. The same proof catches leaking set-ups: `alter` makes one
+out of every batch (a mask of ones, a cache, positions without the text row), and the proof fails.
+
+Trade-off: the whole row's logits are built, so give it a few short samples (`proof_samples`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..errors import InputError
+from .loss import bare_model
+from .probe import (
+    Alter,
+    Probe,
+    Sample,
+    as_it_was,
+    changed,
+    has_media,
+    name_of,
+    on_backend,
+    ordinary_tokens,
+    single_token,
+    size_of,
+)
+
+__all__ = ["IsolationReport", "ProofRow", "proof_samples", "prove_isolation"]
+
+logger = logging.getLogger(__name__)
+
+#: Largest difference (logits, mean loss, gradient of the mean loss) by dtype. 16-bit results are
+#: compared loosely, since another row length rounds differently; there the tamper test decides.
+_TOLERANCE = {torch.float64: 1e-7, torch.float32: 3e-5, torch.bfloat16: 0.25, torch.float16: 0.05}
+
+_PAD = 5  # tokens of the pad tail
+
+
+@dataclass(frozen=True)
+class ProofRow:
+    """One comparison.
+
+    Attributes:
+        backend: attention implementation.
+        order: which row: "in order", "reversed", "rotated", "padded".
+        check: "logits", "loss", "gradients" or "tamper".
+        worst: largest absolute difference.
+        limit: what it may be; 0 for bitwise.
+        where: the sample or parameter of `worst`.
+    """
+
+    backend: str
+    order: str
+    check: str
+    worst: float
+    limit: float
+    where: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.worst <= self.limit  # False for NaN
+
+
+@dataclass
+class IsolationReport:
+    """What the proof found. `ok` is True when every comparison held."""
+
+    rows: list[ProofRow] = field(default_factory=list)
+    leaking_layer: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.rows) and all(row.ok for row in self.rows)
+
+    @property
+    def first_leak(self) -> str | None:
+        """One line about the first comparison that failed, with the leaking layer when it was found."""
+        failed = next((row for row in self.rows if not row.ok), None)
+        if failed is None:
+            return None
+        layer = f", first in {self.leaking_layer}" if self.leaking_layer else ""
+        return (
+            f"{failed.check} on {failed.backend}, samples {failed.order}: {failed.where} differs by "
+            f"{failed.worst:.2g} (limit {failed.limit:.2g}){layer}"
+        )
+
+
+def prove_isolation(
+    model: Any,
+    samples: Sequence[Mapping[str, Any]],
+    backends: Sequence[str] = ("sdpa", "eager"),
+    *,
+    alter: Alter | None = None,
+    gradients: bool = True,
+) -> IsolationReport:
+    """Run the proof. Weights, gradients, mode and backend of the model are as before afterwards.
+
+    Args:
+        model: transformers model; its dtype decides the tolerance (float32: 3e-5).
+        samples: two or more encoded samples, best with and without media, and short.
+        backends: attention implementations to try.
+        alter: changes every collated batch before the model sees it.
+        gradients: False leaves the gradient comparison out (it holds two gradients of the model).
+
+    Raises:
+        InputError: fewer than two samples, or samples the collator refuses.
+        IsolationError: a backend is not available for this model.
+    """
+    bare = bare_model(model)
+    members = [dict(sample) for sample in samples]
+    if len(members) < 2:
+        raise InputError(f"{len(members)} samples given to the proof", hint="give two or more")
+    ordinary = ordinary_tokens(bare, members)
+    if all(size_of(member) > 1 for member in members):
+        members.append(single_token(members[0], ordinary))
+    report = IsolationReport()
+    with as_it_was(bare):
+        for backend in backends:
+            with on_backend(bare, backend):
+                probe = Probe(bare, alter, gradients)
+                _compare(probe, backend, members, report)
+                for order in ("in order", "reversed"):
+                    report.rows.append(_tamper(probe, backend, order, members, ordinary, report))
+    if not report.ok:
+        logger.warning("isolation does not hold: %s", report.first_leak)
+    return report
+
+
+def proof_samples(packs: Sequence[Sequence[Mapping[str, Any]]], tokens: int = 1024) -> list[Sample]:
+    """The shortest samples of some packs, up to three with media and three without.
+
+    Args:
+        packs: encoded packs.
+        tokens: about how many tokens they may have together; two samples are taken in any case.
+    """
+    every = sorted((dict(sample) for pack in packs for sample in pack), key=size_of)
+    groups = [[s for s in every if has_media(s)][:3], [s for s in every if not has_media(s)][:3]]
+    chosen: list[Sample] = []
+    for sample in sorted((s for group in groups for s in group), key=size_of):
+        if len(chosen) < 2 or sum(map(size_of, chosen)) + size_of(sample) <= tokens:
+            chosen.append(sample)
+    media = groups[0][:1]
+    if media and not any(has_media(sample) for sample in chosen):
+        chosen.append(media[0])
+    return chosen
+
+
+def _orders(count: int) -> dict[str, list[int]]:
+    forward = list(range(count))
+    return {
+        "in order": forward,
+        "reversed": forward[::-1],
+        "rotated": [*forward[1:], 0],
+        "padded": forward,
+    }
+
+
+def _compare(probe: Probe, backend: str, members: list[Sample], report: IsolationReport) -> None:
+    """Logits, loss and gradients of every order against the samples alone."""
+    limit = _TOLERANCE[next(probe.model.parameters()).dtype]
+    logits, loss, tokens = [], 0.0, 0
+    reference: dict[str, torch.Tensor] = {}
+    for member in members:
+        run = probe.run([member])
+        logits.append(run.logits)
+        loss, tokens = loss + run.loss, tokens + run.tokens
+        for name, grad in run.gradients.items():
+            reference[name] = reference[name] + grad if name in reference else grad
+    lengths = [size_of(member) for member in members]
+    for order, places in _orders(len(members)).items():
+        pad = sum(lengths) + _PAD if order == "padded" else None
+        packed = probe.run([members[p] for p in places], pad_to_length=pad)
+        parts = packed.logits[: sum(lengths)].split([lengths[p] for p in places])
+        gaps = {p: float((part - logits[p]).abs().max()) for p, part in zip(places, parts, strict=True)}
+        worst = max(gaps, key=lambda p: _rank(gaps[p]))
+        where = name_of(members[worst], worst)
+        report.rows.append(ProofRow(backend, order, "logits", gaps[worst], limit, where))
+        gap = abs(packed.loss - loss) / max(1, tokens)
+        report.rows.append(ProofRow(backend, order, "loss", gap, limit, "the mean token loss"))
+        if probe.gradients:
+            value, where = _gradient_gap(packed.gradients, reference, max(1, tokens))
+            report.rows.append(ProofRow(backend, order, "gradients", value, limit, where))
+
+
+def _gradient_gap(
+    packed: dict[str, torch.Tensor], alone: dict[str, torch.Tensor], tokens: int
+) -> tuple[float, str]:
+    """Largest difference of the gradients of the mean token loss; an absent gradient is zero."""
+    worst, where = 0.0, "no parameter"
+    for name in {**alone, **packed}:
+        one, other = packed.get(name), alone.get(name)
+        gap = other if one is None else one if other is None else one - other
+        value = float(gap.abs().max()) / tokens if gap is not None and gap.numel() else 0.0
+        if _rank(value) > _rank(worst):
+            worst, where = value, f"the gradient of {name}"
+    return worst, where
+
+
+def _tamper(
+    probe: Probe,
+    backend: str,
+    order: str,
+    members: list[Sample],
+    ordinary: list[int],
+    report: IsolationReport,
+) -> ProofRow:
+    """Change each sample in turn; the others' logits must not move by a single bit."""
+    row = [members[place] for place in _orders(len(members))[order]]
+    lengths = [size_of(member) for member in row]
+    clean = probe.run(row, gradients=False).logits.split(lengths)
+    worst, where = 0.0, "no sample"
+    for index, member in enumerate(row):
+        other_text = changed(member, ordinary)
+        if other_text is None:
+            continue
+        tampered = [*row[:index], other_text, *row[index + 1 :]]
+        after = probe.run(tampered, gradients=False).logits.split(lengths)
+        for other in range(len(row)):
+            if other == index or torch.equal(clean[other], after[other]):
+                continue
+            gap = float((clean[other].float() - after[other].float()).abs().max())
+            if _rank(gap) > _rank(worst):
+                worst, where = gap, f"{name_of(row[other], other)} reads {name_of(member, index)} and"
+            if report.leaking_layer is None:
+                start = sum(lengths[:other])
+                part = slice(start, start + lengths[other])
+                report.leaking_layer = probe.first_layer(row, tampered, part)
+    return ProofRow(backend, order, "tamper", worst, 0.0, where)
+
+
+def _rank(value: float) -> tuple[bool, float]:
+    """NaN ranks above every number."""
+    return (value != value, value)

@@ -1,0 +1,92 @@
+"""The isolation proof on real (tiny) models, and the leaks that it must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from train_samples import ALL, VISION, samples_for, text_sample
+
+from packtrain.collate import PackBatch, attention_of
+from packtrain.errors import InputError, IsolationError
+from packtrain.train.proof import proof_samples, prove_isolation
+from packtrain.train.tiny import tiny_model
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_packed_equals_alone_on_sdpa_and_eager(name: str, tiny: dict[str, Any]) -> None:
+    model = tiny[name]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    report = prove_isolation(model, samples_for(name, model))
+    assert report.ok, report.first_leak
+    assert report.first_leak is None
+    found = {(row.backend, row.order, row.check) for row in report.rows}
+    for backend in ("sdpa", "eager"):
+        for order in ("in order", "reversed", "rotated", "padded"):
+            assert {(backend, order, check) for check in ("logits", "loss", "gradients")} <= found
+        assert {(backend, "in order", "tamper"), (backend, "reversed", "tamper")} <= found
+    assert all(row.worst == 0 for row in report.rows if row.check == "tamper")
+    assert max(row.worst for row in report.rows) <= 3e-5
+    assert attention_of(model) == "sdpa" and not model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def mask_of_ones(batch: PackBatch) -> Mapping[str, Any]:
+    return {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
+
+
+def cache_on(batch: PackBatch) -> Mapping[str, Any]:
+    return {**batch, "use_cache": True}
+
+
+def three_rows(batch: PackBatch) -> Mapping[str, Any]:
+    return {**batch, "position_ids": batch["position_ids"][1:]}
+
+
+def running_positions(batch: PackBatch) -> Mapping[str, Any]:
+    return {**batch, "position_ids": torch.arange(batch["input_ids"].shape[1])[None]}
+
+
+LEAKS = [(name, alter) for name in ALL for alter in (mask_of_ones, cache_on)]
+LEAKS += [(name, three_rows) for name in VISION] + [("tiny:qwen3", running_positions)]
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize(("name", "alter"), LEAKS, ids=[f"{n[5:]}-{a.__name__}" for n, a in LEAKS])
+def test_leaks_are_caught_and_the_layer_is_named(
+    name: str, alter: Any, backend: str, tiny: dict[str, Any]
+) -> None:
+    report = prove_isolation(tiny[name], samples_for(name, tiny[name]), (backend,), alter=alter)
+    assert not report.ok
+    failed = {row.check for row in report.rows if not row.ok}
+    assert failed == {"logits", "loss", "gradients", "tamper"}
+    assert report.first_leak is not None and f"on {backend}" in report.first_leak
+    assert report.leaking_layer is not None and report.leaking_layer.endswith("layers.0")
+
+
+def test_double_precision_is_held_to_its_own_limit() -> None:
+    model = tiny_model("tiny:qwen3").double()
+    report = prove_isolation(model, samples_for("tiny:qwen3", model), ("sdpa",))
+    assert report.ok and {row.limit for row in report.rows} == {1e-7, 0.0}
+
+
+def test_proof_refuses_too_little_and_unknown_backends(tiny: dict[str, Any]) -> None:
+    model = tiny["tiny:qwen3"]
+    with pytest.raises(InputError, match="1 samples"):
+        prove_isolation(model, [text_sample(4, 0)])
+    with pytest.raises(IsolationError, match="does not run on flash_attention_2"):
+        prove_isolation(model, samples_for("tiny:qwen3", model), ("flash_attention_2",))
+    assert attention_of(model) == "sdpa"
+
+
+def test_proof_samples_are_few_short_and_mixed(tiny: dict[str, Any]) -> None:
+    model = tiny["tiny:qwen2_vl"]
+    members = samples_for("tiny:qwen2_vl", model)
+    long = [text_sample(900, 10 + i, rows=3) for i in range(3)]
+    chosen = proof_samples([members, long], tokens=100)
+    assert sum(len(sample["input_ids"]) for sample in chosen) <= 100
+    assert any("pixel_values" in s for s in chosen) and any("pixel_values" not in s for s in chosen)
+    assert len(proof_samples([long], tokens=100)) == 2
