@@ -1,8 +1,9 @@
 """Where the bytes of a medium are, and how to get few or all of them.
 
-A *ref* is what a record names: a path (str or Path), a `file://` URL, a base64 or percent-encoded
-`data:` URL, or the bytes themselves. `resolve` turns a ref of a record into one that can be opened
-(it needs the media root); everything else takes a resolved ref.
+A *ref* is what a record names: a path (str or Path), a `file://` URL, a member of a tar
+(`tar:shard.tar!000.jpg`), a base64 or percent-encoded `data:` URL, or the bytes themselves. `resolve`
+turns a ref of a record into one that can be opened (it needs the media root); everything else takes a
+resolved ref.
 
 `open_head` is the fast way in: one open, one stat, one read of the first 4 KiB; parsers then ask for
 further ranges only where they need them (a large EXIF block, the end marker). Every failure is a
@@ -25,6 +26,7 @@ from typing import TypeAlias
 from urllib.parse import unquote, unquote_to_bytes
 
 from ..errors import SampleError
+from . import _tar
 
 __all__ = [
     "HEAD_BYTES",
@@ -55,13 +57,14 @@ class Head:
         name: what to call the medium in messages.
     """
 
-    __slots__ = ("_descriptor", "bytes", "name", "size")
+    __slots__ = ("_base", "_descriptor", "bytes", "name", "size")
 
-    def __init__(self, data: bytes, size: int, name: str, descriptor: int = -1) -> None:
+    def __init__(self, data: bytes, size: int, name: str, descriptor: int = -1, base: int = 0) -> None:
         self.bytes = data
         self.size = size
         self.name = name
         self._descriptor = descriptor
+        self._base = base  # where the medium starts in its file
 
     def __enter__(self) -> Head:
         return self
@@ -79,7 +82,7 @@ class Head:
         if stop <= len(self.bytes) or self._descriptor < 0:
             return self.bytes[offset:stop]
         try:
-            return _read_range(self._descriptor, offset, min(count, max(0, self.size - offset)))
+            return _read_range(self._descriptor, self._base + offset, min(count, max(0, self.size - offset)))
         except OSError as error:
             raise self.fail("unreadable_media", f"cannot be read: {error.strerror}") from None
 
@@ -100,12 +103,21 @@ def open_head(ref: Ref) -> Head:
     if path is None:
         data = _decode_data_url(str(ref))
         return Head(data, len(data), name_of(ref))
-    descriptor, size = _open(path)
+    base = 0
+    inner = _tar.split(path)
+    descriptor, status = _open(path if inner is None else inner[0])
+    size = status.st_size
     try:
-        return Head(os.pread(descriptor, HEAD_BYTES, 0), size, path, descriptor)
+        if inner is not None:
+            with open(descriptor, "rb", closefd=False) as handle:
+                base, size = _tar.locate(handle, inner[0], size, status.st_mtime_ns, inner[1])
+        return Head(os.pread(descriptor, min(HEAD_BYTES, size), base), size, path, descriptor, base)
     except OSError as error:
         os.close(descriptor)
         raise SampleError("unreadable_media", f"{path} cannot be read: {error.strerror}") from None
+    except SampleError:
+        os.close(descriptor)
+        raise
 
 
 def read_bytes(ref: Ref) -> bytes:
@@ -120,6 +132,9 @@ def exists(ref: Ref) -> bool:
         return True
     try:
         path = _file_path(ref)
+        if path is not None and _tar.split(path) is not None:
+            with open_head(ref):
+                return True
         return True if path is None else stat.S_ISREG(os.stat(path).st_mode)
     except (SampleError, OSError, ValueError):
         return False
@@ -136,9 +151,10 @@ def identity(ref: Ref, root: str | os.PathLike[str] | None = None) -> tuple[str,
         size = head.size
     if isinstance(ref, bytes) or (path := _file_path(ref)) is None:
         return "", size, digest
+    path, member = _tar.split(path) or (path, "")
     if root is not None and (inside := _inside(os.path.abspath(path), os.path.abspath(os.fspath(root)))):
         path = inside
-    return path.replace(os.sep, "/"), size, digest
+    return path.replace(os.sep, "/") + (f"!{member}" if member else ""), size, digest
 
 
 def resolve(
@@ -163,6 +179,7 @@ def resolve(
     if given is None:
         return ref
     root = os.path.abspath(os.fspath(media_root)) if media_root is not None else os.getcwd()
+    given, member = _tar.split(given) or (given, "")
     path = os.path.normpath(os.path.join(root, given))
     free = allow_outside or (absolute_ok and os.path.isabs(given))
     if not free and _inside(path, root) is None:
@@ -171,7 +188,7 @@ def resolve(
             f"media path {_short(given)!r} is outside the media root {root}",
             hint="set media_root to a folder that holds all media, or allow_outside=True",
         )
-    return path
+    return f"{_tar.PREFIX}{path}!{member}" if member else path
 
 
 def name_of(ref: Ref) -> str:
@@ -205,8 +222,8 @@ def _file_path(ref: str | os.PathLike[str]) -> str | None:
     return text
 
 
-def _open(path: str) -> tuple[int, int]:
-    """(descriptor, size) of a regular file. O_NONBLOCK: a named pipe must not block the run."""
+def _open(path: str) -> tuple[int, os.stat_result]:
+    """(descriptor, status) of a regular file. O_NONBLOCK: a named pipe must not block the run."""
     try:
         descriptor = os.open(path, _OPEN_FLAGS | _BINARY)
     except FileNotFoundError:
@@ -229,7 +246,7 @@ def _open(path: str) -> tuple[int, int]:
         os.close(descriptor)
         what = "is a folder" if stat.S_ISDIR(status.st_mode) else "is not a regular file"
         raise SampleError("unreadable_media", f"{_short(path)} {what}")
-    return descriptor, status.st_size
+    return descriptor, status
 
 
 def _read_range(descriptor: int, offset: int, count: int) -> bytes:

@@ -34,7 +34,7 @@ from .. import files, world
 from ..errors import InputError, SourceError
 from ._handles import Pinned, read
 
-__all__ = ["Built", "Index", "load", "place"]
+__all__ = ["Built", "Index", "load", "pin", "store_places"]
 
 log = logging.getLogger(__name__)
 
@@ -86,14 +86,25 @@ class Index:
         return index + 1 + int(np.searchsorted(self.gaps, index, side="right"))
 
 
-def place(path: str, cache_dir: str | os.PathLike[str] | None = None) -> list[Path]:
-    """Where the index of `path` may be: beside it unless the folder is read-only, then in the cache."""
-    source = Path(path)
+def store_places(
+    path: str | os.PathLike[str], name: str, cache_dir: str | os.PathLike[str] | None = None
+) -> list[Path]:
+    """Where what is known about `path` may be stored, in order of preference.
+
+    Args:
+        path: the source: a file, or a folder.
+        name: file name of what is stored.
+        cache_dir: default `world.cache_dir()`.
+
+    Returns:
+        The place beside a file (in a folder) first, if it may be written there, then the cache folder.
+    """
+    source = Path(os.path.abspath(os.fspath(path)))
+    folder = source if source.is_dir() else source.parent
     root = Path(cache_dir) if cache_dir is not None else world.cache_dir()
-    key = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:32]
-    cached = root / "index" / f"{key}.packtrain-index"
-    beside = source.with_name(f".{source.name}.packtrain-index")
-    return [beside, cached] if _writable(source.parent) else [cached, beside]
+    key = hashlib.sha256(os.fsencode(str(source))).hexdigest()[:32]
+    cached = root / "index" / f"{key}{name[name.rindex('.') :]}"
+    return [folder / name, cached] if _writable(folder) else [cached]
 
 
 def load(
@@ -113,8 +124,10 @@ def load(
         cache_dir: cache folder; default `world.cache_dir()`.
         verify: hash the source and compare, instead of trusting (size, mtime).
     """
-    places = place(source.path, cache_dir)
-    for path in places:
+    name = os.path.basename(source.path)
+    places = store_places(source.path, f".{name}.packtrain-index", cache_dir)
+    beside = Path(source.path).with_name(f".{name}.packtrain-index")
+    for path in dict.fromkeys([*places, beside]):  # a read-only folder may have come with its index
         index = _read(path, source, kind)
         if index is not None and (not verify or files.sha256_file(source.path) == index.sha256):
             return index
@@ -129,8 +142,6 @@ def load(
         "gaps": len(built.gaps),
     }
     for path in places:
-        if path.name.startswith(".") and not _writable(path.parent):
-            continue
         try:
             _write(path, header, built)
         except (InputError, OSError) as error:

@@ -16,7 +16,7 @@ def open_source(path: str | os.PathLike[str], *, kind: str | None = None, **opti
     """Open a source of samples.
 
     Args:
-        path: a file (or what the plug-in takes).
+        path: a file, or a folder of pairs.
         kind: name of a module in `packtrain.sources`; default: by suffix, then by content.
         **options: passed to the plug-in, for example `cache_dir` and `verify_content`.
 
@@ -39,7 +39,9 @@ def open_source(path: str | os.PathLike[str], *, kind: str | None = None, **opti
 
 
 def _kind_of(path: str) -> str:
-    """The plug-in whose `SUFFIXES` hold the path's suffix; JSON by its first character otherwise."""
+    """The plug-in whose `SUFFIXES` hold the path's suffix; by content otherwise."""
+    if os.path.isdir(path):
+        return "pairs"
     lower = path.lower()
     for name in names("sources"):
         if lower.endswith(tuple(getattr(lookup("sources", name), "SUFFIXES", ()))):

@@ -1,0 +1,88 @@
+"""Where the members of a tar file lie, so that one of them is read by its byte range.
+
+The members of a tar are listed once per process (headers only, data are skipped over) and kept for the
+tars used last, half a million members at most; a tar whose size or time has changed is listed again. Only
+plain tars: a compressed one has no byte ranges. Names must match to the letter; a name that stands in the
+tar twice is refused, because readers differ in which of the two they take.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import unicodedata
+from collections import OrderedDict
+from typing import IO, Any
+
+from ..errors import SampleError, nearest
+
+__all__ = ["PREFIX", "locate", "split"]
+
+PREFIX = "tar:"
+KEEP = 500_000  # members over all tars
+
+_TWICE = (-1, 0)
+
+_Members = dict[str, tuple[int, int]]
+_tables: OrderedDict[tuple[str, int, int], _Members] = OrderedDict()
+
+
+def split(ref: str) -> tuple[str, str] | None:
+    """(path of the tar, member) of `tar:PATH.tar!MEMBER`; None for any other text.
+
+    >>> split("tar:/data/a.tar!x/1.jpg")
+    ('/data/a.tar', 'x/1.jpg')
+    """
+    if not ref.startswith(PREFIX):
+        return None
+    path, mark, member = ref[len(PREFIX) :].partition(".tar!")
+    return (path + ".tar", member) if mark and member else None
+
+
+def locate(handle: IO[bytes], path: str, size: int, mtime_ns: int, member: str) -> tuple[int, int]:
+    """(offset, size) of a member of the open tar file.
+
+    Raises:
+        SampleError: missing_media, truncated_media, unreadable_media.
+    """
+    key = (path, size, mtime_ns)
+    table = _tables.get(key)
+    if table is None:
+        table = _list(handle, path)
+        _tables[key] = table
+        while len(_tables) > 1 and sum(map(len, _tables.values())) > KEEP:
+            _tables.popitem(last=False)
+    else:
+        _tables.move_to_end(key)
+    found = table.get(member)
+    if found is None:
+        raise SampleError("missing_media", f"{path} has no member {member!r}", hint=_near(member, table))
+    if found == _TWICE:
+        raise SampleError("unreadable_media", f"{path} has the member {member!r} more than once")
+    if found[0] + found[1] > size:
+        raise SampleError("truncated_media", f"{path} is cut short inside its member {member!r}")
+    return found
+
+
+def _list(handle: IO[bytes], path: str) -> _Members:
+    table: _Members = {}
+    try:
+        with tarfile.open(fileobj=handle, mode="r:") as tar:
+            archive: Any = tar
+            while (info := tar.next()) is not None:
+                if info.isreg() and not info.issparse():
+                    table[info.name] = _TWICE if info.name in table else (info.offset_data, info.size)
+                archive.members = []  # tarfile keeps every header otherwise
+    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+        if not table:
+            raise SampleError("unreadable_media", f"{path} is no plain tar file: {error}") from None
+        # a tar that breaks off: the members in front of the break are whole
+    return table
+
+
+def _near(member: str, table: _Members) -> str | None:
+    same = unicodedata.normalize("NFC", member)
+    for name in table:
+        if unicodedata.normalize("NFC", name) == same:
+            return "a name that looks the same is there in another Unicode form"
+    close = nearest(member, table) if len(table) <= 20_000 else None
+    return f"did you mean {close!r}?" if close else None

@@ -1,0 +1,229 @@
+"""A folder of `{image, json}` pairs: `X.jpg` beside `X.json`, and text-only `output_00000000.json`.
+
+Every `.json` file of the folder is one record (one JSON object), in the order of the file names. A record
+that names no image gets the image of the same stem, where there is one; a record that names its images
+keeps them. Several records about one image are `X.json`, `X_1.json`, `X_2.json`, each with an image of its
+own name. What a stem is, exactly:
+
+    name            stem      only the last suffix is cut, whatever dots stand before it: a.b.jpg ~ a.b.json
+    suffix          of an image in any case: .jpg .jpeg .png .webp .gif .bmp .tif .tiff
+    Unicode         names match to the letter, else by their composed form (NFC)
+    two images      X.jpg and X.png for one X.json: that record is malformed, unless it names its image
+    no record       an image without a .json is no sample; they are counted and logged
+
+The fingerprint covers names inside the folder and the bytes of the records, not the place. A table of
+(name, size, mtime, SHA-256) is stored as `.packtrain-pairs` in the folder, or in the cache folder where it
+is read-only, so that reopening hashes only what has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import operator
+import os
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import files
+from ..errors import InputError, SampleError, SourceError, nearest
+from ._index import store_places
+
+__all__ = ["Pairs", "open_source"]
+
+log = logging.getLogger(__name__)
+
+IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+TABLE = ".packtrain-pairs"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One record file: its name, its state when it was hashed, and the images of its stem."""
+
+    name: str
+    size: int
+    mtime_ns: int
+    sha256: str
+    images: tuple[str, ...]
+
+
+class Pairs:
+    """Records of a folder of pairs. Picklable; each read checks that the file is still the one indexed."""
+
+    def __init__(self, folder: str, entries: list[_Entry], unpaired: int) -> None:
+        self.folder = folder
+        self.unpaired = unpaired
+        self._entries = entries
+        self._fingerprint = files.digest_json(
+            {
+                "kind": "pairs",
+                "records": [[entry.name, entry.sha256, list(entry.images)] for entry in entries],
+            }
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def fields(self) -> dict[str, Any]:
+        """What the fingerprint is made of, as plain JSON (the table of files as its digest)."""
+        return {"kind": "pairs", "records": len(self._entries), "digest": self._fingerprint}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number = operator.index(index)
+        if not 0 <= number < len(self._entries):
+            raise IndexError(f"record {number} of {len(self._entries)} ({self.folder})")
+        entry = self._entries[number]
+        data, size, mtime_ns = _read(os.path.join(self.folder, entry.name))
+        if (size, mtime_ns) != (entry.size, entry.mtime_ns):
+            raise SourceError(
+                f"{entry.name} in {self.folder} changed after the source was opened",
+                hint="open the source again: its lengths and plan must be made anew",
+            )
+        try:
+            record = json.loads(data.decode("utf-8-sig"))
+        except UnicodeDecodeError:
+            raise SampleError("malformed_record", f"{entry.name} is not UTF-8") from None
+        except (ValueError, RecursionError) as error:
+            raise SampleError("malformed_record", f"{entry.name} is not valid JSON: {error}") from None
+        if not isinstance(record, dict):
+            raise SampleError("malformed_record", f"{entry.name} is {type(record).__name__}, not an object")
+        if entry.images and record.get("images") is None and record.get("image") is None:
+            if len(entry.images) > 1:
+                raise SampleError(
+                    "malformed_record",
+                    f"{entry.name} has more than one image beside it: {', '.join(entry.images)}",
+                    hint='name the one that is meant under "images"',
+                )
+            record["images"] = list(entry.images)
+        return record
+
+    def where(self, index: int) -> str:
+        return self._entries[operator.index(index)].name
+
+    def __repr__(self) -> str:
+        return f"<pairs source {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
+
+
+def open_source(
+    path: str | os.PathLike[str],
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    verify_content: bool = False,
+) -> Pairs:
+    """Open a folder of pairs.
+
+    Args:
+        path: the folder. Folders inside it are not entered.
+        cache_dir: where the table goes when the folder is read-only.
+        verify_content: hash every record again instead of trusting sizes and times.
+
+    Raises:
+        SourceError: no such folder, or no record in it.
+    """
+    folder = os.path.abspath(os.fspath(path))
+    if not os.path.isdir(folder):
+        raise SourceError(f"{folder} is not a folder", hint=_near(folder))
+    names, images = _names(folder)
+    if not names:
+        deeper = next((p for p in sorted(Path(folder).rglob("*.json"))), None)
+        hint = f"there are some deeper, such as {deeper}" if deeper else "each record is one .json file"
+        raise SourceError(f"{folder} holds no .json files", hint=hint)
+    places = store_places(folder, TABLE, cache_dir)
+    known = {} if verify_content else _load(places)
+    entries: list[_Entry] = []
+    changed = verify_content
+    for name in names:
+        status = os.stat(os.path.join(folder, name))
+        old = known.get(name)
+        if old is not None and old[:2] == [status.st_size, status.st_mtime_ns]:
+            digest = old[2]
+        else:
+            changed = True
+            data, size, mtime_ns = _read(os.path.join(folder, name))
+            digest = hashlib.sha256(data).hexdigest()
+            if (size, mtime_ns) != (status.st_size, status.st_mtime_ns):
+                raise SourceError(f"{name} in {folder} changed while it was read", hint="open it again")
+        entries.append(
+            _Entry(name, status.st_size, status.st_mtime_ns, digest, tuple(images.pop(_stem(name), ())))
+        )
+    unpaired = sum(len(found) for found in images.values())
+    if unpaired:
+        log.warning("%s: %d images without a .json are no samples", folder, unpaired)
+    if changed or len(known) != len(entries):
+        _save(places, entries)
+    return Pairs(folder, entries, unpaired)
+
+
+# --------------------------------------------------------------------------------------------
+def _names(folder: str) -> tuple[list[str], dict[str, list[str]]]:
+    """(names of record files, stem -> names of images), all in name order."""
+    records: list[str] = []
+    images: dict[str, list[str]] = {}
+    for name in sorted(os.listdir(folder)):
+        suffix = os.path.splitext(name)[1].lower()
+        if name.startswith(".") or not os.path.isfile(os.path.join(folder, name)):
+            continue
+        if suffix == ".json":
+            records.append(name)
+        elif suffix in IMAGES:
+            images.setdefault(_stem(name), []).append(name)
+    seen: dict[str, str] = {}
+    for name in records:
+        other = seen.setdefault(_stem(name), name)
+        if other != name:
+            raise SourceError(
+                f"{folder} holds two records of one stem: {other!r} and {name!r}", hint="rename one of them"
+            )
+    return records, images
+
+
+def _stem(name: str) -> str:
+    return unicodedata.normalize("NFC", os.path.splitext(name)[0])
+
+
+def _read(path: str) -> tuple[bytes, int, int]:
+    """(bytes, size, mtime_ns) of a file."""
+    try:
+        with open(path, "rb") as handle:
+            data = handle.read()
+            status = os.fstat(handle.fileno())
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from None
+    return data, status.st_size, status.st_mtime_ns
+
+
+def _load(places: list[Path]) -> dict[str, list[Any]]:
+    """name -> [size, mtime_ns, sha256] from the stored table; empty when there is none that is whole."""
+    for path in places:
+        try:
+            stored = json.loads(path.read_bytes())
+            if stored["digest"] == files.digest_json(stored["files"]):
+                return dict(stored["files"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return {}
+
+
+def _save(places: list[Path], entries: list[_Entry]) -> None:
+    table = {entry.name: [entry.size, entry.mtime_ns, entry.sha256] for entry in entries}
+    for path in places:
+        try:
+            files.publish_json(path, {"digest": files.digest_json(table), "files": table})
+            return
+        except (InputError, OSError) as error:
+            log.debug("no table at %s: %s", path, error)
+    log.warning("the table of %s could not be stored: records are hashed again next time", places[0].parent)
+
+
+def _near(folder: str) -> str | None:
+    parent, name = os.path.split(folder)
+    close = nearest(name, sorted(os.listdir(parent))) if os.path.isdir(parent) else None
+    return f"did you mean {os.path.join(parent, close)}?" if close else None
