@@ -30,6 +30,12 @@ def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "UNIT", 8)
 
 
+@pytest.fixture
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop inside this process cannot lose what was written, so the disk need not be waited for."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
 def test_every_sample_has_a_length_or_a_reason(tmp_path: Path) -> None:
     source = many(200)
     lengths = measure(source, Words(), tmp_path / "l")
@@ -63,6 +69,7 @@ def test_bytes_do_not_depend_on_workers_or_parts(tmp_path: Path) -> None:
     assert all(one == whole[0] for one in whole)
 
 
+@pytest.mark.usefixtures("no_sync")
 def test_a_stop_after_any_write_loses_and_changes_nothing(tmp_path: Path) -> None:
     source = many(30)
 
@@ -76,6 +83,7 @@ def test_a_stop_after_any_write_loses_and_changes_nothing(tmp_path: Path) -> Non
     assert crash_points(verb, tmp_path, ignore=IGNORED, check=absent_or_whole) > 40
 
 
+@pytest.mark.usefixtures("no_sync")
 def test_a_stop_while_overwriting_leaves_no_mixture(tmp_path: Path) -> None:
     def verb(folder: Path) -> None:
         measure(many(30), Words(), folder, persist_every=8, overwrite=True)
