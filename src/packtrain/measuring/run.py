@@ -9,6 +9,7 @@ any number of workers join to the same arrays.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -210,10 +211,19 @@ def _identities(source: Source, samples: list[Mapping[str, Any]]) -> set[MediaRo
             except SampleError:
                 if isinstance(ref, bytes) or str(ref).startswith("data:"):
                     continue
-                row = (str(ref), -1, "")
+                row = (_relative(str(ref), root), -1, "")
             if row[0]:
                 rows.add(row)
     return rows
+
+
+def _relative(path: str, root: Any) -> str:
+    """A path as `identity` names it: relative to the media root where it lies inside."""
+    if root is not None:
+        inside = os.path.relpath(os.path.abspath(path), os.path.abspath(root))
+        if inside.split(os.sep)[0] != os.pardir:
+            path = inside
+    return path.replace(os.sep, "/")
 
 
 def _line(error: BaseException) -> str:
