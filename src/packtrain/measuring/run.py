@@ -93,7 +93,7 @@ def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> R
     for i in range(start, stop):
         if i in errors:
             reasons[i] = errors[i].reason
-            details[i] = f"{source.where(i)}: {_line(errors[i])}"
+            details[i] = _located(source.where(i), _line(errors[i]))
             status[i - start] = STATUS_EMPTY if errors[i].reason == "empty" else STATUS_FAILED
         elif tokens[i - start] == 0:
             reasons[i], status[i - start] = "empty", STATUS_EMPTY
@@ -224,6 +224,11 @@ def _relative(path: str, root: Any) -> str:
         if inside.split(os.sep)[0] != os.pardir:
             path = inside
     return path.replace(os.sep, "/")
+
+
+def _located(where: str, text: str) -> str:
+    """`where: text`; sources that say where themselves are not repeated."""
+    return text if text.startswith(f"{where}:") else f"{where}: {text}"
 
 
 def _line(error: BaseException) -> str:
