@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .attention import check_attention
+    from .compare import evaluate_packed_vs_unpacked
     from .config import RunConfig, load_config
     from .loss import chunked_cross_entropy
     from .model import load_model
     from .proof import prove_isolation
-    from .sft import evaluate_packed_vs_unpacked, train
+    from .sft import train
     from .tiny import tiny_model
 
 _HOMES = {
     "RunConfig": "config",
     "check_attention": "attention",
     "chunked_cross_entropy": "loss",
-    "evaluate_packed_vs_unpacked": "sft",
+    "evaluate_packed_vs_unpacked": "compare",
     "load_config": "config",
     "load_model": "model",
     "prove_isolation": "proof",

@@ -16,15 +16,14 @@ This module imports neither torch nor, unless a key needs the check, transformer
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import ConfigError, nearest
+from ._yaml import parse_yaml
 from .trainer_keys import check_trainer_keys, trainer_fields
 
 __all__ = [
@@ -37,8 +36,6 @@ __all__ = [
     "TrainingConfig",
     "load_config",
 ]
-
-logger = logging.getLogger(__name__)
 
 ATTENTIONS = ("auto", "varlen", "flash_attention_2", "flash_attention_3", "flex_attention", "sdpa", "eager")
 
@@ -224,37 +221,7 @@ def load_config(path_or_mapping: str | Path | Mapping[str, Any]) -> RunConfig:
         raise ConfigError(f"{path} does not exist", hint="name a YAML file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
-    return _build(_parse(text, path), base=path.resolve().parent)
-
-
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = key_node.value
-            if key_node.tag != "tag:yaml.org,2002:merge" and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is given twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep=deep)
-
-
-def _parse(text: str, path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = path if mark is None else f"{path}, line {mark.line + 1}, column {mark.column + 1}"
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"{where}: {problem}", hint="mend the YAML at this place") from None
-    if values is None:
-        values = {}
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds a {type(values).__name__}, expected sections with keys")
-    return values
+    return _build(parse_yaml(text, path), base=path.resolve().parent)
 
 
 def _build(values: dict[str, Any], base: Path | None) -> RunConfig:

@@ -164,7 +164,7 @@ def bare_model(model: Any) -> Any:
     while True:
         if hasattr(model, "get_base_model"):
             model = model.get_base_model()
-        elif isinstance(getattr(model, "module", None), nn.Module) and not hasattr(model, "config"):
+        elif isinstance(getattr(model, "module", None), nn.Module):
             model = model.module
         else:
             return model

@@ -23,9 +23,17 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "label_smoothing_factor": (0, "the loss is computed in chunks, without label smoothing"),
     "per_device_eval_batch_size": (1, "a device step is one pack"),
     "remove_unused_columns": (False, "it would remove the boundaries of the packs"),
+    "torch_compile": (False, "isolation is proven on the model as it is, not on a compiled one"),
     "train_sampling_strategy": (None, "the plan decides the order"),
     "use_cache": (False, "a cache switches the isolation of packed samples off"),
     "use_liger_kernel": (False, "packtrain brings its own chunked loss"),
+}
+
+
+#: Old name -> the name newer transformers releases warn for; both are accepted in the file.
+_RENAMED = {
+    "gradient_checkpointing": "activation_checkpointing",
+    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
 }
 
 
@@ -61,7 +69,8 @@ def check_trainer_keys(given: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, str) and trainer_fields()[key] in ("float", "int"):
             value = _number(key, value)
         if key not in _FIXED:
-            checked[key] = value
+            new = _RENAMED.get(key, key)
+            checked[new if new in trainer_fields() else key] = value
     return checked
 
 

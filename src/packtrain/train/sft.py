@@ -1,0 +1,293 @@
+"""Supervised fine-tuning on a plan: the step from a PackPlan to a trained model.
+
+    result = train(config, plan, source, template, lengths=lengths, val=(val_plan, val_source, None))
+    result.losses, result.metrics, result.model
+
+Before the first step the setup is checked (`attention`), and the isolation proof runs on the
+shortest samples of the first two packs (`training.proof`): a model nobody has shown to isolate may
+only train after it passed. What the run writes lies in `training.output_dir`: `train_log.jsonl`
+(every logged row), `failed.jsonl` (samples zeroed at fetch), `model/`, and Trainer's checkpoints.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..collate import PaddingFreeCollator, attention_of
+from ..collate.boundaries import text_config
+from ..data import PackedDataset
+from ..errors import ConfigError, IsolationError
+from ..files import make_folder, remove
+from ..planning.align import AlignedPlan
+from ..planning.packplan import PackPlan
+from ..template import ensure_torchvision
+from ..world import World, world
+from .attention import check_attention
+from .config import RunConfig
+from .loss import bare_model, plain_head, token_loss_sum
+from .model import load_model
+from .proof import IsolationReport, proof_samples, prove_isolation
+
+__all__ = ["TrainResult", "train"]
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+Validation = tuple[PackPlan, Any, Any]
+
+#: Models up to this many parameters also compare gradients in the start-up proof.
+_GRADIENT_PROOF = 50_000_000
+
+
+@dataclass
+class TrainResult:
+    """What a run leaves.
+
+    Attributes:
+        model: the trained model.
+        history: every row that was logged, in order.
+        metrics: `train_loss` (mean over steps), `steps`, and the last evaluation.
+        proof: report of the start-up proof, or None when it did not run.
+        log_file: the same rows as JSON lines.
+    """
+
+    model: Any
+    history: list[dict[str, Any]]
+    metrics: dict[str, float]
+    proof: IsolationReport | None
+    log_file: Path
+
+    @property
+    def losses(self) -> list[tuple[int, float]]:
+        """The loss curve: (step, mean token loss since the row before)."""
+        return [(int(row["step"]), float(row["loss"])) for row in self.history if "loss" in row]
+
+
+def train(
+    config: RunConfig,
+    plan: PackPlan,
+    source: Any,
+    template: Any,
+    *,
+    lengths: Any = None,
+    val: Validation | None = None,
+    model: Any = None,
+    place: World | None = None,
+    progress: Progress | None = None,
+) -> TrainResult:
+    """Train on a plan.
+
+    Args:
+        config: the run's configuration.
+        plan: plan of `source`.
+        source: samples by id.
+        template: `extend.Template`; its `encode` makes the encoded samples.
+        lengths: the plan's Lengths, for per-sample checks at fetch.
+        val: (plan, source, lengths or None) of the validation samples; evaluated after every epoch unless
+            `training.eval_strategy` says otherwise, and at the end.
+        model: a loaded model; None: `config.model` is loaded.
+        place: rank and world size; None: from the launcher's environment.
+        progress: called with (steps done, steps in total).
+
+    Raises:
+        IsolationError: the setup would let packed samples read each other.
+        ConfigError: the configuration cannot be carried out.
+        DriftError, SampleError: from fetching samples.
+    """
+    place = place or world()
+    _check_options(config, place)
+    model = _loaded(config, template) if model is None else model
+    setup = check_attention(bare_model(model))
+    logger.info("attention: %s", setup.why)
+    _refuse_auxiliary_loss(bare_model(model))
+    folder = Path(config.training.output_dir)
+    make_folder(folder)
+    data = _dataset(
+        config, plan.align(place.size, config.training.dataloader_drop_last), source, template, lengths
+    )
+    val_data = None
+    if val is not None:
+        val_plan, val_source, val_lengths = val
+        val_data = _dataset(config, val_plan.align(place.size), val_source, template, val_lengths)
+    proof, fused = _start_up(config, model, data, setup.proven)
+    log_file = folder / "train_log.jsonl"
+    if place.is_writer and not config.training.trainer.get("resume_from_checkpoint"):
+        remove(log_file)
+
+    from .trainer import PackTrainer
+
+    trainer = PackTrainer(
+        model,
+        _arguments(config, place, has_eval=val_data is not None),
+        data,
+        val_data,
+        rank=place.rank,
+        fused=fused,
+        log_file=log_file,
+        progress=progress,
+    )
+    return _run(config, trainer, template, folder, log_file, proof)
+
+
+def _check_options(config: RunConfig, place: World) -> None:
+    training = config.training
+    if training.samples_per_step is not None:
+        raise ConfigError(
+            "training.samples_per_step cannot be trained on yet", hint="use training.effective_batch_size"
+        )
+    if "balance" in training.model_fields_set and training.balance is not None and place.size > 1:
+        raise ConfigError(
+            f"training.balance {training.balance!r} has no effect yet", hint="set training.balance: null"
+        )
+
+
+def _loaded(config: RunConfig, template: Any) -> Any:
+    if config.model.name_or_path is None:
+        raise ConfigError("no model is named", hint="set model.name_or_path")
+    return load_model(
+        config.model.name_or_path,
+        attn=config.model.attn,
+        dtype=config.model.dtype,
+        processor=getattr(template, "processor", None),
+        seed=config.training.seed,
+    )
+
+
+def _refuse_auxiliary_loss(model: Any) -> None:
+    if getattr(text_config(model.config), "output_router_logits", False):
+        raise ConfigError(
+            "the model adds a router loss (output_router_logits)",
+            hint="set output_router_logits to false in the model's config",
+        )
+
+
+def _dataset(
+    config: RunConfig, aligned: AlignedPlan, source: Any, template: Any, lengths: Any
+) -> PackedDataset:
+    return PackedDataset(
+        aligned,
+        source,
+        template.encode,
+        lengths=lengths,
+        on_error=config.training.on_error,
+        ledger_file=Path(config.training.output_dir) / "failed.jsonl",
+    )
+
+
+def _start_up(
+    config: RunConfig, model: Any, data: PackedDataset, proven: bool
+) -> tuple[IsolationReport | None, bool]:
+    """The proof on two packs, and whether the loss may skip the logits.
+
+    Raises:
+        IsolationError: the proof failed, or is needed and switched off.
+    """
+    bare = bare_model(model)
+    fused = plain_head(bare) is not None
+    sizes = [len(data.packs[position]) for position in range(min(2, len(data)))]
+    if not config.training.proof:
+        if not proven and max(sizes) > 1:
+            raise IsolationError(
+                f"nobody has shown that {bare.config.model_type} isolates packed samples on "
+                f"{attention_of(bare)}, and training.proof is off",
+                hint="set training.proof: true",
+            )
+        return None, fused
+    samples = proof_samples([data[position] for position in range(len(sizes))])
+    fused = fused and _fused_holds(bare, samples[0])
+    if len(samples) < 2:
+        logger.info("start-up proof: one sample in all, nothing can leak")
+        return None, fused
+    small = sum(parameter.numel() for parameter in bare.parameters()) <= _GRADIENT_PROOF
+    report = prove_isolation(bare, samples, (attention_of(bare) or "eager",), gradients=small)
+    if not report.ok:
+        raise IsolationError(
+            f"packed samples read each other: {report.first_leak}",
+            hint="use model.attn: sdpa, or train unpacked",
+        )
+    logger.info("start-up proof: %d comparisons on %d samples hold", len(report.rows), len(samples))
+    return report, fused
+
+
+def _fused_holds(model: Any, sample: Mapping[str, Any]) -> bool:
+    """Does the loss through the head alone equal the loss through the model's own logits?"""
+    batch = PaddingFreeCollator(model)([[sample]])
+    device = next(model.parameters()).device
+    moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+    with torch.no_grad():
+        short, full = (float(token_loss_sum(model, moved, fused=fused)) for fused in (True, False))
+    if abs(short - full) <= 1e-2 * max(1.0, abs(full)):
+        return True
+    logger.warning("the head of %s is not plain: logits are built for the loss", model.config.model_type)
+    return False
+
+
+def _arguments(config: RunConfig, place: World, *, has_eval: bool) -> Any:
+    """TrainingArguments of the run: ours first, then what the file passes through."""
+    ensure_torchvision()
+    from transformers import TrainingArguments
+
+    training = config.training
+    has_cuda = torch.cuda.is_available()
+    defaults = {
+        "disable_tqdm": True,
+        "eval_strategy": "epoch" if has_eval else "no",
+        "logging_first_step": True,
+        "logging_steps": 10,
+        "report_to": "none",
+        "use_cpu": not has_cuda,
+    }
+    further = {key: value for key, value in training.trainer.items() if key != "resume_from_checkpoint"}
+    try:
+        return TrainingArguments(
+            **{**defaults, **further},
+            output_dir=training.output_dir,
+            seed=training.seed,
+            num_train_epochs=training.num_train_epochs,
+            max_steps=training.max_steps,
+            learning_rate=training.learning_rate,
+            per_device_train_batch_size=1,
+            per_device_eval_batch_size=1,
+            gradient_accumulation_steps=config.accumulation(place.size),
+            remove_unused_columns=False,
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"training: {str(error).splitlines()[0]}", hint="correct the key; it is one of TrainingArguments"
+        ) from error
+
+
+def _run(
+    config: RunConfig,
+    trainer: Any,
+    template: Any,
+    folder: Path,
+    log_file: Path,
+    proof: IsolationReport | None,
+) -> TrainResult:
+    outcome = trainer.train(resume_from_checkpoint=config.training.trainer.get("resume_from_checkpoint"))
+    history = trainer.state.log_history
+    steps = trainer.state.global_step
+    metrics: dict[str, float] = {"train_loss": float(outcome.training_loss), "steps": steps}
+    if trainer.eval_dataset is not None:
+        last = next((row for row in reversed(history) if "eval_loss" in row and row["step"] == steps), None)
+        found = trainer.evaluate() if last is None else last
+        metrics.update({key: value for key, value in found.items() if key.startswith("eval_")})
+    if str(trainer.args.save_strategy) != "no":
+        _save(trainer, template, folder / "model")
+    bare = bare_model(trainer.model)
+    return TrainResult(bare, [dict(row) for row in trainer.state.log_history], metrics, proof, log_file)
+
+
+def _save(trainer: Any, template: Any, folder: Path) -> None:
+    """The model in Hugging Face's layout, with the processor beside it."""
+    trainer.save_model(str(folder))
+    processor: Any = getattr(template, "processor", None)
+    if trainer.is_world_process_zero() and hasattr(processor, "save_pretrained"):
+        processor.save_pretrained(str(folder))

@@ -1,0 +1,224 @@
+"""PackTrainer: the Hugging Face Trainer on packs, with what it gets wrong there put right.
+
+- The loader takes positions from `PackSampler` on every rank; nothing dispatches or re-shards packs,
+  and the epoch reaches the sampler (also on resume) through a callback.
+- `use_cache=False`, no mask, restarting text positions: checked on every batch before it is used.
+- The loss of an optimizer step is the mean over its supervised tokens, over all micro steps and
+  ranks; a step without any gives exactly 0 and a warning.
+- `evaluate` sums token losses and divides once; a repeated pack has no weight.
+
+Written for W ranks: the counts are gathered, and gradients that DDP averages are scaled by W.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+from ..collate import IGNORE, PackBatch, PaddingFreeCollator
+from ..data import PackedDataset, PackSampler
+from ..errors import ConfigError, InputError
+from ..files import append_line
+from ..planning.align import AlignedPlan
+from .attention import check_batch
+from .loss import bare_model, token_loss_sum
+
+__all__ = ["PackTrainer", "pack_loader"]
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+
+
+class PackTrainer(Trainer):  # type: ignore[misc]
+    """Trainer over a PackedDataset of an AlignedPlan.
+
+    Args:
+        model: transformers model (or PEFT around it), cache off.
+        args: TrainingArguments with per-device batch 1 and `remove_unused_columns=False`.
+        train_data: dataset of the aligned plan.
+        eval_data: dataset of an aligned validation plan, or None.
+        rank: this rank.
+        shuffle: False: packs come in plan order in every epoch.
+        fused: False: build logits although the head is plain.
+        log_file: JSON lines file of everything that is logged (rank 0), or None.
+        progress: called with (steps done, steps in total).
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        args: TrainingArguments,
+        train_data: PackedDataset,
+        eval_data: PackedDataset | None = None,
+        *,
+        rank: int = 0,
+        shuffle: bool = True,
+        fused: bool = True,
+        log_file: Path | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if args.per_device_train_batch_size != 1 or args.remove_unused_columns:
+            raise ConfigError(
+                "PackTrainer needs per_device_train_batch_size=1 and remove_unused_columns=False",
+                hint="one device step is one pack, and its boundaries are not columns of the model",
+            )
+        self.rank = rank
+        self.fused = fused
+        self.train_sampler = PackSampler(
+            _aligned(train_data), rank, args.seed, shuffle, grad_accum=args.gradient_accumulation_steps
+        )
+        self.loss_is_scaled_for_ga = True
+        self.unsupervised_steps = 0
+        super().__init__(
+            model=model,
+            args=args,
+            data_collator=PaddingFreeCollator(bare_model(model)),
+            train_dataset=train_data,
+            eval_dataset=eval_data,
+            callbacks=[_Epochs(self.train_sampler), _Log(log_file, progress)],
+        )
+        self.remove_callback(PrinterCallback)
+        if self.args.n_gpu > 1:
+            raise ConfigError(
+                f"{self.args.n_gpu} GPUs in one process", hint="start one process per GPU with torchrun"
+            )
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        return pack_loader(self.train_dataset, self.train_sampler, self.data_collator, self.args)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        data = self.eval_dataset if eval_dataset is None else eval_dataset
+        sampler = PackSampler(_aligned(data), self.rank, shuffle=False)
+        return pack_loader(data, sampler, self.data_collator, self.args)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[PackBatch], num_batches: int, device: torch.device
+    ) -> tuple[list[PackBatch], torch.Tensor]:
+        """The packs of one optimizer step on this rank, and the supervised tokens of all ranks."""
+        batches = [batch for _, batch in zip(range(num_batches), epoch_iterator, strict=False)]
+        for batch in batches:
+            check_batch(batch, bare_model(self.model))
+        count = torch.tensor(sum(_supervised(batch) for batch in batches), device=device)
+        count = self.accelerator.reduce(count, reduction="sum")
+        if batches and not int(count):
+            self.unsupervised_steps += 1
+            logger.warning("step %d has no supervised token: its loss is 0", self.state.global_step + 1)
+        return batches, count
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: PackBatch,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Token loss sum of one pack over the supervised tokens of the whole step.
+
+        Args:
+            num_items_in_batch: supervised tokens of the step on all ranks; None: of this pack alone.
+        """
+        total = token_loss_sum(model, inputs, fused=self.fused)
+        count = _supervised(inputs) if num_items_in_batch is None else num_items_in_batch
+        tokens = torch.as_tensor(count, device=total.device).clamp(min=1)
+        # Ranks' gradients are averaged, so each rank counts W times.
+        loss = total * self.accelerator.num_processes / tokens
+        return (loss, {}) if return_outputs else loss
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Exact token mean over a validation plan; a repeated pack counts once.
+
+        Returns:
+            `<prefix>_loss`, `<prefix>_tokens` (supervised), `<prefix>_packs`, `<prefix>_samples`.
+        """
+        data = self.eval_dataset if eval_dataset is None else eval_dataset
+        if data is None:
+            raise InputError("there is no validation plan", hint="set custom.val_jsonl")
+        loader = self.get_eval_dataloader(data)
+        self.model.eval()
+        sums = torch.zeros(4, dtype=torch.float64)
+        for batch, position in zip(
+            loader, PackSampler(_aligned(data), self.rank, shuffle=False), strict=True
+        ):
+            check_batch(batch, bare_model(self.model))
+            with torch.no_grad():
+                total = token_loss_sum(self.model, self._prepare_inputs(batch), fused=self.fused)
+            if position < _aligned(data).kept:
+                found = [float(total), _supervised(batch), 1, len(batch.sample_ids)]
+                sums += torch.tensor(found, dtype=torch.float64)
+        loss, tokens, packs, samples = self.accelerator.reduce(sums.to(self.args.device), "sum").tolist()
+        metrics = {
+            f"{metric_key_prefix}_loss": loss / max(1.0, tokens),
+            f"{metric_key_prefix}_tokens": int(tokens),
+            f"{metric_key_prefix}_packs": int(packs),
+            f"{metric_key_prefix}_samples": int(samples),
+        }
+        self.log(dict(metrics))
+        self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _prepare_inputs(self, inputs: PackBatch) -> PackBatch:
+        moved = super()._prepare_inputs(inputs)
+        return inputs.with_values(moved) if isinstance(inputs, PackBatch) else moved
+
+
+def pack_loader(data: PackedDataset, sampler: PackSampler, collate: Any, args: Any) -> DataLoader[Any]:
+    """One pack per item, in sampler order. Workers are spawned: tokenizers do not survive a fork."""
+    workers = args.dataloader_num_workers
+    context = args.dataloader_multiprocessing_context
+    return DataLoader(
+        data,
+        batch_size=1,
+        sampler=sampler,
+        collate_fn=collate,
+        num_workers=workers,
+        pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
+        persistent_workers=args.dataloader_persistent_workers and workers > 0,
+        prefetch_factor=args.dataloader_prefetch_factor if workers else None,
+        multiprocessing_context=(context or "spawn") if workers else None,
+    )
+
+
+def _aligned(data: PackedDataset) -> AlignedPlan:
+    if not isinstance(data.packs, AlignedPlan):
+        raise InputError("the dataset is over a raw plan", hint="make it over plan.align(world_size)")
+    return data.packs
+
+
+def _supervised(batch: PackBatch) -> int:
+    return int((batch["labels"] != IGNORE).sum())
+
+
+class _Epochs(TrainerCallback):  # type: ignore[misc]
+    """Tells the sampler which epoch begins: Trainer reaches no sampler this deep itself."""
+
+    def __init__(self, sampler: PackSampler) -> None:
+        self.sampler = sampler
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.sampler.set_epoch(int((state.epoch or 0) + 1e-6))
+
+
+class _Log(TrainerCallback):  # type: ignore[misc]
+    """Writes what is logged as JSON lines and reports progress."""
+
+    def __init__(self, path: Path | None, progress: Progress | None) -> None:
+        self.path, self.progress = path, progress
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if self.path is not None and state.is_world_process_zero:
+            row = {"step": state.global_step, **(logs or {})}
+            append_line(self.path, json.dumps(row, sort_keys=True))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.progress is not None and state.is_world_process_zero:
+            self.progress(state.global_step, state.max_steps)
