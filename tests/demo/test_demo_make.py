@@ -85,7 +85,7 @@ def test_lost_picture_is_made_again(small: Path, tmp_path: Path) -> None:
     assert contents(folder) == contents(small)
 
 
-@pytest.mark.parametrize("stop", [0, 1, 5, 40, 150, 290, -9, -3, -1])
+@pytest.mark.parametrize("stop", [0, 5, 150, 290, -5, -1])
 def test_stopped_anywhere_the_next_call_completes_it(small: Path, tmp_path: Path, stop: int) -> None:
     total = _steps(tmp_path / "whole")
     _run_until(tmp_path / "set", stop % total)
@@ -124,6 +124,13 @@ def _steps(folder: Path) -> int:
     if not _TOTAL:
         _TOTAL.append(_run_until(folder, 1 << 60))
     return _TOTAL[0]
+
+
+def test_several_processes_at_once(small: Path, tmp_path: Path) -> None:
+    code = f"from packtrain.demo import make_demo; make_demo({str(tmp_path / 'set')!r}, samples={SMALL})"
+    running = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+    assert [process.wait() for process in running] == [0, 0, 0]
+    assert contents(tmp_path / "set") == contents(small)
 
 
 def test_folder_with_other_files_is_refused_and_untouched(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from packtrain.demo import demo_config, is_demo, make_demo, resolve_demo
+from packtrain.demo import DemoSet, demo_config, is_demo, resolve_demo
 from packtrain.demo.schedule import PACK_LENGTH
 from packtrain.errors import UnknownNameError
 
@@ -39,12 +39,11 @@ def test_yaml_is_a_valid_configuration() -> None:
     assert load_config(EXAMPLE).training.packing_allow_single_long is False
 
 
-def test_spellings_make_the_set_in_the_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "demo"
-    made = make_demo(folder)
-    assert resolve_demo("demo:formulas", folder) == made.train_jsonl
-    assert resolve_demo("demo:formulas-val", folder) == made.val_jsonl
-    assert resolve_demo("demo:qwen2_5_vl", folder) == made.processor_dir
+def test_spellings(demo: DemoSet) -> None:
+    folder = demo.train_jsonl.parent
+    assert resolve_demo("demo:formulas", folder) == demo.train_jsonl
+    assert resolve_demo("demo:formulas-val", folder) == demo.val_jsonl
+    assert resolve_demo("demo:qwen2_5_vl", folder) == demo.processor_dir
 
 
 def test_cache_folder_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

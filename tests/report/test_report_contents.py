@@ -134,7 +134,7 @@ def test_segments_fill_their_packs(made: Any) -> None:
     for rect in svg.iter("rect"):
         if str(rect.get("class")).startswith("seg"):
             rows[str(rect.get("y"))] = rows.get(str(rect.get("y")), 0.0) + float(str(rect.get("width")))
-    wanted = [892 * int(t) / 20_000 for t in plan.pack_tokens[plots.chosen_packs(len(plan))]]
+    wanted = [884 * int(t) / 20_000 for t in plan.pack_tokens[plots.chosen_packs(len(plan))]]
     assert list(rows.values()) == pytest.approx(wanted, abs=0.06 * 300)
     assert re.search(r"samples \d+ to \d+: \d+ samples", ET.tostring(svg, encoding="unicode"))
 

@@ -7,7 +7,8 @@
 
 The set is a pure function of (version, samples, seed): the same JSONL and picture sizes anywhere,
 the same picture bytes on one machine. A second call with the same parameters reads the marker and
-returns; other parameters rebuild the folder. A folder that holds anything else is refused.
+returns; other parameters rebuild the folder. A folder that holds anything else is refused. Processes
+that make the same set at the same time write the same bytes and do not disturb each other.
 """
 
 from __future__ import annotations
@@ -64,12 +65,13 @@ def make_demo(
     before = _marker(folder)
     if before is not None and before["parameters"] == wanted and _whole(folder, before["files"]):
         return _opened(folder)
-    _claim(folder)
+    leftovers = _claim(folder)
     writer = Writer(folder, f"{VERSION}/{seed}", samples + samples // 10, progress)
     writer.train(samples)
     writer.val(samples // 10)
-    for name in sorted(set(before["files"] if before else ()) - set(writer.sizes)):
-        files.remove(folder / name)
+    old = set(before["files"] if before else ()) - set(writer.sizes)
+    for path in [folder / name for name in sorted(old)] + leftovers:
+        files.remove(path)
     files.publish_json(folder / "demo.json", {"parameters": wanted, "files": writer.sizes})
     return _opened(folder)
 
@@ -97,8 +99,12 @@ def _whole(folder: Path, sizes: dict[str, int]) -> bool:
     return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
 
-def _claim(folder: Path) -> None:
-    """Make the folder ours, or refuse it; an old marker goes first."""
+def _claim(folder: Path) -> list[Path]:
+    """Make the folder ours, or refuse it; an old marker goes first.
+
+    Returns temporary files that are there now. Those still there when all is written belong to a
+    stopped process; one that works on the same set at the same time has long renamed its own.
+    """
     note = folder / "README.md"
     if not note.is_file() or note.read_bytes() != _OURS.encode():
         if folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
@@ -107,5 +113,4 @@ def _claim(folder: Path) -> None:
             )
         files.publish_text(note, _OURS)
     files.remove(folder / "demo.json")
-    for place in (folder, folder / "images", folder / "processor"):
-        files.remove_leftovers(place)
+    return sorted(path for path in folder.rglob(".*.tmp.*") if path.is_file())

@@ -23,6 +23,7 @@ _SHOWN_PACKS = 60
 _SEGMENTS = 12_000  # most segments of a report: about 1.2 MB
 _THIN = 2.0  # narrower segments are drawn together with their neighbours
 _POINTS = 600  # most points of a curve
+_SMOOTHED = 120  # a curve of more points gets its moving mean drawn over it
 
 
 def histogram(found: Histogram, *, label: str, x_label: str, mark: float | None, unit: str = "") -> str:
@@ -88,7 +89,7 @@ def packs(plan: Any, tokens: Any, kind_of: Callable[[int], str], words_of: Calla
     cap = int(plan.spec.pack_length)
     rows = [(p, _pack(plan, p)) for p in chosen_packs(len(plan.offsets) - 1)]
     widest = max([cap, *(int(plan.pack_tokens[p]) for p, _ in rows)])
-    left, width, high, gap = 58.0, 892.0, 12.0, 3.0
+    left, width, high, gap = 58.0, 884.0, 12.0, 3.0
     scale = width / widest
     canvas = Canvas(1000, len(rows) * (high + gap) + 22, "Packs as rows of samples")
     y, drawn = 18.0, 0
@@ -168,8 +169,11 @@ def curve(lines: Mapping[str, Points], *, label: str) -> str:
     canvas.text((left + right) / 2, bottom + 36, "optimizer step", "t strong", "middle")
     for name, points in clean.items():
         kind = "train" if name == "train" else "other"
+        if len(points) > _SMOOTHED:
+            canvas.path([at(x, y) for x, y in points], f"c faint c-{kind}")
+            points = smooth(points)
         canvas.path([at(x, y) for x, y in points], f"c c-{kind}")
-        for x, y in points if len(points) <= 120 else points[-1:]:
+        for x, y in points if len(points) <= _SMOOTHED else points[-1:]:
             canvas.dot(*at(x, y), 2.5, f"d-{kind}", f"{name}, step {x:g}: {y:.4f}")
     return canvas.render()
 
@@ -185,6 +189,21 @@ def thin(points: Points, most: int = _POINTS) -> list[tuple[float, float]]:
     inner = np.asarray(points[1:-1], dtype=np.float64)
     means = [run.mean(axis=0) for run in np.array_split(inner, most - 2)]
     return [points[0], *((float(x), float(y)) for x, y in means), points[-1]]
+
+
+def smooth(points: Points, parts: int = 30) -> list[tuple[float, float]]:
+    """Centred moving mean over about a `parts`-th of the points (fewer at the ends).
+
+    >>> smooth([(0, 1.0), (1, 4.0), (2, 1.0), (3, 4.0)], 2)
+    [(0, 2.5), (1, 2.0), (2, 3.0), (3, 2.5)]
+    """
+    half = max(1, len(points) // parts // 2)
+    total = np.concatenate([[0.0], np.cumsum([y for _, y in points])])
+    out = []
+    for k, (x, _) in enumerate(points):
+        a, b = max(0, k - half), min(len(points), k + half + 1)
+        out.append((x, float(total[b] - total[a]) / (b - a)))
+    return out
 
 
 def _axis(canvas: Canvas, frame: tuple[float, float, float, float], most: int) -> Callable[[float], float]:
