@@ -6,7 +6,7 @@ module under an entry point of the group `packtrain.<kind>` (for example `packtr
 A module is a plug-in when it defines its kind's hook at module level:
 
     kind       hook           signature
-    packers    pack           pack(problem: PackProblem) -> Patterns | int64[n] (bin_of)
+    packers    pack           pack(problem: PackProblem) -> Patterns | Bins | int64[n] (bin_of)
     sources    open_source    open_source(path, **options) -> Source
     families   FAMILY         a `packtrain.families.Family` value
     execute    map_shards     map_shards(work, shards, *, workers, context) -> iterator in shard order
@@ -34,6 +34,7 @@ from .errors import InputError, UnknownNameError
 
 __all__ = [
     "HOOKS",
+    "Bins",
     "Measured",
     "PackProblem",
     "Packer",
@@ -102,12 +103,26 @@ class Patterns:
     notes: Mapping[str, Any] = field(default_factory=dict)  # plain JSON kept in the plan: `chosen`, …
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bins:
+    """A packing as a bin for each sample, with notes. A packer without notes answers `bin_of` alone."""
+
+    bin_of: I64  # int64[n], any numbers >= 0; -1 = left out, goes to the ledger
+    notes: Mapping[str, Any] = field(default_factory=dict)  # as in Patterns
+
+
 class Packer(Protocol):
-    """A module in `packers/`. Pure: the same problem gives the same answer, whatever the machine."""
+    """A module in `packers/`. Pure: the same problem gives the same answer, whatever the machine.
+
+    Optional module attributes: `HISTOGRAM = True` for a packer that reads `sizes` and `counts` only
+    (`costs` is then empty where there are no limits); `LIMITS = True` for one that keeps `limits` and
+    `max_samples` (others are refused when these are asked for); `SEEDED = True` for one that is itself
+    random (for others the planner shuffles samples of equal cost).
+    """
 
     VERSION: int
 
-    def pack(self, problem: PackProblem) -> Patterns | I64: ...
+    def pack(self, problem: PackProblem) -> Patterns | Bins | I64: ...
 
 
 # --------------------------------------------------------------------------------------------

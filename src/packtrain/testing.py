@@ -70,6 +70,7 @@ def lengths_and_options(draw: st.DrawFn, *, limits: bool = False) -> tuple[Lengt
         "long_rule": draw(st.sampled_from([">", ">="])),
         "multiple_of": draw(st.sampled_from([1, 1, 2, 8])),
         "seed": draw(st.sampled_from([None, None, 0, 1 << 70])),
+        "window": draw(st.sampled_from([None, None, None, 1, 7, 20])),
     }
     costs: dict[str, list[int]] = {}
     if limits and draw(st.booleans()):

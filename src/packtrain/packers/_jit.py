@@ -7,14 +7,16 @@ compiled code is cached on disk by numba; a cache that cannot be written or read
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from ..world import jit_allowed
 
-__all__ = ["DENSE_LIMIT", "PLAIN_LIMIT", "Kernel", "kernel", "use_jit"]
+__all__ = ["DENSE_LIMIT", "PLAIN_LIMIT", "Kernel", "kernel", "part_of", "use_jit"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +27,22 @@ PLAIN_LIMIT = 50_000
 DENSE_LIMIT = 1 << 22
 
 
+_samples_in_all: ContextVar[int] = ContextVar("samples_in_all", default=0)
+
+
 def use_jit(n: int) -> bool:
     """Whether n samples are planned by compiled kernels."""
-    return n > PLAIN_LIMIT and jit_allowed()
+    return max(n, _samples_in_all.get()) > PLAIN_LIMIT and jit_allowed()
+
+
+@contextlib.contextmanager
+def part_of(n: int) -> Iterator[None]:
+    """Within this block parts of n samples are planned one by one: n decides what is worth compiling."""
+    token = _samples_in_all.set(n)
+    try:
+        yield
+    finally:
+        _samples_in_all.reset(token)
 
 
 class Kernel:

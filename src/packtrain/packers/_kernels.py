@@ -178,17 +178,22 @@ def emit_patterns(
 
 
 @kernel
-def next_fit(costs: Any, capacity: Any) -> Any:  # pragma: no cover - compiled
-    """Bin of each sample under next fit in id order."""
-    out = np.empty(len(costs), dtype=np.int64)
+def next_fit(need: Any, caps: Any) -> Any:  # pragma: no cover - compiled
+    """Bin of each sample (row of `need`, one column a capacity) under next fit in id order."""
+    n, dims = need.shape
+    out = np.empty(n, dtype=np.int64)
+    room = np.zeros(dims, dtype=np.int64)
     current = np.int64(-1)
-    room = np.int64(0)
-    for i in range(len(costs)):
-        cost = np.int64(costs[i])
-        if cost > room:
+    for i in range(n):
+        fits: Any = current >= 0
+        for d in range(dims):
+            if need[i, d] > room[d]:
+                fits = False
+        if not fits:
             current += 1
-            room = np.int64(capacity)
-        room -= cost
+            room[:] = caps
+        for d in range(dims):
+            room[d] -= need[i, d]
         out[i] = current
     return out
 

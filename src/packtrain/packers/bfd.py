@@ -18,16 +18,26 @@ from numpy.typing import NDArray
 from ..extend import PackProblem, Patterns
 from ._jit import DENSE_LIMIT, use_jit
 
-__all__ = ["HISTOGRAM", "VERSION", "pack"]
+__all__ = ["HISTOGRAM", "LIMITS", "VERSION", "pack"]
 
 VERSION = 1
 
 #: Reads `sizes` and `counts` only, so the planner need not gather `costs`.
 HISTOGRAM = True
+LIMITS = True
 
 
-def pack(problem: PackProblem) -> Patterns:
-    """Patterns of best fit decreasing."""
+def pack(problem: PackProblem) -> Patterns | NDArray[np.int64]:
+    """Patterns of best fit decreasing; under further limits a bin for each sample (`_multi.py`)."""
+    if problem.limits or problem.max_samples is not None:
+        from ._multi import pack_limits
+
+        return pack_limits(problem)
+    return pack_tokens(problem)
+
+
+def pack_tokens(problem: PackProblem) -> Patterns:
+    """Patterns when tokens are the only limit."""
     samples = int(problem.counts.sum())
     if use_jit(samples) and problem.capacity <= DENSE_LIMIT:
         return compiled(problem.sizes, problem.counts, problem.capacity)

@@ -11,31 +11,36 @@ from numpy.typing import NDArray
 
 from ..extend import PackProblem
 from ._jit import use_jit
+from ._multi import needs
 
-__all__ = ["VERSION", "pack"]
+__all__ = ["LIMITS", "VERSION", "pack"]
 
 VERSION = 1
+LIMITS = True
 
 
 def pack(problem: PackProblem) -> NDArray[np.int64]:
     """Bin of each sample, in order of first use."""
-    if use_jit(len(problem.costs)):
+    need, caps = needs(problem)
+    if use_jit(len(need)):
         from ._kernels import next_fit
 
-        bins: NDArray[np.int64] = next_fit(problem.costs, problem.capacity)
+        bins: NDArray[np.int64] = next_fit(need, caps)
         return bins
-    return plain(problem.costs, problem.capacity)
+    return plain(need, caps)
 
 
-def plain(costs: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
-    """The plain path: jump from pack to pack by bisection in the running sum."""
-    n = len(costs)
-    ends = np.cumsum(costs, dtype=np.int64)
+def plain(need: NDArray[np.int64], caps: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The plain path: jump from pack to pack by bisection in the running sums."""
+    n = len(need)
     first = np.zeros(n, dtype=np.int64)  # 1 where a pack begins
-    start, used = 0, 0
+    ends = [np.cumsum(column) for column in need.T]
+    start = 0
     while start < n:
         first[start] = 1
-        stop = int(np.searchsorted(ends, used + capacity, side="right"))
-        used = int(ends[stop - 1])
-        start = stop
+        used = [int(end[start - 1]) if start else 0 for end in ends]
+        start = min(
+            int(np.searchsorted(end, base + cap, side="right"))
+            for end, base, cap in zip(ends, used, caps.tolist(), strict=True)
+        )
     return np.cumsum(first) - 1

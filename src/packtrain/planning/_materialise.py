@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..extend import Patterns
 from ..packers._jit import use_jit
 
-__all__ = ["Csr", "from_bins", "from_patterns", "index_dtype"]
+__all__ = ["Csr", "from_bins", "from_patterns", "index_dtype", "mix64", "seed64", "shuffle_bins"]
 
 I64 = NDArray[np.int64]
 
@@ -77,7 +77,7 @@ def from_patterns(
             rounds,
         )
         if seed is not None:
-            _sweep.shuffle_classes(slot, starts, np.uint64(_seed64(seed)))
+            _sweep.shuffle_classes(slot, starts, np.uint64(seed64(seed)))
         return _finish(
             *_sweep.by_class(
                 keys,
@@ -91,7 +91,7 @@ def from_patterns(
         )
     slot = _deal(patterns, item_key, rounds)
     if seed is not None:
-        _shuffle_classes(slot, starts, _seed64(seed))
+        _shuffle_classes(slot, starts, seed64(seed))
     bin_of = np.full(len(keys), -1, dtype=np.int64)
     packed = np.flatnonzero((keys > 0) & (keys <= top))
     bin_of[packed[np.argsort(keys[packed], kind="stable")]] = slot
@@ -184,7 +184,7 @@ def mix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def _seed64(seed: int) -> int:
+def seed64(seed: int) -> int:
     """Any non-negative seed as 64 bits."""
     out = 0
     while True:
@@ -192,6 +192,22 @@ def _seed64(seed: int) -> int:
         seed >>= 64
         if seed == 0:
             return out
+
+
+def shuffle_bins(bins: I64, types: tuple[Any, I64, I64], seed: int) -> I64:
+    """Permute bins among samples of equal type; `types` = (rows, counts, ids grouped by type)."""
+    _, counts, ids = types
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    slot = bins[ids]
+    if use_jit(len(bins)):
+        from . import _sweep
+
+        _sweep.shuffle_classes(slot, starts, np.uint64(seed64(seed)))
+    else:
+        _shuffle_classes(slot, starts, seed64(seed))
+    out = np.empty_like(bins)
+    out[ids] = slot
+    return out
 
 
 def _shuffle_classes(slot: I64, starts: I64, seed: int) -> None:

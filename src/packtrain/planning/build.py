@@ -7,6 +7,7 @@ lengths and specs give equal bytes on any machine, with any input type or chunki
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,18 @@ from numpy.typing import NDArray
 
 from .. import extend
 from ..errors import LawError
-from ..extend import PackProblem, Patterns
+from ..extend import Bins, PackProblem, Patterns
+from ..packers._bounds import best_bound
 from ..packers._jit import use_jit
-from ._materialise import Csr, from_bins, from_patterns
-from .certificate import certify
+from ..packers._multi import needs, types_of
+from ._materialise import Csr, from_bins, from_patterns, shuffle_bins
+from .certificate import Certificate, certify
 from .classes import Classes, classify
 from .ledger import Ledger
 from .lengths import Lengths, as_lengths
 from .packplan import PackerId, PackPlan, Sums
 from .spec import PlanSpec
+from .window import plan_windows
 
 __all__ = ["plan"]
 
@@ -60,72 +64,113 @@ def plan(
         raise LawError("plan() takes a spec or options, not both")
     checked = as_lengths(lengths)
     classes = classify(checked, spec)
-    csr, packer, ledger = _pack(classes, spec)
-    regular = len(csr.offsets) - 1 - classes.singles
+    packed = (
+        pack_classes(classes, checked, spec) if spec.window is None else _pack_windows(classes, checked, spec)
+    )
+    packs = len(packed.csr.offsets) - 1
     made = PackPlan(
-        offsets=csr.offsets,
-        indices=csr.indices,
+        offsets=packed.csr.offsets,
+        indices=packed.csr.indices,
         spec=spec,
-        packer=packer,
-        ledger=ledger,
-        certificate=certify(
-            len(csr.offsets) - 1, classes.sizes, classes.counts, spec.pack_length, classes.singles
-        ),
+        packer=packed.packer,
+        ledger=packed.ledger,
+        certificate=_certify(packs, classes, checked, spec, packed.ledger),
         long_samples=classes.singles,
-        slots=regular * spec.pack_length + classes.single_slots,
+        slots=(packs - classes.singles) * spec.pack_length + classes.single_slots,
         sums=lambda made: pack_sums(made, checked),
         lengths_digest=lambda: checked.digest,
     )
     logger.info(
         "planned %d of %d samples into %d packs of %d tokens (%s, bound %d); ledger: %s",
-        len(made.indices), len(checked), len(made), spec.pack_length, packer, made.certificate.bound,
-        ledger.counts() or "empty",
+        len(made.indices), len(checked), len(made), spec.pack_length, packed.packer, made.certificate.bound,
+        made.ledger.counts() or "empty",
     )  # fmt: skip
     return made
 
 
-def _pack(classes: Classes, spec: PlanSpec) -> tuple[Csr, PackerId, Ledger]:
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A checked and materialised answer of a packer."""
+
+    csr: Csr
+    packer: PackerId
+    ledger: Ledger
+
+
+def _pack_windows(classes: Classes, lengths: Lengths, spec: PlanSpec) -> Packed:
+    csr, packer, left_out = plan_windows(lengths, spec)
+    ledger = classes.ledger
+    if left_out:
+        ledger = ledger.with_more(np.array(sorted(left_out), dtype=np.int64), "left_out")
+    return Packed(csr, packer, ledger)
+
+
+def pack_classes(classes: Classes, lengths: Lengths, spec: PlanSpec) -> Packed:
     """Ask the packer, check its answer, materialise."""
     module = extend.lookup("packers", spec.packer)
-    histogram_only = getattr(module, "HISTOGRAM", False)
+    limited = bool(spec.limits) or spec.max_samples is not None
+    members = classes.members() if limited or not getattr(module, "HISTOGRAM", False) else None
     problem = PackProblem(
-        costs=np.zeros(0, dtype=np.int64) if histogram_only else classes.costs(),
+        costs=np.zeros(0, dtype=np.int64) if members is None else classes.costs(),
         capacity=spec.pack_length,
         sizes=classes.sizes,
         counts=classes.counts,
+        limits={
+            name: (lengths.costs[name][members].astype(np.int64), cap) for name, cap in spec.limits.items()
+        },
+        max_samples=spec.max_samples,
         seed=spec.seed,
     )
     answer = module.pack(problem)
-    ledger = classes.ledger
+    notes = dict(answer.notes) if isinstance(answer, Patterns | Bins) else {}
+    packer = PackerId(spec.packer, int(module.VERSION), notes)
     if isinstance(answer, Patterns):
-        packer = PackerId(spec.packer, int(module.VERSION), dict(answer.notes))
         _check_patterns(answer, classes, spec)
-        return (
-            from_patterns(classes.keys, classes.top, answer, classes.key_of_size, classes.singles, spec.seed),
-            packer,
-            ledger,
+        csr = from_patterns(
+            classes.keys, classes.top, answer, classes.key_of_size, classes.singles, spec.seed
         )
-    packer = PackerId(spec.packer, int(module.VERSION))
-    bin_of, left_out = _full_bins(np.asarray(answer, dtype=np.int64), classes, spec)
-    if len(left_out):
-        ledger = ledger.with_more(left_out, "left_out")
-    csr = from_bins(bin_of)
-    _check_packs(csr, classes, spec)
-    return csr, packer, ledger
-
-
-def _full_bins(answer: I64, classes: Classes, spec: PlanSpec) -> tuple[I64, I64]:
-    """Bins of all samples from the bins of the members, and the ids that the packer left out."""
-    members = classes.members()
-    if answer.shape != members.shape:
-        raise LawError(f"packer {spec.packer!r} answered shape {answer.shape} for {len(members)} samples")
-    if len(answer) and (int(answer.min()) < -1 or int(answer.max()) >= 1 << 62):
+        return Packed(csr, packer, classes.ledger)
+    bins = np.asarray(answer.bin_of if isinstance(answer, Bins) else answer, dtype=np.int64)
+    if members is None or bins.shape != members.shape:
+        raise LawError(f"packer {spec.packer!r} answered shape {bins.shape} for {len(problem.costs)} samples")
+    if len(bins) and (int(bins.min()) < -1 or int(bins.max()) >= 1 << 62):
         raise LawError(f"packer {spec.packer!r} answered a bin outside -1..2**62")
-    bins = np.full(len(classes.keys), -1, dtype=np.int64)
-    bins[members] = answer
+    if spec.seed is not None and not getattr(module, "SEEDED", False):
+        bins = shuffle_bins(bins, types_of(needs(problem)[0]), spec.seed)
+    csr = from_bins(_full_bins(bins, members, classes))
+    _check_packs(csr, classes, lengths, spec)
+    left_out = members[bins < 0]
+    ledger = classes.ledger.with_more(left_out, "left_out") if len(left_out) else classes.ledger
+    return Packed(csr, packer, ledger)
+
+
+def _full_bins(bins: I64, members: I64, classes: Classes) -> I64:
+    """Bins of all samples from the bins of the members; samples that stand alone get bins of their own."""
+    out = np.full(len(classes.keys), -1, dtype=np.int64)
+    out[members] = bins
     alone = np.flatnonzero(classes.keys > classes.top)
-    bins[alone] = np.arange(len(alone)) + (int(answer.max(initial=-1)) + 1)
-    return bins, members[answer < 0]
+    out[alone] = np.arange(len(alone)) + (int(bins.max(initial=-1)) + 1)
+    return out
+
+
+def _certify(packs: int, classes: Classes, lengths: Lengths, spec: PlanSpec, ledger: Ledger) -> Certificate:
+    """The best bound over tokens, limits and samples. Samples that a packer left out void it."""
+    if "left_out" in ledger.table:
+        return Certificate.of(packs, min(packs, classes.singles), "singles")
+    best = certify(packs, classes.sizes, classes.counts, spec.pack_length, classes.singles)
+    members = classes.members() if spec.limits else None
+    for name, cap in spec.limits.items():
+        values = lengths.costs[name][members]
+        sizes, counts = np.unique(values[values > 0], return_counts=True)
+        if cap and len(sizes):
+            bound, _ = best_bound(sizes.astype(np.int64), counts.astype(np.int64), cap, packs, cheap=True)
+            if bound + classes.singles > best.bound:
+                best = Certificate.of(packs, bound + classes.singles, name)
+    if spec.max_samples is not None:
+        bound = -(-int(classes.counts.sum()) // spec.max_samples) + classes.singles
+        if bound > best.bound:
+            best = Certificate.of(packs, bound, "samples")
+    return best
 
 
 def _check_patterns(answer: Patterns, classes: Classes, spec: PlanSpec) -> None:
@@ -149,21 +194,28 @@ def _check_patterns(answer: Patterns, classes: Classes, spec: PlanSpec) -> None:
         raise LawError(f"packer {spec.packer!r} answered patterns that break partition or capacity")
 
 
-def _check_packs(csr: Csr, classes: Classes, spec: PlanSpec) -> None:
-    """Law 2 on packs: a pack of two or more samples is within the cap."""
-    if len(csr.offsets) == 1:
+def _check_packs(csr: Csr, classes: Classes, lengths: Lengths, spec: PlanSpec) -> None:
+    """Law 2 on packs: a pack of two or more samples is within the cap and every limit."""
+    shared = np.diff(csr.offsets) > 1
+    if not shared.any():
         return
     keys = classes.keys[csr.indices]
     if classes.sparse:
         costs = np.append(classes.sizes, spec.pack_length + 1)[np.minimum(keys - 1, len(classes.sizes))]
     else:
         costs = keys.astype(np.int64)
-    totals = np.add.reduceat(costs, csr.offsets[:-1])
-    worst = int(np.argmax(np.where(np.diff(csr.offsets) > 1, totals, 0)))
-    if np.diff(csr.offsets)[worst] > 1 and totals[worst] > spec.pack_length:
-        raise LawError(
-            f"packer {spec.packer!r} put {int(totals[worst])} tokens into a pack of {spec.pack_length}"
-        )
+    checks = [("tokens", costs, spec.pack_length)]
+    checks += [
+        (name, lengths.costs[name][csr.indices].astype(np.int64), cap) for name, cap in spec.limits.items()
+    ]
+    if spec.max_samples is not None:
+        checks.append(("samples", np.ones(len(costs), dtype=np.int64), spec.max_samples))
+    for name, values, cap in checks:
+        held = np.where(shared, np.add.reduceat(values, csr.offsets[:-1]), 0)
+        if int(held.max()) > cap:
+            raise LawError(
+                f"packer {spec.packer!r} put {int(held.max())} {name} into a pack, the limit is {cap}"
+            )
 
 
 def pack_sums(made: PackPlan, lengths: Lengths) -> Sums:

@@ -8,7 +8,7 @@ the keys are the stored tokens themselves, not a copy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,8 +35,8 @@ class Classes:
         sizes: int64[D], costs of the classes that occur, ascending.
         counts: int64[D], samples in each.
         sparse: whether a key is a rank instead of a cost.
-        singles: samples that are too long and get a pack of their own.
-        single_slots: sum of their costs.
+        singles: samples that are too long, or break a limit alone, and get a pack of their own.
+        single_slots: slots of their packs.
         ledger: samples left out.
     """
 
@@ -66,34 +66,93 @@ class Classes:
 
 
 def classify(lengths: Lengths, spec: PlanSpec) -> Classes:
-    """Round, apply the long-sample policy, and count.
+    """Round, apply the long-sample policies, and count.
 
     Raises:
-        PlanError: a sample is long and the policy is `error`.
+        PlanError: a sample is long and the policy is `error`, or a limit names an unknown cost.
     """
     cap = spec.pack_length
     costs = _costs(lengths, spec.multiple_of)
     usable = None if not lengths.status.any() else lengths.status == 0
+    dropped = _dropped(lengths, spec, costs, usable)
+    alone = _alone(lengths, spec, costs, usable, dropped)
     largest = _rounded(lengths.max_tokens, spec.multiple_of)
-    policy = spec.long_policy()
-    limit = cap if spec.long_rule == ">" else cap - 1
-    long_ids = None
-    if largest > limit and policy != "single":
-        long = costs > limit
-        if usable is not None:
-            long &= usable
-        long_ids = np.flatnonzero(long)
-        if len(long_ids) and policy == "error":
-            raise _too_long(lengths, long_ids, spec)
-    if usable is not None or (long_ids is not None and len(long_ids)):
+    if usable is not None or dropped or len(alone):
         costs = costs.copy()
         if usable is not None:
             costs[~usable] = 0
-        if long_ids is not None:
-            costs[long_ids] = 0
+        for ids in (*dropped.values(), alone):
+            costs[ids] = 0
         largest = int(costs.max(initial=0))
-    ledger = _ledger(lengths, long_ids)
-    return _count(costs, largest, cap, ledger)
+    classes = _count(costs, largest, cap, _ledger(lengths, dropped))
+    if len(alone) == 0:
+        return classes
+    classes.keys[alone] = classes.top + 1
+    return replace(
+        classes, singles=classes.singles + len(alone), single_slots=classes.single_slots + len(alone) * cap
+    )
+
+
+def _dropped(
+    lengths: Lengths, spec: PlanSpec, costs: NDArray[Any], usable: NDArray[np.bool_] | None
+) -> dict[str, I64]:
+    """Ids that a policy drops, by ledger reason; each id once. Raises under the policy `error`."""
+    out: dict[str, I64] = {}
+    gone: NDArray[np.bool_] | None = None
+    limit = spec.pack_length if spec.long_rule == ">" else spec.pack_length - 1
+    checks = [("tokens", costs, limit, _rounded(lengths.max_tokens, spec.multiple_of))]
+    for name, cap in spec.limits.items():
+        values = _cost_of(lengths, name)
+        checks.append((name, values, cap, int(values.max(initial=0))))
+    # Errors first: no policy `drop` may hide a sample from a policy `error`.
+    for policy in ("error", "drop"):
+        for name, values, cap, largest in checks:
+            if largest <= cap or spec.long_policy(name) != policy:
+                continue
+            over = values > cap
+            if usable is not None:
+                over &= usable
+            if policy == "error" and over.any():
+                raise _too_long(lengths, np.flatnonzero(over), spec, name)
+            if gone is not None:
+                over &= ~gone
+            gone = over if gone is None else gone | over
+            if over.any():
+                out["over_long" if name == "tokens" else f"over_{name}"] = np.flatnonzero(over)
+    return out
+
+
+def _alone(
+    lengths: Lengths,
+    spec: PlanSpec,
+    costs: NDArray[Any],
+    usable: NDArray[np.bool_] | None,
+    dropped: dict[str, I64],
+) -> I64:
+    """Ids that fit in tokens but break another limit alone, under the policy `single`."""
+    breaks: NDArray[np.bool_] | None = None
+    for name, cap in spec.limits.items():
+        if spec.long_policy(name) == "single":
+            over = _cost_of(lengths, name) > cap
+            breaks = over if breaks is None else breaks | over
+    if breaks is None or not breaks.any():
+        return np.zeros(0, dtype=np.int64)
+    breaks &= costs <= spec.pack_length
+    if usable is not None:
+        breaks &= usable
+    for ids in dropped.values():
+        breaks[ids] = False
+    return np.flatnonzero(breaks)
+
+
+def _cost_of(lengths: Lengths, name: str) -> NDArray[Any]:
+    if name not in lengths.costs:
+        known = ", ".join(lengths.costs) or "none"
+        raise PlanError(
+            f"limits names the cost {name!r}, the lengths hold: {known}",
+            hint="measure it, or leave the limit out",
+        )
+    return lengths.costs[name]
 
 
 def _count(costs: NDArray[Any], largest: int, cap: int, ledger: Ledger) -> Classes:
@@ -140,36 +199,36 @@ def _costs(lengths: Lengths, multiple: int) -> NDArray[Any]:
     return wide if top >= 1 << 31 else wide.astype(np.int32)
 
 
-def _too_long(lengths: Lengths, ids: I64, spec: PlanSpec) -> PlanError:
-    shown = ", ".join(f"{i} ({int(lengths.tokens[i])} tokens)" for i in ids[:5].tolist())
+def _too_long(lengths: Lengths, ids: I64, spec: PlanSpec, name: str) -> PlanError:
+    values, unit, cap, option = lengths.tokens, "tokens", spec.pack_length, "pack_length"
+    if name != "tokens":
+        values, unit, cap, option = lengths.costs[name], name, spec.limits[name], f"limit of {name}"
+    shown = ", ".join(f"{i} ({int(values[i])} {unit})" for i in ids[:5].tolist())
     more = f" and {len(ids) - 5} more" if len(ids) > 5 else ""
-    rounded = f" after rounding to {spec.multiple_of}" if spec.multiple_of > 1 else ""
-    sign = ">" if spec.long_rule == ">" else ">="
+    rounded = f" after rounding to {spec.multiple_of}" if spec.multiple_of > 1 and name == "tokens" else ""
+    sign = spec.long_rule if name == "tokens" else ">"
     return PlanError(
-        f"{len(ids)} samples are long ({sign} pack_length {spec.pack_length}{rounded}): {shown}{more}",
-        hint="raise pack_length, or set long_samples to 'single' or 'drop'; a sample is never split",
+        f"{len(ids)} samples are long ({sign} {option} {cap}{rounded}): {shown}{more}",
+        hint=f"raise the {option}, or set long_samples to 'single' or 'drop'; a sample is never split",
     )
 
 
-def _ledger(lengths: Lengths, long_ids: I64 | None) -> Ledger:
-    """Samples left out: by status with the finest reason known, and dropped long ones."""
-    n_long = 0 if long_ids is None else len(long_ids)
+def _ledger(lengths: Lengths, dropped: dict[str, I64]) -> Ledger:
+    """Samples left out: by status with the finest reason known, and those that a policy dropped."""
     bad = np.flatnonzero(lengths.status)
-    if not len(bad) and not n_long:
+    if not len(bad) and not dropped:
         return Ledger(np.zeros(0), np.zeros(0), [])
-    words = sorted({*lengths.reasons.values(), *STATUS_NAMES[1:], "over_long"})
+    words = sorted({*lengths.reasons.values(), *STATUS_NAMES[1:], *dropped})
     code = {word: k for k, word in enumerate(words)}
     by_status = np.array([0] + [code[word] for word in STATUS_NAMES[1:]], dtype=np.int64)
     codes = by_status[lengths.status[bad]]
     if lengths.reasons:
         named = np.array(sorted(lengths.reasons), dtype=np.int64)
         codes[np.searchsorted(bad, named)] = [code[lengths.reasons[i]] for i in named.tolist()]
-    ids = bad
-    if n_long and long_ids is not None:
-        ids = np.concatenate([bad, long_ids])
-        codes = np.concatenate([codes, np.full(n_long, code["over_long"])])
-        order = np.argsort(ids, kind="stable")
-        ids, codes = ids[order], codes[order]
+    ids = np.concatenate([bad, *dropped.values()])
+    codes = np.concatenate([codes, *(np.full(len(gone), code[word]) for word, gone in dropped.items())])
+    order = np.argsort(ids, kind="stable")
+    ids, codes = ids[order], codes[order]
     used = np.flatnonzero(np.bincount(codes, minlength=len(words)))
     compact = np.zeros(len(words), dtype=np.int64)
     compact[used] = np.arange(len(used))

@@ -19,6 +19,7 @@ __all__ = ["LONG_POLICIES", "PlanSpec"]
 
 LONG_POLICIES = ("single", "drop", "error")
 _LONG_RULES = (">", ">=")
+_LARGEST_LIMIT = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +80,7 @@ class PlanSpec:
     def _check_long_samples(self) -> None:
         policies = self.long_samples
         if isinstance(policies, Mapping):
-            known = ["tokens", *self.limits, *(["samples"] if self.max_samples else [])]
+            known = ["tokens", *self.limits]
             for name in policies:
                 if name not in known:
                     raise UnknownNameError("limit of long_samples", str(name), known)
@@ -102,10 +103,12 @@ class PlanSpec:
                 f"packs_multiple={self.packs_multiple} has no effect without samples_per_step",
                 hint="leave it at 1",
             )
-        if self.limits or self.max_samples is not None:
-            raise InputError("limits and max_samples are not offered by this version", hint="leave them out")
-        if self.window is not None:
-            raise InputError("window is not offered by this version", hint="leave it out")
+        module = extend.lookup("packers", self.packer)
+        if (self.limits or self.max_samples is not None) and not getattr(module, "LIMITS", False):
+            raise InputError(
+                f"packer {self.packer!r} does not plan limits or max_samples",
+                hint="use packer 'auto' or 'bfd'",
+            )
 
     def long_policy(self, limit: str = "tokens") -> str:
         """Policy for a sample that alone breaks `limit`."""
@@ -154,4 +157,6 @@ def _checked_limits(limits: object) -> dict[str, int]:
         if not isinstance(name, str):
             raise PlanError(f"limits holds the name {name!r}, expected a cost name")
         out[name] = _at_least(f"limits[{name!r}]", limits[name], 0, "cap of the sum over a pack")
+        if out[name] > _LARGEST_LIMIT:
+            raise PlanError(f"limits[{name!r}] is {out[name]}, limit is 2**40", hint="leave it out")
     return out

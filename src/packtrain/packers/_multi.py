@@ -1,0 +1,255 @@
+"""Best fit decreasing under several capacities: tokens, further limits, samples a pack.
+
+Samples of equal need in every dimension form a type; groups of identical open packs are handled at once as
+in `bfd`. One dimension is cut into planes (what a pack has left of it), another tells rooms apart: open
+packs are found by (plane, room) with one room bitset a plane. For a type every plane that may hold it is
+searched for the smallest room that fits; of at most TRIES candidates a plane the one with the least left
+over wins. Without the planes, packs that are full in the other dimension block the search.
+
+Which order of types is best differs by instance: the largest relative need first, the sum of needs first,
+or needs weighted by scarcity; and so does which dimension serves as rooms. All are run, until one is within
+1/10,000 of the bound, and the fewest packs win. Integers only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..extend import PackProblem
+from ._jit import use_jit
+
+__all__ = ["needs", "pack_limits", "types_of"]
+
+I64 = NDArray[np.int64]
+
+_PLANES = 16
+_ROOMS = 1 << 14
+_TRIES = 16
+_FINE = 64
+_UNIT = 1 << 20  # relative needs are counted in millionths (of 2**20) of a capacity
+
+
+def needs(problem: PackProblem) -> tuple[I64, I64]:
+    """(int64[n, d] need of each sample, int64[d] caps): tokens first, then limits, then samples."""
+    columns = [np.asarray(problem.costs).astype(np.int64)]
+    caps = [problem.capacity]
+    for name in sorted(problem.limits):
+        cost, cap = problem.limits[name]
+        columns.append(np.asarray(cost).astype(np.int64))
+        caps.append(cap)
+    if problem.max_samples is not None:
+        columns.append(np.ones(len(problem.costs), dtype=np.int64))
+        caps.append(problem.max_samples)
+    return np.stack(columns, axis=1), np.array(caps, dtype=np.int64)
+
+
+def types_of(need: I64) -> tuple[I64, I64, I64]:
+    """Distinct rows (ascending), how many samples each has, and the sample ids grouped by row.
+
+    Stable sorts only; ids ascend inside a type.
+    """
+    order = np.arange(len(need), dtype=np.int64)
+    for column in range(need.shape[1] - 1, -1, -1):
+        order = order[np.argsort(need[order, column], kind="stable")]
+    rows = need[order]
+    first = (
+        np.flatnonzero(np.concatenate([[True], (rows[1:] != rows[:-1]).any(axis=1)])) if len(rows) else order
+    )
+    return rows[first], np.diff(np.append(first, len(rows))), order
+
+
+def pack_limits(problem: PackProblem) -> I64:
+    """Bin of each sample; the best of three orders of types."""
+    need, caps = needs(problem)
+    if len(need) == 0:
+        return np.zeros(0, dtype=np.int64)
+    rows, counts, ids = types_of(need)
+    share = _units(need, np.maximum(caps, 1)).sum(axis=0)
+    bound = max(
+        -(-total // cap) for total, cap in zip(need.sum(axis=0).tolist(), caps.tolist(), strict=True) if cap
+    )
+    compiled = use_jit(len(need))
+    best: tuple[int, I64, Any] | None = None
+    for columns in _layouts(share, caps):
+        view = np.ascontiguousarray(rows[:, columns])
+        for order in _orders(view, caps[columns], share[columns]):
+            patterns, packs = _run(view[order], counts[order], caps[columns], compiled)
+            if best is None or packs < best[0]:
+                best = (packs, order, patterns)
+            if best[0] - bound <= bound // 10_000:  # nothing can gain more than one pack in 10,000
+                return _assign(best[1], best[2], ids)
+    assert best is not None  # there is always a layout
+    return _assign(best[1], best[2], ids)
+
+
+def _layouts(share: I64, caps: I64) -> list[list[int]]:
+    """Orders of the dimensions: rooms (fine), planes (coarse), the others.
+
+    First tokens as rooms and the most demanded of the rest as planes; then, where that differs, the most
+    demanded fine dimension as rooms.
+    """
+    by_share = np.argsort(-share, kind="stable").tolist()
+    out = []
+    for rooms in (0, next((d for d in by_share if caps[d] > _FINE), 0)):
+        planes = next(d for d in by_share if d != rooms)
+        layout = [rooms, planes, *(d for d in range(len(caps)) if d not in (rooms, planes))]
+        if layout not in out:
+            out.append(layout)
+    return out
+
+
+def _units(need: I64, caps: I64) -> I64:
+    return need * _UNIT // caps
+
+
+def _orders(rows: I64, caps: I64, share: I64) -> list[I64]:
+    """Three orders of the types, the most demanding first."""
+    relative = _units(rows, np.maximum(caps, 1))
+    weight = share * 1024 // max(1, int(share.max()))
+    keys = [relative.max(axis=1), relative.sum(axis=1), (relative * weight).sum(axis=1)]
+    return [np.argsort(-key, kind="stable") for key in keys]
+
+
+def _run(rows: I64, counts: I64, caps: I64, compiled: bool) -> tuple[Any, int]:
+    """Patterns over types (repeat, offsets, type, number), and the number of packs."""
+    planes = int(min(_PLANES, caps[1])) + 1
+    shift = 0
+    while int(caps[0]) >> shift > _ROOMS:
+        shift += 1
+    floor = rows.min(axis=0)  # a pack with less left than any sample needs is closed
+    if compiled:
+        from ._multi_kernel import fill_types
+
+        patterns = fill_types(rows, counts, caps, floor, planes, shift, _TRIES)
+    else:
+        patterns = _PlainFill(caps, floor, planes, shift).run(rows, counts)
+    return patterns, int(patterns[0].sum())
+
+
+def _assign(order: I64, patterns: Any, ids: I64) -> I64:
+    """Bin of each sample: packs in the order of their groups take the next samples of each type."""
+    repeat, offsets, kind, number = patterns
+    group = np.repeat(np.arange(len(repeat), dtype=np.int64), repeat)
+    items = np.diff(offsets)[group]
+    n_items = int(items.sum())
+    within = np.arange(n_items, dtype=np.int64) - np.repeat(np.cumsum(items) - items, items)
+    item = np.repeat(offsets[group], items) + within
+    pack = np.repeat(np.arange(len(group), dtype=np.int64), items)
+    taken = number[item]
+    kind_of_place = np.repeat(order[kind[item]], taken)
+    pack_of_place = np.repeat(pack, taken)
+    bins = np.empty(len(ids), dtype=np.int64)
+    bins[ids] = pack_of_place[np.argsort(kind_of_place, kind="stable")]
+    return bins
+
+
+class _PlainFill:
+    """The plain path: for each plane a sorted list of occupied rooms and a stack of groups for each."""
+
+    def __init__(self, caps: I64, floor: I64, planes: int, shift: int) -> None:
+        self.caps: list[int] = caps.tolist()
+        self.floor: list[int] = floor.tolist()
+        self.planes, self.shift = planes, shift
+        self.plane_cap = max(1, self.caps[1])
+        self.rooms: list[list[int]] = [[] for _ in range(planes)]
+        self.at_room: list[dict[int, list[int]]] = [{} for _ in range(planes)]
+        self.left: list[list[int]] = []
+        self.repeat: list[int] = []
+        self.content: list[Any] = []
+
+    def run(self, rows: I64, counts: I64) -> tuple[I64, I64, I64, I64]:
+        """Patterns over types (repeat, offsets, type, number)."""
+        for kind, (need, count) in enumerate(zip(rows.tolist(), counts.tolist(), strict=True)):
+            todo = count
+            while todo > 0:
+                todo = self.place(kind, need, todo)
+        repeats: list[int] = []
+        offsets, kinds, numbers = [0], [], []
+        for repeat, content in zip(self.repeat, self.content, strict=True):
+            if repeat == 0:
+                continue
+            node = content
+            while node is not None:
+                kinds.append(node[0])
+                numbers.append(node[1])
+                node = node[2]
+            repeats.append(repeat)
+            offsets.append(len(kinds))
+        as_array = [np.array(values, dtype=np.int64) for values in (repeats, offsets, kinds, numbers)]
+        return as_array[0], as_array[1], as_array[2], as_array[3]
+
+    def place(self, kind: int, need: list[int], todo: int) -> int:
+        """Put samples of a type into the best group or into new packs; returns how many are left."""
+        found = self.best_group(need)
+        if found is None:
+            base, left = None, self.caps
+        else:
+            base, left = self.content[found], self.left[found]
+        k = min(todo, *(a // b for a, b in zip(left, need, strict=True) if b > 0))
+        m = -(-todo // k) if found is None else self.repeat[found]
+        if found is not None:
+            self.repeat[found] = 0
+        full = min(m, todo // k)
+        rest = todo - full * k
+        part = 1 if full < m and rest > 0 else 0
+        self.add(full, [a - k * b for a, b in zip(left, need, strict=True)], (kind, k, base))
+        if part:
+            self.add(part, [a - rest * b for a, b in zip(left, need, strict=True)], (kind, rest, base))
+        self.add(m - full - part, left, base)
+        return 0 if part else rest
+
+    def best_group(self, need: list[int]) -> int | None:
+        """The open group that has least left over, taken out of its stack."""
+        best = best_at = None
+        low_room = need[0] >> self.shift
+        for plane in range(need[1] * (self.planes - 1) // self.plane_cap, self.planes):
+            rooms = self.rooms[plane]
+            at = self.first_fit(rooms, self.at_room[plane], bisect_left(rooms, low_room), need)
+            if at is None:
+                continue
+            left = self.left[self.at_room[plane][at[0]][at[1]]]
+            score = 2 * ((left[0] << 20) // self.caps[0]) + (left[1] << 20) // self.plane_cap
+            if best is None or score < best:
+                best, best_at = score, (plane, *at)
+        if best_at is None:
+            return None
+        plane, room, place = best_at
+        stack = self.at_room[plane][room]
+        group = stack.pop(place)
+        if not stack:
+            rooms = self.rooms[plane]
+            del rooms[bisect_left(rooms, room)]
+        return group
+
+    def first_fit(
+        self, rooms: list[int], at_room: dict[int, list[int]], start: int, need: list[int]
+    ) -> tuple[int, int] | None:
+        """(room, place in its stack) of the first of TRIES candidates that fits."""
+        tried = 0
+        for room in rooms[start : start + _TRIES]:
+            stack = at_room[room]
+            for place in range(len(stack) - 1, -1, -1):
+                tried += 1
+                if all(a >= b for a, b in zip(self.left[stack[place]], need, strict=True)):
+                    return room, place
+                if tried >= _TRIES:
+                    return None
+        return None
+
+    def add(self, repeat: int, left: list[int], content: Any) -> None:
+        if repeat == 0:
+            return
+        if all(a >= b for a, b in zip(left, self.floor, strict=True)):
+            plane = left[1] * (self.planes - 1) // self.plane_cap
+            room = left[0] >> self.shift
+            stack = self.at_room[plane].setdefault(room, [])
+            if not stack:
+                insort(self.rooms[plane], room)
+            stack.append(len(self.repeat))
+        self.repeat.append(repeat)
+        self.left.append(left)
+        self.content.append(content)

@@ -1,0 +1,101 @@
+"""Windowed planning with carry: every sample once, bounded delay, resumable, little loss."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import packtrain as pt
+from packtrain.errors import PlanError
+from packtrain.planning.window import MAX_AGE, WindowPacker
+from packtrain.testing import check_plan, compiled_path, plain_path
+
+
+@pytest.mark.parametrize("tokens", [[90] * 10, [1] * 10, [60, 60] * 5, [5, 6, 7], []], ids=str)
+def test_streams_that_end_or_fill_badly(tokens: list[int]) -> None:
+    """Window 4, cap 100 (case PB-71): all ids out once, no endless round."""
+    lengths = pt.Lengths(tokens)
+    plan = pt.plan(lengths, 100, window=4)
+    check_plan(plan, lengths)
+    packer = WindowPacker(pt.PlanSpec(pack_length=100, window=4))
+    seen: list[int] = []
+    for start in range(0, len(tokens), 4):
+        part = np.arange(start, min(len(tokens), start + 4))
+        seen += packer.push(part, pt.Lengths(lengths.tokens[part])).ids.tolist()
+    seen += packer.flush().ids.tolist()
+    assert sorted(seen) == list(range(len(tokens))) and len(packer.waiting) == 0
+
+
+def stream(seed: int, windows: int = 30) -> list[tuple[np.ndarray, pt.Lengths]]:
+    rng = np.random.default_rng(seed)
+    out = []
+    for w in range(windows):
+        tokens = np.clip(rng.lognormal(5.5, 1.2, 100).astype(np.int64), 0, 9000)
+        out.append(
+            (np.arange(100 * w, 100 * w + 100), pt.Lengths(tokens, {"images": rng.integers(0, 3, 100)}))
+        )
+    return out
+
+
+def spec(**options: object) -> pt.PlanSpec:
+    return pt.PlanSpec.from_dict({"pack_length": 8192, "window": 100, "limits": {"images": 16}, **options})
+
+
+def test_a_stream_resumes_from_its_state() -> None:
+    parts = stream(0)
+    whole = WindowPacker(spec(seed=3))
+    expected = [whole.push(*part) for part in parts] + [whole.flush()]
+    first = WindowPacker(spec(seed=3))
+    got = [first.push(*part) for part in parts[:17]]
+    state = json.loads(json.dumps(first.state_dict()))
+    second = WindowPacker(spec(seed=3))
+    second.load_state_dict(state)
+    got += [second.push(*part) for part in parts[17:]] + [second.flush()]
+    assert [g.ids.tolist() for g in got] == [e.ids.tolist() for e in expected]
+    assert [g.offsets.tolist() for g in got] == [e.offsets.tolist() for e in expected]
+
+
+def test_no_sample_waits_longer_than_the_age_limit() -> None:
+    """One sample of 4097 in a stream of 4096: nothing ever fills its pack."""
+    packer = WindowPacker(pt.PlanSpec(pack_length=8192, window=10))
+    ids = np.arange(10)
+    released = None
+    for window in range(MAX_AGE + 3):
+        tokens = [4097] + [8192] * 9 if window == 0 else [8192] * 10
+        made = packer.push(ids + 10 * window, pt.Lengths(tokens))
+        if 0 in made.ids.tolist():
+            released = window
+            break
+    assert released == MAX_AGE
+
+
+def test_the_spec_of_a_stream_needs_a_window_and_ids_ascend() -> None:
+    with pytest.raises(PlanError, match="window"):
+        WindowPacker(pt.PlanSpec(pack_length=10))
+    packer = WindowPacker(pt.PlanSpec(pack_length=100, window=3))
+    packer.push(np.array([5, 6, 7]), pt.Lengths([60, 60, 60]))
+    assert len(packer.waiting)
+    with pytest.raises(PlanError, match="does not follow"):
+        packer.push(np.array([2]), pt.Lengths([1]))
+
+
+def test_windows_of_1000_cost_at_most_a_thousandth(data: Path) -> None:
+    for name in ("gsm8k_train", "t0_train_50k", "new_codealpaca", "gpteacher_codegen"):
+        tokens = np.load(data / "lengths" / f"{name}.npy")
+        for cap in (2048, 8192):
+            plan = pt.plan(tokens, cap, window=1000)
+            assert len(plan) <= max(plan.certificate.bound + 1, plan.certificate.bound * 1.001), (name, cap)
+
+
+def test_windows_are_part_of_the_spec_and_equal_on_both_paths() -> None:
+    tokens = np.concatenate([lengths.tokens for _, lengths in stream(2)])
+    with plain_path():
+        plain = {w: pt.plan(tokens, 8192, window=w, seed=1) for w in (50, 1000, 10**6)}
+    with compiled_path():
+        for w, plan in plain.items():
+            assert pt.plan(tokens, 8192, window=w, seed=1) == plan
+    assert len({plan.checksum for plan in plain.values()}) == 3
+    check_plan(plain[50], pt.Lengths(tokens))
