@@ -19,9 +19,13 @@ from packtrain.testing import PackerLaws, compiled_path, plain_path
 PACKERS = extend.names("packers")
 
 for _name in PACKERS:
-    globals()[f"TestLaws_{_name}"] = type(
-        f"TestLaws_{_name}", (PackerLaws,), {"packer": _name, "limits": False}
-    )
+    _module = extend.lookup("packers", _name)
+    _facts = {
+        "packer": _name,
+        "limits": getattr(_module, "LIMITS", False),
+        "seed_keeps_shape": not getattr(_module, "SEEDED", False),
+    }
+    globals()[f"TestLaws_{_name}"] = type(f"TestLaws_{_name}", (PackerLaws,), _facts)
 
 
 def best_fit_decreasing(costs: list[int], capacity: int) -> int:
@@ -56,7 +60,7 @@ def random_case(seed: int) -> tuple[np.ndarray, int]:
 
 
 def test_the_packers_of_the_folder_are_found() -> None:
-    assert {"auto", "bfd", "sequential"} <= set(PACKERS)
+    assert {"auto", "bfd", "diverse", "ffd", "random_fit", "refine", "sequential"} <= set(PACKERS)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -105,3 +109,88 @@ def test_an_unusable_numba_cache_only_costs_time(tmp_path: Path) -> None:
     for path in held:
         path.write_bytes(b"\x80")
     assert run(torn) == plain
+
+
+def first_fit_decreasing(costs: list[int], capacity: int) -> list[int]:
+    """Bin of each sample, item by item."""
+    rooms: list[int] = []
+    bins = [0] * len(costs)
+    for i in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        b = next((b for b, room in enumerate(rooms) if room >= costs[i]), len(rooms))
+        if b == len(rooms):
+            rooms.append(capacity)
+        rooms[b] -= costs[i]
+        bins[i] = b
+    return bins
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_ffd_equals_item_by_item(compiled: bool) -> None:
+    from packtrain.planning._materialise import from_bins
+
+    with compiled_path() if compiled else plain_path():
+        for seed in range(60):
+            costs, capacity = random_case(seed)
+            plan = pt.plan(costs, capacity, packer="ffd")
+            expected = from_bins(np.array(first_fit_decreasing(costs.tolist(), capacity)))
+            assert np.array_equal(plan.indices, expected.indices), seed
+            assert np.array_equal(plan.offsets, expected.offsets), seed
+
+
+def test_refine_fills_without_a_gap() -> None:
+    """Best fit decreasing needs 4 packs here; the exact fill needs the optimum of 3."""
+    costs = [5, 5, 4, 4, 3, 3, 3, 3]
+    assert len(pt.plan(costs, 10, packer="bfd")) == 4
+    plan = pt.plan(costs, 10, packer="refine")
+    assert len(plan) == 3 and plan.certificate.optimal
+    assert pt.plan(costs, 10).packer.notes == {"chosen": "refine/1"}
+
+
+@pytest.mark.parametrize("cap", [2048, 8192, 16384])
+def test_auto_reaches_the_bound_on_chat_lengths_and_never_loses_to_bfd(cap: int) -> None:
+    rng = np.random.default_rng(cap)
+    for tokens in (
+        np.clip(rng.lognormal(np.log(357), 1.2, 20_000).astype(np.int64), 16, cap),
+        rng.integers(1, cap + 1, 3000),
+        np.clip(rng.normal(cap / 3, cap / 60, 3000).astype(np.int64), 1, cap),
+    ):
+        plan = pt.plan(tokens, cap)
+        assert len(plan) <= len(pt.plan(tokens, cap, packer="bfd"))
+        if tokens is not None and len(tokens) == 20_000:
+            assert len(plan) <= plan.certificate.bound + 1
+
+
+def test_refine_keeps_both_paths_equal_beyond_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    from packtrain.packers import refine
+
+    tokens = np.random.default_rng(0).integers(1, 8193, 6000)
+    for limit in (0, 1000, 10**9):
+        monkeypatch.setattr(refine, "budget", lambda samples, limit=limit: limit)
+        with plain_path():
+            plain = pt.plan(tokens, 8192, packer="refine")
+        with compiled_path():
+            assert pt.plan(tokens, 8192, packer="refine") == plain
+
+
+def test_random_fit_is_seeded_and_mixes() -> None:
+    tokens = np.sort(np.random.default_rng(0).integers(1, 500, 4000), kind="stable")
+    plans = {seed: pt.plan(tokens, 4096, packer="random_fit", seed=seed) for seed in (None, 0, 1, 1 << 64)}
+    assert plans[None].checksum == plans[0].checksum and len({p.checksum for p in plans.values()}) == 3
+    spread = np.array([np.ptp(tokens[pack]) for pack in plans[1]])
+    assert float(spread.mean()) > 300, "packs hold short and long samples"
+
+
+def test_diverse_places_every_sample_and_tells_its_phases() -> None:
+    rng = np.random.default_rng(0)
+    tokens = np.concatenate([2 ** rng.integers(4, 12, 2000), rng.integers(1, 4097, 3000)])
+    plan = pt.plan(tokens, 4096, packer="diverse")
+    phases = plan.packer.notes["phases"]
+    assert list(phases) == ["powers", "seeds", "rest", "finalise"]
+    assert sum(row["packs"] for row in phases.values()) == len(plan)
+    assert sum(row["samples"] for row in phases.values()) == 5000
+    assert phases["powers"]["packs"] > 0 and phases["powers"]["fill"] == 1.0
+    assert phases["seeds"]["packs"] >= int((tokens > 2048).sum()) - phases["powers"]["packs"]
+    kinds = lambda p: float(np.mean([len(set(tokens[pack].tolist())) for pack in p]))  # noqa: E731
+    small = np.clip(rng.lognormal(5, 0.3, 20_000).astype(np.int64), 1, 400)
+    tokens = small
+    assert kinds(pt.plan(small, 4096, packer="diverse")) > 1.2 * kinds(pt.plan(small, 4096, packer="bfd"))

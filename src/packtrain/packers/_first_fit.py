@@ -1,0 +1,67 @@
+"""First fit over a sequence of items, with a tree of the largest room: shared by `ffd` and `random_fit`.
+
+An item is (size, count): `count` samples of one size placed one after the other. The pack that is opened
+first and still takes the size gets as many of them as fit. Compiled and plain path run the same function,
+the plain one on lists.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._jit import kernel, use_jit
+
+__all__ = ["first_fit"]
+
+I64 = NDArray[np.int64]
+
+
+def first_fit(sizes: I64, counts: I64, capacity: int) -> I64:
+    """Pack of every place: the first `counts[0]` places belong to item 0, and so on (int64[sum counts])."""
+    n = int(counts.sum())
+    leaves = 1
+    while leaves < max(1, n):
+        leaves *= 2
+    if use_jit(n):
+        out: I64 = np.empty(n, dtype=np.int64)
+        place_items(sizes, counts, np.int64(capacity), np.zeros(2 * leaves, dtype=np.int64), out, leaves)
+        return out
+    places = [0] * n
+    place_items.plain(sizes.tolist(), counts.tolist(), capacity, [0] * (2 * leaves), places, leaves)
+    return np.array(places, dtype=np.int64)
+
+
+@kernel
+def place_items(sizes: Any, counts: Any, capacity: Any, tree: Any, out: Any, leaves: Any) -> Any:
+    """Fill `out`. tree[1] is the root, tree[leaves + p] the room of pack p; unopened packs have room 0."""
+    opened = 0
+    done = 0
+    for item in range(len(sizes)):
+        size = sizes[item]
+        left = counts[item]
+        while left > 0:
+            if tree[1] >= size:
+                node = 1
+                while node < leaves:
+                    node = 2 * node
+                    if tree[node] < size:
+                        node += 1
+            else:
+                node = leaves + opened
+                tree[node] = capacity
+                opened += 1
+            k = min(left, tree[node] // size)
+            for q in range(done, done + k):
+                out[q] = node - leaves
+            done += k
+            left -= k
+            tree[node] -= k * size
+            node //= 2
+            while node > 0:
+                larger = max(tree[2 * node], tree[2 * node + 1])
+                tree[node] = larger
+                node //= 2
+    return opened
