@@ -144,28 +144,27 @@ def test_tokenizers_parallelism_is_left_alone(setting: str | None, monkeypatch: 
 
 @pytest.fixture(scope="module")
 def measuring(data: Path) -> tuple[Any, list[str], list[int]]:
-    """A template whose tokenizer was already used in a batch here, long texts, and their lengths."""
-    from packtrain.template import HFTemplate
+    """A tokenizer that was already used in a batch in this process, 200 long texts, their lengths."""
+    from tokenizers import Tokenizer
 
-    template = HFTemplate(data / "processors" / "qwen2_vl")
-    texts = [(f"row {i} " + "tokens and more tokens, " * 1700)[:40_000] for i in range(40)]
-    template.tokenizer(texts[:8] * 8)
-    serial = list(
-        map_shards(
-            work.lengths, [(i, i + 10) for i in range(0, 40, 10)], workers=1, context=(template, texts)
-        )
-    )
+    tokenizer = Tokenizer.from_file(str(data / "processors" / "qwen2_vl" / "tokenizer.json"))
+    texts = [(f"row {i} " + "tokens and more tokens, " * 1700)[:40_000] for i in range(200)]
+    assert len(tokenizer.encode_batch(texts[:64])) == 64
+    template = work.RustTokenizer(tokenizer)
+    serial = map_shards(work.lengths, TWENTIES, workers=1, context=(template, texts))
     return template, texts, [length for part in serial for length in part]
 
 
-@pytest.mark.parametrize(("setting", "workers"), [(None, 4), ("true", 2), ("false", 2)])
+TWENTIES = [(i, i + 20) for i in range(0, 200, 20)]
+
+
+@pytest.mark.parametrize("setting", [None, "true", "false"])
 def test_measuring_long_texts_after_the_tokenizer_was_used_pb35(
-    setting: str | None, workers: int, measuring: Any, monkeypatch: pytest.MonkeyPatch
+    setting: str | None, measuring: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     if setting is not None:
         monkeypatch.setenv("TOKENIZERS_PARALLELISM", setting)
     template, texts, expected = measuring
-    shards = [(i, i + 10) for i in range(0, 40, 10)]
-    parts = list(map_shards(work.lengths, shards, workers=workers, context=(template, texts)))
+    parts = list(map_shards(work.lengths, TWENTIES, workers=4, context=(template, texts)))
     assert [length for part in parts for length in part] == expected

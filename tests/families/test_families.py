@@ -69,6 +69,11 @@ def test_by_processor() -> None:
             return None
 
     assert family_of(processor=Qwen2_5_VLProcessor()).name == "qwen2_5_vl"
+
+    class Ours(Qwen2_5_VLProcessor):
+        pass
+
+    assert family_of(processor=Ours()).name == "qwen2_5_vl"
     assert family_of(processor=SomeTokenizer()).name == "text"
     with pytest.raises(UnknownNameError, match="unknown processor class 'object'") as caught:
         family_of(processor=object())

@@ -147,6 +147,10 @@ def test_tools_and_calls_reach_the_template(tokenizer: Any, chat) -> None:
     assert whole.startswith('TOOLS [{"type": "function"') and "assistant: CALL add\n" in whole
     assert trained(template, sample) == [" CALL add\n", " Two.\n"]  # the prompt ends inside these tokens
     assert template.measure(sample) > template.measure({"messages": sample["messages"]})
+    for bad in ('[{"type": "function"}]', ["add"]):  # tools as unparsed text
+        with pytest.raises(SampleError, match="tools") as caught:
+            template.measure({**sample, "tools": bad})
+        assert caught.value.reason == "malformed_record"
 
 
 def test_variables_reach_the_template(tokenizer: Any, chat) -> None:

@@ -181,13 +181,14 @@ def family_of(model_type: str | None = None, processor: Any = None, *, name: str
         return _by_model_type(model_type, known)
     if processor is None:
         raise UnknownNameError("family", "", [family.name for family in known])
-    kind = type(processor).__name__
-    for family in known:
-        if kind in family.processor_classes:
-            return family
+    kinds = [cls.__name__ for cls in type(processor).__mro__]
+    for kind in kinds:  # a subclass belongs to the family of its nearest known base
+        for family in known:
+            if kind in family.processor_classes:
+                return family
     if hasattr(processor, "convert_tokens_to_ids") and not hasattr(processor, "tokenizer"):
         return family_of(name="text")
-    error = UnknownNameError("processor class", kind, [c for f in known for c in f.processor_classes])
+    error = UnknownNameError("processor class", kinds[0], [c for f in known for c in f.processor_classes])
     error.hint = f"packtrain has families {', '.join(f.name for f in known)}; pass family= if one fits"
     raise error
 

@@ -83,7 +83,7 @@ class ChatRenderer:
                 `template_error` (the template refuses the conversation), `prefix_mismatch`.
         """
         messages, images = self._messages(sample)
-        tools = list(sample.get("tools") or []) or None
+        tools = _tools(sample)
         template = self.templates["tools" if tools else "plain"]
         if _MARKS.search(template):
             text, spans = self._run(template, messages, tools, marks=True)
@@ -201,6 +201,15 @@ class ChatRenderer:
                 f"the chat template refuses the conversation: {type(error).__name__}: {said}",
             ) from error
         return texts[0], [(int(a), int(b)) for a, b in ranges[0]] if marks else []
+
+
+def _tools(sample: Mapping[str, Any]) -> list[Any] | None:
+    tools = sample.get("tools")
+    if not tools:
+        return None
+    if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise SampleError("malformed_record", "tools is not a list of objects", hint=_SHAPE_HINT)
+    return [dict(tool) for tool in tools]
 
 
 _SHAPE_HINT = "wrap the source in ChatSource, which brings records into this shape"
