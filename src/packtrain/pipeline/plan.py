@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,6 @@ from ..planning.packplan import PackPlan
 from .measure import details, origin_of
 
 __all__ = ["check_drops", "ledger_rows", "plan_lengths"]
-
-_log = logging.getLogger(__name__)
 
 #: Samples named in the message of a plan that drops too many.
 _SHOWN = 5
@@ -75,8 +73,15 @@ def check_drops(made: PackPlan, lengths_folder: str | Path | None, limit: float 
     )
 
 
-def ledger_rows(made: PackPlan, lengths_folder: str | Path | None) -> list[dict[str, Any]]:
-    """Every sample that is not in the plan: id, reason, tokens, where it stands and what is wrong."""
+def ledger_rows(
+    made: PackPlan, lengths_folder: str | Path | None, locate: Callable[[int], str] | None = None
+) -> list[dict[str, Any]]:
+    """Every sample that is not in the plan: id, reason, tokens, where it stands and what is wrong.
+
+    Args:
+        lengths_folder: holds the details of samples that could not be measured.
+        locate: `source.where`, for samples that were measured but left out.
+    """
     told = {} if lengths_folder is None else details(lengths_folder)
     lengths = None
     if lengths_folder is not None and (Path(lengths_folder) / "lengths.json").is_file():
@@ -87,5 +92,7 @@ def ledger_rows(made: PackPlan, lengths_folder: str | Path | None) -> list[dict[
         tokens = 0 if lengths is None else int(lengths.tokens[sample])
         if not detail and tokens:
             detail = f"{tokens} tokens, the cap is {made.spec.pack_length}"
+        if not where and locate is not None:
+            where = locate(sample)
         rows.append({"id": sample, "reason": reason, "tokens": tokens, "where": where, "detail": detail})
     return rows

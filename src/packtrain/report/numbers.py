@@ -35,8 +35,8 @@ class Slots:
     batch: int
 
     def saved(self, against: int) -> float:
-        """Share of `against` slots that packing does not need."""
-        return 1 - self.packed / against if against else 0.0
+        """Share of `against` slots that packed training does not compute: rows are not padded to the cap."""
+        return 1 - self.real / against if against else 0.0
 
 
 def token_slots(tokens: NDArray[Any], plan: Any) -> Slots:
