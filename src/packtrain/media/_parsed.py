@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Parsed"]
+__all__ = ["Parsed", "ParsedAudio"]
 
 
 class Parsed(NamedTuple):
@@ -21,4 +21,20 @@ class Parsed(NamedTuple):
     width: int
     height: int
     orientation: int = 1
+    complete: bool = True
+
+
+class ParsedAudio(NamedTuple):
+    """Header facts of a sound file.
+
+    Attributes:
+        frames: samples per channel that a decoder gives.
+        sample_rate: Hz.
+        channels: 1 or more.
+        complete: the file holds all the samples its header speaks of.
+    """
+
+    frames: int
+    sample_rate: int
+    channels: int
     complete: bool = True

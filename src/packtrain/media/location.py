@@ -1,15 +1,17 @@
 """Where the bytes of a medium are, and how to get few or all of them.
 
 A *ref* is what a record names: a path (str or Path), a `file://` URL, a member of a tar
-(`tar:shard.tar!000.jpg`), a base64 or percent-encoded `data:` URL, or the bytes themselves. `resolve`
-turns a ref of a record into one that can be opened (it needs the media root); everything else takes a
-resolved ref.
+(`tar:shard.tar!000.jpg`), a base64 or percent-encoded `data:` URL, the bytes themselves, or a URL of a
+remote file system (`_remote.SCHEMES`: s3, gs, https, …; needs the extra `remote`). `resolve` turns a ref
+of a record into one that can be opened (it needs the media root, which may be a URL too); everything else
+takes a resolved ref.
 
 `open_head` is the fast way in: one open, one stat, one read of the first 4 KiB; parsers then ask for
 further ranges only where they need them (a large EXIF block, the end marker). Every failure is a
 `SampleError` that names the medium: `missing_media`, `unreadable_media`, `unsupported_media`,
-`outside_media_root`. Containment is lexical: `..` is worked out on the text of the path and symbolic
-links are not followed to find out where they lead, so a link inside the media root may point out of it.
+`outside_media_root`, `unreachable_media` (a network fault). Containment is lexical: `..` is worked out on
+the text of the path and symbolic links are not followed to find out where they lead, so a link inside the
+media root may point out of it.
 """
 
 from __future__ import annotations
@@ -21,19 +23,21 @@ import hashlib
 import os
 import re
 import stat
-from types import TracebackType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import unquote, unquote_to_bytes
 
 from ..errors import SampleError
-from . import _tar
+from . import _remote, _tar
+from ._head import HEAD_BYTES, Head, as_file
 
 __all__ = [
     "HEAD_BYTES",
     "Head",
     "Ref",
+    "as_file",
     "exists",
     "identity",
+    "is_url",
     "name_of",
     "open_head",
     "read_bytes",
@@ -42,53 +46,9 @@ __all__ = [
 
 Ref: TypeAlias = str | os.PathLike[str] | bytes
 
-HEAD_BYTES = 4096  # what `open_head` reads at once and what `identity` hashes
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 _BINARY = getattr(os, "O_BINARY", 0)
-
-
-class Head:
-    """The first bytes of a medium, its size, and range reads beyond them. A context manager.
-
-    Attributes:
-        bytes: the first `HEAD_BYTES` bytes (all of them when the medium is in memory).
-        size: size of the medium in bytes.
-        name: what to call the medium in messages.
-    """
-
-    __slots__ = ("_base", "_descriptor", "bytes", "name", "size")
-
-    def __init__(self, data: bytes, size: int, name: str, descriptor: int = -1, base: int = 0) -> None:
-        self.bytes = data
-        self.size = size
-        self.name = name
-        self._descriptor = descriptor
-        self._base = base  # where the medium starts in its file
-
-    def __enter__(self) -> Head:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def at(self, offset: int, count: int) -> bytes:
-        """Up to `count` bytes from `offset` on: fewer only where the medium ends."""
-        stop = offset + count
-        if stop <= len(self.bytes) or self._descriptor < 0:
-            return self.bytes[offset:stop]
-        try:
-            return _read_range(self._descriptor, self._base + offset, min(count, max(0, self.size - offset)))
-        except OSError as error:
-            raise self.fail("unreadable_media", f"cannot be read: {error.strerror}") from None
-
-    def fail(self, reason: str, what: str, *, hint: str | None = None) -> SampleError:
-        """A `SampleError` about this medium, to be raised by the caller."""
-        return SampleError(reason, f"{self.name} {what}", hint=hint)
 
 
 def open_head(ref: Ref) -> Head:
@@ -105,6 +65,8 @@ def open_head(ref: Ref) -> Head:
         return Head(data, len(data), name_of(ref))
     base = 0
     inner = _tar.split(path)
+    if _remote.is_remote(path if inner is None else inner[0]):
+        return _open_remote(path, inner)
     descriptor, status = _open(path if inner is None else inner[0])
     size = status.st_size
     try:
@@ -132,7 +94,7 @@ def exists(ref: Ref) -> bool:
         return True
     try:
         path = _file_path(ref)
-        if path is not None and _tar.split(path) is not None:
+        if path is not None and (_tar.split(path) is not None or _remote.is_remote(path)):
             with open_head(ref):
                 return True
         return True if path is None else stat.S_ISREG(os.stat(path).st_mode)
@@ -152,6 +114,9 @@ def identity(ref: Ref, root: str | os.PathLike[str] | None = None) -> tuple[str,
     if isinstance(ref, bytes) or (path := _file_path(ref)) is None:
         return "", size, digest
     path, member = _tar.split(path) or (path, "")
+    if _remote.is_remote(path):
+        below = _remote.inside(path, os.fspath(root)) if root is not None and is_url(root) else None
+        return (below or path) + (f"!{member}" if member else ""), size, digest
     if root is not None and (inside := _inside(os.path.abspath(path), os.path.abspath(os.fspath(root)))):
         path = inside
     return path.replace(os.sep, "/") + (f"!{member}" if member else ""), size, digest
@@ -170,6 +135,8 @@ def resolve(
     current folder) and must not climb out of it. An absolute path may be anywhere when `absolute_ok`
     (no media root was asked for), else it must lie inside `media_root`.
 
+    URLs count as absolute paths; below a media root that is a URL, relative paths are joined to it.
+
     Raises:
         SampleError: outside_media_root; unsupported_media for URLs of other schemes.
     """
@@ -178,17 +145,21 @@ def resolve(
     given = _file_path(ref)
     if given is None:
         return ref
-    root = os.path.abspath(os.fspath(media_root)) if media_root is not None else os.getcwd()
     given, member = _tar.split(given) or (given, "")
+    if _remote.is_remote(given) or (media_root is not None and is_url(media_root)):
+        path = _resolve_url(given, media_root, allow_outside, absolute_ok)
+        return f"{_tar.PREFIX}{path}!{member}" if member else path
+    root = os.path.abspath(os.fspath(media_root)) if media_root is not None else os.getcwd()
     path = os.path.normpath(os.path.join(root, given))
     free = allow_outside or (absolute_ok and os.path.isabs(given))
     if not free and _inside(path, root) is None:
-        raise SampleError(
-            "outside_media_root",
-            f"media path {_short(given)!r} is outside the media root {root}",
-            hint="set media_root to a folder that holds all media, or allow_outside=True",
-        )
+        raise _outside(given, root)
     return f"{_tar.PREFIX}{path}!{member}" if member else path
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether a path or media root is a URL of a remote file system."""
+    return isinstance(path, str) and _remote.is_remote(path)
 
 
 def name_of(ref: Ref) -> str:
@@ -200,9 +171,47 @@ def name_of(ref: Ref) -> str:
 
 
 # --------------------------------------------------------------------------------------------
+def _open_remote(path: str, inner: tuple[str, str] | None) -> Head:
+    """The head of a remote file, or of a member of a remote tar."""
+    remote = _remote.open_remote(path if inner is None else inner[0], _short(path))
+    base, size = 0, remote.size
+    if inner is not None:
+        whole = Head(b"", size, _short(inner[0]), remote=remote)
+        with as_file(whole, 1 << 20) as handle:
+            base, size = _tar.locate(handle, inner[0], size, remote.stamp, inner[1])
+    return Head(remote.read(base, min(HEAD_BYTES, size)), size, _short(path), base=base, remote=remote)
+
+
+def _resolve_url(
+    given: str, root: str | os.PathLike[str] | None, allow_outside: bool, absolute_ok: bool
+) -> str:
+    """`resolve` where the medium, the media root or both are URLs."""
+    if not _remote.is_remote(given):
+        if os.path.isabs(given):  # a local file beside a remote root
+            if allow_outside or absolute_ok:
+                return os.path.normpath(given)
+            raise _outside(given, root)
+        path = _remote.join(str(root), given)
+        if not allow_outside and _remote.inside(path, str(root)) is None:
+            raise _outside(given, root)
+        return path
+    free = allow_outside or absolute_ok
+    if not free and (root is None or not is_url(root) or _remote.inside(given, os.fspath(root)) is None):
+        raise _outside(given, root)
+    return given
+
+
+def _outside(given: str, root: str | os.PathLike[str] | None) -> SampleError:
+    return SampleError(
+        "outside_media_root",
+        f"media path {_short(given)!r} is outside the media root {root}",
+        hint="set media_root to a folder that holds all media, or allow_outside=True",
+    )
+
+
 def _file_path(ref: str | os.PathLike[str]) -> str | None:
-    """The file path of a ref, or None for a data URL."""
-    text = os.fspath(ref)
+    """The file path or remote URL of a ref, or None for a data URL."""
+    text: Any = os.fspath(ref) if isinstance(ref, (str, os.PathLike)) else ref
     if not isinstance(text, str):
         raise SampleError(
             "unsupported_media", f"a medium is named by text or bytes, not {type(text).__name__}"
@@ -210,6 +219,8 @@ def _file_path(ref: str | os.PathLike[str]) -> str | None:
     if text.startswith("data:"):
         return None
     if "://" in text[:32] and _SCHEME.match(text):
+        if _remote.is_remote(text):
+            return text
         if not text.startswith("file://"):
             raise SampleError(
                 "unsupported_media",
@@ -247,19 +258,6 @@ def _open(path: str) -> tuple[int, os.stat_result]:
         what = "is a folder" if stat.S_ISDIR(status.st_mode) else "is not a regular file"
         raise SampleError("unreadable_media", f"{_short(path)} {what}")
     return descriptor, status
-
-
-def _read_range(descriptor: int, offset: int, count: int) -> bytes:
-    """`count` bytes from `offset`; loops because one read may return less than asked."""
-    data = os.pread(descriptor, count, offset)
-    if len(data) == count:
-        return data
-    parts = [data]
-    got = len(data)
-    while got < count and parts[-1]:
-        parts.append(os.pread(descriptor, count - got, offset + got))
-        got += len(parts[-1])
-    return b"".join(parts)
 
 
 def _decode_data_url(text: str) -> bytes:

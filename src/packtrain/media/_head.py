@@ -1,0 +1,117 @@
+"""The first bytes of an open medium and range reads beyond them, wherever the medium is."""
+
+from __future__ import annotations
+
+import io
+import os
+from types import TracebackType
+from typing import Any
+
+from ..errors import SampleError
+from ._remote import Remote
+
+__all__ = ["HEAD_BYTES", "Head", "as_file"]
+
+HEAD_BYTES = 4096  # what `open_head` reads at once and what `identity` hashes
+
+
+class Head:
+    """The first bytes of a medium, its size, and range reads beyond them. A context manager.
+
+    Attributes:
+        bytes: the first `HEAD_BYTES` bytes (all of them when the medium is in memory).
+        size: size of the medium in bytes.
+        name: what to call the medium in messages.
+    """
+
+    __slots__ = ("_base", "_descriptor", "_remote", "bytes", "name", "size")
+
+    def __init__(
+        self,
+        data: bytes,
+        size: int,
+        name: str,
+        descriptor: int = -1,
+        base: int = 0,
+        remote: Remote | None = None,
+    ) -> None:
+        self.bytes = data
+        self.size = size
+        self.name = name
+        self._descriptor = descriptor
+        self._base = base  # where the medium starts in its file
+        self._remote = remote
+
+    def __enter__(self) -> Head:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def at(self, offset: int, count: int) -> bytes:
+        """Up to `count` bytes from `offset` on: fewer only where the medium ends."""
+        stop = offset + count
+        if stop <= len(self.bytes) or (self._descriptor < 0 and self._remote is None):
+            return self.bytes[offset:stop]
+        count = min(count, max(0, self.size - offset))
+        if self._remote is not None:
+            return self._remote.read(self._base + offset, count)
+        try:
+            return _read_range(self._descriptor, self._base + offset, count)
+        except OSError as error:
+            raise self.fail("unreadable_media", f"cannot be read: {error.strerror}") from None
+
+    def fail(self, reason: str, what: str, *, hint: str | None = None) -> SampleError:
+        """A `SampleError` about this medium, to be raised by the caller."""
+        return SampleError(reason, f"{self.name} {what}", hint=hint)
+
+
+class _HeadFile(io.RawIOBase):
+    """A `Head` as a seekable binary file."""
+
+    def __init__(self, head: Head) -> None:
+        super().__init__()
+        self._head = head
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = (0, self._place, self._head.size)[whence]
+        self._place = max(0, start + offset)
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._head.at(self._place, len(buffer))
+        buffer[: len(data)] = data
+        self._place += len(data)
+        return len(data)
+
+
+def as_file(head: Head, buffer: int = 1 << 16) -> io.BufferedReader:
+    """An open medium as a seekable binary file, for libraries that read one."""
+    return io.BufferedReader(_HeadFile(head), buffer)
+
+
+def _read_range(descriptor: int, offset: int, count: int) -> bytes:
+    """`count` bytes from `offset`; loops because one read may return less than asked."""
+    data = os.pread(descriptor, count, offset)
+    if len(data) == count:
+        return data
+    parts = [data]
+    got = len(data)
+    while got < count and parts[-1]:
+        parts.append(os.pread(descriptor, count - got, offset + got))
+        got += len(parts[-1])
+    return b"".join(parts)

@@ -1,0 +1,174 @@
+"""Media behind a URL (`s3://`, `gs://`, `https://`, …) through the optional package fsspec.
+
+Only ranges are read: the head, and what a header parser asks for. A server that ignores ranges sends the
+whole file; it is then kept and not asked for again. Requests that fail for another reason than the file
+itself (time-outs, refused connections) are tried `TRIES` times; then the medium is `unreachable_media`, so
+that a network fault in the ledger is told from a file that is not there. Requests of file systems that
+need a package of their own (s3fs, gcsfs) stop the run with the name of the package: no sample is at fault.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import time
+import zlib
+from typing import Any
+
+from ..errors import MissingExtraError, SampleError
+
+__all__ = ["SCHEMES", "Remote", "inside", "is_remote", "join", "open_remote", "scheme_of"]
+
+#: Schemes that are read. Chained and local schemes of fsspec are left out on purpose.
+SCHEMES = (
+    "s3",
+    "s3a",
+    "gs",
+    "gcs",
+    "http",
+    "https",
+    "hf",
+    "az",
+    "abfs",
+    "abfss",
+    "oss",
+    "hdfs",
+    "webhdfs",
+    "memory",
+)
+TRIES = 3
+PAUSE = 0.2  # seconds before the second try; doubled each time
+
+_STAMPS = ("ETag", "etag", "mtime", "LastModified", "updated", "created")
+_ABSENT = (404, 410)
+_REFUSED = (400, 401, 403, 405, 414, 416, 451)
+
+
+class Remote:
+    """One file of a remote file system.
+
+    Attributes:
+        size: bytes.
+        stamp: an integer that changes when the file does, as far as the file system tells.
+    """
+
+    __slots__ = ("_path", "_system", "_whole", "name", "size", "stamp")
+
+    def __init__(self, system: Any, path: str, name: str) -> None:
+        self._system = system
+        self._path = path
+        self.name = name
+        self._whole: bytes | None = None
+        info = self._try(lambda: system.info(path))
+        if info.get("type") == "directory":
+            raise SampleError("unreadable_media", f"{name} is a folder")
+        size = info.get("size")
+        if size is None:  # a server that does not tell: the file is read once
+            self._whole = self._try(lambda: system.cat_file(path))
+            size = len(self._whole)
+        self.size = int(size)
+        marks = (
+            str(info.get(key)) for key in ("ETag", "etag", "mtime", "LastModified", "updated", "created")
+        )
+        self.stamp = zlib.crc32(" ".join(marks).encode("utf-8", "backslashreplace"))
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Up to `count` bytes from `offset` on; fewer only where the file ends."""
+        stop = min(offset + count, self.size)
+        if offset >= stop:
+            return b""
+        if self._whole is None:
+            data: bytes = self._try(lambda: self._system.cat_file(self._path, start=offset, end=stop))
+            if len(data) <= stop - offset:
+                return data
+            self._whole = data
+        return self._whole[offset:stop]
+
+    def _try(self, call: Any) -> Any:
+        for attempt in range(TRIES):
+            try:
+                return call()
+            except Exception as error:
+                fault = _fault(self.name, error)
+                if fault.reason != "unreachable_media" or attempt == TRIES - 1:
+                    raise fault from None
+                time.sleep(PAUSE * 2**attempt)
+        raise AssertionError  # the loop returns or raises
+
+
+def open_remote(url: str, name: str) -> Remote:
+    """The file behind a URL.
+
+    Args:
+        url: with one of `SCHEMES`.
+        name: what to call it in messages.
+
+    Raises:
+        SampleError: missing_media, unreadable_media, unreachable_media.
+        MissingExtraError: fsspec, or the package of this scheme, is not installed.
+    """
+    try:
+        import fsspec.core
+    except ImportError:
+        raise MissingExtraError("fsspec", "remote") from None
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        missing = MissingExtraError(f"what fsspec needs for {scheme_of(url)}:// media", "remote")
+        missing.hint = " ".join(str(error).split())
+        raise missing from None
+    except Exception as error:
+        raise SampleError(
+            "unreadable_media", f"{name} is no URL that can be opened: {type(error).__name__}: {error}"
+        ) from None
+    return Remote(system, path, name)
+
+
+def scheme_of(text: str) -> str:
+    """The scheme of a URL in lower case, or ""."""
+    head, mark, _ = text[:64].partition("://")
+    return head.lower() if mark and head.replace("+", "").replace("-", "").replace(".", "").isalnum() else ""
+
+
+def is_remote(text: str) -> bool:
+    return "://" in text[:32] and scheme_of(text) in SCHEMES
+
+
+def join(root: str, relative: str) -> str:
+    """A relative path below a URL, `..` worked out on the text; it may not leave the host."""
+    scheme, _, rest = root.partition("://")
+    host, _, path = rest.partition("/")
+    joined = posixpath.normpath(posixpath.join("/" + path, relative.replace("\\", "/")))
+    return f"{scheme}://{host}/{joined.lstrip('/')}"
+
+
+def inside(url: str, root: str) -> str | None:
+    """The path of `url` relative to the URL `root` when it lies below it, else None."""
+    base = join(root, ".").rstrip("/") + "/"
+    if "%2e" in url.lower():  # a server reads these as dots
+        url = url.replace("%2e", ".").replace("%2E", ".")
+    scheme, _, rest = url.partition("://")
+    host, _, path = rest.partition("/")
+    tidy = join(f"{scheme}://{host}/", path) if path else url
+    return tidy[len(base) :] if tidy.startswith(base) and len(tidy) > len(base) else None
+
+
+# --------------------------------------------------------------------------------------------
+def _fault(name: str, error: Exception) -> SampleError:
+    """Which reason an exception of a file system stands for."""
+    while isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # fsspec's HTTP says "not found" whatever went wrong
+    said = " ".join(str(error).split())[:200]
+    status = getattr(error, "status", None) or getattr(error, "code", None)
+    if isinstance(error, FileNotFoundError) or status in _ABSENT:
+        return SampleError("missing_media", f"{name} does not exist")
+    if isinstance(error, (IsADirectoryError, NotADirectoryError)):
+        return SampleError("unreadable_media", f"{name} is a folder")
+    if isinstance(error, PermissionError) or status in _REFUSED:
+        return SampleError("unreadable_media", f"{name} may not be read: {said}")
+    if isinstance(error, (ValueError, NotImplementedError)):
+        return SampleError("unreadable_media", f"{name} cannot be read: {type(error).__name__}: {said}")
+    return SampleError(
+        "unreachable_media",
+        f"{name} could not be reached in {TRIES} tries: {type(error).__name__}: {said}",
+        hint="measure again when the network is up: only samples that failed need it",
+    )

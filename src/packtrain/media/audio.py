@@ -1,0 +1,175 @@
+"""Lengths of sound files from their headers, and the samples themselves, agreeing with each other.
+
+`read_header` answers how many sample frames a decoder gives, without decoding:
+
+    WAVE        `data` chunk over bytes per frame (RIFF, RIFX, RF64, BW64; PCM, float, A-law, µ-law)
+    FLAC        total of STREAMINFO, and the last frame is there
+    MP3         Xing/Info (less the padding a LAME tag names) or VBRI, else the frames are walked
+    Ogg         granule of the last page: Vorbis, and Opus at the rate libsndfile decodes it to
+    others      what the library soundfile says (AIFF, AU, CAF, W64, ADPCM in WAVE, FLAC in Ogg, …)
+
+The format is told by content, never by the suffix. `open_audio` decodes with soundfile (extra `audio`) and
+checks that the decoder gave as many frames as the header said, so the length measured is the length
+trained on. Both raise the same `SampleError` reasons: missing_media, truncated_media (a decoder would give
+fewer samples, silently), unreadable_media (empty, broken, no samples), unsupported_media (no sound format
+that is read here, such as AAC in MP4).
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import MissingExtraError, SampleError
+from . import _flac, _mp3, _ogg, _wav
+from ._head import Head, as_file
+from ._parsed import ParsedAudio
+from .location import Ref, name_of, open_head, read_bytes
+
+__all__ = ["AudioHeader", "open_audio", "read_header"]
+
+_OTHERS = {b"FORM": "AIFF", b".snd": "AU", b"caff": "CAF", b"riff": "W64", b"RIFF": "WAV", b"fLaC": "FLAC"}
+
+
+class AudioHeader(NamedTuple):
+    """What the header of a sound file says.
+
+    Attributes:
+        frames: samples per channel, as a decoder gives them.
+        sample_rate: Hz.
+        channels: 1 or more.
+        format: "WAV", "FLAC", "MP3", "OGG", or soundfile's name of another format.
+    """
+
+    frames: int
+    sample_rate: int
+    channels: int
+    format: str
+
+    @property
+    def duration(self) -> float:
+        """Seconds."""
+        return self.frames / self.sample_rate
+
+
+def read_header(ref: Ref) -> AudioHeader:
+    """Length of a sound file without decoding it.
+
+    Args:
+        ref: path, URL, tar member, data URL or bytes (`packtrain.media.location`).
+
+    Raises:
+        SampleError: missing_media, truncated_media, unreadable_media, unsupported_media.
+        MissingExtraError: a format that needs soundfile, and it is not installed.
+    """
+    with open_head(ref) as head:
+        return _read(head)
+
+
+def open_audio(ref: Ref) -> tuple[NDArray[np.float32], int]:
+    """(samples float32[frames, channels] in -1..1, sample rate in Hz).
+
+    Raises:
+        SampleError: the reasons of `read_header`, for the same files.
+        MissingExtraError: soundfile is not installed.
+    """
+    data = read_bytes(ref)
+    with open_head(data) as head:
+        head.name = name_of(ref)
+        header = _read(head)
+        soundfile = _soundfile()
+        try:
+            samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+        except Exception as error:
+            raise _broken(head, error) from None
+        if samples.shape != (header.frames, header.channels) or rate != header.sample_rate:
+            raise head.fail(
+                "unreadable_media",
+                f"says {header.frames} frames of {header.channels} channels at {header.sample_rate} Hz "
+                f"in its header but decodes to {samples.shape[0]} of {samples.shape[1]} at {rate} Hz",
+            )
+        return samples, int(rate)
+
+
+# --------------------------------------------------------------------------------------------
+def _read(head: Head) -> AudioHeader:
+    name, parsed = _parse(head)
+    if parsed is None:
+        name, parsed = _ask(head)
+    if not parsed.complete:
+        raise head.fail("truncated_media", f"is cut short: its {name} data end before its samples do")
+    if parsed.frames < 1:
+        raise head.fail("unreadable_media", "holds no samples")
+    return AudioHeader(parsed.frames, parsed.sample_rate, parsed.channels, name)
+
+
+def _parse(head: Head) -> tuple[str, ParsedAudio | None]:
+    """(format, facts) by magic bytes; no facts where only a decoder can tell."""
+    data = head.bytes
+    if not data:
+        raise head.fail("unreadable_media", "is empty (0 bytes)")
+    start = _after_id3(data) if data.startswith(b"ID3") else 0
+    magic = head.at(start, 12)
+    if _wav.accepts(magic):
+        return "WAV", _wav.parse(head) if not start else None
+    if magic.startswith(_flac.MAGIC):
+        return "FLAC", _flac.parse(head, start)
+    if magic.startswith(_ogg.MAGIC):
+        return "OGG", _ogg.parse(head)
+    if start or _mp3.accepts(magic):
+        return "MP3", _mp3.parse(head, start)
+    if len(data) < 12 and any(m.startswith(data) or data.startswith(m) for m in (*_OTHERS, _ogg.MAGIC)):
+        raise head.fail("truncated_media", f"is cut short: {len(data)} bytes are no sound file")
+    return "", None
+
+
+def _after_id3(data: bytes) -> int:
+    """Where an ID3v2 tag at the start ends (its size has 7 bits a byte)."""
+    if len(data) < 10:
+        return len(data)
+    size = 0
+    for byte in data[6:10]:
+        size = size << 7 | byte & 0x7F
+    return size + (20 if data[5] & 0x10 else 10)
+
+
+def _ask(head: Head) -> tuple[str, ParsedAudio]:
+    """What soundfile says, for formats without an own header reader."""
+    if head.bytes[:4] == b"FORM" and int.from_bytes(head.bytes[4:8], "big") + 8 > head.size + 1:
+        raise head.fail("truncated_media", "is cut short: its AIFF data end before its samples do")
+    soundfile = _soundfile()
+    try:
+        with soundfile.SoundFile(as_file(head)) as sound:
+            frames, known = sound.frames, sound.frames < 1 << 62
+            if not known or sound.format in ("OGG", "FLAC", "MPEG", "MP3"):
+                # its length is an estimate there: count
+                frames = sum(len(block) for block in sound.blocks(1 << 16, dtype="int16", always_2d=True))
+            name = "MP3" if sound.format in ("MPEG", "MP3") else sound.format
+            return name, ParsedAudio(frames, sound.samplerate, sound.channels)
+    except Exception as error:
+        raise _broken(head, error) from None
+
+
+def _broken(head: Head, error: Exception) -> SampleError:
+    said = " ".join(str(error).split())[:160]
+    known = (
+        head.bytes[:4] in _OTHERS or head.bytes.startswith((b"ID3", _ogg.MAGIC)) or head.bytes[:1] == b"\xff"
+    )
+    if known:
+        return head.fail("unreadable_media", f"cannot be decoded ({said})")
+    return head.fail(
+        "unsupported_media",
+        f"is no sound format that is read here (it starts with {head.bytes[:8]!r})",
+        hint="WAVE, FLAC, MP3, Ogg (Vorbis, Opus), AIFF, AU and CAF are read; convert it",
+    )
+
+
+def _soundfile() -> Any:
+    try:
+        import soundfile
+    except ImportError:
+        raise MissingExtraError("soundfile", "audio") from None
+    return soundfile

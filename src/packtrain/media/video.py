@@ -1,0 +1,252 @@
+"""Frames, rate and size of videos from their headers, and chosen frames, agreeing with each other.
+
+A video is a file (MP4, MOV, AVI, Matroska, WebM; the extra `video` brings PyAV) or a list of pictures: frames
+that were sampled before. `read_header` decodes nothing: frames are counted from the index of the container
+(less those an edit list leaves out); Matroska has no such index, so its packets are counted, which reads
+the file once. Width and height are as seen: turned as the container asks.
+
+`read_frames` decodes and turns, and refuses a video that decodes to another number or size of frames.
+Reasons of the `SampleError` both raise: missing_media, truncated_media, unreadable_media (no frames, broken),
+unsupported_media (no container that is read here, frames of different sizes).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import MissingExtraError, SampleError
+from . import _mp4, image
+from ._head import Head, as_file
+from .location import Ref, name_of, open_head, read_bytes
+
+__all__ = ["VideoHeader", "VideoRef", "read_frames", "read_header"]
+
+VideoRef: TypeAlias = Ref | Sequence[Ref]
+
+_FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,avi,matroska,webm"
+_NAMES = {"mov,mp4,m4a,3gp,3g2,mj2": "MP4", "avi": "AVI", "matroska,webm": "MKV"}
+_TURN_MARK = b"\x76\x75"  # ProjectionPoseRoll in Matroska
+
+
+class VideoHeader(NamedTuple):
+    """What the headers of a video say.
+
+    Attributes:
+        frames: as a decoder gives them.
+        fps: average frames per second; None for a list of pictures.
+        width: pixels, after rotation.
+        height: pixels, after rotation.
+        duration: seconds, frames / fps; None for a list of pictures.
+        rotation: degrees clockwise the stored picture is turned by: 0, 90, 180, 270.
+        format: "MP4", "AVI", "MKV" or "frames".
+    """
+
+    frames: int
+    fps: float | None
+    width: int
+    height: int
+    duration: float | None
+    rotation: int
+    format: str
+
+
+def read_header(ref: VideoRef) -> VideoHeader:
+    """Number, rate and size of the frames of a video, without decoding them.
+
+    Args:
+        ref: a path, URL, tar member, data URL or bytes, or a list of images (pre-sampled frames).
+
+    Raises:
+        SampleError: see the module.
+        MissingExtraError: PyAV is not installed.
+    """
+    if _is_list(ref):
+        return _of_pictures(ref)  # type: ignore[arg-type]
+    with open_head(ref) as head:  # type: ignore[arg-type]
+        return _read(head)
+
+
+def read_frames(ref: VideoRef, indices: Sequence[int] | None = None) -> NDArray[np.uint8]:
+    """Chosen frames uint8[n, height, width, 3] (RGB), in the order asked for; all of them by default.
+
+    Raises:
+        SampleError: the reasons of `read_header`, for the same files.
+        IndexError: an index outside of 0 .. frames - 1.
+    """
+    if _is_list(ref):
+        listed: list[Ref] = list(ref)  # type: ignore[arg-type]
+        header = _of_pictures(listed)
+        wanted = _checked(indices, header.frames)
+        return np.stack([np.asarray(image.open_image(listed[i]).convert("RGB")) for i in wanted])
+    data = read_bytes(ref)  # type: ignore[arg-type]
+    with open_head(data) as head:
+        head.name = name_of(ref)  # type: ignore[arg-type]
+        header = _read(head)
+        wanted = _checked(indices, header.frames)
+        return _decode(data, head, header, wanted)
+
+
+# --------------------------------------------------------------------------------------------
+def _is_list(ref: VideoRef) -> bool:
+    return isinstance(ref, Sequence) and not isinstance(ref, (str, bytes))
+
+
+def _of_pictures(refs: Sequence[Ref]) -> VideoHeader:
+    if not refs:
+        raise SampleError("unreadable_media", "a video of pictures has no pictures")
+    sizes = [image.read_header(ref)[:2] for ref in refs]
+    other = next((number for number, size in enumerate(sizes) if size != sizes[0]), None)
+    if other is not None:
+        raise SampleError(
+            "unsupported_media",
+            f"{name_of(refs[other])} is {sizes[other][0]}x{sizes[other][1]} pixels, "
+            f"the first frame of the video {sizes[0][0]}x{sizes[0][1]}",
+            hint="frames of one video must have one size",
+        )
+    return VideoHeader(len(refs), None, *sizes[0], None, 0, "frames")
+
+
+def _read(head: Head) -> VideoHeader:
+    if not head.bytes:
+        raise head.fail("unreadable_media", "is empty (0 bytes)")
+    if _cut(head):
+        raise head.fail("truncated_media", "is cut short: its container says it is longer than the file")
+    av = _av()
+    try:
+        with av.open(as_file(head), options={"format_whitelist": _FORMATS}) as container:
+            stream = next(iter(container.streams.video), None)
+            if stream is None or stream.codec_context is None:
+                raise head.fail("unreadable_media", "has no video stream that can be decoded")
+            kind = _NAMES.get(container.format.name, container.format.name)
+            frames = _count(head, container, stream, kind)
+            rate = stream.average_rate or stream.guessed_rate
+            width, height = stream.codec_context.width, stream.codec_context.height
+            turn = _rotation(head, stream, kind)
+    except av.error.FFmpegError as error:
+        raise _broken(head, error) from None
+    if frames < 1:
+        raise head.fail("unreadable_media", "is a video without frames")
+    if width < 1 or height < 1:
+        raise head.fail("unreadable_media", f"is {width}x{height} pixels")
+    if not rate:
+        raise head.fail("unreadable_media", "does not say its frame rate")
+    if turn in (90, 270):
+        width, height = height, width
+    return VideoHeader(frames, float(rate), width, height, float(frames / rate), turn, kind)
+
+
+def _count(head: Head, container: Any, stream: Any, kind: str) -> int:
+    """Frames a decoder gives: entries of the index, or packets where there is no index."""
+    if kind in ("MP4", "AVI"):
+        entries = stream.index_entries
+        if len(entries) == stream.frames > 0:
+            last = 0
+            shown = 0
+            for entry in entries:
+                last = max(last, entry.pos + entry.size)
+                shown += entry.size > 0 and not entry.is_discard
+            if last > head.size:
+                raise head.fail("truncated_media", "is cut short: its frames end behind the end of the file")
+            return shown
+    return sum(1 for packet in container.demux(stream) if packet.size and not packet.is_discard)
+
+
+def _rotation(head: Head, stream: Any, kind: str) -> int:
+    """Degrees clockwise."""
+    if kind == "MP4":
+        return _mp4.rotation(head, stream.id)
+    if kind == "MKV" and _TURN_MARK in head.bytes:
+        with _av().open(as_file(head), options={"format_whitelist": _FORMATS}) as container:
+            frame = next(container.decode(video=0), None)
+            return 0 if frame is None else _turn_of(frame)
+    return 0
+
+
+def _turn_of(frame: Any) -> int:
+    """Degrees clockwise from the counter-clockwise angle a frame carries."""
+    return int(round(-frame.rotation / 90) * 90 % 360)
+
+
+def _cut(head: Head) -> bool:
+    """Whether the container says it is longer than the file."""
+    data = head.bytes
+    if _mp4.accepts(data):
+        return _mp4.is_cut(head)
+    if data[:4] == b"RIFF":
+        return int.from_bytes(data[4:8], "little") + 8 > head.size + 1
+    if data[:4] == b"\x1a\x45\xdf\xa3":
+        return _matroska_cut(head)
+    return False
+
+
+def _matroska_cut(head: Head) -> bool:
+    """Whether the Segment of a Matroska file has a known size that runs over the end of the file."""
+    data = head.bytes
+    at = data.find(b"\x18\x53\x80\x67")
+    if at < 0 or at + 12 > len(data):
+        return at < 0
+    lead = data[at + 4]
+    width = 9 - lead.bit_length()
+    if width > 8:
+        return False
+    value = int.from_bytes(data[at + 4 : at + 4 + width], "big") & (1 << 7 * width) - 1
+    unknown = value == (1 << 7 * width) - 1
+    return not unknown and at + 4 + width + value > head.size
+
+
+def _decode(data: bytes, head: Head, header: VideoHeader, wanted: list[int]) -> NDArray[np.uint8]:
+    av = _av()
+    kept: dict[int, NDArray[np.uint8]] = {}
+    needed = set(wanted)
+    count = 0
+    try:
+        with av.open(io.BytesIO(data), options={"format_whitelist": _FORMATS}) as container:
+            for frame in container.decode(video=0):
+                if count in needed:
+                    turns = _turn_of(frame) // 90
+                    kept[count] = np.rot90(frame.to_ndarray(format="rgb24"), -turns)
+                count += 1
+    except av.error.FFmpegError as error:
+        raise _broken(head, error) from None
+    size = (header.height, header.width, 3)
+    if count != header.frames or any(kept[i].shape != size for i in wanted):
+        raise head.fail(
+            "unreadable_media",
+            f"says {header.frames} frames of {header.width}x{header.height} in its header "
+            f"but decodes to {count}"
+            + "".join(f" of {v.shape[1]}x{v.shape[0]}" for v in [*kept.values()][:1]),
+        )
+    return np.stack([kept[i] for i in wanted]) if wanted else np.zeros((0, *size), np.uint8)
+
+
+def _checked(indices: Sequence[int] | None, frames: int) -> list[int]:
+    wanted = list(range(frames)) if indices is None else [int(i) for i in indices]
+    for i in wanted:
+        if not 0 <= i < frames:
+            raise IndexError(f"frame {i} of {frames}")
+    return wanted
+
+
+def _broken(head: Head, error: Exception) -> SampleError:
+    data = head.bytes
+    if not (_mp4.accepts(data) or data[8:12] == b"AVI " or data[:4] == b"\x1a\x45\xdf\xa3"):
+        return head.fail(
+            "unsupported_media",
+            f"is no video format that is read here (it starts with {data[:8]!r})",
+            hint="MP4, MOV, AVI, Matroska and WebM are read; convert it, or give a list of frames",
+        )
+    said = " ".join(str(error).split())[:160]
+    return head.fail("unreadable_media", f"cannot be read ({type(error).__name__}: {said})")
+
+
+def _av() -> Any:
+    try:
+        import av
+    except ImportError:
+        raise MissingExtraError("PyAV (av)", "video") from None
+    return av

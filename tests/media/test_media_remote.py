@@ -1,0 +1,204 @@
+"""Media behind URLs: range reads over HTTP on this machine and over fsspec's memory file system."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from made_images import MADE
+from test_media_tar import make_tar
+
+from packtrain.errors import MissingExtraError, SampleError
+from packtrain.media import _remote, location
+from packtrain.media.image import open_image, read_header
+
+fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("aiohttp")
+
+# aiohttp's connector is closed by fsspec when the interpreter ends, after its loop
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+LARGE = MADE["bmp"]() + bytes(1 << 20)
+
+
+class Site(ThreadingHTTPServer):
+    """Files of a dict. `ranges=False` sends the whole file whatever is asked for."""
+
+    def __init__(self, *, ranges: bool = True) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.ranges = ranges
+        self.sent = 0
+        self.fail: list[int] = []
+        self.requests = 0
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Site
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, *, body: bool) -> None:
+        site = self.server
+        site.requests += 1
+        data = site.files.get(self.path)
+        status = site.fail.pop(0) if site.fail else 200 if data is not None else 404
+        asked = re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
+        part = data or b""
+        if asked and site.ranges and status == 200:
+            status, part = 206, part[int(asked[1]) : int(asked[2]) + 1]
+        self.send_response(status)
+        if status < 300:
+            self.send_header("Content-Length", str(len(part)))
+            if site.ranges:
+                self.send_header("Accept-Ranges", "bytes")
+        else:
+            part = b""
+            self.send_header("Content-Length", "0")
+        self.end_headers()
+        if body:
+            self.wfile.write(part)
+            site.sent += len(part)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(params=[True, False], ids=["ranges", "no-ranges"])
+def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr(_remote, "PAUSE", 0.001)
+    server = Site(ranges=request.param)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def memory() -> Iterator[object]:
+    system = fsspec.filesystem("memory")
+    system.pipe("/bucket/a/x.jpg", MADE["jpeg-exif6"]())
+    system.pipe("/bucket/large.bmp", LARGE)
+    yield system
+    system.rm("/bucket", recursive=True)
+
+
+def reason(ref: str) -> str:
+    with pytest.raises(SampleError) as error:
+        location.read_bytes(ref)
+    assert not location.exists(ref)
+    return error.value.reason
+
+
+def test_images_over_http(site: Site) -> None:
+    for name in ("jpeg-exif6", "png", "gif-animated", "webp"):
+        site.files[f"/{name}"] = MADE[name]()
+        assert read_header(f"{site.url}/{name}") == read_header(MADE[name]())
+        assert open_image(f"{site.url}/{name}").size == open_image(MADE[name]()).size
+    assert location.exists(f"{site.url}/png")
+    assert location.identity(f"{site.url}/png", site.url)[:2] == ("png", len(MADE["png"]()))
+    assert location.identity(f"{site.url}/png")[0] == f"{site.url}/png"
+
+
+def test_only_ranges_are_asked_for(site: Site) -> None:
+    site.files["/large.bmp"] = LARGE
+    assert read_header(f"{site.url}/large.bmp")[:2] == (61, 40)
+    assert site.sent < 20_000 if site.ranges else site.sent == len(LARGE)
+    with location.open_head(f"{site.url}/large.bmp") as head:
+        assert head.size == len(LARGE)
+        assert head.at(head.size - 3, 10) == LARGE[-3:]
+        assert head.at(head.size + 1, 10) == b""
+    assert location.read_bytes(f"{site.url}/large.bmp") == LARGE
+
+
+def test_faults_of_a_server(site: Site) -> None:
+    assert reason(f"{site.url}/none.jpg") == "missing_media"
+    site.files["/a.jpg"] = MADE["jpeg"]()
+    url = f"{site.url}/a.jpg"
+    site.fail = [500, 503]
+    assert read_header(url)[:2] == (61, 40)  # tried again
+    for status, expected in ((500, "unreachable_media"), (403, "unreadable_media")):
+        site.fail = [status] * 50
+        with pytest.raises(SampleError) as error:
+            read_header(url)
+        assert error.value.reason == expected
+        site.fail = []
+    site.shutdown()
+    site.server_close()
+    with pytest.raises(SampleError, match="3 tries") as error:
+        read_header(f"{site.url}/b.jpg")
+    assert error.value.reason == "unreachable_media" and "network" in (error.value.hint or "")
+
+
+def test_tar_members_over_http(site: Site, tmp_path) -> None:
+    members = {f"{n:03d}.jpg": MADE["jpeg"]() for n in range(5)} | {"x/1.png": MADE["png"]()}
+    site.files["/s.tar"] = make_tar(tmp_path / "s.tar", members).read_bytes()
+    for name, data in members.items():
+        ref = location.resolve(f"tar:{site.url}/s.tar!{name}")
+        assert location.read_bytes(ref) == data and read_header(ref) == read_header(data)
+    assert reason(f"tar:{site.url}/s.tar!none.jpg") == "missing_media"
+
+
+def test_memory(memory) -> None:
+    ref = "memory://bucket/a/x.jpg"
+    assert read_header(ref)[:3] == (40, 61, 6)
+    assert location.read_bytes(ref) == MADE["jpeg-exif6"]()
+    assert reason("memory://bucket/none.jpg") == "missing_media"
+    assert reason("memory://bucket/a") == "unreadable_media"
+    name, size, digest = location.identity(ref, "memory://bucket")
+    assert (name, size) == ("a/x.jpg", len(MADE["jpeg-exif6"]()))
+    assert digest == hashlib.sha256(MADE["jpeg-exif6"]()[:4096]).hexdigest()
+
+
+def test_remote_roots() -> None:
+    root = "s3://bucket/set"
+    assert location.resolve("a/b.jpg", root) == "s3://bucket/set/a/b.jpg"
+    assert location.resolve("a/../b.jpg", root) == "s3://bucket/set/b.jpg"
+    assert location.resolve("tar:a.tar!b.jpg", root) == "tar:s3://bucket/set/a.tar!b.jpg"
+    assert location.resolve("gs://other/b.jpg", root) == "gs://other/b.jpg"
+    assert location.resolve("/local/b.jpg", root) == "/local/b.jpg"
+    assert location.resolve("s3://bucket/set/b.jpg", root, absolute_ok=False) == "s3://bucket/set/b.jpg"
+    assert location.resolve("../b.jpg", root, allow_outside=True) == "s3://bucket/b.jpg"
+    for ref, options in [
+        ("../b.jpg", {}),
+        ("../set-two/b.jpg", {}),
+        ("..%2f..%2fb.jpg".replace("%2f", "/"), {}),
+        ("%2e%2e/b.jpg", {}),
+        ("/local/b.jpg", {"absolute_ok": False}),
+        ("s3://bucket/set-two/b.jpg", {"absolute_ok": False}),
+        ("s3://bucket/set/../b.jpg", {"absolute_ok": False}),
+        ("https://host/b.jpg", {"absolute_ok": False}),
+    ]:
+        with pytest.raises(SampleError) as error:
+            location.resolve(ref, root, **options)
+        assert error.value.reason == "outside_media_root", ref
+    with pytest.raises(SampleError):
+        location.resolve("s3://bucket/b.jpg", "/local/root", absolute_ok=False)
+    for scheme in ("ftp", "sftp", "github", "reference", "unknown"):
+        assert reason(f"{scheme}://host/b.jpg") == "unsupported_media"
+    assert reason("simplecache::https://host/b.jpg") == "missing_media"  # a file name like any other
+
+
+def test_a_missing_package_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MissingExtraError, match="fsspec") as error:
+        monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
+        location.read_bytes("s3://bucket/key")
+    assert "packtrain[remote]" in (error.value.hint or "")
+    monkeypatch.undo()
+    try:
+        import s3fs  # noqa: F401
+    except ImportError:
+        with pytest.raises(MissingExtraError, match="s3") as error:
+            location.read_bytes("s3://bucket/key")
+        assert "s3fs" in (error.value.hint or "")

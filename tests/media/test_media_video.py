@@ -1,0 +1,149 @@
+"""Frames, rate and size of videos from headers equal those of a full decode."""
+
+from __future__ import annotations
+
+import io
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_images import encoded, picture
+
+from packtrain.errors import SampleError
+from packtrain.media.video import VideoHeader, read_frames, read_header
+
+av = pytest.importorskip("av")
+
+MADE = [
+    ("mp4", "mpeg4", 0),
+    ("mp4", "libx264", 90),
+    ("mp4", "mpeg4", -90),
+    ("mov", "libx264", 180),
+    ("avi", "mpeg4", 0),
+    ("matroska", "libx264", 0),
+    ("matroska", "mpeg4", 90),
+    ("webm", "libvpx", 0),
+]
+
+
+@cache
+def video(container: str, codec: str, turn: int = 0, frames: int = 30, rate: int = 10) -> bytes:
+    """A video whose left half is dark, so that turns can be told from its pixels."""
+    out = io.BytesIO()
+    with av.open(out, "w", format=container) as file:
+        stream = file.add_stream(codec, rate=rate)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        if turn:
+            stream.set_display_rotation(turn)
+        file.start_encoding()
+        for number in range(frames):
+            pixels = np.full((48, 64, 3), 200, np.uint8)
+            pixels[:, :32] = number % 60
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        if frames:
+            file.mux(stream.encode(None))
+    return out.getvalue()
+
+
+def reason(ref: object) -> str:
+    reasons = set()
+    for call in (read_header, read_frames):
+        with pytest.raises(SampleError) as error:
+            call(ref)  # type: ignore[operator]
+        reasons.add(error.value.reason)
+    assert len(reasons) == 1
+    return reasons.pop()
+
+
+def test_real_videos(data: Path) -> None:
+    folder = data / "mllm_demo/mllm_demo_data"
+    names = ["1.mp4", "2.avi", "3.mp4", "4.mp4"]
+    for name in names:
+        header = read_header(folder / name)
+        with av.open(str(folder / name)) as container:
+            frames = [(frame.width, frame.height) for frame in container.decode(video=0)]
+            rate = container.streams.video[0].average_rate
+        assert header.frames == len(frames) and header.fps == float(rate)
+        assert {(header.width, header.height)} == set(frames)
+        assert header.duration == pytest.approx(len(frames) / float(rate))
+        shown = read_frames(folder / name, [0, header.frames - 1, 0])
+        assert shown.shape == (3, header.height, header.width, 3) and (shown[0] == shown[2]).all()
+
+
+@pytest.mark.parametrize("made", MADE, ids=lambda made: "-".join(map(str, made)))
+def test_made_videos(made: tuple[str, str, int]) -> None:
+    data = video(*made)
+    header = read_header(data)
+    turned = made[2] in (90, -90)
+    assert (header.frames, header.fps, header.duration) == (30, 10.0, 3.0)
+    assert (header.width, header.height) == ((48, 64) if turned else (64, 48))
+    assert header.rotation == -made[2] % 360
+    frame = read_frames(data, [3])[0].astype(int)
+    assert frame.shape == (header.height, header.width, 3)
+    dark = {0: frame[:, :20], 90: frame[-20:], -90: frame[:20], 180: frame[:, -20:]}[made[2]]
+    assert dark.mean() < 60 < frame.mean()  # turned counter-clockwise by 90, the left side is below
+
+
+@pytest.mark.parametrize("made", MADE, ids=lambda made: "-".join(map(str, made)))
+def test_a_cut_video_is_refused(made: tuple[str, str, int]) -> None:
+    data = video(*made)
+    for share in (0.98, 0.7, 0.3, 0.05):
+        assert reason(data[: int(len(data) * share)]) == "truncated_media"
+
+
+def test_an_index_that_leaves_out_frames_is_counted_as_it_decodes() -> None:
+    """Frames in front of an edit list are in the file but never shown."""
+    whole = video("mp4", "libx264", frames=40)
+    out = io.BytesIO()
+    with av.open(io.BytesIO(whole)) as source, av.open(out, "w", format="mp4") as target:
+        stream = source.streams.video[0]
+        copy = target.add_stream_from_template(stream)
+        for packet in source.demux(stream):
+            if packet.size:
+                packet.pts -= 5 * 1024
+                packet.dts -= 5 * 1024
+                packet.stream = copy
+                target.mux(packet)
+    data = out.getvalue()
+    with av.open(io.BytesIO(data)) as container:
+        shown = sum(1 for _ in container.decode(video=0))
+    assert read_header(data).frames == shown == len(read_frames(data))
+
+
+def test_reasons(tmp_path: Path) -> None:
+    assert reason(tmp_path / "none.mp4") == "missing_media"
+    assert reason(b"") == "unreadable_media"
+    assert reason(b"plain text " * 40) == "unsupported_media"
+    assert reason(encoded(picture(20, 20), "JPEG")) == "unsupported_media"
+    assert reason(b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n") == "unsupported_media"
+    for container in ("mp4", "matroska", "avi"):
+        assert reason(video(container, "mpeg4", frames=0)) in ("unreadable_media", "truncated_media")
+    with pytest.raises(IndexError):
+        read_frames(video("mp4", "mpeg4"), [30])
+
+
+def test_sound_alone_is_no_video() -> None:
+    out = io.BytesIO()
+    with av.open(out, "w", format="mp4") as file:
+        stream = file.add_stream("aac", rate=16000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        frame.sample_rate = 16000
+        stream.layout = "mono"
+        file.mux(stream.encode(frame))
+        file.mux(stream.encode(None))
+    assert reason(out.getvalue()) == "unreadable_media"
+
+
+def test_lists_of_frames(tmp_path: Path) -> None:
+    frames = [encoded(picture(30, 20), "PNG"), encoded(picture(30, 20, "L"), "PNG")]
+    path = tmp_path / "f.png"
+    path.write_bytes(frames[0])
+    refs = [*frames, path]
+    assert read_header(refs) == VideoHeader(3, None, 30, 20, None, 0, "frames")
+    assert read_frames(refs).shape == (3, 20, 30, 3)
+    assert read_frames(refs, [1]).shape == (1, 20, 30, 3)
+    assert reason([]) == "unreadable_media"
+    assert reason([*frames, encoded(picture(31, 20), "PNG")]) == "unsupported_media"
+    assert reason([frames[0], tmp_path / "none.png"]) == "missing_media"
+    assert reason([frames[0][:60]]) == "truncated_media"
