@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import extend
-from ..errors import LawError
+from ..errors import InputError, LawError, PlanError
 from ..extend import Bins, PackProblem, Patterns
 from ..packers._bounds import best_bound
 from ..packers._jit import use_jit
@@ -28,7 +28,7 @@ from .packplan import PackerId, PackPlan, Sums
 from .spec import PlanSpec
 from .window import plan_windows
 
-__all__ = ["plan"]
+__all__ = ["plan", "replay"]
 
 logger = logging.getLogger(__name__)
 I64 = NDArray[np.int64]
@@ -61,12 +61,37 @@ def plan(
         given = {} if pack_length is None else {"pack_length": pack_length}
         spec = PlanSpec.from_dict({**given, **options})
     elif pack_length is not None or options:
-        raise LawError("plan() takes a spec or options, not both")
+        raise InputError("plan() takes a spec or options, not both", hint="dataclasses.replace(spec, …)")
     checked = as_lengths(lengths)
     classes = classify(checked, spec)
-    packed = (
-        pack_classes(classes, checked, spec) if spec.window is None else _pack_windows(classes, checked, spec)
+    if spec.window is None:
+        return _finished(checked, classes, pack_classes(classes, checked, spec), spec)
+    return _finished(checked, classes, _pack_windows(classes, checked, spec), spec)
+
+
+def replay(made: PackPlan, lengths: Any) -> PackPlan:
+    """Rebuild a plan from the patterns stored in it, without its packer's solver.
+
+    Raises:
+        PlanError: the plan stores no patterns, or `lengths` are not those it was made from.
+    """
+    stored = made.packer.notes.get("patterns")
+    if stored is None:
+        raise PlanError(f"the plan of packer {made.packer} stores no patterns", hint="plan again instead")
+    checked = as_lengths(lengths)
+    if checked.digest != made.lengths_digest:
+        raise PlanError("these are not the lengths that the plan was made from")
+    arrays = {name: np.array(values, dtype=np.int64) for name, values in stored.items()}
+    answer = Patterns(**arrays, notes=made.packer.notes)
+    classes = classify(checked, made.spec)
+    _check_patterns(answer, classes, made.spec)
+    csr = from_patterns(
+        classes.keys, classes.top, answer, classes.key_of_size, classes.singles, made.spec.seed
     )
+    return _finished(checked, classes, Packed(csr, made.packer, classes.ledger), made.spec)
+
+
+def _finished(checked: Lengths, classes: Classes, packed: Packed, spec: PlanSpec) -> PackPlan:
     packs = len(packed.csr.offsets) - 1
     made = PackPlan(
         offsets=packed.csr.offsets,
@@ -74,7 +99,7 @@ def plan(
         spec=spec,
         packer=packed.packer,
         ledger=packed.ledger,
-        certificate=_certify(packs, classes, checked, spec, packed.ledger),
+        certificate=_certify(packs, classes, checked, spec, packed),
         long_samples=classes.singles,
         slots=(packs - classes.singles) * spec.pack_length + classes.single_slots,
         sums=lambda made: pack_sums(made, checked),
@@ -153,11 +178,15 @@ def _full_bins(bins: I64, members: I64, classes: Classes) -> I64:
     return out
 
 
-def _certify(packs: int, classes: Classes, lengths: Lengths, spec: PlanSpec, ledger: Ledger) -> Certificate:
+def _certify(packs: int, classes: Classes, lengths: Lengths, spec: PlanSpec, packed: Packed) -> Certificate:
     """The best bound over tokens, limits and samples. Samples that a packer left out void it."""
-    if "left_out" in ledger.table:
+    notes = packed.packer.notes if spec.window is None else {}
+    if packed.ledger is not classes.ledger:
         return Certificate.of(packs, min(packs, classes.singles), "singles")
     best = certify(packs, classes.sizes, classes.counts, spec.pack_length, classes.singles)
+    proven = int(notes.get("bound", 0)) + classes.singles
+    if "bound" in notes and proven > best.bound:
+        best = Certificate.of(packs, proven, str(notes["bound_name"]))
     members = classes.members() if spec.limits else None
     for name, cap in spec.limits.items():
         values = lengths.costs[name][members]

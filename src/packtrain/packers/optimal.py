@@ -1,0 +1,224 @@
+"""optimal: column generation through HiGHS, for few distinct lengths where `auto` misses the bound.
+
+The linear relaxation (patterns x multiplicities, every class covered) is solved by generating patterns:
+duals price the classes, a knapsack over the capacity finds the patterns worth more than a pack. The
+solution is rounded down and the few samples left are packed by `refine` or `bfd`. It is kept only where it
+beats `auto`.
+
+The bound it notes is proven in integers, whatever the solver's rounding: for integer weights w of the
+classes and the largest weight V that fits into one pack (exact knapsack), ceil(sum w*count / V) packs are
+needed. Work is limited in rounds (ROUNDS) and classes (CLASSES); beyond that the note says what was left out.
+
+The solver computes in floating point, so another HiGHS may choose other patterns: they are stored in the
+plan, and `packtrain.planning.build.replay` rebuilds the plan from them without the solver.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import MissingExtraError
+from ..extend import PackProblem, Patterns
+from . import auto, bfd, refine
+from ._bounds import best_bound
+
+__all__ = ["HISTOGRAM", "VERSION", "pack"]
+
+VERSION = 1
+HISTOGRAM = True
+
+ROUNDS = 60
+CLASSES = 8192
+CAPACITY = 1 << 17
+_COLUMNS = 400  # patterns taken over in a round
+_SCALE = 1 << 30  # duals as integers
+
+logger = logging.getLogger(__name__)
+I64 = NDArray[np.int64]
+Pattern = dict[int, int]  # class -> samples
+
+
+def pack(problem: PackProblem) -> Patterns:
+    """Patterns with a proven bound in the notes (`bound`), and the patterns themselves (`patterns`)."""
+    start = auto.pack(problem)
+    assert isinstance(start, Patterns)  # no limits here: LIMITS is not set
+    packs = int(start.repeat.sum())
+    bound, name = best_bound(problem.sizes, problem.counts, problem.capacity, packs)
+    notes: dict[str, Any] = dict(start.notes)
+    best = start
+    if bound < packs:
+        if len(problem.sizes) > CLASSES or problem.capacity > CAPACITY:
+            notes["lp"] = (
+                f"left out: {len(problem.sizes)} classes at capacity {problem.capacity}, "
+                f"limits {CLASSES} and {CAPACITY}"
+            )
+            logger.warning("packer optimal: %s", notes["lp"])
+        else:
+            found, lp_bound, rounds = _generate(problem, start)
+            notes["lp"] = f"{rounds} rounds"
+            if lp_bound > bound:
+                bound, name = lp_bound, "lp"
+            if int(found.repeat.sum()) < packs:
+                best, notes["chosen"] = found, f"optimal/{VERSION}"
+    notes.update(bound=bound, bound_name=name, patterns=_stored(best))
+    return replace(best, notes=notes)
+
+
+def _stored(patterns: Patterns) -> dict[str, list[int]]:
+    return {field: getattr(patterns, field).tolist() for field in ("repeat", "offsets", "size", "number")}
+
+
+def _generate(problem: PackProblem, start: Patterns) -> tuple[Patterns, int, int]:
+    """Column generation: (patterns that pack everything, proven bound, rounds)."""
+    sizes, counts, capacity = problem.sizes, problem.counts, problem.capacity
+    master = _Master(counts)
+    for source in (start, refine.pack(problem), bfd.pack_tokens(problem)):
+        for pattern in _contents(source, sizes):
+            master.add(pattern)
+    for k, size in enumerate(sizes.tolist()):
+        master.add({k: capacity // size})
+    bound, rounds = 0, 0
+    while rounds < ROUNDS:
+        rounds += 1
+        value, weights = master.solve()
+        most, patterns = _price(sizes, weights, capacity)
+        if most > 0:
+            total = sum(w * c for w, c in zip(weights.tolist(), counts.tolist(), strict=True))
+            bound = max(bound, -(-total // most))
+        if bound >= value - 1e-6 or not sum(master.add(pattern) for pattern in patterns):
+            break
+    return _rounded(problem, master), bound, rounds
+
+
+def _quiet_solver() -> tuple[Any, float]:
+    """A HiGHS that prints nothing, not even its banner (printed while callbacks are set up), and infinity."""
+    try:
+        import highspy
+    except ImportError:
+        raise MissingExtraError("highspy", "optimal") from None
+
+    class Quiet(highspy.Highs):
+        def enableCallbacks(self) -> Any:
+            self.setOptionValue("output_flag", False)
+            return super().enableCallbacks()  # type: ignore[no-untyped-call]
+
+    return Quiet(), float(highspy.kHighsInf)  # type: ignore[no-untyped-call]
+
+
+class _Master:
+    """The restricted linear program: one row a class, one column a pattern."""
+
+    def __init__(self, counts: I64) -> None:
+        self.patterns: list[Pattern] = []
+        self.known: set[tuple[tuple[int, int], ...]] = set()
+        self.rows = len(counts)
+        self.solver, self.infinity = _quiet_solver()
+        for option, value in (
+            ("output_flag", False),
+            ("threads", 1),
+            ("random_seed", 0),
+            ("parallel", "off"),
+        ):
+            self.solver.setOptionValue(option, value)
+        none = np.zeros(0)
+        for count in counts.tolist():
+            self.solver.addRow(float(count), self.infinity, 0, none.astype(np.int32), none)
+        self.activity: list[float] = []
+
+    def add(self, pattern: Pattern) -> bool:
+        """A new column; False when it is there already."""
+        key = tuple(sorted(pattern.items()))
+        if key in self.known:
+            return False
+        self.known.add(key)
+        self.patterns.append(pattern)
+        rows = np.array([row for row, _ in key], dtype=np.int32)
+        values = np.array([k for _, k in key], dtype=np.float64)
+        self.solver.addCol(1.0, 0.0, self.infinity, len(rows), rows, values)
+        return True
+
+    def solve(self) -> tuple[float, I64]:
+        """Objective and integer weights (duals in units of 1/_SCALE, never negative)."""
+        self.solver.run()
+        solution = self.solver.getSolution()
+        self.activity = list(solution.col_value)
+        duals = np.asarray(solution.row_dual, dtype=np.float64)[: self.rows]
+        weights = np.floor(np.maximum(duals, 0.0) * _SCALE).astype(np.int64)
+        return float(self.solver.getInfo().objective_function_value), weights
+
+
+def _price(sizes: I64, weights: I64, capacity: int) -> tuple[int, list[Pattern]]:
+    """The largest weight that fits into a pack, and for each class the best pattern that holds it.
+
+    An exact knapsack over integers; patterns worth no more than a pack are left out.
+    """
+    best = np.zeros(capacity + 1, dtype=np.int64)
+    item = np.full(capacity + 1, -1, dtype=np.int64)
+    for room in range(int(sizes[0]), capacity + 1):
+        fits = int(np.searchsorted(sizes, room, side="right"))
+        values = best[room - sizes[:fits]] + weights[:fits]
+        k = int(values.argmax())
+        best[room], item[room] = values[k], k
+    through = weights + best[capacity - sizes]
+    order = np.argsort(-through, kind="stable")
+    order = order[through[order] > _SCALE][:_COLUMNS]
+    patterns: list[Pattern] = []
+    for k in order.tolist():
+        pattern = {k: 1}
+        room = capacity - int(sizes[k])
+        while item[room] >= 0 and weights[item[room]] > 0:
+            other = int(item[room])
+            pattern[other] = pattern.get(other, 0) + 1
+            room -= int(sizes[other])
+        patterns.append(pattern)
+    return int(best[capacity]), patterns
+
+
+def _rounded(problem: PackProblem, master: _Master) -> Patterns:
+    """The solution rounded down, never above what is left; the rest by the better of refine and bfd."""
+    sizes = problem.sizes.tolist()
+    left = problem.counts.tolist()
+    whole: list[tuple[int, Pattern]] = []
+    # Largest fractions last: they are what rounding loses most on, and the rest packs them.
+    for value, pattern in zip(master.activity, master.patterns, strict=False):
+        repeat = min(int(value + 1e-6), *(left[k] // held for k, held in pattern.items()))
+        if repeat > 0:
+            whole.append((repeat, pattern))
+            for k, held in pattern.items():
+                left[k] -= repeat * held
+    kept = [k for k, count in enumerate(left) if count]
+    rest = PackProblem(
+        costs=problem.costs[:0],
+        capacity=problem.capacity,
+        sizes=problem.sizes[kept],
+        counts=np.array([left[k] for k in kept], dtype=np.int64),
+    )
+    tail = min((refine.pack(rest), bfd.pack_tokens(rest)), key=lambda made: int(made.repeat.sum()))
+    repeat = [times for times, _ in whole]
+    ends = [0]
+    size: list[int] = []
+    number: list[int] = []
+    for _, pattern in whole:
+        size += [sizes[k] for k in pattern]
+        number += list(pattern.values())
+        ends.append(len(size))
+    return Patterns(
+        repeat=np.concatenate([np.array(repeat, dtype=np.int64), tail.repeat]),
+        offsets=np.concatenate([np.array(ends, dtype=np.int64), tail.offsets[1:] + len(size)]),
+        size=np.concatenate([np.array(size, dtype=np.int64), tail.size]),
+        number=np.concatenate([np.array(number, dtype=np.int64), tail.number]),
+    )
+
+
+def _contents(patterns: Patterns, sizes: I64) -> list[Pattern]:
+    """The content of each group, by class."""
+    classes = np.searchsorted(sizes, patterns.size).tolist()
+    number = patterns.number.tolist()
+    bounds = patterns.offsets.tolist()
+    return [dict(zip(classes[low:high], number[low:high], strict=True)) for low, high in pairwise(bounds)]
