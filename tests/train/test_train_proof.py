@@ -86,7 +86,10 @@ def test_proof_samples_are_few_short_and_mixed(tiny: dict[str, Any]) -> None:
     model = tiny["tiny:qwen2_vl"]
     members = samples_for("tiny:qwen2_vl", model)
     long = [text_sample(900, 10 + i, rows=3) for i in range(3)]
-    chosen = proof_samples([members, long], tokens=100)
+    chosen = proof_samples([members, long], model, tokens=100)
     assert sum(len(sample["input_ids"]) for sample in chosen) <= 100
     assert any("pixel_values" in s for s in chosen) and any("pixel_values" not in s for s in chosen)
-    assert len(proof_samples([long], tokens=100)) == 2
+    cut = proof_samples([long, members[1:2]], model, tokens=20)
+    assert [len(sample["input_ids"]) for sample in cut] == [5, 5]
+    assert all("pixel_values" not in sample for sample in cut)
+    assert prove_isolation(model, cut, ("sdpa",)).ok

@@ -69,6 +69,7 @@ def test_first_trainer_loss_is_the_token_mean_of_separate_losses(
     assert result.losses[0][0] == 1
     assert result.losses[0][1] == pytest.approx(expected, abs=3e-5)
     assert result.proof is not None and result.proof.ok
+    assert not (tmp_path / "model").exists()
 
 
 def text_run(folder: Path, seed: int = 7, **training: Any) -> Any:

@@ -7,7 +7,8 @@ default, and with it packed samples read each other.
 
 from __future__ import annotations
 
-import logging
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,7 @@ from ..template import ensure_torchvision
 from .attention import choose_backend
 from .tiny import is_tiny, tiny_model
 
-__all__ = ["load_model", "switch_cache_off"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["load_model", "no_progress_bars", "switch_cache_off"]
 
 
 def load_model(
@@ -54,9 +53,10 @@ def load_model(
     config = _read_config(transformers, name_or_path)
     backend = choose_backend(config, attn)
     try:
-        model = _class_for(transformers, config).from_pretrained(
-            name_or_path, config=config, dtype=dtype, attn_implementation=backend
-        )
+        with no_progress_bars():
+            model = _class_for(transformers, config).from_pretrained(
+                name_or_path, config=config, dtype=dtype, attn_implementation=backend
+            )
     except ImportError as error:
         raise ConfigError(
             f"{backend} is not available here: {_first_line(error)}", hint="use model.attn: sdpa"
@@ -76,6 +76,20 @@ def switch_cache_off(model: Any) -> None:
     parts += [value for value in vars(config).values() if hasattr(value, "use_cache")]
     for part in parts:
         part.use_cache = False
+
+
+@contextlib.contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """transformers prints no progress bars inside; the caller's setting comes back."""
+    from transformers.utils import logging as settings
+
+    before = settings.is_progress_bar_enabled()
+    settings.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if before:
+            settings.enable_progress_bar()
 
 
 def _read_config(transformers: Any, name: str) -> Any:

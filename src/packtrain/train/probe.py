@@ -15,10 +15,23 @@ import torch
 from torch.nn import functional
 
 from ..collate import IGNORE, SAMPLE_FIELDS, TOKEN_FIELDS, PackBatch, PaddingFreeCollator, attention_of
+from ..collate.media import placeholders_of
 from ..errors import IsolationError
 from .loss import shift_labels
 
-__all__ = ["Probe", "Run", "changed", "has_media", "name_of", "ordinary_tokens", "single_token", "size_of"]
+__all__ = [
+    "Probe",
+    "Run",
+    "as_it_was",
+    "changed",
+    "has_media",
+    "name_of",
+    "on_backend",
+    "opening",
+    "ordinary_tokens",
+    "single_token",
+    "size_of",
+]
 
 Sample = dict[str, Any]
 Alter = Callable[[PackBatch], Mapping[str, Any]]
@@ -159,15 +172,28 @@ def changed(sample: Sample, ordinary: Sequence[int]) -> Sample | None:
 
 def single_token(sample: Sample, ordinary: Sequence[int]) -> Sample:
     """A sample of one plain text token, with the per-token fields that `sample` has."""
-    one: Sample = {
-        name: np.asarray(sample[name]).reshape(-1)[:1]
+    return {**_first(sample, 1), "input_ids": torch.tensor([ordinary[0]]), "sample_id": "of one token"}
+
+
+def opening(sample: Sample, model: Any, tokens: int) -> Sample | None:
+    """The text before the sample's first medium, at most `tokens` of it; None when there is none."""
+    marks = {token for token, _ in placeholders_of(model).values()}
+    ids = _ids(sample)
+    end = next((place for place, value in enumerate(ids) if value in marks), len(ids))
+    end = min(end, tokens)
+    return {**_first(sample, end), "sample_id": sample.get("sample_id")} if end else None
+
+
+def _first(sample: Sample, count: int) -> Sample:
+    """The first `count` tokens: per-token fields and text positions, no media."""
+    cut: Sample = {
+        name: torch.tensor(np.asarray(sample[name]).reshape(-1)[:count].tolist())
         for name in TOKEN_FIELDS
         if sample.get(name) is not None
     }
-    one["input_ids"] = torch.tensor([ordinary[0]])
     if sample.get("position_ids") is not None:
-        one["position_ids"] = torch.zeros(1, dtype=torch.int64)
-    return {**one, "sample_id": "of one token"}
+        cut["position_ids"] = torch.arange(count)
+    return cut
 
 
 def _ids(sample: Sample) -> list[int]:

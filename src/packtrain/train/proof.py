@@ -18,6 +18,7 @@ Trade-off: the whole row's logits are built, so give it a few short samples (`pr
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from .probe import (
     has_media,
     name_of,
     on_backend,
+    opening,
     ordinary_tokens,
     single_token,
     size_of,
@@ -142,22 +144,29 @@ def prove_isolation(
     return report
 
 
-def proof_samples(packs: Sequence[Sequence[Mapping[str, Any]]], tokens: int = 1024) -> list[Sample]:
-    """The shortest samples of some packs, up to three with media and three without.
+def proof_samples(
+    packs: Sequence[Sequence[Mapping[str, Any]]], model: Any, tokens: int = 512
+) -> list[Sample]:
+    """Short samples of some packs, up to three with media and three without; together at most `tokens`.
+
+    Where fewer than two samples are short enough, the text before the first medium of others stands in.
 
     Args:
         packs: encoded packs.
-        tokens: about how many tokens they may have together; two samples are taken in any case.
+        model: what they are for; it knows the media placeholders.
+        tokens: how many tokens the proof's row may have.
     """
     every = sorted((dict(sample) for pack in packs for sample in pack), key=size_of)
-    groups = [[s for s in every if has_media(s)][:3], [s for s in every if not has_media(s)][:3]]
+    fitting = [sample for sample in every if size_of(sample) <= tokens // 2]
+    first = [s for s in fitting if has_media(s)][:3], [s for s in fitting if not has_media(s)][:3]
     chosen: list[Sample] = []
-    for sample in sorted((s for group in groups for s in group), key=size_of):
-        if len(chosen) < 2 or sum(map(size_of, chosen)) + size_of(sample) <= tokens:
+    for sample in (s for both in itertools.zip_longest(*first) for s in both if s is not None):
+        if sum(map(size_of, chosen)) + size_of(sample) <= tokens:
             chosen.append(sample)
-    media = groups[0][:1]
-    if media and not any(has_media(sample) for sample in chosen):
-        chosen.append(media[0])
+    if len(chosen) < 2:
+        whole = {id(sample) for sample in chosen}
+        cut = (opening(s, model, tokens // 4) for s in every if id(s) not in whole)
+        chosen += itertools.islice((s for s in cut if s is not None), 2)
     return chosen
 
 

@@ -31,7 +31,7 @@ from ..world import World, world
 from .attention import check_attention
 from .config import RunConfig
 from .loss import bare_model, plain_head, token_loss_sum
-from .model import load_model
+from .model import load_model, no_progress_bars
 from .proof import IsolationReport, proof_samples, prove_isolation
 
 __all__ = ["TrainResult", "train"]
@@ -199,7 +199,7 @@ def _start_up(
                 hint="set training.proof: true",
             )
         return None, fused
-    samples = proof_samples([data[position] for position in range(len(sizes))])
+    samples = proof_samples([data[position] for position in range(len(sizes))], bare)
     fused = fused and _fused_holds(bare, samples[0])
     if len(samples) < 2:
         logger.info("start-up proof: one sample in all, nothing can leak")
@@ -279,7 +279,7 @@ def _run(
         last = next((row for row in reversed(history) if "eval_loss" in row and row["step"] == steps), None)
         found = trainer.evaluate() if last is None else last
         metrics.update({key: value for key, value in found.items() if key.startswith("eval_")})
-    if str(trainer.args.save_strategy) != "no":
+    if trainer.args.save_strategy.value != "no":
         _save(trainer, template, folder / "model")
     bare = bare_model(trainer.model)
     return TrainResult(bare, [dict(row) for row in trainer.state.log_history], metrics, proof, log_file)
@@ -287,7 +287,8 @@ def _run(
 
 def _save(trainer: Any, template: Any, folder: Path) -> None:
     """The model in Hugging Face's layout, with the processor beside it."""
-    trainer.save_model(str(folder))
+    with no_progress_bars():
+        trainer.save_model(str(folder))
     processor: Any = getattr(template, "processor", None)
     if trainer.is_world_process_zero() and hasattr(processor, "save_pretrained"):
         processor.save_pretrained(str(folder))
