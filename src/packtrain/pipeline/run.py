@@ -210,7 +210,7 @@ def _refuse_without_effect(config: RunConfig) -> None:
 
 
 def _steady(config: RunConfig) -> None:
-    """Tiny models run on one thread: more only wait for each other, and the loss curve then repeats exactly."""
+    """Tiny models run on one thread: more only wait for each other, and the loss then repeats exactly."""
     from ..train.tiny import is_tiny
 
     if is_tiny(config.model.name_or_path or ""):

@@ -1,0 +1,142 @@
+"""The main job on the demo: every sample accounted for, packed equals unpacked, equal plans."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packtrain.demo.resolve import resolve_demo
+from packtrain.errors import ConfigError, DriftError, ForeignArtefactError, PlanError
+from packtrain.pipeline.inputs import Inputs
+from packtrain.pipeline.plan import ledger_rows
+from packtrain.pipeline.run import prepare, run
+from packtrain.planning.packplan import PackPlan
+from packtrain.train.config import load_config
+
+
+def faults() -> dict[str, list[int]]:
+    return json.loads((resolve_demo("demo:formulas").parent / "faults.json").read_text())
+
+
+def again(config: Any, folder: Path, **changes: Any) -> Any:
+    values = config.to_dict()
+    for dotted, value in changes.items():
+        section, _, key = dotted.partition("__")
+        if key:
+            values[section][key] = value
+        else:
+            values[section] = value
+    values["training"]["output_dir"] = str(folder)
+    return load_config(values)
+
+
+def test_the_ledger_is_the_planted_faults(finished: Any) -> None:
+    planted = {i: reason for reason, ids in faults().items() for i in ids}
+    ledger = finished.result.plan.ledger
+    assert dict(zip(ledger.ids.tolist(), ledger.reasons, strict=True)) == planted
+    assert set(planted.values()) == {
+        "missing_media",
+        "empty",
+        "over_long",
+        "truncated_media",
+        "placeholder_mismatch",
+    }
+    rows = ledger_rows(
+        finished.result.plan,
+        finished.folder / "lengths",
+        Inputs.of_config(finished.config).open_source().where,
+    )
+    assert all(row["where"] == f"train.jsonl:{row['id'] + 1}" and row["detail"] for row in rows)
+
+
+def test_every_record_is_packed_or_in_the_ledger(finished: Any) -> None:
+    plan = finished.result.plan
+    records = len(resolve_demo("demo:formulas").read_text(encoding="utf-8").splitlines())
+    assert sorted([*plan.indices.tolist(), *plan.ledger.ids.tolist()]) == list(range(records))
+
+
+def test_packed_loss_is_the_unpacked_loss(finished: Any) -> None:
+    loss = finished.result.figures["loss"]
+    assert abs(loss["packed"] - loss["unpacked"]) <= 1e-4
+    assert finished.result.figures["proof"] > 0
+
+
+def test_the_loss_falls(finished: Any) -> None:
+    figures = finished.result.figures
+    assert figures["loss_last"] <= 0.7 * figures["loss_first"]
+
+
+def test_the_run_is_written_down(finished: Any) -> None:
+    stored = json.loads((finished.folder / "run.json").read_text())
+    assert stored["result"]["checksum"] == finished.result.plan.checksum
+    assert load_config(stored["config"]) == finished.config
+    page = (finished.folder / "report.html").read_text(encoding="utf-8")
+    assert finished.result.plan.checksum[:12] in page and "placeholder_mismatch" in page
+    assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", page)
+
+
+def test_two_runs_give_the_same_plan(finished: Any, tmp_path: Path) -> None:
+    twin = prepare(again(finished.config, tmp_path / "twin"), tmp_path / "twin")
+    assert twin.plan.checksum == finished.result.plan.checksum
+    assert twin.lengths.digest == PackPlan.load(finished.folder / "plan").lengths_digest
+    for name in ("offsets.npy", "indices.npy", "ledger.npy", "pack_tokens.npy", "plan.json"):
+        assert (tmp_path / "twin" / "plan" / name).read_bytes() == (
+            finished.folder / "plan" / name
+        ).read_bytes()
+
+
+def test_a_second_start_measures_nothing_again(finished: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from packtrain.template import HFTemplate
+
+    def never(self: HFTemplate, samples: Any) -> Any:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(HFTemplate, "measure_batch", never)
+    found = prepare(finished.config, finished.folder)
+    assert found.plan.checksum == finished.result.plan.checksum
+
+
+def test_a_planner_knob_does_not_measure_again_but_is_refused_in_the_same_folder(
+    finished: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from packtrain.template import HFTemplate
+
+    monkeypatch.setattr(HFTemplate, "measure_batch", lambda *_: pytest.fail("measured again"))
+    new = {"global_max_length": 900, "template__max_length": 900, "model__max_model_len": 900}
+    changed = again(finished.config, finished.folder, **new)
+    with pytest.raises(ForeignArtefactError, match="another plan"):
+        prepare(changed, finished.folder)
+    assert PackPlan.load(finished.folder / "plan").checksum == finished.result.plan.checksum
+
+
+def test_too_many_dropped_samples_stop_the_run_and_are_named(finished: Any, tmp_path: Path) -> None:
+    strict = again(finished.config, tmp_path / "s", training__max_drop_fraction=0.01)
+    with pytest.raises(PlanError, match=r"15 of 320 samples \(4\.7%\).*train\.jsonl:\d+ \(\w+\)"):
+        prepare(strict, tmp_path / "s")
+    assert not (tmp_path / "s" / "plan" / "plan.json").exists()
+    prepare(again(finished.config, tmp_path / "s", training__max_drop_fraction=0.5), tmp_path / "s")
+
+
+def test_lengths_that_lie_are_found_before_planning(
+    finished: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from packtrain.template import HFTemplate
+
+    honest = HFTemplate.measure_batch
+
+    def short(self: HFTemplate, samples: Any) -> list[Any]:
+        return [m if isinstance(m, Exception) else type(m)(m - 1, **m.costs) for m in honest(self, samples)]
+
+    monkeypatch.setattr(HFTemplate, "measure_batch", short)
+    with pytest.raises(DriftError, match="measured"):
+        prepare(again(finished.config, tmp_path / "d"), tmp_path / "d")
+    assert not (tmp_path / "d" / "plan").exists()
+
+
+def test_a_switch_without_effect_is_refused(finished: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"training\.packing is false"):
+        run(again(finished.config, tmp_path / "n", training__packing=False))
