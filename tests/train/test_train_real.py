@@ -26,19 +26,15 @@ def conversation(text: str, images: list[str], answer: str) -> dict[str, Any]:
 def test_real_samples_are_isolated(name: str, data: Path) -> None:
     processor = load_processor(str(data / "processors" / name), min_pixels=4096, max_pixels=100_000)
     template = HFTemplate(processor)
-    images = sorted(str(path) for path in (data / "mllm_demo" / "mllm_demo_data").glob("*.jpg"))[:3]
+    images = sorted(str(path) for path in (data / "mllm_demo" / "mllm_demo_data").glob("*.jpg"))[:2]
     text = json.loads((data / "text_sft" / "identity.json").read_text())[0]
     records = [
         conversation("What is in the picture?", images[:1], "A football team."),
         conversation(text["instruction"], [], text["output"]),
-        conversation("Compare the two.", images[1:3], "They differ."),
+        conversation("Compare the two.", images[:2], "They differ."),
     ]
     samples = [{**template.encode(record), "sample_id": i} for i, record in enumerate(records)]
     assert all(len(s["input_ids"]) == template.measure(r) for s, r in zip(samples, records, strict=True))
     model = tiny_model(f"tiny:{name}", template.processor, seed=1)
     report = prove_isolation(model, samples, CASES[name], gradients=False)
     assert report.ok, report.first_leak
-    leak = prove_isolation(
-        model, samples, ("sdpa",), alter=lambda batch: {**batch, "use_cache": True}, gradients=False
-    )
-    assert not leak.ok

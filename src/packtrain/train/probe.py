@@ -59,20 +59,21 @@ class Probe:
     def __init__(self, model: Any, alter: Alter | None, gradients: bool) -> None:
         self.model, self.alter, self.gradients = model, alter, gradients
 
-    def run(
-        self, pack: Sequence[Sample], *, pad_to_length: int | None = None, gradients: bool | None = None
-    ) -> Run:
-        """Collate the pack and run it."""
+    def run(self, pack: Sequence[Sample], *, pad_to_length: int | None = None) -> Run:
+        """Logits, loss and (where wanted) gradients of a pack."""
         batch = self._collate(pack, pad_to_length)
-        inputs = {key: value for key, value in batch.items() if key not in ("labels", "loss_scale")}
-        wants = self.gradients if gradients is None else gradients
-        with torch.set_grad_enabled(wants):
-            logits = self.model(**inputs).logits[0]
+        with torch.set_grad_enabled(self.gradients):
+            logits = self._logits(batch)
             targets = shift_labels(batch["labels"])[0].to(logits.device)
             wide = logits if logits.dtype is torch.float64 else logits.float()
             loss = functional.cross_entropy(wide, targets, ignore_index=IGNORE, reduction="sum")
-        made = self._gradients(loss) if wants else {}
+        made = self._gradients(loss) if self.gradients else {}
         return Run(logits.detach(), float(loss.detach()), int((targets != IGNORE).sum()), made)
+
+    def logits(self, pack: Sequence[Sample]) -> torch.Tensor:
+        """Logits [T,V] of a pack."""
+        with torch.no_grad():
+            return self._logits(self._collate(pack, None))
 
     def first_layer(self, one: Sequence[Sample], two: Sequence[Sample], part: slice) -> str | None:
         """The first decoder layer whose output on the tokens `part` differs between two packs."""
@@ -84,6 +85,11 @@ class Probe:
         altered = batch if self.alter is None else self.alter(batch)
         device = next(self.model.parameters()).device
         return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in altered.items()}
+
+    def _logits(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        inputs = {key: value for key, value in batch.items() if key not in ("labels", "loss_scale")}
+        logits: torch.Tensor = self.model(**inputs).logits[0]
+        return logits
 
     def _gradients(self, loss: torch.Tensor) -> dict[str, torch.Tensor]:
         wanted = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
@@ -106,7 +112,7 @@ class Probe:
         with contextlib.ExitStack() as stack:
             for name, module in layers:
                 stack.callback(module.register_forward_hook(keep(name)).remove)
-            self.run(pack, gradients=False)
+            self.logits(pack)
         return seen
 
 

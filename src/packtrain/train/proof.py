@@ -232,14 +232,14 @@ def _tamper(
     """Change each sample in turn; the others' logits must not move by a single bit."""
     row = [members[place] for place in _orders(len(members))[order]]
     lengths = [size_of(member) for member in row]
-    clean = probe.run(row, gradients=False).logits.split(lengths)
+    clean = probe.logits(row).split(lengths)
     worst, where = 0.0, "no sample"
     for index, member in enumerate(row):
         other_text = changed(member, ordinary)
         if other_text is None:
             continue
         tampered = [*row[:index], other_text, *row[index + 1 :]]
-        after = probe.run(tampered, gradients=False).logits.split(lengths)
+        after = probe.logits(tampered).split(lengths)
         for other in range(len(row)):
             if other == index or torch.equal(clean[other], after[other]):
                 continue
