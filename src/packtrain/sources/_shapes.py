@@ -5,6 +5,8 @@
     alpaca     {"instruction", "input"?, "output", "history"?: [[q, a], …], "system"?}
     columns    {prompt, response, "system"?, "image" | "images"?} with the names that `columns` maps
 
+Any of them may list "video" | "videos" and "audio" | "audios" as it lists images.
+
 A shape is one function in `SHAPES`. Field names are looked up through `columns`, so a record with
 `dialog` in place of `messages` needs `columns={"messages": "dialog"}` only.
 """
@@ -37,6 +39,16 @@ FIELDS = (
     "system",
     "image",
     "images",
+    "video",
+    "videos",
+    "audio",
+    "audios",
+    "width",
+    "height",
+    "duration",
+    "frames",
+    "fps",
+    "sample_rate",
     "tools",
     "messages",
     "conversations",
@@ -154,10 +166,21 @@ def _conversation(fields: Fields, field: str, structured: bool) -> Draft:
     messages = fields.get(field)
     if messages is None:
         raise fault(f"has no field {fields.name(field)!r}", hint=fields.hint())
+    if isinstance(messages, Mapping):
+        messages = _rows(messages)
     if not isinstance(messages, (list, tuple)):
         raise fault(f"field {fields.name(field)!r} is {type(messages).__name__}, not a list of messages")
     turns = [_turn(message, f"message {number}", structured) for number, message in enumerate(messages)]
     return Draft(_with_system(turns, fields), _tools(fields))
+
+
+def _rows(table: Mapping[str, Any]) -> Any:
+    """Messages from an object of lists, `{"role": [...], "content": [...]}`, as Hugging Face sequences store
+    them; anything else comes back as it is."""
+    values = list(table.values())
+    if not values or not all(isinstance(v, (list, tuple)) and len(v) == len(values[0]) for v in values):
+        return table
+    return [dict(zip(table, row, strict=True)) for row in zip(*values, strict=True)]
 
 
 def _turn(message: Any, what: str, structured: bool) -> Turn:

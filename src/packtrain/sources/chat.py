@@ -3,11 +3,12 @@
 `ChatSource` wraps any source of raw records and is a source itself. A normalised sample holds
 
     messages   role is system | user | assistant | tool; content is always a list of parts
-               ({"type": "text", "text"} or {"type": "image", "image": ref}); `tool_calls`,
-               `tool_call_id`, `name` and `reasoning_content` are kept where the record has them
+               ({"type": "text", "text"}, {"type": "image", "image": ref}, the same for audio, and
+               {"type": "video", "video": ref or list of refs}; hints such as width beside the ref);
+               `tool_calls`, `tool_call_id`, `name`, `reasoning_content` are kept where the record has them
     tools      list, only where the record has tools
 
-with refs ready to open: absolute paths, data URLs or bytes. Shapes and spellings are described in
+with refs ready to open: absolute paths, URLs, data URLs or bytes. Shapes and spellings are described in
 `_shapes.py` and `_content.py`. Whether media exist is not checked here: opening them says so.
 
 Reasons of the `SampleError` a record can raise: malformed_record (no known shape, null content, unknown
@@ -28,14 +29,16 @@ from typing import Any
 from ..errors import ConfigError, SampleError, UnknownNameError
 from ..extend import Source
 from ..files import digest_json
-from ..media.location import Ref, resolve
-from ._content import Images, fault, image_refs, read_content
+from ..media.hints import HINTS, checked
+from ..media.location import Ref, is_url, resolve
+from ._content import MODALITIES, Media, fault, media_list, read_content
 from ._shapes import FIELDS, SHAPES, Draft, Fields, Turn, detect
 
 __all__ = ["ChatSource", "media_refs"]
 
-SCHEMA = 1  # raised when the same record would be normalised to another sample
-_OTHER_MEDIA = ("video", "videos", "audio", "audios")
+SCHEMA = 2  # raised when the same record would be normalised to another sample
+_HINTS = tuple(dict.fromkeys(name for kind in MODALITIES for name in HINTS[kind] if name in FIELDS))
+_PLACEHOLDERS = {"image": ("<image>",), "video": ("<video>",), "audio": ("<audio>",)}
 
 
 class ChatSource:
@@ -46,14 +49,24 @@ class ChatSource:
         shape: "auto" (told per record), or one of messages, sharegpt, alpaca, columns: other records are
             then refused.
         columns: our field name -> name in the data, e.g. `{"prompt": "question", "response": "answer"}`.
-        placeholders: what stands for an image in a text; default `("<image>",)`. `()` for none.
-        media_root: folder that relative media paths start from and must stay in; default the source's
+        placeholders: what stands for a medium in a text: modality -> texts; default `<image>`, `<video>`,
+            `<audio>`. A list or text is for images. `()` for none (`{"video": ()}` where `<video>` is HTML).
+        media_root: folder or URL that relative media paths start from and must stay in; default the source's
             folder. Given explicitly, absolute paths must lie in it too.
+        media_prefix: text that relative media paths start with and that is cut off before they are joined to
+            the media root, for data whose paths start from another folder (`data/` in `data/x/1.jpg`).
         allow_outside: let media paths leave the media root.
-        media_without_placeholder: what to do with listed images when the text has no placeholder at all:
-            "error", or "prepend": all of them go before the text of the first user message.
+        media_without_placeholder: what to do with listed media when the text has no placeholder of their
+            kind: "error", or "prepend": all of them go before the text of the first user message, images
+            before videos before sounds.
         tool_calls: "structured": a sharegpt `function_call` becomes `tool_calls` of an assistant message,
             for templates that render them; "text": it stays the assistant's text.
+
+    A source whose items are normalised already (`source.normalised`, such as a mixture) is passed through:
+    the options were given to its parts.
+
+    Hints: `columns` may also map `width`, `height`, `duration`, `frames`, `fps` and `sample_rate` to fields
+    of the data, each one number or a list as long as the listed media that take it.
 
     Raises:
         ConfigError: an option that cannot hold.
@@ -65,23 +78,32 @@ class ChatSource:
         *,
         shape: str = "auto",
         columns: Mapping[str, str] | None = None,
-        placeholders: Sequence[str] | str | None = None,
+        placeholders: Mapping[str, Sequence[str] | str] | Sequence[str] | str | None = None,
         media_root: str | os.PathLike[str] | None = None,
+        media_prefix: str | None = None,
         allow_outside: bool = False,
         media_without_placeholder: str = "error",
         tool_calls: str = "structured",
     ) -> None:
+        if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
+            raise ConfigError(
+                f"{type(source).__name__} is no source: records must be indexable and counted",
+                hint="write a one-shot generator to a JSONL file first, and open that",
+            )
         self._source = source
         self._shape = _one_of("chat shape", shape, ("auto", *SHAPES))
         self._prepend = _one_of("media_without_placeholder", media_without_placeholder, ("error", "prepend"))
         self._calls = _one_of("tool_calls", tool_calls, ("structured", "text"))
         self._columns = _checked_columns(columns, shape)
         self._placeholders = _checked_placeholders(placeholders)
-        longest_first = sorted(self._placeholders, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._pattern = _pattern(self._placeholders)
+        self._kinds = {name: kind for kind, names in self._placeholders.items() for name in names}
         self._free = media_root is None
         folder = getattr(source, "folder", None) if media_root is None else os.fspath(media_root)
-        self._root = os.path.abspath(folder if folder is not None else os.getcwd())
+        folder = os.getcwd() if folder is None else folder
+        self._root = folder if is_url(folder) else os.path.abspath(folder)
+        self._normalised = bool(getattr(source, "normalised", False))
+        self._prefix = media_prefix or ""
         self._allow_outside = bool(allow_outside)
 
     @property
@@ -104,7 +126,8 @@ class ChatSource:
             "schema": SCHEMA,
             "shape": self._shape,
             "columns": dict(sorted(self._columns.items())),
-            "placeholders": list(self._placeholders),
+            "placeholders": {kind: list(names) for kind, names in sorted(self._placeholders.items())},
+            "media_prefix": self._prefix,
             "media_without_placeholder": self._prepend,
             "tool_calls": self._calls,
             "absolute_paths": self._free,
@@ -123,7 +146,7 @@ class ChatSource:
     def __getitem__(self, index: int) -> dict[str, Any]:
         record = self._source[index]
         try:
-            return self._normalise(record)
+            return self._passed(record) if self._normalised else self._normalise(record)
         except SampleError as error:
             raise SampleError(
                 error.reason, f"{self.where(index)}: {error.message}", hint=error.hint
@@ -141,57 +164,97 @@ class ChatSource:
             raise fault(f"the record is {type(record).__name__}, not an object")
         fields = Fields(record, self._columns)
         shape = detect(fields) if self._shape == "auto" else self._shape
-        for field in _OTHER_MEDIA:
-            if record.get(field):
-                raise SampleError(
-                    "unsupported_media", f"the record lists {field}: only text and images are read here"
-                )
         draft = SHAPES[shape](fields, self._calls == "structured")
-        images = Images(self._listed(fields))
-        messages = self._messages(draft, images)
+        media = Media(self._listed(fields), self._kinds)
+        messages = self._messages(draft, media)
         _check_said(messages)
-        for message in messages:
-            for part in message["content"]:
-                if part["type"] == "image":
-                    part["image"] = self._resolve(part["image"])
+        self._resolve(messages)
         sample: dict[str, Any] = {"messages": messages}
         if draft.tools:
             sample["tools"] = draft.tools
         return sample
 
-    def _listed(self, fields: Fields) -> list[Ref]:
-        """Images a record lists beside its text, in `images` or `image`."""
-        several = image_refs(fields.get("images"), f"field {fields.name('images')!r}")
-        single = image_refs(fields.get("image"), f"field {fields.name('image')!r}")
-        if several and single and fields.name("image") != fields.name("images"):
-            raise fault(f"has images in {fields.name('images')!r} and in {fields.name('image')!r}")
-        return several or single
+    def _passed(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """A sample that is normalised already; only where its media may lie is checked."""
+        messages = [
+            {**message, "content": [dict(part) for part in message["content"]]}
+            for message in sample["messages"]
+        ]
+        self._resolve(messages)
+        return {**sample, "messages": messages}
 
-    def _messages(self, draft: Draft, images: Images) -> list[dict[str, Any]]:
+    def _listed(self, fields: Fields) -> dict[str, list[dict[str, Any]]]:
+        """Media a record lists beside its text, in `images` or `image` and so on, with mapped hints."""
+        listed: dict[str, list[dict[str, Any]]] = {}
+        for kind in MODALITIES:
+            plural = f"{kind}s"
+            several = media_list(kind, fields.get(plural), f"field {fields.name(plural)!r}")
+            single = media_list(kind, fields.get(kind), f"field {fields.name(kind)!r}", single=True)
+            if several and single and fields.name(kind) != fields.name(plural):
+                raise fault(f"has {plural} in {fields.name(plural)!r} and in {fields.name(kind)!r}")
+            listed[kind] = several or single
+        self._add_hints(fields, listed)
+        return listed
+
+    def _add_hints(self, fields: Fields, listed: Mapping[str, list[dict[str, Any]]]) -> None:
+        for name in _HINTS:
+            values = fields.get(name) if name in self._columns else None
+            if values is None:
+                continue
+            parts = [part for kind in MODALITIES if name in HINTS[kind] for part in listed[kind]]
+            values = list(values) if isinstance(values, (list, tuple)) else [values]
+            if len(values) != len(parts):
+                raise fault(f"field {fields.name(name)!r} has {len(values)} values for {len(parts)} media")
+            for part, value in zip(parts, values, strict=True):
+                if value is not None:
+                    part[name] = checked(name, value)
+
+    def _messages(self, draft: Draft, media: Media) -> list[dict[str, Any]]:
         if not draft.turns:
             raise SampleError("empty", "the record has no messages")
         messages = [
             {
                 "role": turn.role,
-                "content": read_content(turn.content, images, self._pattern, _name(number, turn)),
+                "content": read_content(turn.content, media, self._pattern, _name(number, turn)),
                 **turn.extra,
             }
             for number, turn in enumerate(draft.turns)
         ]
-        if self._prepend == "prepend" and not images.asked and not images.inline and images.listed:
-            first = next((message for message in messages if message["role"] == "user"), None)
-            if first is not None:
-                first["content"] = [images.next() for _ in images.listed] + first["content"]
-        images.check(self._placeholders)
+        first = next((message for message in messages if message["role"] == "user"), None)
+        if self._prepend == "prepend" and first is not None:
+            ahead: list[dict[str, Any]] = []
+            for kind in MODALITIES:
+                if not media.asked[kind] and not media.inline[kind]:
+                    ahead += [media.next(kind) for _ in media.listed[kind]]
+            first["content"] = ahead + first["content"]
+        media.check(self._placeholders)
         return messages
 
-    def _resolve(self, ref: Ref) -> Ref:
+    def _resolve(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Refs of fresh parts, ready to open."""
+        for message in messages:
+            for part in message["content"]:
+                kind = part["type"]
+                if kind == "text":
+                    continue
+                held = part[kind]
+                part[kind] = [self._open(ref) for ref in held] if isinstance(held, list) else self._open(held)
+
+    def _open(self, ref: Ref) -> Ref:
+        if self._prefix and isinstance(ref, str):
+            ref = ref.removeprefix(self._prefix)
         return resolve(ref, self._root, self._allow_outside, absolute_ok=self._free)
 
 
 def media_refs(sample: Mapping[str, Any]) -> list[Ref]:
-    """The media of a normalised sample, in the order the model sees them."""
-    return [part["image"] for message in sample["messages"] for part in message["content"] if "image" in part]
+    """The media of a normalised sample, in the order the model sees them; frames of a video one by one."""
+    refs: list[Ref] = []
+    for message in sample["messages"]:
+        for part in message["content"]:
+            if part["type"] != "text":
+                held = part[part["type"]]
+                refs += held if isinstance(held, list) else [held]
+    return refs
 
 
 # --------------------------------------------------------------------------------------------
@@ -203,7 +266,7 @@ def _check_said(messages: list[dict[str, Any]]) -> None:
     if not any(message.get("tool_calls") or _holds_text(message) for message in answers):
         raise SampleError("empty", "every assistant message is empty")
     asked = [message for message in messages if message["role"] == "user"]
-    if asked and not any(_holds_text(message) or _holds_image(message) for message in asked):
+    if asked and not any(_holds_text(message) or _holds_media(message) for message in asked):
         raise SampleError("empty", "every user message is empty")
 
 
@@ -211,8 +274,8 @@ def _holds_text(message: Mapping[str, Any]) -> bool:
     return any(part["type"] == "text" and part["text"].strip() for part in message["content"])
 
 
-def _holds_image(message: Mapping[str, Any]) -> bool:
-    return any(part["type"] == "image" for part in message["content"])
+def _holds_media(message: Mapping[str, Any]) -> bool:
+    return any(part["type"] != "text" for part in message["content"])
 
 
 def _name(number: int, turn: Turn) -> str:
@@ -238,10 +301,28 @@ def _checked_columns(columns: Mapping[str, str] | None, shape: str) -> dict[str,
     return mapped
 
 
-def _checked_placeholders(placeholders: Sequence[str] | str | None) -> tuple[str, ...]:
-    if placeholders is None:
-        return ("<image>",)
-    given = (placeholders,) if isinstance(placeholders, str) else tuple(placeholders)
-    if not all(isinstance(name, str) and name for name in given):
-        raise ConfigError(f"placeholders {given!r} must be non-empty texts")
-    return given
+def _checked_placeholders(
+    placeholders: Mapping[str, Sequence[str] | str] | Sequence[str] | str | None,
+) -> dict[str, tuple[str, ...]]:
+    chosen: dict[str, tuple[str, ...]] = {**_PLACEHOLDERS}
+    if placeholders is not None and not isinstance(placeholders, Mapping):
+        placeholders = {"image": placeholders}
+    for kind, names in (placeholders or {}).items():
+        if kind not in MODALITIES:
+            raise UnknownNameError("placeholders key", str(kind), MODALITIES)
+        given = (names,) if isinstance(names, str) else tuple(names)
+        if not all(isinstance(name, str) and name for name in given):
+            raise ConfigError(f"placeholders {given!r} must be non-empty texts")
+        chosen[kind] = given
+    owners: dict[str, str] = {}
+    for kind, given in chosen.items():
+        for name in given:
+            if owners.setdefault(name, kind) != kind:
+                raise ConfigError(f"the placeholder {name!r} stands for {owners[name]} and for {kind}")
+    return chosen
+
+
+def _pattern(placeholders: Mapping[str, Sequence[str]]) -> re.Pattern[str] | None:
+    """Matches the longest placeholder at a place."""
+    names = sorted((name for held in placeholders.values() for name in held), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, names))) if names else None
