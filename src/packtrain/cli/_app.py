@@ -89,6 +89,9 @@ def main(args: list[str] | None = None) -> None:
 
 def _fail(message: str, hint: str | None, code: int, as_json: bool) -> None:
     line = " ".join(str(message).split())
+    if hint is None and code == 2:
+        verb = next((word for word in sys.argv[1:] if word in _VERBS), "")
+        hint = f"see `{' '.join(filter(None, ['packtrain', verb, '--help']))}`"
     if as_json:
         click.echo(json.dumps({"error": line, "hint": hint, "exit_code": code}))
     click.echo(f"packtrain: {line}", err=True)

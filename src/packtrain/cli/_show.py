@@ -44,7 +44,12 @@ def open_lengths(path: Path) -> Lengths:
         if path.suffix == ".npy":
             return Lengths(np.load(path, mmap_mode="r", allow_pickle=False))
         if path.suffix == ".json":
-            return Lengths(json.loads(path.read_bytes()))
+            values = json.loads(path.read_bytes())
+            if not isinstance(values, list):
+                raise FormatError(
+                    f"{path} holds one {type(values).__name__}, expected a list of token counts"
+                )
+            return Lengths(values)
     except LengthError:
         raise
     except (ValueError, EOFError) as error:

@@ -1,0 +1,206 @@
+"""The command line: every verb explains itself, bad input is one line, a hint and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from packtrain.cli import main
+from packtrain.cli._app import _VERBS, app
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Shell:
+    """Runs verbs in this process and keeps what they print."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *args: Any) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            main([str(arg) for arg in args])
+        out, err = self.capsys.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    def refused(self, *args: Any) -> str:
+        """The error line of a call that must fail with exit code 2, one line and a hint."""
+        code, out, err = self(*args)
+        lines = err.splitlines()
+        assert code == 2, (out, err)
+        assert lines[0].startswith("packtrain: ") and lines[1].startswith("  hint: ") and len(lines) == 2, err
+        assert "Traceback" not in err
+        return err
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
+
+
+@pytest.fixture
+def lengths(tmp_path: Path) -> Path:
+    np.save(tmp_path / "lengths.npy", np.asarray([30, 30, 20, 60, 50, 10, 40, 30]))
+    return tmp_path / "lengths.npy"
+
+
+@pytest.mark.parametrize("verb", _VERBS)
+def test_every_verb_has_help_with_an_example_and_a_page(verb: str, shell: Shell) -> None:
+    code, out, _ = shell(verb, "--help")
+    assert code == 0 and "Example:" in out and f"packtrain {verb}" in out and "--json" in out
+    assert f"## `packtrain {verb}" in (REPOSITORY / "docs" / "cli.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("verb", _VERBS)
+def test_the_page_names_every_option(verb: str) -> None:
+    command = app.get_command(None, verb)  # type: ignore[arg-type, attr-defined]
+    page = (REPOSITORY / "docs" / "cli.md").read_text(encoding="utf-8")
+    section = page.split(f"## `packtrain {verb}")[1].split("\n## ")[0]
+    for parameter in command.params:
+        for option in parameter.opts:
+            if option.startswith("--") and option not in ("--help", "--json"):
+                assert f"`{option}`" in section, f"{verb} {option} is not in docs/cli.md"
+
+
+def test_plan_show_verify(shell: Shell, lengths: Path, tmp_path: Path) -> None:
+    code, out, _ = shell("plan", lengths, "-n", 80, "-o", tmp_path / "plan", "--json")
+    made = json.loads(out)
+    assert code == 0 and (made["packs"], made["bound"], made["optimal"]) == (4, 4, True)
+    code, out, _ = shell("show", tmp_path / "plan", "--pack", 0, "--json")
+    assert code == 0 and json.loads(out)["tokens"] == 80
+    code, out, _ = shell("show", tmp_path / "plan")
+    assert code == 0 and "proven optimal" in out
+    code, out, _ = shell("verify", tmp_path / "plan", "--json")
+    checks = json.loads(out)["checks"]
+    assert code == 0 and checks["capacity"].startswith("not checked")
+
+
+def test_a_changed_byte_is_exit_code_1(shell: Shell, lengths: Path, tmp_path: Path) -> None:
+    shell("plan", lengths, "-n", 80, "-o", tmp_path / "plan")
+    raw = bytearray((tmp_path / "plan" / "indices.npy").read_bytes())
+    raw[-1] ^= 1
+    (tmp_path / "plan" / "indices.npy").write_bytes(raw)
+    code, _, err = shell("verify", tmp_path / "plan")
+    assert code == 1 and "indices" in err and "Traceback" not in err
+
+
+def test_the_same_plan_again_is_no_error_and_another_is(shell: Shell, lengths: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert shell("plan", lengths, "-n", 80, "-o", tmp_path / "plan")[0] == 0
+    assert "another plan" in shell.refused("plan", lengths, "-n", 90, "-o", tmp_path / "plan")
+    assert shell("plan", lengths, "-n", 90, "-o", tmp_path / "plan", "--overwrite")[0] == 0
+
+
+def bad_calls(tmp: Path) -> list[tuple[list[Any], str]]:
+    files = {
+        "empty.jsonl": "",
+        "list.json": "{}",
+        "text.npy": "not an array",
+        "minus.json": "[1, -2]",
+        "half.json": "[1, 2.5]",
+        "key.yaml": "training: {lerning_rate: 1}",
+        "broken.yaml": "training: {seed: 1",
+        "list.yaml": "- 1",
+        "moved.yaml": "training: {packing_length: 10}",
+        "dynamic.yaml": "training: {packing_mode: dynamic}",
+        "nofile.yaml": "model: {name_or_path: 'tiny:qwen3', max_model_len: 9}\n"
+        "custom: {train_jsonl: none.jsonl}",
+    }
+    for name, text in files.items():
+        (tmp / name).write_text(text)
+    np.save(tmp / "l.npy", np.asarray([1, 2, 3]))
+    plan = ["plan", tmp / "l.npy", "-o", tmp / "p"]
+    return [
+        (["nonsense"], "no such verb"),
+        (["--nonsense"], "No such option"),
+        (["plan", tmp / "l.npy"], "Missing option"),
+        ([*plan, "-n", "x"], "not a valid integer"),
+        ([*plan, "-n", "0"], "pack_length is 0"),
+        ([*plan, "-n", "-5"], "pack_length is -5"),
+        ([*plan, "-n", "8", "--packer", "bdf"], "unknown packer 'bdf'"),
+        ([*plan, "-n", "8", "--long-samples", "cut"], "unknown long_samples policy 'cut'"),
+        ([*plan, "-n", "8", "--limit", "images"], "is not NAME=NUMBER"),
+        ([*plan, "-n", "2", "--long-samples", "error"], "3 tokens"),
+        (["plan", tmp / "none.npy", "-n", "8", "-o", tmp / "p"], "does not exist"),
+        (["plan", tmp / "text.npy", "-n", "8", "-o", tmp / "p"], "is not an array"),
+        (["plan", tmp / "minus.json", "-n", "8", "-o", tmp / "p"], "tokens[1] is -2"),
+        (["plan", tmp / "half.json", "-n", "8", "-o", tmp / "p"], "expected an integer"),
+        (["plan", tmp / "list.json", "-n", "8", "-o", tmp / "p"], "expected"),
+        (["plan", tmp, "-n", "8", "-o", tmp / "p"], "holds no lengths"),
+        (["show", tmp], "holds no lengths, plan or run"),
+        (["verify", tmp / "none"], "does not exist"),
+        (["run", tmp / "none.yaml"], "does not exist"),
+        (["run", tmp / "key.yaml"], "lerning_rate"),
+        (["run", tmp / "broken.yaml"], "line"),
+        (["run", tmp / "list.yaml"], "list.yaml"),
+        (["run", tmp / "moved.yaml"], "packing_length"),
+        (["run", tmp / "dynamic.yaml"], "static"),
+        (["run", tmp / "nofile.yaml"], "none.jsonl"),
+        (["measure", tmp / "none.jsonl", "-p", tmp, "-o", tmp / "o"], "none.jsonl"),
+        (["measure", tmp / "empty.jsonl", "-p", tmp, "-o", tmp / "o"], "empty"),
+        (["measure", tmp / "l.npy", "-p", tmp, "-o", tmp / "o"], "l.npy"),
+        (["measure", tmp / "empty.jsonl", "-p", tmp, "-o", tmp / "o", "--column", "x"], "is not NAME=FIELD"),
+    ]
+
+
+def test_bad_input_is_one_line_a_hint_and_nothing_written(shell: Shell, tmp_path: Path) -> None:
+    calls = bad_calls(tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for args, said in calls:
+        assert said in shell.refused(*args), args
+    kept = [name for name in (p.name for p in tmp_path.iterdir()) if not name.startswith(".")]
+    assert sorted(kept) == before
+
+
+def test_errors_are_json_for_machines(shell: Shell, tmp_path: Path) -> None:
+    code, out, _ = shell("plan", tmp_path / "none.npy", "-n", 8, "-o", tmp_path / "p", "--json")
+    told = json.loads(out)
+    assert code == told["exit_code"] == 2 and "does not exist" in told["error"] and told["hint"]
+
+
+def test_planning_loads_neither_torch_nor_numba(tmp_path: Path) -> None:
+    np.save(tmp_path / "l.npy", np.random.default_rng(0).integers(1, 8000, 10_000))
+    code = (
+        "import sys\nfrom packtrain.cli import main\n"
+        "try: main(sys.argv[1:])\nexcept SystemExit as stop: assert not stop.code, stop.code\n"
+        "print(sorted({'torch', 'numba', 'transformers', 'matplotlib'} & set(sys.modules)))"
+    )
+    args = ["plan", str(tmp_path / "l.npy"), "-n", "8192", "-o", str(tmp_path / "p")]
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    again = subprocess.run(
+        [sys.executable, "-m", "packtrain", "verify", str(tmp_path / "p")], capture_output=True, text=True
+    )
+    assert again.returncode == 0 and re.search(r"equal over [\d,]+ packs", again.stdout)
+
+
+def test_real_conversations_measure_as_the_processor_does(shell: Shell, data: Path, tmp_path: Path) -> None:
+    """195, 140 and 181 tokens: the figures of ms-swift's own template on the same three conversations."""
+    demo, processor = data / "mllm_demo" / "mllm_demo.json", data / "processors" / "qwen2_5_vl"
+    code, out, _ = shell("measure", demo, "-p", processor, "-o", tmp_path / "l", "--json")
+    assert code == 0 and json.loads(out)["audited"] == 6
+    assert np.load(tmp_path / "l" / "tokens.npy").tolist()[:3] == [195, 140, 181]
+    assert shell("plan", tmp_path / "l", "-n", 512, "-o", tmp_path / "p")[0] == 0
+    code, out, _ = shell("verify", tmp_path / "p", "--json")
+    assert code == 0 and json.loads(out)["checks"]["capacity"] == "holds for every pack"
+    code, out, _ = shell("show", tmp_path / "p", "--html", tmp_path / "p.html")
+    assert code == 0 and (tmp_path / "p.html").stat().st_size > 5000
+    code, out, _ = shell("measure", demo, "-p", processor, "-o", tmp_path / "l", "--system", "Be brief.")
+    assert code == 2
+
+
+def test_a_real_model_is_proven_from_the_artefact_alone(shell: Shell, data: Path, tmp_path: Path) -> None:
+    demo, processor = data / "mllm_demo" / "mllm_demo.json", data / "processors" / "qwen2_5_vl"
+    shell("measure", demo, "-p", processor, "-o", tmp_path / "l")
+    shell("plan", tmp_path / "l", "-n", 512, "-o", tmp_path / "p")
+    code, out, err = shell("verify", tmp_path / "p", "--model", "tiny:qwen2_5_vl", "--samples", 3, "--json")
+    assert code == 0, err
+    checks = json.loads(out)["checks"]
+    assert checks["isolation (sdpa)"] == checks["isolation (eager)"] == "holds for 3 samples"
