@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -180,3 +181,12 @@ def test_every_dependency_has_its_reason() -> None:
     wanted = {re.split(r"[<>=\[]", name)[0] for group in groups for name in group} - {"packtrain"}
     told = (REPOSITORY / "docs" / "dependencies.md").read_text(encoding="utf-8")
     assert [name for name in sorted(wanted) if f"`{name}`" not in told] == []
+
+
+def test_the_annotated_tree_is_up_to_date() -> None:
+    """`python scripts/tree.py` writes it from the docstrings."""
+    spec = importlib.util.spec_from_file_location("tree", REPOSITORY / "scripts" / "tree.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run: python scripts/tree.py"

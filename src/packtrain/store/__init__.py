@@ -1,0 +1,1 @@
+"""Folders on disk: lengths, plans, and the parts of an unfinished measurement."""
