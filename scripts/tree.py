@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -16,38 +17,16 @@ BEGIN, END = "<!-- tree -->\n```\n", "```\n<!-- end of tree -->"
 
 # In the order of the layers, the lowest first.
 ORDER = [
-    "errors",
-    "extend",
-    "world",
-    "files",
-    "version",
-    "packers",
-    "planning",
-    "media",
-    "families",
-    "sources",
-    "measuring",
-    "execute",
-    "store",
-    "template",
-    "collate",
-    "data",
-    "demo",
-    "export",
-    "report",
-    "train",
-    "pipeline",
-    "integrations",
-    "cli",
-    "testing",
-    "__main__",
+    *("errors", "extend", "world", "files", "version", "packers", "planning", "media", "families"),
+    *("sources", "measuring", "execute", "store", "template", "collate", "data"),
+    *("demo", "export", "report", "train", "pipeline", "integrations", "cli", "testing", "__main__"),
 ]
 
 
 def first_sentence(path: Path) -> str:
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    sentence = re.split(r"(?<=[^.])[.:]\s|\n\n", text.strip() + "\n\n")[0]
-    return " ".join(sentence.split()).rstrip(".:")
+    sentence = re.split(r"(?<=[^.])\.\s|\n\n", text.strip() + "\n\n")[0]
+    return textwrap.shorten(sentence, 120, placeholder=" …").rstrip(".:")
 
 
 def tree() -> str:
