@@ -68,8 +68,8 @@ def test_media_and_grids_must_agree_per_sample() -> None:
     with pytest.raises(InputError, match="sample 3: pixel_values has 8 patches, image_grid_thw describes 4"):
         collate([[short, long]])
     lone = image(5, (1, 2, 2))
-    del lone["image_grid_thw"]
-    with pytest.raises(InputError, match="sample 5 has pixel_values but no image_grid_thw"):
+    del lone["pixel_values"]
+    with pytest.raises(InputError, match="sample 5 has image_grid_thw but no pixel_values"):
         collate([[lone]])
     mixed = image(6, (1, 2, 2))
     mixed["pixel_values"] = mixed["pixel_values"].double()

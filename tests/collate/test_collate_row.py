@@ -271,5 +271,5 @@ def test_boundary_arguments_follow_family_and_backend() -> None:
 def test_vision_family_always_gets_four_rows() -> None:
     batch = PaddingFreeCollator("qwen2_vl")([[sample([1, 2]), sample([3])]])
     assert ints(batch["position_ids"][:, 0]) == [[0, 1, 0]] * 4
-    with pytest.raises(InputError, match="has 3 position rows, the model takes 1"):
+    with pytest.raises(InputError, match="has t, h, w positions, the model takes one row"):
         PaddingFreeCollator("qwen3")([[sample([1, 2], position_ids=torch.zeros(3, 2, dtype=torch.int64))]])

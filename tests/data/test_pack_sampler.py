@@ -52,6 +52,20 @@ def test_epochs_and_seeds_differ_and_repeat_exactly() -> None:
     assert streams(view, shuffle=False)[0] == list(range(50))
 
 
+@pytest.mark.parametrize(
+    ("drop_last", "packs", "per_rank", "optimizer_steps"), [(False, 12, 3, 2), (True, 8, 2, 1)]
+)
+def test_pb21_the_length_told_is_the_length_of_a_pass(
+    drop_last: bool, packs: int, per_rank: int, optimizer_steps: int
+) -> None:
+    view = aligned(10, 4, drop_last)
+    assert len(view) == packs
+    for epoch in range(3):
+        for rank in streams(view, epoch=epoch, grad_accum=2):
+            assert len(rank) == per_rank
+    assert -(-per_rank // 2) == optimizer_steps
+
+
 def test_three_packs_on_eight_ranks() -> None:
     view = aligned(3, 8)
     ranks = streams(view, shuffle=False)

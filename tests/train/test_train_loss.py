@@ -61,6 +61,11 @@ def test_frozen_head_and_no_grad_and_half_precision() -> None:
     half = chunked_cross_entropy(hidden.bfloat16(), weight.bfloat16(), labels, chunk=8)
     assert half.dtype is torch.float32
     torch.testing.assert_close(half, frozen, rtol=2e-2, atol=0.5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = chunked_cross_entropy(hidden, weight, labels, chunk=8)
+    torch.testing.assert_close(mixed, frozen, rtol=2e-2, atol=0.5)
+    for grad in torch.autograd.grad(mixed, (hidden, weight)):
+        assert grad.dtype is torch.float32 and bool(grad.isfinite().all())
 
 
 def test_no_supervised_token_gives_exactly_zero() -> None:

@@ -11,7 +11,7 @@ import torch
 from train_samples import ALL, samples_for, text_sample
 
 from packtrain.collate import PaddingFreeCollator
-from packtrain.data import PackedDataset
+from packtrain.data import FILLER, PackedDataset
 from packtrain.errors import ConfigError, IsolationError
 from packtrain.planning.build import plan
 from packtrain.planning.lengths import Lengths
@@ -87,6 +87,8 @@ def test_same_seed_same_curve_and_weights(tmp_path: Path) -> None:
     other = text_run(tmp_path / "c", seed=8, gradient_accumulation_steps=2)
     assert other.losses != one.losses
     assert one.losses[-1][1] < one.losses[0][1]
+    worker = text_run(tmp_path / "d", gradient_accumulation_steps=2, dataloader_num_workers=1)
+    assert worker.losses == one.losses
     rows = [json.loads(line) for line in one.log_file.read_text().splitlines()]
     assert [row["loss"] for row in rows if "loss" in row] == [loss for _, loss in one.losses]
 
@@ -152,6 +154,37 @@ def test_pb03_pb82_gradient_does_not_depend_on_the_split(tmp_path: Path) -> None
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
         torch.testing.assert_close(a, c, rtol=0, atol=1e-10)
     assert ranks[3][0] == 0 and all(bool((grad == 0).all()) for grad in ranks[3][1])
+
+
+def test_pb59_filler_weighs_nothing(tmp_path: Path) -> None:
+    model = tiny_model("tiny:qwen3", seed=3)
+    sample = text_sample(6, 0)
+    made, _ = planned([sample], 8)
+    trainer = trainer_for(tmp_path, model, [sample], made.align(world_size=1))
+    collate = PaddingFreeCollator(model)
+    batches = [collate([[sample]]), collate([trainer.train_dataset[FILLER]])]
+    step, count = trainer.get_batch_samples(iter(batches), 2, torch.device("cpu"))
+    assert step[1].filler and int(count) == 5
+    trainer.compute_loss(model, step[1], num_items_in_batch=count).backward()
+    assert all(bool((parameter.grad == 0).all()) for parameter in model.parameters())
+
+
+def test_pb52_plain_trainer_cannot_remove_the_boundaries(tmp_path: Path) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    samples = [text_sample(4, i) for i in range(6)]
+    made, _ = planned(samples, 8)
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), per_device_train_batch_size=1, remove_unused_columns=True, use_cpu=True
+    )
+    trainer = Trainer(
+        tiny_model("tiny:qwen3"),
+        arguments,
+        data_collator=PaddingFreeCollator(),
+        train_dataset=PackedDataset(made, samples),
+    )
+    batches = list(trainer.get_train_dataloader())
+    assert len(batches) == 3 and all(batch["cu_seq_lens_q"].tolist() == [0, 4, 8] for batch in batches)
 
 
 def test_a_step_without_supervised_tokens_is_zero_and_counted(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class Segment:
     Attributes:
         sample_id: id of the sample; None for a filler.
         tokens: field -> tensor [T].
-        positions: int64 [1,T] (text) or [3,T] (t, h, w), or None when the sample carries none.
+        positions: int64 [1,T] (text), [3,T] (t, h, w), [4,T] (text, t, h, w), or None.
         media: key -> tensor with at least one row.
         weightless: a filler or a stand-in: optional token fields are padded, never missing.
     """
@@ -98,9 +98,11 @@ def media_rules(family: Family | None) -> dict[str, str]:
 
 
 def mrope_keys(family: Family | None) -> frozenset[str]:
-    """Media keys whose samples need three position rows."""
+    """Media keys whose samples need t, h, w positions."""
     chosen = [family] if family is not None else families()
-    return frozenset(key for one in chosen if one.position_rows == 3 for key in one.media_keys)
+    keys = [frozenset(one.media_keys) for one in chosen if one.position_rows == 3]
+    flat = [frozenset(one.media_keys) for one in chosen if one.position_rows == 1]
+    return frozenset[str]().union(*keys) - frozenset[str]().union(*flat)
 
 
 def read_sample(
@@ -175,7 +177,7 @@ def _token_values(name: str, value: Any, pad: int | float, where: str) -> torch.
 
 
 def _positions(value: Any, length: int, where: str) -> torch.Tensor:
-    """Positions as int64 [1,T] or [3,T]. The layout is declared by the number of axes, never guessed."""
+    """Positions as int64 [1,T], [3,T] or [4,T]: declared by the axes, never guessed from sizes."""
     tensor = _tensor("position_ids", value, where)
     shape = list(tensor.shape)
     if tensor.ndim == 1:
@@ -188,15 +190,7 @@ def _positions(value: Any, length: int, where: str) -> torch.Tensor:
             hint="give integers [tokens] or [3,tokens], made for the sample alone",
         )
     _check_length("position_ids", int(tensor.shape[1]), length, where)
-    tensor = tensor.to(torch.int64)
-    text = tensor[0] if tensor.shape[0] in (1, 4) else None
-    if text is not None and length > 1 and not bool((text[1:] - text[:-1] == 1).all()):
-        at = int((text[1:] - text[:-1] != 1).nonzero()[0, 0]) + 1
-        raise InputError(
-            f"{where}: text positions go from {int(text[at - 1])} to {int(text[at])} at token {at}",
-            hint="an already packed row loses its boundaries here; hand over its samples one by one",
-        )
-    return tensor[1:] if tensor.shape[0] == 4 else tensor
+    return tensor.to(torch.int64)
 
 
 def _media(name: str, value: Any, where: str) -> torch.Tensor:
@@ -234,7 +228,7 @@ def _undeclared(name: str, value: Any, length: int, where: str, known: list[str]
 
 def _tensor(name: str, value: Any, where: str) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
-        return value.detach()
+        return value.detach() if value.requires_grad else value
     try:
         array = np.asarray(value)
     except ValueError as error:

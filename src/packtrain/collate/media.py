@@ -17,7 +17,7 @@ from ..errors import InputError
 from .boundaries import config_of
 from .fields import Segment
 
-__all__ = ["join_media", "placeholders_of"]
+__all__ = ["check_placeholders", "join_media", "placeholders_of"]
 
 #: Patch tensor -> the grid tensor ([media, 3]: t, h, w in patches) that describes its rows.
 _GRIDS = {"pixel_values": "image_grid_thw", "pixel_values_videos": "video_grid_thw"}
@@ -37,19 +37,16 @@ def placeholders_of(model: Any) -> dict[str, tuple[int, int]]:
     return {key: (int(token), int(merge) ** 2) for key, token in ids.items() if token is not None}
 
 
-def join_media(
-    segments: list[Segment], rules: Mapping[str, str], placeholders: Mapping[str, tuple[int, int]]
-) -> dict[str, torch.Tensor]:
+def join_media(segments: list[Segment], rules: Mapping[str, str]) -> dict[str, torch.Tensor]:
     """Key -> joined tensor, for the keys that at least one sample has.
 
     Raises:
-        InputError: a sample's patches, grids and placeholder tokens do not agree, or tensors of two
-            samples do not join.
+        InputError: a sample's patches and grids do not agree, or tensors of two samples do not join.
     """
     joined = {}
     for segment in segments:
-        _check_grids(segment)
-        _check_placeholders(segment, placeholders)
+        if segment.media:
+            _check_grids(segment)
     for key in rules:  # the one rule, cat0: rows of all samples, along the first axis
         owners = [segment for segment in segments if key in segment.media]
         if owners:
@@ -71,16 +68,15 @@ def _check_alike(key: str, owners: list[Segment]) -> None:
 
 
 def _check_grids(segment: Segment) -> None:
-    """A sample's patches are exactly those its grids describe."""
+    """Grids come with their patches, exactly as many as they describe. (Other families have no grids.)"""
     for key, grid_key in _GRIDS.items():
         patches, grid = segment.media.get(key), segment.media.get(grid_key)
-        if (patches is None) != (grid is None):
-            has, lacks = (key, grid_key) if grid is None else (grid_key, key)
-            raise InputError(
-                f"{segment.where} has {has} but no {lacks}", hint="media and their grids travel together"
-            )
-        if patches is None or grid is None:
+        if grid is None:
             continue
+        if patches is None:
+            raise InputError(
+                f"{segment.where} has {grid_key} but no {key}", hint="media and their grids travel together"
+            )
         expected = int(grid.long().prod(-1).sum())
         if patches.shape[0] != expected:
             raise InputError(
@@ -88,17 +84,28 @@ def _check_grids(segment: Segment) -> None:
             )
 
 
-def _check_placeholders(segment: Segment, placeholders: Mapping[str, tuple[int, int]]) -> None:
-    """Placeholder tokens of a sample equal what its media give, so no image slides to a neighbour."""
+def check_placeholders(
+    segments: list[Segment], ids: torch.Tensor, placeholders: Mapping[str, tuple[int, int]]
+) -> None:
+    """Placeholder tokens of every sample equal what its media give, so no image slides to a neighbour.
+
+    Args:
+        ids: int64 [T], the row.
+        placeholders: see `placeholders_of`.
+    """
+    if not placeholders:
+        return
+    ends = torch.tensor([segment.length for segment in segments]).cumsum(0)
     for key, (token, patches) in placeholders.items():
-        grid = segment.media.get(key)
-        expected = 0 if grid is None else int((grid.long().prod(-1) // patches).sum())
-        found = int((segment.tokens["input_ids"] == token).sum())
-        if found != expected:
-            raise InputError(
-                f"{segment.where} has {found} placeholders for {key}, its media give {expected}",
-                hint="encode samples with the processor that belongs to the model",
-            )
+        counts = (ids == token).cumsum(0)[ends - 1].diff(prepend=torch.zeros(1, dtype=torch.int64)).tolist()
+        for segment, found in zip(segments, counts, strict=True):
+            grid = segment.media.get(key)
+            expected = 0 if grid is None else int((grid.long().prod(-1) // patches).sum())
+            if found != expected:
+                raise InputError(
+                    f"{segment.where} has {found} placeholders for {key}, its media give {expected}",
+                    hint="encode samples with the processor that belongs to the model",
+                )
 
 
 def _tail(tensor: torch.Tensor) -> str:

@@ -28,7 +28,8 @@ from ..errors import InputError
 from ..families import Family
 from .boundaries import choose_kwargs, family_for
 from .fields import IGNORE, TOKEN_FIELDS, Segment, media_rules, mrope_keys, read_sample
-from .media import join_media, placeholders_of
+from .media import check_placeholders, join_media, placeholders_of
+from .positions import join_positions
 
 __all__ = ["PackBatch", "PaddingFreeCollator", "filler_pack"]
 
@@ -121,10 +122,11 @@ class PaddingFreeCollator:
         batch = PackBatch(self._tokens(segments, tail))
         starts = _offsets(lengths)[:-1].long()
         batch["labels"][0, starts] = IGNORE
-        batch["position_ids"] = self._positions(segments, tail)
+        batch["position_ids"] = join_positions(segments, self._has_mrope(segments), tail)
         batch.update(self._boundaries(lengths))
         batch["use_cache"] = False
-        batch.update(join_media(segments, self._media, self._placeholders))
+        check_placeholders(segments, batch["input_ids"][0], self._placeholders)
+        batch.update(join_media(segments, self._media))
         batch.lengths = lengths
         batch.tail = tail
         batch.filler = all(segment.sample_id is None and segment.weightless for segment in segments)
@@ -150,17 +152,15 @@ class PaddingFreeCollator:
     def _same_fields(self, segments: list[Segment]) -> None:
         """A per-token field or explicit positions in one member must be in all of them."""
         full = [segment for segment in segments if not segment.weightless]
-        present: dict[str, None] = {}
+        present = sorted({name for segment in full for name in segment.tokens})
         for segment in full:
-            present.update(dict.fromkeys(segment.tokens))
-        for segment in full:
-            for name in present:
-                if name not in segment.tokens:
-                    other = next(s.where for s in full if name in s.tokens)
-                    raise InputError(
-                        f"{segment.where} has no {name}, but {other} in the same row has",
-                        hint="give the field to every sample, or to none",
-                    )
+            if len(segment.tokens) < len(present):
+                name = next(name for name in present if name not in segment.tokens)
+                other = next(s.where for s in full if name in s.tokens)
+                raise InputError(
+                    f"{segment.where} has no {name}, but {other} in the same row has",
+                    hint="give the field to every sample, or to none",
+                )
         placed = [segment for segment in full if segment.positions is not None]
         if placed and len(placed) < len(full):
             lacking = next(segment for segment in full if segment.positions is None)
@@ -194,41 +194,22 @@ class PaddingFreeCollator:
             row[name] = torch.cat([*parts, _full(tail, pad)] if tail else parts)[None]
         return row
 
-    def _positions(self, segments: list[Segment], tail: int) -> torch.Tensor:
-        """int64 [1,T], or [4,1,T] for mRoPE."""
-        rows = self._position_rows(segments)
-        parts, end, before = [], None, ""
-        for segment in segments:
-            own = _own_positions(segment, rows)
-            first = int(own[0, 0])
-            if end is not None and first == end + 1:
-                raise InputError(
-                    f"positions of {segment.where} start at {first}, right after those of {before}",
-                    hint="positions restart in every sample; otherwise transformers joins the two samples",
-                )
-            end, before = int(own[0, -1]), segment.where
-            parts.append(own)
-        if tail:
-            parts.append(torch.arange(tail).expand(parts[0].shape[0], -1))
-        row = torch.cat(parts, dim=1)
-        return row if rows == 1 else row[:, None]
-
-    def _position_rows(self, segments: list[Segment]) -> int:
-        """1 or 3, declared by the family; without one, 3 as soon as a sample has three rows."""
-        given = [1 if s.positions is None else int(s.positions.shape[0]) for s in segments]
-        rows = self.family.position_rows if self.family is not None else max(given)
+    def _has_mrope(self, segments: list[Segment]) -> bool:
+        """Declared by the family; without one, true as soon as a sample has t, h, w rows."""
+        given = [s.positions is not None and s.positions.shape[0] > 1 for s in segments]
+        mrope = self.family.position_rows == 3 if self.family is not None else any(given)
         for segment, own in zip(segments, given, strict=True):
-            if own > rows:
+            if own and not mrope:
                 raise InputError(
-                    f"{segment.where} has {own} position rows, the model takes 1",
+                    f"{segment.where} has t, h, w positions, the model takes one row",
                     hint="encode samples with the template of the model that trains",
                 )
-            if own < 3 and not self._mrope.isdisjoint(segment.media):
+            if not own and not self._mrope.isdisjoint(segment.media):
                 raise InputError(
                     f"{segment.where} has media but no t, h, w positions, which its family needs",
                     hint="give position_ids [3,tokens] of the sample alone (the template makes them)",
                 )
-        return rows
+        return mrope
 
     def _boundaries(self, lengths: tuple[int, ...]) -> dict[str, Any]:
         offsets, longest = _offsets(lengths), max(lengths)
@@ -242,17 +223,6 @@ class PaddingFreeCollator:
             numbers = torch.arange(len(lengths), dtype=torch.int32)
             every["seq_idx"] = numbers.repeat_interleave(torch.tensor(lengths))[None]
         return {name: every[name] for name in self.boundary_kwargs}
-
-
-def _own_positions(segment: Segment, rows: int) -> torch.Tensor:
-    """[1,T], or [4,T]: the text row in front of the sample's own t, h, w."""
-    given = segment.positions
-    if rows == 1:
-        return torch.arange(segment.length)[None] if given is None else given
-    text = torch.arange(segment.length)[None]
-    if given is None or given.shape[0] == 1:
-        given = (text if given is None else given).expand(3, -1)
-    return torch.cat([text, given])
 
 
 def _full(length: int, value: int | float) -> torch.Tensor:

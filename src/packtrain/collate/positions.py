@@ -1,0 +1,67 @@
+"""Positions of a row: those of each sample alone, laid end to end.
+
+sdpa and eager derive their block mask from the text row alone: a step other than 1 begins a segment.
+So the text row must step by 1 inside every segment and by anything else at every boundary; this is
+asserted on the whole row at once.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Sequence
+
+import torch
+
+from ..errors import InputError
+from .fields import Segment
+
+__all__ = ["join_positions"]
+
+
+def join_positions(segments: Sequence[Segment], mrope: bool, tail: int) -> torch.Tensor:
+    """int64 [1,T], or with mRoPE [4,1,T]: text row, then t, h, w. A tail counts 0, 1, 2, … in all rows.
+
+    Raises:
+        InputError: a sample's text positions do not step by 1, or run on from the sample before.
+    """
+    lengths = [segment.length for segment in segments] + ([tail] if tail else [])
+    count = torch.arange(max(lengths))
+    given = [segment.positions for segment in segments] + ([None] if tail else [])
+    text = [
+        count[:length] if own is None or own.shape[0] == 3 else own[0]
+        for own, length in zip(given, lengths, strict=True)
+    ]
+    row = torch.cat(text)
+    _check_steps(row, lengths, segments)
+    if not mrope:
+        return row[None]
+    axes = [
+        part.expand(3, -1) if own is None or own.shape[0] == 1 else own[-3:]
+        for own, part in zip(given, text, strict=True)
+    ]
+    return torch.cat([row[None], torch.cat(axes, dim=1)])[:, None]
+
+
+def _check_steps(row: torch.Tensor, lengths: list[int], segments: Sequence[Segment]) -> None:
+    ends = list(itertools.accumulate(lengths))
+    goes_on = torch.diff(row) == 1
+    boundary = torch.zeros_like(goes_on)
+    boundary[torch.tensor(ends[:-1], dtype=torch.int64) - 1] = True
+    wrong = goes_on == boundary
+    if not bool(wrong.any()):
+        return
+    at = int(wrong.nonzero()[0, 0]) + 1
+    index = bisect.bisect_right(ends, at)
+    start = ends[index - 1] if index else 0
+    before, here = int(row[at - 1]), int(row[at])
+    where = segments[index].where if index < len(segments) else "the pad tail"
+    if at == start:
+        raise InputError(
+            f"positions of {where} start at {here}, right after those of {segments[index - 1].where}",
+            hint="positions restart in every sample; otherwise transformers joins the two samples",
+        )
+    raise InputError(
+        f"{where}: text positions go from {before} to {here} at token {at - start}",
+        hint="an already packed row loses its boundaries here; hand over its samples one by one",
+    )
