@@ -1,9 +1,9 @@
 """optimal: column generation through HiGHS, for few distinct lengths where `auto` misses the bound.
 
 The linear relaxation (patterns x multiplicities, every class covered) is solved by generating patterns:
-duals price the classes, a knapsack over the capacity finds the patterns worth more than a pack. The
-solution is rounded down and the few samples left are packed by `refine` or `bfd`. It is kept only where it
-beats `auto`.
+duals price the classes, a knapsack over the capacity finds the patterns worth more than a pack. In each
+round the solution is rounded down and the samples left are packed by `refine` or `bfd`; their patterns join
+the program, the fewest packs seen are kept, and `auto`'s plan where nothing beats it.
 
 The bound it notes is proven in integers, whatever the solver's rounding: for integer weights w of the
 classes and the largest weight V that fits into one pack (exact knapsack), ceil(sum w*count / V) packs are
@@ -27,6 +27,7 @@ from ..errors import MissingExtraError
 from ..extend import PackProblem, Patterns
 from . import auto, bfd, refine
 from ._bounds import best_bound
+from ._jit import part_of
 
 __all__ = ["HISTOGRAM", "VERSION", "pack"]
 
@@ -34,6 +35,7 @@ VERSION = 1
 HISTOGRAM = True
 
 ROUNDS = 60
+DIVES = 30
 CLASSES = 8192
 CAPACITY = 1 << 17
 _COLUMNS = 400  # patterns taken over in a round
@@ -60,7 +62,8 @@ def pack(problem: PackProblem) -> Patterns:
             )
             logger.warning("packer optimal: %s", notes["lp"])
         else:
-            found, lp_bound, rounds = _generate(problem, start)
+            with part_of(int(problem.counts.sum())):
+                found, lp_bound, rounds = _generate(problem, start)
             notes["lp"] = f"{rounds} rounds"
             if lp_bound > bound:
                 bound, name = lp_bound, "lp"
@@ -83,17 +86,26 @@ def _generate(problem: PackProblem, start: Patterns) -> tuple[Patterns, int, int
             master.add(pattern)
     for k, size in enumerate(sizes.tolist()):
         master.add({k: capacity // size})
-    bound, rounds = 0, 0
+    best, bound, rounds = start, 0, 0
     while rounds < ROUNDS:
         rounds += 1
         value, weights = master.solve()
-        most, patterns = _price(sizes, weights, capacity)
+        most, priced = _price(sizes, weights, capacity)
         if most > 0:
             total = sum(w * c for w, c in zip(weights.tolist(), counts.tolist(), strict=True))
             bound = max(bound, -(-total // most))
-        if bound >= value - 1e-6 or not sum(master.add(pattern) for pattern in patterns):
+        left = counts.tolist()
+        found, tail = _completed(problem, _take(left, master, 1e-6), left)
+        if int(found.repeat.sum()) < int(best.repeat.sum()):
+            best = found
+        if bound >= min(value - 1e-6, int(best.repeat.sum())):
             break
-    return _rounded(problem, master), bound, rounds
+        # What rounding leaves over is packed well by the heuristics: their patterns fit what is missing.
+        if not sum(master.add(pattern) for pattern in (*priced, *_contents(tail, sizes))):
+            break
+    if int(best.repeat.sum()) > bound:
+        best = _dive(problem, master, best, bound)
+    return best, bound, rounds
 
 
 def _quiet_solver() -> tuple[Any, float]:
@@ -143,6 +155,11 @@ class _Master:
         self.solver.addCol(1.0, 0.0, self.infinity, len(rows), rows, values)
         return True
 
+    def require(self, counts: list[int]) -> None:
+        """Cover these counts from now on."""
+        for row, count in enumerate(counts):
+            self.solver.changeRowBounds(row, float(count), self.infinity)
+
     def solve(self) -> tuple[float, I64]:
         """Objective and integer weights (duals in units of 1/_SCALE, never negative)."""
         self.solver.run()
@@ -180,18 +197,23 @@ def _price(sizes: I64, weights: I64, capacity: int) -> tuple[int, list[Pattern]]
     return int(best[capacity]), patterns
 
 
-def _rounded(problem: PackProblem, master: _Master) -> Patterns:
-    """The solution rounded down, never above what is left; the rest by the better of refine and bfd."""
-    sizes = problem.sizes.tolist()
-    left = problem.counts.tolist()
-    whole: list[tuple[int, Pattern]] = []
-    # Largest fractions last: they are what rounding loses most on, and the rest packs them.
+def _take(left: list[int], master: _Master, least: float) -> list[tuple[int, Pattern]]:
+    """Patterns of the solution, each value rounded to value + least, never above what is left."""
+    taken = []
     for value, pattern in zip(master.activity, master.patterns, strict=False):
-        repeat = min(int(value + 1e-6), *(left[k] // held for k, held in pattern.items()))
+        repeat = min(int(value + least), *(left[k] // held for k, held in pattern.items()))
         if repeat > 0:
-            whole.append((repeat, pattern))
+            taken.append((repeat, pattern))
             for k, held in pattern.items():
                 left[k] -= repeat * held
+    return taken
+
+
+def _completed(
+    problem: PackProblem, whole: list[tuple[int, Pattern]], left: list[int]
+) -> tuple[Patterns, Patterns]:
+    """`whole` with the rest packed by the better of refine and bfd; and the patterns of that rest alone."""
+    sizes = problem.sizes.tolist()
     kept = [k for k, count in enumerate(left) if count]
     rest = PackProblem(
         costs=problem.costs[:0],
@@ -208,12 +230,30 @@ def _rounded(problem: PackProblem, master: _Master) -> Patterns:
         size += [sizes[k] for k in pattern]
         number += list(pattern.values())
         ends.append(len(size))
-    return Patterns(
+    everything = Patterns(
         repeat=np.concatenate([np.array(repeat, dtype=np.int64), tail.repeat]),
         offsets=np.concatenate([np.array(ends, dtype=np.int64), tail.offsets[1:] + len(size)]),
         size=np.concatenate([np.array(size, dtype=np.int64), tail.size]),
         number=np.concatenate([np.array(number, dtype=np.int64), tail.number]),
     )
+    return everything, tail
+
+
+def _dive(problem: PackProblem, master: _Master, best: Patterns, bound: int) -> Patterns:
+    """Round in steps: fix what is whole (or at least half), solve again for what is left."""
+    left = problem.counts.tolist()
+    whole: list[tuple[int, Pattern]] = []
+    for _ in range(DIVES):
+        taken = _take(left, master, 1e-6) or _take(left, master, 0.5)
+        whole += taken
+        found, _ = _completed(problem, whole, left)
+        if int(found.repeat.sum()) < int(best.repeat.sum()):
+            best = found
+        if not taken or not any(left) or int(best.repeat.sum()) <= bound:
+            break
+        master.require(left)
+        master.solve()
+    return best
 
 
 def _contents(patterns: Patterns, sizes: I64) -> list[Pattern]:

@@ -1,1 +1,1 @@
-"""Plans as values: lengths, spec, the plan with its ledger and certificate, alignment, epoch order. No torch."""
+"""Plans as values: lengths, spec, plan with ledger and certificate, alignment, epoch order. No torch."""
