@@ -20,15 +20,19 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from ..collate import IGNORE, PackBatch, PaddingFreeCollator
 from ..data import PackedDataset, PackSampler
 from ..errors import ConfigError, InputError
 from ..files import append_line
 from ..planning.align import AlignedPlan
+from ..template import ensure_torchvision
 from .attention import check_batch
 from .loss import bare_model, token_loss_sum
+
+ensure_torchvision()  # transformers imports torchvision with its Trainer
+
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 
 __all__ = ["PackTrainer", "pack_loader"]
 
