@@ -25,7 +25,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from . import files
+from . import extend, files
 from .planning.build import plan as make_plan
 from .planning.lengths import Lengths
 from .planning.packplan import PackPlan
@@ -136,22 +136,25 @@ _LAWS = settings(
 class PackerLaws:
     """Laws 1-4 and 12 for the packer named by the class attribute `packer`.
 
-    `limits = False` for a packer that plans token lengths only.
+    Limits are tried when the module says `LIMITS = True`; one that says `SEEDED = True` may answer another
+    shape for another seed.
     """
 
     packer: str
-    limits: bool = True
+
+    def _says(self, flag: str) -> bool:
+        return bool(getattr(extend.lookup("packers", self.packer), flag, False))
 
     @_LAWS
     @given(case=st.data())
     def test_partition_capacity_order(self, case: st.DataObject) -> None:
-        lengths, options = case.draw(lengths_and_options(limits=self.limits))
+        lengths, options = case.draw(lengths_and_options(limits=self._says("LIMITS")))
         check_plan(make_plan(lengths, packer=self.packer, **options), lengths)
 
     @_LAWS
     @given(case=st.data())
     def test_plan_depends_on_values_only(self, case: st.DataObject) -> None:
-        lengths, options = case.draw(lengths_and_options(limits=self.limits))
+        lengths, options = case.draw(lengths_and_options(limits=self._says("LIMITS")))
         costs = {name: array.astype(np.int16) for name, array in lengths.costs.items()}
         wide = lengths.tokens.astype(np.uint64)
         other = Lengths(
@@ -166,7 +169,7 @@ class PackerLaws:
     @_LAWS
     @given(case=st.data())
     def test_compiled_equals_plain(self, case: st.DataObject) -> None:
-        lengths, options = case.draw(lengths_and_options(limits=self.limits))
+        lengths, options = case.draw(lengths_and_options(limits=self._says("LIMITS")))
         with plain_path():
             plain = make_plan(lengths, packer=self.packer, **options)
             plain_sums = plain.pack_sq.tolist()
@@ -188,12 +191,9 @@ class PackerLaws:
         plans = [make_plan(lengths, pack_length=64, packer=self.packer, seed=seed) for seed in (None, 1, 2)]
         for plan in plans:
             check_plan(plan, lengths)
-        if self.seed_keeps_shape:
+        if not self._says("SEEDED"):
             shapes = [sorted(sorted(lengths.tokens[pack].tolist()) for pack in plan) for plan in plans]
             assert shapes[0] == shapes[1] == shapes[2]
-
-    #: False for a packer that is itself random.
-    seed_keeps_shape: bool = True
 
 
 @contextlib.contextmanager

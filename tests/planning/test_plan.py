@@ -212,7 +212,14 @@ GOLDEN = {
     "bfd": "b9b1ea44547fa279ae1a2f8b621addd611e8aee47b4ba07143e0c72342e125e3",
     "bfd seed": "bfd6ea0f7cb73af5f41a27844c644e0d2b16a0f9b1358f5af9157f9d7658c92a",
     "sequential": "52ab0a7f463be429ebce1a025719f3ed27b636381b288e851844acafc837cf96",
+    "refine": "2f449e45539504913d977ef33c2a33c8ea27e9745ad62a92590a73ba9df45bcb",
+    "ffd": "7033a840534188fe6cc3057d26291abdad48f405bf64974b53a07d2db2456b63",
+    "diverse": "3e3445e6e1269823c4ab574edee354172b744b34adb4efbc6e050bb603a9c0d1",
+    "random_fit": "153fd1d5506b063430c39a985b48d6b07894e5717a51e9ffc15b4855ac019791",
+    "window": "643876143bb641bf6dc059da31a86979f119e90a7c35c736435eca4cbd39c28d",
+    "limits": "22caaddfbb594ca1100260592bc26b1a31521ef21b7f4de539eaa62b1a680443",
     "bfd large": "ca65ad4fe0f19b41dae6bf0184a0fc553fb024efa04b3099a1b1ea2a7abb2cb5",
+    "auto large": "c45e98f1fa87d57c6266426ded7e9b298dd7f4e31f5ddf5ba50f4da91de99490",
 }
 
 PROGRAM = """
@@ -221,10 +228,15 @@ x = np.arange(70000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 x = (x ^ (x >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
 t = (x >> np.uint64(40)).astype(np.int64)
 t = 1 + (t % 37) * (t % 251) % 9000
-print("bfd", pt.plan(t[:5000], 8192, packer="bfd").checksum)
-print("bfd seed", pt.plan(t[:5000], 8192, packer="bfd", seed=7).checksum)
-print("sequential", pt.plan(t[:5000], 8192, packer="sequential").checksum)
+few = pt.Lengths(t[:5000], costs={"images": t[:5000] % 4})
+for packer in ("bfd", "sequential", "refine", "ffd", "diverse"):
+    print(packer, pt.plan(few, 8192, packer=packer).checksum)
+print("bfd seed", pt.plan(few, 8192, packer="bfd", seed=7).checksum)
+print("random_fit", pt.plan(few, 8192, packer="random_fit", seed=2).checksum)
+print("window", pt.plan(few, 8192, window=500, seed=1).checksum)
+print("limits", pt.plan(few, 8192, limits={"images": 9}, max_samples=20).checksum)
 print("bfd large", pt.plan(t, 8192, packer="bfd").checksum)
+print("auto large", pt.plan(t, 8192).checksum)
 """
 
 
