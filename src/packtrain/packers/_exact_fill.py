@@ -181,7 +181,14 @@ def exact_fill(
                 words[y >> 6] |= one << np.uint64(y & 63)
             count[y] += 1
         # apply: equal sizes together, sizes descending
-        items = np.sort(best[:n_best])[::-1]
+        items = best[:n_best].copy()
+        for j in range(1, n_best):  # all but the last two descend already
+            y = items[j]
+            i = j
+            while i > 0 and items[i - 1] < y:
+                items[i] = items[i - 1]
+                i -= 1
+            items[i] = y
         if n_items + n_best > len(out_size):
             grow = max(len(out_size), n_best)
             out_size = np.concatenate((out_size, np.empty(grow, dtype=np.int64)))

@@ -19,7 +19,7 @@ __all__ = ["by_bin", "by_class", "deal", "shuffle_classes", "sum_packs"]
 def deal(
     repeat: Any, offsets: Any, key: Any, number: Any, cursor: Any, n_packed: Any, rounds: Any
 ) -> Any:  # pragma: no cover
-    """Raw pack number of every place (in class order) and the size of every raw pack."""
+    """Raw pack number of every place (in class order) and minus the size of every raw pack."""
     n_groups = len(repeat)
     n_packs = np.int64(0)
     for g in range(n_groups):
@@ -44,7 +44,7 @@ def deal(
                         slot[q] = pack
                     cursor[c] = p + number[j]
                     size += number[j]
-                sizes[pack] = size
+                sizes[pack] = -size
                 pack += 1
                 dealt[g] += 1
     return slot, sizes
@@ -71,16 +71,16 @@ def shuffle_classes(slot: Any, starts: Any, seed: Any) -> Any:  # pragma: no cov
 def by_class(
     keys: Any, top: Any, cursor: Any, slot: Any, sizes: Any, n_single: Any, out: Any
 ) -> Any:  # pragma: no cover
-    """Canonical (offsets, indices): one pass over the samples, each takes the next place of its class."""
+    """Canonical (offsets, indices): one pass over the samples, each takes the next place of its class.
+
+    `sizes` becomes the write pointers: -size while a pack is not open, then where its next id goes.
+    """
     n = len(keys)
-    n_packs = len(sizes) + n_single
-    offsets = np.empty(n_packs + 1, dtype=np.int64)
+    offsets = np.empty(len(sizes) + n_single + 1, dtype=np.int64)
     offsets[0] = 0
-    written = np.empty(len(sizes), dtype=np.int64)
-    written[:] = -1
     opened = np.int64(0)
     total = np.int64(0)
-    bins = np.empty(512, dtype=np.int64)
+    bins = np.empty(512, dtype=cursor.dtype)
     for start in range(0, n, 512):
         width = min(512, n - start)
         for k in range(width):
@@ -99,14 +99,15 @@ def by_class(
         for k in range(width):
             b = bins[k]
             if b >= 0:
-                w = written[b]
+                w = np.int64(sizes[b])
                 if w < 0:
+                    size = -w
                     w = total
-                    total += sizes[b]
+                    total += size
                     opened += 1
                     offsets[opened] = total
                 out[w] = start + k
-                written[b] = w + 1
+                sizes[b] = w + 1
             elif b == -2:
                 out[total] = start + k
                 total += 1
