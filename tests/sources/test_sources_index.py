@@ -44,14 +44,13 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def test_reopening_reads_no_content(path: Path, builds: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reopening_reads_no_content(path: Path, builds: list[str]) -> None:
     first = open_source(path)
     assert len(builds) == 1 and index_of(path).is_file()
     second = open_source(path)
     assert len(builds) == 1
     assert list(second) == ROWS and second.fingerprint == first.fingerprint
-    monkeypatch.setattr(_index, "KEEP", 0)  # large indexes are read 16 bytes at a time
-    large = open_source(path)
+    large = open_source(path, keep=0)  # large indexes are read 16 bytes at a time
     assert large._index.starts is None and list(large) == ROWS
 
 

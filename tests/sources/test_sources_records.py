@@ -104,7 +104,7 @@ def test_content_decides_over_the_name(write: Write) -> None:
         ("a.json", b'[{"a": 1}', "not a whole JSON array"),
         ("a.json", b'[{"a": "1}]', "inside a string"),
         ("a.json", b"[{}] [{}]", "more text after"),
-        ("a.jsonl", b"\x1f\x8b\x08\0\0\0", "compressed"),
+        ("a.jsonl", b"\x1f\x8b\x08\0\0\0", "cut short or broken gzip"),
         ("a.json", '[{"a": 1}]'.encode("utf-16"), "UTF-16"),
         ("a.txt", b"some words", "no known kind"),
     ],
@@ -205,6 +205,6 @@ def test_real_files(data: Path) -> None:
         assert len(source) == count == len(rows)
         assert list(source) == rows
     assert not list((data / "text_sft").glob(".*packtrain-index"))  # read-only folders stay as they are
-    for name in ("detection/lvis_val_100.json", "vqa_text/textvqa_val_questions_vqa_format.json"):
+    for name in ("detection/coco_to_synset.json", "vqa_text/textvqa_val_questions_vqa_format.json"):
         with pytest.raises(SourceError, match="one JSON object"):
             open_source(data / name)

@@ -114,6 +114,7 @@ def load(
     *,
     cache_dir: str | os.PathLike[str] | None = None,
     verify: bool = False,
+    keep: int = KEEP,
 ) -> Index:
     """The index of `source`, read where it is stored or built and stored.
 
@@ -123,12 +124,13 @@ def load(
         build: makes the arrays and the digest from the file.
         cache_dir: cache folder; default `world.cache_dir()`.
         verify: hash the source and compare, instead of trusting (size, mtime).
+        keep: bytes of starts that may stay in memory.
     """
     name = os.path.basename(source.path)
     places = store_places(source.path, f".{name}.packtrain-index", cache_dir)
     beside = Path(source.path).with_name(f".{name}.packtrain-index")
     for path in dict.fromkeys([*places, beside]):  # a read-only folder may have come with its index
-        index = _read(path, source, kind)
+        index = _read(path, source, kind, keep)
         if index is not None and (not verify or files.sha256_file(source.path) == index.sha256):
             return index
     log.info("indexing %s", source.path)
@@ -147,7 +149,7 @@ def load(
         except (InputError, OSError) as error:
             log.debug("no index at %s: %s", path, error)
             continue
-        index = _read(path, source, kind)
+        index = _read(path, source, kind, keep)
         if index is not None:
             return index
     log.warning("the index of %s could not be stored: it will be built again next time", source.path)
@@ -166,7 +168,7 @@ def _write(path: Path, header: dict[str, Any], built: Built) -> None:
         handle.write(gaps.data)
 
 
-def _read(path: Path, source: Pinned, kind: str) -> Index | None:
+def _read(path: Path, source: Pinned, kind: str, limit: int) -> Index | None:
     """The index stored at `path` when it is whole and made for this source, else None."""
     try:
         with open(path, "rb") as handle:
@@ -188,7 +190,7 @@ def _read(path: Path, source: Pinned, kind: str) -> Index | None:
                 return None
             if status.st_size != base + 8 * (count + 1 + extra):
                 return None
-            keep = 8 * (count + 1) <= KEEP
+            keep = 8 * (count + 1) <= limit
             crc = 0
             kept: list[bytes] = []
             remaining = 8 * (count + 1)

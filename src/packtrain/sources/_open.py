@@ -1,30 +1,51 @@
-"""Pick the plug-in that opens a source: by the option `kind`, by suffix, then by content."""
+"""Pick the plug-in that opens a source: by the option `kind`, by name, then by content.
+
+    file       suffix: .jsonl .ndjson .json (also .gz .zst .bz2 .xz), .parquet .arrow …, .tar, .yaml (mixture)
+    .json      one object: by its first key, annotations (coco) or a mixture; else a list of records
+    folder     `save_to_disk`, Parquet or Arrow, tars, sound clips, JSONL shards, pairs of image and JSON
+    pattern    wildcards or braces: by the suffix of its files; several JSONL or JSON files are shards
+
+A folder that could be several of these is refused with the kinds it could be.
+"""
 
 from __future__ import annotations
 
 import inspect
+import json
 import os
+import re
 from typing import Any
 
 from ..errors import ConfigError, SourceError, nearest
 from ..extend import Source, lookup, names
+from ._paths import expand, is_pattern
 
-__all__ = ["open_source"]
+__all__ = ["kind_of", "open_source"]
+
+_FIRST_KEY = re.compile(rb'\s*\{\s*("(?:[^"\\]|\\.)*")\s*:')
+_COCO = ("info", "licenses", "images", "annotations", "categories")
+_MIXTURE = ("sources", "seed", "shuffle")
+_SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")
 
 
 def open_source(path: str | os.PathLike[str], *, kind: str | None = None, **options: Any) -> Source:
     """Open a source of samples.
 
     Args:
-        path: a file, or a folder of pairs.
-        kind: name of a module in `packtrain.sources`; default: by suffix, then by content.
+        path: a file, a folder, a glob or braces.
+        kind: name of a module in `packtrain.sources`; default: by name, then by content.
         **options: passed to the plug-in, for example `cache_dir` and `verify_content`.
 
     Raises:
-        SourceError: the source is missing, empty or of no known kind.
+        SourceError: the source is missing, empty, of no known kind, or of several.
         ConfigError: an option the plug-in does not have.
     """
-    module = lookup("sources", kind if kind is not None else _kind_of(os.fspath(path)))
+    if not isinstance(path, (str, os.PathLike)):
+        raise SourceError(
+            f"a source is named by a path, not by {type(path).__name__}",
+            hint="write records of a one-shot generator to a JSONL file first",
+        )
+    module = lookup("sources", kind if kind is not None else kind_of(os.fspath(path)))
     known = inspect.signature(module.open_source).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
         for option in options:
@@ -38,23 +59,94 @@ def open_source(path: str | os.PathLike[str], *, kind: str | None = None, **opti
     return source
 
 
-def _kind_of(path: str) -> str:
-    """The plug-in whose `SUFFIXES` hold the path's suffix; by content otherwise."""
+def kind_of(path: str) -> str:
+    """The plug-in for a path.
+
+    Raises:
+        SourceError: none, or several, fit.
+    """
     if os.path.isdir(path):
-        return "pairs"
-    lower = path.lower()
-    for name in names("sources"):
-        if lower.endswith(tuple(getattr(lookup("sources", name), "SUFFIXES", ()))):
-            return name
+        return _of_folder(path)
+    if is_pattern(path):
+        kind = _of_suffix(expand(path, ())[0])
+        return "shards" if kind in ("jsonl", "json", None) else kind
+    kind = _of_suffix(path)
+    if kind == "json":
+        return _of_object(path) or "json"
+    if kind is not None:
+        return kind
     if not os.path.isfile(path):
         return "jsonl"  # whose message says what is missing
-    try:
-        with open(path, "rb") as handle:
-            text = handle.read(1 << 16).removeprefix(b"\xef\xbb\xbf").lstrip()
-    except OSError as error:
-        raise SourceError(f"{path} cannot be opened: {error.strerror}") from None
+    text = _head(path).removeprefix(b"\xef\xbb\xbf").lstrip()
     if text.startswith((b"{", b"[")):
         return "json" if text.startswith(b"[") else "jsonl"
     raise SourceError(
         f"{path} is of no known kind", hint=f"kinds: {', '.join(names('sources'))}; or pass kind="
     )
+
+
+# --------------------------------------------------------------------------------------------
+def _of_suffix(path: str) -> str | None:
+    """The plug-in whose `SUFFIXES` hold the path's suffix."""
+    lower = path.lower()
+    for name in names("sources"):
+        if lower.endswith(tuple(getattr(lookup("sources", name), "SUFFIXES", ()))):
+            return name
+    return None
+
+
+def _of_object(path: str) -> str | None:
+    """What a JSON file that holds one object is, by its first key; None for anything else."""
+    if not os.path.isfile(path):
+        return None
+    found = _FIRST_KEY.match(_head(path).removeprefix(b"\xef\xbb\xbf"))
+    if found is None:
+        return None
+    try:
+        key = json.loads(found[1])
+    except ValueError:
+        return None
+    return "coco" if key in _COCO else "mixture" if key in _MIXTURE else None
+
+
+def _of_folder(path: str) -> str:
+    listed = sorted(name for name in os.listdir(path) if not name.startswith((".", "_")))
+    if any(name in listed for name in _SAVED):
+        return "parquet"
+    suffixes = {name: tuple(lookup("sources", name).SUFFIXES) for name in ("parquet", "webdataset", "jsonl")}
+    clips = lookup("sources", "audio_dir")
+    lower = [name.lower() for name in listed]
+    tables = [name for name in lower if name in clips.TABLES]
+    sounds = any(name.endswith(clips.SUFFIXES_OF_CLIPS) for name in lower)
+    fits = [
+        kind if kind != "jsonl" else "shards"
+        for kind, ends in suffixes.items()
+        if any(name.endswith(ends) for name in lower if name not in tables)
+    ]
+    if sounds:
+        fits.append("audio_dir")
+    if any(name.endswith(".json") for name in lower):
+        fits.append("pairs")
+    if not fits and tables:
+        fits.append("shards" if not _deep(path, clips.SUFFIXES_OF_CLIPS) else "audio_dir")
+    if not fits:
+        deep = [("parquet", suffixes["parquet"]), ("audio_dir", clips.SUFFIXES_OF_CLIPS)]
+        fits = [kind for kind, ends in deep if _deep(path, ends)]
+    if len(fits) > 1:
+        raise SourceError(
+            f"{path} holds files of several kinds: {', '.join(fits)}",
+            hint="name one with kind=, or a glob of the files that are meant",
+        )
+    return fits[0] if fits else "pairs"  # whose message says what a folder may hold
+
+
+def _deep(path: str, ends: tuple[str, ...]) -> bool:
+    return any(name.lower().endswith(ends) for _, _, found in os.walk(path) for name in found)
+
+
+def _head(path: str) -> bytes:
+    try:
+        with open(path, "rb") as handle:
+            return handle.read(1 << 16)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be opened: {error.strerror}") from None

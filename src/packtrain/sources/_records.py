@@ -119,6 +119,7 @@ def open_records(
     *,
     cache_dir: str | os.PathLike[str] | None = None,
     verify_content: bool = False,
+    keep: int = _index.KEEP,
 ) -> RecordFile:
     """Open a file of records; the content decides between JSONL and a JSON array where `kind` is wrong.
 
@@ -127,13 +128,14 @@ def open_records(
         kind: "jsonl" or "json": what its name promises.
         cache_dir: where the index goes when the folder of the source is read-only.
         verify_content: hash the file again instead of trusting its size and mtime.
+        keep: bytes of its index that may stay in memory.
 
     Raises:
         SourceError: missing, empty, compressed, not a list of records, unreadable.
     """
     file = _existing(path)
     kind = find_kind(file, kind)
-    index = _index.load(file, kind, _BUILDERS[kind], cache_dir=cache_dir, verify=verify_content)
+    index = _index.load(file, kind, _BUILDERS[kind], cache_dir=cache_dir, verify=verify_content, keep=keep)
     if index.count == 0:
         raise SourceError(f"{file.path} holds no records", hint="a source needs at least one record")
     return RecordFile(file, kind, index, cache_dir)

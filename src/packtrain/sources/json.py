@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 
-from ._records import RecordFile, open_records
+from ._derived import open_text
+from ._index import KEEP
+from ._records import RecordFile
 
 __all__ = ["SUFFIXES", "open_source"]
 
-SUFFIXES = (".json",)
+PACKED = (".gz", ".zst", ".bz2", ".xz")
+SUFFIXES = tuple(name + packed for name in (".json",) for packed in ("", *PACKED))
 
 
 def open_source(
@@ -20,6 +23,8 @@ def open_source(
     *,
     cache_dir: str | os.PathLike[str] | None = None,
     verify_content: bool = False,
+    keep: int = KEEP,
 ) -> RecordFile:
-    """Open a JSON array (or a JSONL file that has been named so). See `_records.open_records`."""
-    return open_records(path, "json", cache_dir=cache_dir, verify_content=verify_content)
+    """Open a JSON array (or a JSONL file that has been named so). A compressed one is
+    unpacked into the cache folder first (`_derived`). See `_records.open_records`."""
+    return open_text(path, "json", open_source, cache_dir=cache_dir, verify_content=verify_content, keep=keep)

@@ -1,0 +1,91 @@
+"""Text of compressed files (gzip, bzip2, xz, zstd), block by block."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import MissingExtraError, SourceError
+
+__all__ = ["kind_of", "unpack"]
+
+BLOCK = 1 << 20
+_MAGICS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+def kind_of(head: bytes) -> str | None:
+    """The compression by magic bytes, or None."""
+    return next((kind for magic, kind in _MAGICS.items() if head.startswith(magic)), None)
+
+
+def unpack(path: str, kind: str) -> Iterator[bytes]:
+    """The content of a compressed file.
+
+    Raises:
+        SourceError: cut short or broken; nothing of it is used then.
+        MissingExtraError: zstandard is not installed.
+    """
+    try:
+        with _open(path, kind) as handle:
+            while block := handle.read(BLOCK):
+                yield block
+    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        raise SourceError(
+            f"{path} is cut short or broken {kind}: {error}", hint="copy it again; nothing of it was used"
+        ) from None
+    except Exception as error:
+        if type(error).__name__ != "ZstdError":
+            raise
+        raise SourceError(f"{path} is broken zstd: {error}", hint="copy it again") from None
+
+
+def _open(path: str, kind: str) -> Any:
+    if kind == "gzip":
+        return gzip.open(path, "rb")
+    if kind == "bzip2":
+        return bz2.open(path, "rb")
+    if kind == "xz":
+        return lzma.open(path, "rb")
+    try:
+        import zstandard
+    except ImportError:
+        raise MissingExtraError("zstandard", "zstd") from None
+    return _Zstd(zstandard, path)
+
+
+class _Zstd:
+    """A zstd file of one or more frames; one that ends inside a frame is an error, not an end."""
+
+    def __init__(self, zstandard: Any, path: str) -> None:
+        self._file = open(path, "rb")  # noqa: SIM115
+        self._zstandard = zstandard
+        self._object = zstandard.ZstdDecompressor().decompressobj()
+        self._rest = b""
+        self._inside = False
+
+    def __enter__(self) -> _Zstd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def read(self, count: int) -> bytes:
+        while True:
+            data = self._rest or self._file.read(count)
+            self._rest = b""
+            if not data:
+                if self._inside:
+                    raise EOFError("it ends inside a frame")
+                return b""
+            if not self._inside:
+                self._object = self._zstandard.ZstdDecompressor().decompressobj()
+                self._inside = True
+            out: bytes = self._object.decompress(data)
+            if self._object.eof:
+                self._rest, self._inside = self._object.unused_data, False
+            if out:
+                return out

@@ -1,0 +1,156 @@
+"""Which files a path means: one file, a folder, a glob (`part-*.jsonl`) or braces (`s-{000..009}.tar`).
+
+Several files come in *natural order*: runs of digits compare as numbers (`part-9` before `part-10`), all
+else by code point, folders before the names in them. The order is a function of the names alone, so a new
+file that sorts last leaves the ids of earlier records as they were. Names that start with a dot or an
+underscore (markers such as `_SUCCESS`) are passed over in folders and globs.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ..errors import SourceError, nearest
+
+__all__ = ["expand", "is_pattern", "natural", "ordered", "root_of"]
+
+_DIGITS = re.compile(r"([0-9]+)")
+_BRACE = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_MOST = 1_000_000  # files that braces may stand for
+
+
+def natural(name: str) -> tuple[tuple[tuple[int, int, str], ...], ...]:
+    """Sort key of a name.
+
+    >>> sorted(["p-10", "p-9", "p-09"], key=natural)
+    ['p-09', 'p-9', 'p-10']
+    """
+    return tuple(
+        tuple(
+            (0, int(piece), piece) if number % 2 else (1, 0, piece)
+            for number, piece in enumerate(_DIGITS.split(level))
+            if piece
+        )
+        for level in name.replace(os.sep, "/").split("/")
+    )
+
+
+def ordered(names: Iterable[str], known: Sequence[str] = ()) -> list[str]:
+    """Names in natural order; those in `known` first, in the order they have there."""
+    found = sorted(set(names), key=natural)
+    first = [name for name in known if name in set(found)]
+    return first + [name for name in found if name not in set(first)]
+
+
+def is_pattern(path: str) -> bool:
+    """Whether a path that is no existing file stands for several: it has wildcards or braces."""
+    return not os.path.exists(path) and (glob.has_magic(path) or _BRACE.search(path) is not None)
+
+
+def expand(path: str | os.PathLike[str], suffixes: Sequence[str], *, deep: bool = False) -> list[str]:
+    """Absolute paths of the files a path means, in natural order; at least one.
+
+    Args:
+        path: a file (of any name), a folder, a glob (`**` enters folders), or braces.
+        suffixes: names of files that count inside a folder, in lower case with their dot.
+        deep: enter the folders of a folder too.
+
+    Raises:
+        SourceError: nothing is there; the message names the nearest name, or files that lie deeper.
+    """
+    text = os.fspath(path)
+    if is_pattern(text):
+        found = [
+            p for pattern in _braces(text) for p in _glob(pattern, exact=_BRACE.search(text) is not None)
+        ]
+        if not found:
+            raise SourceError(f"{text} matches no files", hint=_deeper(text, suffixes))
+        return [os.path.abspath(p) for p in ordered(found)]
+    full = os.path.abspath(text)
+    if os.path.isfile(full):
+        return [full]
+    if not os.path.isdir(full):
+        raise SourceError(f"{text} does not exist", hint=_near(full))
+    walk = sorted(Path(full).rglob("*") if deep else Path(full).iterdir())
+    names = [
+        str(p.relative_to(full))
+        for p in walk
+        if p.name.lower().endswith(tuple(suffixes))
+        and not any(part.startswith((".", "_")) for part in p.relative_to(full).parts)
+        and p.is_file()
+    ]
+    if not names:
+        raise SourceError(f"{full} holds no {' or '.join(suffixes)} files", hint=_deeper(full, suffixes))
+    return [os.path.join(full, name) for name in ordered(names)]
+
+
+def root_of(path: str | os.PathLike[str]) -> str:
+    """The absolute folder that names are told relative to: the folder itself, that of a file, or what of a
+    pattern stands before its first wildcard."""
+    full = os.path.abspath(os.fspath(path))
+    if os.path.isdir(full):
+        return full
+    root = os.path.dirname(full)
+    while is_pattern(root) and root != os.path.dirname(root):
+        root = os.path.dirname(root)
+    return root
+
+
+def _glob(pattern: str, *, exact: bool) -> list[str]:
+    if not glob.has_magic(pattern):
+        if exact and not os.path.isfile(pattern):
+            raise SourceError(f"{pattern} does not exist", hint="the braces ask for it")
+        return [pattern]
+    return [
+        p
+        for p in glob.glob(pattern, recursive=True)
+        if os.path.isfile(p) and not os.path.basename(p).startswith((".", "_"))
+    ]
+
+
+def _braces(text: str) -> list[str]:
+    """The texts that `{a,b}` and `{000..123}` stand for."""
+    found = _BRACE.search(text)
+    if found is None:
+        return [text]
+    inner = _RANGE.fullmatch(found[1])
+    if inner is not None:
+        first, last = int(inner[1]), int(inner[2])
+        if not 0 <= last - first < _MOST:
+            raise SourceError(f"{text}: {found[1]} is no range of files")
+        width = len(inner[1]) if inner[1].startswith("0") or len(inner[1]) == len(inner[2]) else 0
+        choices = [str(number).zfill(width) for number in range(first, last + 1)]
+    else:
+        choices = found[1].split(",")
+    return [
+        text[: found.start()] + choice + rest for choice in choices for rest in _braces(text[found.end() :])
+    ]
+
+
+def _deeper(text: str, suffixes: Sequence[str]) -> str | None:
+    """A hint at files of the right kind further down."""
+    root = text
+    while glob.has_magic(root) or _BRACE.search(root) or not os.path.isdir(root):
+        parent = os.path.dirname(root)
+        if parent == root or not parent:
+            root = "."
+            break
+        root = parent
+    found = [p for p in sorted(Path(root).rglob("*")) if p.name.lower().endswith(tuple(suffixes))][:2]
+    if not found:
+        return None
+    return f"{'some exist' if len(found) > 1 else 'one exists'} at another depth, such as {found[0]}"
+
+
+def _near(full: str) -> str | None:
+    folder, name = os.path.split(full)
+    try:
+        close = nearest(name, sorted(os.listdir(folder)))
+    except OSError:
+        return f"its folder {folder} does not exist either"
+    return f"did you mean {os.path.join(folder, close)}?" if close else None

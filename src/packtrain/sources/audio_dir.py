@@ -1,0 +1,234 @@
+"""A folder of sound clips with transcripts, as chats: the clip and PROMPT, answered by the transcript.
+
+Transcripts come from, in this order:
+
+    manifest.jsonl, metadata.jsonl   {"file" | "file_name" | "audio" | "audio_filepath" | "path", "text" | …}
+    metadata.csv                     Hugging Face (header with `file_name`) or LJSpeech (`id|text|normalised`)
+    *.trans.txt                      LibriSpeech: `CLIP-ID words of the clip`
+    X.txt, X.lab                     beside X.wav
+
+With a manifest or `metadata` file the samples are its rows, in its order, one each; else they are the clips
+of the folder and the folders in it, in natural order. Text is `text`, `transcription`, `transcript`,
+`sentence` or `normalized_text`. `frames`, `samplerate` (`sample_rate`), `channels` and `duration` of a row
+stay beside the ref as hints. A clip without a transcript is a sample that raises `no_assistant_turn`: it is
+counted, not lost. Names match to the letter, else in composed form (NFC).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import operator
+import os
+import unicodedata
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import files
+from ..errors import SampleError, SourceError
+from ..media.location import identity
+from ._paths import natural
+
+__all__ = ["PROMPT", "Clips", "open_source"]
+
+PROMPT = "Transcribe the audio."
+SUFFIXES_OF_CLIPS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".au")
+TABLES = ("manifest.jsonl", "metadata.jsonl", "metadata.csv")
+
+_FILES = ("file", "file_name", "audio", "audio_filepath", "path", "wav")
+_TEXTS = ("text", "transcription", "transcript", "sentence", "normalized_text")
+_HINTS = {
+    "frames": "frames",
+    "samplerate": "sample_rate",
+    "sample_rate": "sample_rate",
+    "sampling_rate": "sample_rate",
+    "channels": "channels",
+    "duration": "duration",
+}
+
+Row = dict[str, Any]
+
+
+class Clips:
+    """Clips of a folder. Rows are held in memory; clips are opened by whoever measures or encodes them."""
+
+    def __init__(self, folder: str, kind: str, rows: list[Row], prompt: str) -> None:
+        self.folder = folder
+        self._kind = kind
+        self._rows = rows
+        self._prompt = prompt
+        self._fingerprint = files.digest_json({"kind": "audio_dir", "rows": rows, "prompt": prompt})
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of names, texts, hints and prompt. The clips are no part of it, as with other media."""
+        return self._fingerprint
+
+    def fields(self) -> dict[str, Any]:
+        """What the fingerprint is made of, as plain JSON."""
+        return {"kind": "audio_dir", "from": self._kind, "records": len(self), "prompt": self._prompt}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number = operator.index(index)
+        if not 0 <= number < len(self._rows):
+            raise IndexError(f"record {number} of {len(self._rows)} ({self.folder})")
+        row = self._rows[number]
+        if row.get("fault"):
+            raise SampleError("malformed_record", f"{self.where(index)} {row['fault']}")
+        if row["text"] is None:
+            raise SampleError("no_assistant_turn", f"{self.where(index)} has no transcript")
+        asked: list[Row] = [{"type": "audio", "audio": row["file"], **row["hints"]}]
+        if self._prompt:
+            asked.append({"type": "text", "text": self._prompt})
+        return {
+            "messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": row["text"]}]
+        }
+
+    def where(self, index: int) -> str:
+        """`manifest.jsonl:17`, or the clip's name."""
+        row = self._rows[operator.index(index)]
+        return f"{self._kind}:{row['line']}" if "line" in row else str(row["file"])
+
+    def __repr__(self) -> str:
+        return f"<audio_dir {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
+
+
+def open_source(
+    path: str | os.PathLike[str],
+    *,
+    prompt: str = PROMPT,
+    cache_dir: str | os.PathLike[str] | None = None,
+    verify_content: bool = False,
+) -> Clips:
+    """Open a folder of clips.
+
+    Args:
+        path: the folder, or its manifest or metadata file.
+        prompt: what the user says after the clip; "" for the clip alone.
+        cache_dir: not used: nothing is stored.
+        verify_content: open every clip now (its size and header), so that a missing one is named at once.
+
+    Raises:
+        SourceError: no such folder, or no clips in it.
+    """
+    text = os.path.abspath(os.fspath(path))
+    table = None
+    if os.path.isfile(text):
+        text, table = os.path.split(text)
+        if not table.lower().endswith((".jsonl", ".csv")):
+            raise SourceError(f"{table} is no manifest of clips", hint="name its folder, a .jsonl or a .csv")
+    elif not os.path.isdir(text):
+        raise SourceError(f"{text} is not a folder")
+    table = table or next((name for name in TABLES if os.path.isfile(os.path.join(text, name))), None)
+    rows = list(_of_table(text, table) if table else _of_folder(text))
+    if not rows:
+        raise SourceError(f"{text} holds no sound clips", hint=f"suffixes: {', '.join(SUFFIXES_OF_CLIPS)}")
+    if verify_content:
+        for row in rows:
+            if not row.get("fault"):
+                identity(os.path.join(text, row["file"]))
+    return Clips(text, table or "folder", rows, prompt)
+
+
+# --------------------------------------------------------------------------------------------
+def _of_table(folder: str, table: str) -> Iterator[Row]:
+    lines = _text(os.path.join(folder, table)).split("\n")
+    ids = _stems(folder) if table.endswith(".csv") else {}
+    read = _json_lines(lines) if table.endswith(".jsonl") else _csv_lines(lines)
+    for number, record in read:
+        if isinstance(record, str):
+            yield {"line": number, "file": "", "fault": record}
+            continue
+        name = next((record[key] for key in _FILES if record.get(key)), None)
+        name = name.get("path") if isinstance(name, Mapping) else name
+        if not isinstance(name, str) or not name:
+            yield {"line": number, "file": "", "fault": "names no clip"}
+            continue
+        if not name.lower().endswith(SUFFIXES_OF_CLIPS):  # LJSpeech names clips by their stem
+            name = ids.get(_composed(name), name)
+        said = next((record[key] for key in _TEXTS if isinstance(record.get(key), str)), None)
+        hints: Row = {}
+        for key, hint in _HINTS.items():
+            if isinstance(record.get(key), (int, float)) and record[key]:
+                hints.setdefault(hint, record[key])
+        yield {"line": number, "file": name, "text": said or None, "hints": hints}
+
+
+def _json_lines(lines: list[str]) -> Iterator[tuple[int, Row | str]]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            yield number, f"is not valid JSON: {error}"
+            continue
+        yield number, record if isinstance(record, dict) else "is not an object"
+
+
+def _csv_lines(lines: list[str]) -> Iterator[tuple[int, Row | str]]:
+    first = next((line for line in lines if line.strip()), "")
+    if first.count("|") >= 1 and "," not in first.partition("|")[0]:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                cells = line.rstrip("\r").split("|")
+                yield (
+                    number,
+                    {"file": cells[0], "text": (cells[2:3] or [""])[0] or cells[1]},
+                )
+        return
+    reader = csv.DictReader(io.StringIO("\n".join(lines)))
+    for record in reader:
+        yield reader.line_num, {key: value for key, value in record.items() if key is not None}
+
+
+def _of_folder(folder: str) -> Iterator[Row]:
+    spoken: dict[str, str] = {}
+    for path in sorted(Path(folder).rglob("*.trans.txt")):
+        for line in _text(str(path)).split("\n"):
+            name, _, words = line.strip().partition(" ")
+            if words:
+                spoken[_composed(os.path.relpath(path.parent / name, folder))] = words
+    for name in sorted(_clips(folder), key=natural):
+        stem = os.path.splitext(name)[0]
+        text = spoken.get(_composed(stem))
+        for suffix in (".txt", ".lab"):
+            beside = os.path.join(folder, stem + suffix)
+            if text is None and os.path.isfile(beside):
+                text = _text(beside).strip()
+        yield {"file": name.replace(os.sep, "/"), "text": text or None, "hints": {}}
+
+
+def _clips(folder: str) -> list[str]:
+    return [
+        str(path.relative_to(folder))
+        for path in Path(folder).rglob("*")
+        if path.suffix.lower() in SUFFIXES_OF_CLIPS and not path.name.startswith(".")
+    ]
+
+
+def _stems(folder: str) -> dict[str, str]:
+    """Stem of a clip's name (without folders) -> its path; natural order decides between equals."""
+    found: dict[str, str] = {}
+    for name in sorted(_clips(folder), key=natural):
+        found.setdefault(_composed(os.path.splitext(os.path.basename(name))[0]), name.replace(os.sep, "/"))
+    return found
+
+
+def _composed(name: str) -> str:
+    return unicodedata.normalize("NFC", name.replace(os.sep, "/"))
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, "rb") as handle:
+            return handle.read().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise SourceError(f"{path} is not UTF-8") from None
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from None

@@ -1,0 +1,199 @@
+"""Rows that are encoded already: `input_ids` and what belongs to them, from any file another source reads.
+
+    input_ids         list of whole numbers >= 0, at least one
+    labels            as long as input_ids, -100 where not trained on
+    loss_mask         instead of labels: 1 (true) where trained on (also `assistant_masks`, `completion_mask`)
+    position_ids      optional: [T], or [3][T] for models with three position rows
+    attention_mask    optional: all ones; a padded row is refused, because packing would train on padding
+    input_length      optional: must agree with input_ids (also `length`, `num_tokens`)
+
+A sample holds numpy int64 arrays under `input_ids`, `labels` and `position_ids`, ready for `EncodedTemplate`,
+which measures and encodes it without a tokenizer. The first label is -100: nothing precedes it. Rows without
+labels are refused unless `train_on="all"`. Media tensors are not carried: encode media where they are used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import SampleError, SourceError, UnknownNameError
+from ..extend import Measured, Source
+from ..files import digest_json
+
+__all__ = ["EncodedRows", "EncodedTemplate", "open_source"]
+
+IGNORED = -100
+_MASKS = ("loss_mask", "assistant_masks", "completion_mask")
+_LENGTHS = ("input_length", "length", "num_tokens")
+
+
+class EncodedRows:
+    """Encoded samples of a source of raw rows."""
+
+    encoded = True  # its samples go to `EncodedTemplate`, not through `ChatSource`
+
+    def __init__(self, source: Source, train_on: str, columns: Mapping[str, str]) -> None:
+        self._source = source
+        self._train_on = train_on
+        self._columns = dict(columns)
+
+    @property
+    def source(self) -> Source:
+        """The source of raw rows."""
+        return self._source
+
+    @property
+    def fingerprint(self) -> str:
+        options = {"train_on": self._train_on, "columns": self._columns}
+        return digest_json({"source": self._source.fingerprint, "encoded": options})
+
+    def fields(self) -> dict[str, Any]:
+        """What the fingerprint is made of, as plain JSON."""
+        inner = getattr(self._source, "fields", None)
+        source = inner() if callable(inner) else {"fingerprint": self._source.fingerprint}
+        return {"kind": "encoded", "source": source, "train_on": self._train_on, "columns": self._columns}
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self._source[index]
+        renamed = {ours: row.get(self._columns.get(ours, ours)) for ours in ("input_ids", "labels")}
+        try:
+            return read_row({**row, **renamed}, self._train_on)
+        except SampleError as error:
+            raise SampleError(
+                error.reason, f"{self.where(index)}: {error.message}", hint=error.hint
+            ) from None
+
+    def where(self, index: int) -> str:
+        return self._source.where(index)
+
+    def __repr__(self) -> str:
+        return f"<encoded over {self._source!r}, {self.fingerprint[:7]}>"
+
+
+class EncodedTemplate:
+    """The template of encoded samples: what it measures and encodes is in the sample already."""
+
+    def encode(self, sample: Mapping[str, Any]) -> dict[str, NDArray[np.int64]]:
+        """`input_ids` int64[T], `labels` int64[T], `position_ids` int64[T] or [3, T]; fresh arrays."""
+        ids = sample["input_ids"]
+        positions = sample.get("position_ids")
+        return {
+            "input_ids": np.array(ids, dtype=np.int64),
+            "labels": np.array(sample["labels"], dtype=np.int64),
+            "position_ids": np.array(np.arange(len(ids)) if positions is None else positions, dtype=np.int64),
+        }
+
+    def measure(self, sample: Mapping[str, Any]) -> Measured:
+        return Measured(len(sample["input_ids"]), supervised=int(np.sum(sample["labels"] != IGNORED)))
+
+    def config(self) -> dict[str, Any]:
+        return {"template": "encoded", "schema": 1}
+
+
+def open_source(
+    path: str | os.PathLike[str],
+    *,
+    rows: str | None = None,
+    train_on: str = "labels",
+    columns: Mapping[str, str] | None = None,
+    **options: Any,
+) -> EncodedRows:
+    """Open encoded rows.
+
+    Args:
+        path: whatever another source opens: JSONL, Parquet, Arrow, a `save_to_disk` folder, …
+        rows: kind of that source; default by its name.
+        train_on: "labels", or "all": rows without labels are trained on whole.
+        columns: `{"input_ids": name in the data, "labels": …}`.
+        **options: passed to that source.
+
+    Raises:
+        SourceError: it cannot be opened.
+    """
+    from ._open import open_source as open_any
+
+    if train_on not in ("labels", "all"):
+        raise UnknownNameError("train_on", train_on, ("labels", "all"))
+    for name in columns or {}:
+        if name not in ("input_ids", "labels"):
+            raise UnknownNameError("columns key", name, ("input_ids", "labels"))
+    if rows == "encoded":
+        raise SourceError("rows='encoded' would open encoded rows of encoded rows", hint="name a file kind")
+    return EncodedRows(open_any(path, kind=rows, **options), train_on, columns or {})
+
+
+def read_row(row: Mapping[str, Any], train_on: str = "labels") -> dict[str, Any]:
+    """One row as an encoded sample.
+
+    Raises:
+        SampleError: malformed_record, empty.
+    """
+    ids = _numbers(row.get("input_ids"), "input_ids")
+    if not len(ids):
+        raise SampleError("empty", "input_ids is empty")
+    if ids.min() < 0:
+        raise _fault(f"input_ids holds {int(ids.min())}")
+    mask = row.get("attention_mask")
+    if mask is not None and not _sized(mask, "attention_mask", len(ids)).all():
+        raise _fault("attention_mask hides tokens: the row is padded", hint="store rows without padding")
+    for name in _LENGTHS:
+        told = row.get(name)
+        if isinstance(told, int) and told != len(ids):
+            raise _fault(f"{name} is {told} but input_ids has {len(ids)} tokens")
+    sample: dict[str, Any] = {"input_ids": ids, "labels": _labels(row, ids, train_on)}
+    positions = row.get("position_ids")
+    if positions is not None:
+        array = _numbers(positions, "position_ids", axes=(1, 2))
+        if array.shape not in ((len(ids),), (3, len(ids))):
+            raise _fault(f"position_ids has shape {list(array.shape)} for {len(ids)} tokens")
+        sample["position_ids"] = array
+    return sample
+
+
+# --------------------------------------------------------------------------------------------
+def _labels(row: Mapping[str, Any], ids: NDArray[np.int64], train_on: str) -> NDArray[np.int64]:
+    mask = next((row[name] for name in _MASKS if row.get(name) is not None), None)
+    if row.get("labels") is not None:
+        labels = _sized(row["labels"], "labels", len(ids)).copy()
+        odd = (labels < 0) & (labels != IGNORED)
+        if odd.any():
+            raise _fault(f"labels holds {int(labels[odd][0])}: not a token and not {IGNORED}")
+    elif mask is not None:
+        labels = np.where(_sized(mask, "the loss mask", len(ids)) != 0, ids, IGNORED)
+    elif train_on == "all":
+        labels = ids.copy()
+    else:
+        raise _fault("has no labels and no loss mask", hint='train_on="all" trains on every token')
+    labels[0] = IGNORED
+    return labels
+
+
+def _sized(value: Any, name: str, size: int) -> NDArray[np.int64]:
+    array = _numbers(value, name)
+    if len(array) != size:
+        raise _fault(f"{name} has {len(array)} entries for {size} tokens")
+    return array
+
+
+def _numbers(value: Any, name: str, axes: Sequence[int] = (1,)) -> NDArray[np.int64]:
+    if value is None or isinstance(value, (str, bytes, Mapping)):
+        raise _fault(f"{name} is {type(value).__name__}, not a list of whole numbers")
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise _fault(f"{name} has rows of different lengths") from None
+    if array.ndim not in axes or (array.size and array.dtype.kind not in "iub"):
+        raise _fault(f"{name} is no list of whole numbers (shape {list(array.shape)}, {array.dtype})")
+    return array.astype(np.int64)
+
+
+def _fault(what: str, *, hint: str | None = None) -> SampleError:
+    return SampleError("malformed_record", what, hint=hint)

@@ -1,0 +1,282 @@
+"""Several sources as one, by fixed weights: a YAML or JSON file names them.
+
+    seed: 42                 # of the order and of partial repeats; default 0
+    shuffle: true            # one seeded order over all samples; false: source after source
+    sources:
+      - path: lvis.json      # relative to this file; anything `open_source` opens, or another mixture
+        name: lvis           # default: the file's name
+        weight: 1.5          # times each sample occurs: every one once, a seeded half of them twice
+        kind: coco           # and `options:` for that kind, where the path does not tell
+        options: {order: file}
+        chat: {media_root: /data/coco}         # ChatSource options of this source
+      - {path: chat.jsonl, samples: 20000}     # instead of a weight: exactly so many
+
+Items are normalised chat samples, so sources of different shapes, media roots and placeholders mix; wrapping
+a mixture in `ChatSource` passes them through. An id is one place in the mixture: a sample that occurs twice
+has two ids. Ids are a function of (the sources' sizes, weights, seed) alone, found in O(1) memory by seeded
+permutations; nothing is drawn anew per epoch, because a static plan needs samples that stay (a key that
+asks for it is refused). Aggregates only: nothing is tracked per source beyond `where` and `parts`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import math
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError, SourceError, nearest
+from ..extend import Source
+from ..files import digest_json
+from ..planning.steps import Permutation
+from .chat import ChatSource
+
+__all__ = ["SUFFIXES", "Mixture", "Part", "mix", "open_source"]
+
+SUFFIXES = (".yaml", ".yml")
+
+_TOP = ("sources", "seed", "shuffle")
+_ENTRY = ("path", "name", "kind", "options", "chat", "weight", "samples")
+_MOVING = (
+    "resample",
+    "resample_each_epoch",
+    "per_epoch",
+    "epoch",
+    "temperature",
+    "probabilities",
+    "streaming",
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One source in a mixture.
+
+    Attributes:
+        name: how `where` calls it.
+        source: normalised samples.
+        count: how many ids of the mixture it fills.
+    """
+
+    name: str
+    source: Source
+    count: int
+
+
+class Mixture:
+    """Samples of several sources. Picklable when its sources are."""
+
+    normalised = True
+
+    def __init__(
+        self, parts: Sequence[Part], *, seed: int = 0, shuffle: bool = True, folder: str = "."
+    ) -> None:
+        self.folder = os.path.abspath(folder)
+        self.parts = tuple(parts)
+        self.seed = seed
+        self.shuffle = shuffle
+        self._stops: list[int] = []
+        for part in self.parts:
+            self._stops.append((self._stops[-1] if self._stops else 0) + part.count)
+        if not self.parts or not self._stops[-1]:
+            raise SourceError("a mixture holds no samples", hint="name sources with a weight above 0")
+        self._order = Permutation(len(self), seed, 0) if shuffle else None
+        self._rows = [
+            Permutation(len(part.source), seed, number + 1) if part.count % len(part.source) else None
+            for number, part in enumerate(self.parts)
+        ]
+
+    @property
+    def fingerprint(self) -> str:
+        return digest_json(self._identity())
+
+    def fields(self) -> dict[str, Any]:
+        """What the fingerprint is made of, as plain JSON, and the names."""
+        return {**self._identity(), "kind": "mixture", "names": [part.name for part in self.parts]}
+
+    def __len__(self) -> int:
+        return self._stops[-1]
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        number, row, _ = self.place(index)
+        return self.parts[number].source[row]
+
+    def place(self, index: int) -> tuple[int, int, int]:
+        """(part, id in its source, how often that sample came before) of an id."""
+        number = operator.index(index)
+        if not 0 <= number < len(self):
+            raise IndexError(f"record {number} of {len(self)} (mixture in {self.folder})")
+        spot = number if self._order is None else int(self._order[number])
+        part = bisect.bisect_right(self._stops, spot)
+        within = spot - (self._stops[part - 1] if part else 0)
+        again, row = divmod(within, len(self.parts[part].source))
+        chosen = self._rows[part]
+        if chosen is not None and again == self.parts[part].count // len(self.parts[part].source):
+            row = int(chosen[row])  # the repeat that is not whole takes a seeded subset
+        return part, row, again
+
+    def where(self, index: int) -> str:
+        """`lvis: lvis.json[17]`, and which repeat it is."""
+        number, row, again = self.place(index)
+        told = f"{self.parts[number].name}: {self.parts[number].source.where(row)}"
+        return f"{told} (repeat {again})" if again else told
+
+    def __repr__(self) -> str:
+        return f"<mixture of {len(self.parts)} sources: {len(self)} records, {self.fingerprint[:7]}>"
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "parts": [
+                {"fingerprint": p.source.fingerprint, "records": len(p.source), "count": p.count}
+                for p in self.parts
+            ],
+        }
+
+
+def mix(
+    sources: Sequence[Source],
+    weights: Sequence[float] | None = None,
+    *,
+    seed: int = 0,
+    shuffle: bool = True,
+) -> Mixture:
+    """A mixture of sources that are open already; items as the sources give them.
+
+    Args:
+        sources: normalised chat samples.
+        weights: times each sample of a source occurs; 1 by default.
+        seed: of the order and of partial repeats.
+        shuffle: one seeded order over all; else source after source.
+    """
+    given = [1.0] * len(sources) if weights is None else list(weights)
+    if len(given) != len(sources):
+        raise ConfigError(f"{len(given)} weights for {len(sources)} sources")
+    parts = [
+        Part(str(number), source, _count(len(source), {"weight": weight}, f"source {number}"))
+        for number, (source, weight) in enumerate(zip(sources, given, strict=True))
+    ]
+    return Mixture(parts, seed=seed, shuffle=shuffle)
+
+
+def open_source(
+    path: str | os.PathLike[str],
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    verify_content: bool = False,
+    within: tuple[str, ...] = (),
+) -> Mixture:
+    """Open the mixture that a YAML or JSON file describes.
+
+    Args:
+        path: the file.
+        cache_dir: passed to its sources.
+        verify_content: passed to its sources.
+        within: mixtures this one is part of; used to find one that holds itself.
+
+    Raises:
+        ConfigError: an unknown key, a weight that is none, a mixture within itself.
+        SourceError: the file or a source cannot be opened.
+    """
+    full = os.path.abspath(os.fspath(path))
+    if full in within:
+        raise ConfigError(f"the mixture {full} holds itself")
+    spec = _read(full)
+    _check_keys(spec, _TOP, full)
+    seed, shuffle, entries = spec.get("seed", 0), spec.get("shuffle", True), spec.get("sources")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ConfigError(f"{full}: seed is {seed!r}, not a whole number >= 0")
+    if not isinstance(shuffle, bool):
+        raise ConfigError(f"{full}: shuffle is {shuffle!r}, not true or false")
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError(f"{full}: sources is not a list of sources")
+    shared = {"cache_dir": cache_dir, "verify_content": verify_content}
+    parts = [_part(entry, f"{full}: source {n}", full, shared, within) for n, entry in enumerate(entries)]
+    names = [part.name for part in parts]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{full} has two sources named {twice!r}", hint="give each a name of its own")
+    return Mixture(parts, seed=seed, shuffle=shuffle, folder=os.path.dirname(full))
+
+
+# --------------------------------------------------------------------------------------------
+def _part(entry: Any, what: str, full: str, shared: Mapping[str, Any], within: tuple[str, ...]) -> Part:
+    from ._open import kind_of
+    from ._open import open_source as open_any
+
+    if isinstance(entry, str):
+        entry = {"path": entry}
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("path"), str):
+        raise ConfigError(f"{what} has no path")
+    _check_keys(entry, _ENTRY, what)
+    path = os.path.join(os.path.dirname(full), entry["path"])
+    options = {**shared, **_mapping(entry, "options", what)}
+    kind = entry.get("kind") or kind_of(path)
+    if kind == "mixture":
+        options["within"] = (*within, full)
+    if kind == "encoded":
+        raise ConfigError(f"{what} is encoded rows: they do not mix with chats")
+    raw = open_any(path, kind=kind, **options)
+    chat = ChatSource(raw, **_mapping(entry, "chat", what))
+    name = str(entry.get("name") or os.path.basename(entry["path"].rstrip("/")) or entry["path"])
+    return Part(name, chat, _count(len(chat), entry, what))
+
+
+def _count(size: int, entry: Mapping[str, Any], what: str) -> int:
+    """Ids a source fills: weight times its size, rounded half up; or the number asked for."""
+    weight, samples = entry.get("weight"), entry.get("samples")
+    if weight is not None and samples is not None:
+        raise ConfigError(f"{what} has a weight and a number of samples", hint="give one of them")
+    if samples is not None:
+        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+            raise ConfigError(f"{what}: samples is {samples!r}, not a whole number above 0")
+        return samples
+    weight = 1 if weight is None else weight
+    number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+    if not number or not math.isfinite(weight) or weight <= 0:
+        raise ConfigError(f"{what}: weight is {weight!r}, not a number above 0", hint="leave the source out")
+    count = math.floor(weight * size + 0.5)
+    if not count:
+        raise ConfigError(f"{what}: weight {weight} leaves none of its {size} samples")
+    return count
+
+
+def _read(full: str) -> Mapping[str, Any]:
+    import yaml
+
+    try:
+        with open(full, "rb") as handle:
+            text = handle.read().decode("utf-8-sig")
+        spec = json.loads(text) if full.lower().endswith(".json") else yaml.safe_load(text)
+    except OSError as error:
+        raise SourceError(f"{full} cannot be opened: {error.strerror}") from None
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{full} is not valid: {' '.join(str(error).split())}") from None
+    if not isinstance(spec, Mapping):
+        raise ConfigError(f"{full} is no mixture", hint="it needs the key sources: a list of sources")
+    return spec
+
+
+def _mapping(entry: Mapping[str, Any], key: str, what: str) -> dict[str, Any]:
+    value = entry.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{what}: {key} is {type(value).__name__}, not a mapping")
+    return dict(value)
+
+
+def _check_keys(given: Mapping[str, Any], known: Sequence[str], what: str) -> None:
+    for key in given:
+        if key in _MOVING:
+            raise ConfigError(
+                f"{what} asks for {key!r}: samples that change from epoch to epoch have no static plan",
+                hint="use fixed weights, one mixture a run",
+            )
+        if key not in known:
+            close = nearest(str(key), known)
+            hint = f"did you mean {close!r}?" if close else f"keys: {', '.join(known)}"
+            raise ConfigError(f"{what} has the unknown key {key!r}", hint=hint)

@@ -1,0 +1,308 @@
+"""Parquet and Arrow tables: files, folders, globs, and folders written by Hugging Face `save_to_disk`.
+
+Rows are read by their group: a row group of Parquet, a record batch of Arrow. The groups used last stay in
+memory (`CACHE_BYTES` in all, at least one), Arrow files are memory-mapped. Order the reader by id where you
+can: a random order reads a whole group per row, so small groups (100 to 1000 rows) are best for training.
+
+A row comes as plain Python: structs are dicts, so an image column of `{"bytes", "path"}` is a ref that chat
+records understand, bytes first. Files of one source must have the same column names; they come in natural
+order of their names, those of a `save_to_disk` folder in the order it says. A folder of several splits
+needs `split`.
+
+Safe between processes: nothing open is pickled or used in a forked child, and no reader threads are started.
+The fingerprint is a Merkle root over the files' content and the chosen columns.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import operator
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from .. import files
+from ..errors import MissingExtraError, SampleError, SourceError, UnknownNameError
+from ._paths import expand, root_of
+from ._table import Digested, digest_files, merkle
+
+__all__ = ["SUFFIXES", "Table", "open_source"]
+
+SUFFIXES = (".parquet", ".pq", ".arrow", ".ipc", ".feather")
+CACHE_BYTES = 1 << 28
+
+Group = tuple[int, int]  # file, group in the file
+
+
+class Table:
+    """Rows of Parquet or Arrow files. Picklable; a worker opens the files itself."""
+
+    def __init__(self, root: str, held: Sequence[Digested], columns: Sequence[str] | None) -> None:
+        self.folder = root
+        self._held = list(held)
+        self._columns = list(columns) if columns is not None else None
+        self._groups: list[Group] = []
+        self._stops: list[int] = []
+        self._reset()
+        names: list[str] | None = None
+        for number, file in enumerate(self._held):
+            reader = _reader(file.path, None)
+            if names is None:
+                names = reader.names
+                for column in self._columns or ():
+                    if column not in names:
+                        raise UnknownNameError("column", column, names)
+            elif set(names) != set(reader.names):
+                odd = sorted(set(names) ^ set(reader.names))
+                raise SourceError(
+                    f"{file.path} has other columns than {self._held[0].path}: {', '.join(odd)}",
+                    hint="open them as sources of their own, or choose columns both have",
+                )
+            for group, rows in enumerate(reader.rows):
+                if rows:
+                    self._groups.append((number, group))
+                    self._stops.append((self._stops[-1] if self._stops else 0) + rows)
+        if not self._stops:
+            raise SourceError(f"{root} holds no rows", hint="a source needs at least one record")
+        parts = [file.sha256 for file in self._held]
+        self._fingerprint = files.digest_json({"rows": merkle("parquet", parts), "columns": self._columns})
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def fields(self) -> dict[str, Any]:
+        """What the fingerprint is made of, as plain JSON."""
+        return {
+            "kind": "parquet",
+            "columns": self._columns,
+            "files": [{"size": file.size, "sha256": file.sha256} for file in self._held],
+            "records": len(self),
+        }
+
+    def __len__(self) -> int:
+        return self._stops[-1]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        slot, row = self._place(index)
+        table = self._group(slot)
+        try:
+            record: dict[str, Any] = table.slice(row, 1).to_pylist()[0]
+        except UnicodeDecodeError:
+            raise SampleError(
+                "malformed_record", f"{self.where(index)} holds text that is not UTF-8"
+            ) from None
+        return record
+
+    def where(self, index: int) -> str:
+        """`train-00000.parquet[17]`: the row of its file, from 0."""
+        slot, row = self._place(index)
+        number = self._groups[slot][0]
+        before = slot
+        while before and self._groups[before - 1][0] == number:
+            before -= 1
+        base = self._stops[before - 1] if before else 0
+        start = self._stops[slot - 1] if slot else 0
+        name = os.path.relpath(self._held[number].path, self.folder).replace(os.sep, "/")
+        return f"{name}[{start - base + row}]"
+
+    def __repr__(self) -> str:
+        return f"<parquet source {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_open", "_cache", "_owner")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+    # ----------------------------------------------------------------------------------------
+    def _reset(self) -> None:
+        self._owner = os.getpid()
+        self._open: OrderedDict[int, _Reader] = OrderedDict()
+        self._cache: OrderedDict[int, Any] = OrderedDict()
+
+    def _place(self, index: int) -> tuple[int, int]:
+        number = operator.index(index)
+        if not 0 <= number < len(self):
+            raise IndexError(f"record {number} of {len(self)} ({self.folder})")
+        slot = bisect.bisect_right(self._stops, number)
+        return slot, number - (self._stops[slot - 1] if slot else 0)
+
+    def _group(self, slot: int) -> Any:
+        if self._owner != os.getpid():  # a forked child reads through files of its own
+            self._reset()
+        table = self._cache.get(slot)
+        if table is not None:
+            self._cache.move_to_end(slot)
+            return table
+        number, group = self._groups[slot]
+        reader = self._open.get(number)
+        if reader is None:
+            self._held[number].check()
+            reader = _reader(self._held[number].path, self._columns)
+            self._open[number] = reader
+            while len(self._open) > 16:
+                self._open.popitem(last=False)
+        else:
+            self._open.move_to_end(number)
+        try:
+            table = reader.read(group)
+        except Exception as error:
+            raise SourceError(
+                f"{self._held[number].path} cannot be read at group {group}: {_line(error)}"
+            ) from None
+        self._cache[slot] = table
+        while len(self._cache) > 1 and sum(t.nbytes for t in self._cache.values()) > CACHE_BYTES:
+            self._cache.popitem(last=False)
+        return table
+
+
+def open_source(
+    path: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    columns: Sequence[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    verify_content: bool = False,
+) -> Table:
+    """Open Parquet or Arrow files.
+
+    Args:
+        path: a file, a folder (entered deeply), a glob, braces, or a `save_to_disk` folder.
+        split: which split of a `save_to_disk` folder of several.
+        columns: read only these; all by default.
+        cache_dir: where digests go when the folder is read-only.
+        verify_content: hash every file again instead of trusting sizes and times.
+
+    Raises:
+        SourceError: missing, not a table, no rows, files of different columns.
+        MissingExtraError: pyarrow is not installed.
+    """
+    _pyarrow()
+    folder = _split(os.path.abspath(os.fspath(path)), split)
+    listed = _listed(folder)
+    paths = listed if listed is not None else expand(folder, SUFFIXES, deep=True)
+    root = root_of(folder)
+    held = digest_files(paths, root, ".packtrain-tables", cache_dir=cache_dir, verify=verify_content)
+    return Table(root, held, columns)
+
+
+# --------------------------------------------------------------------------------------------
+class _Reader(Protocol):
+    """One open file: the rows of its groups, and a group as a table."""
+
+    names: list[str]
+
+    @property
+    def rows(self) -> list[int]: ...
+
+    def read(self, group: int) -> Any: ...
+
+
+class _Parquet:
+    def __init__(self, path: str, columns: Sequence[str] | None) -> None:
+        import pyarrow.parquet as pq
+
+        self._file = pq.ParquetFile(path, memory_map=True, pre_buffer=False)
+        self._columns = columns
+        self.names = list(self._file.schema_arrow.names)
+        meta = self._file.metadata
+        self.rows = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
+
+    def read(self, group: int) -> Any:
+        return self._file.read_row_group(group, columns=self._columns, use_threads=False)
+
+
+class _Arrow:
+    """Arrow file or stream format. A stream has no index: its batches are found by walking it, in place."""
+
+    def __init__(self, path: str, columns: Sequence[str] | None) -> None:
+        import pyarrow as pa
+
+        options = pa.ipc.IpcReadOptions(use_threads=False)
+        mapped = pa.memory_map(path)
+        self._columns = columns
+        try:
+            self._file = pa.ipc.open_file(mapped, options=options)
+            self._batches: list[Any] | None = None
+            self.names = list(self._file.schema.names)
+        except pa.ArrowInvalid:
+            mapped.seek(0)
+            stream = pa.ipc.open_stream(mapped, options=options)
+            self._batches = list(stream)
+            self.names = list(stream.schema.names)
+
+    @property
+    def rows(self) -> list[int]:
+        if self._batches is not None:
+            return [batch.num_rows for batch in self._batches]
+        return [self._file.get_batch(i).num_rows for i in range(self._file.num_record_batches)]
+
+    def read(self, group: int) -> Any:
+        batch = self._file.get_batch(group) if self._batches is None else self._batches[group]
+        return batch if self._columns is None else batch.select(list(self._columns))
+
+
+def _reader(path: str, columns: Sequence[str] | None) -> _Reader:
+    try:
+        with open(path, "rb") as handle:
+            magic = handle.read(4)
+        return (_Parquet if magic == b"PAR1" else _Arrow)(path, columns)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be opened: {_line(error)}") from None
+    except Exception as error:
+        if not type(error).__module__.startswith("pyarrow"):
+            raise
+        raise SourceError(
+            f"{path} is no whole Parquet or Arrow file: {_line(error)}", hint="it may have been cut short"
+        ) from None
+
+
+def _split(path: str, split: str | None) -> str:
+    """The folder of a split, where `path` is a `save_to_disk` folder of several."""
+    table = os.path.join(path, "dataset_dict.json")
+    if not os.path.isfile(table):
+        if split is not None:
+            raise SourceError(f"{path} has no splits", hint="leave split out, or name the folder above")
+        return path
+    splits = list(files.read_json(table).get("splits", []))
+    if split is None and len(splits) == 1:
+        split = splits[0]
+    if split is None:
+        raise SourceError(f"{path} has the splits {', '.join(splits)}", hint="choose one with split=")
+    if split not in splits:
+        raise UnknownNameError("split", split, splits)
+    return os.path.join(path, split)
+
+
+def _listed(folder: str) -> list[str] | None:
+    """The data files of a `save_to_disk` folder, in its own order."""
+    state = os.path.join(folder, "state.json")
+    if not os.path.isfile(state):
+        return None
+    try:
+        with open(state, "rb") as handle:
+            held = json.load(handle)
+        names = [entry["filename"] for entry in held["_data_files"]]
+    except (ValueError, KeyError, TypeError):
+        raise SourceError(f"{state} is no state of a saved dataset") from None
+    if held.get("_indices_data_files"):
+        raise SourceError(
+            f"{folder} was saved with an index over its rows, by an old version of datasets",
+            hint="load it, call flatten_indices() and save it again",
+        )
+    return [os.path.join(folder, name) for name in names]
+
+
+def _pyarrow() -> None:
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise MissingExtraError("pyarrow", "arrow") from None
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,139 @@
+"""Several JSONL or JSON-array files as one source: a folder, a glob or braces; compressed files too.
+
+Shards come in natural order of their names (`_paths.natural`: `part-9` before `part-10`); the record after
+the last of one shard is the first of the next. The fingerprint is a Merkle root over the shards' content,
+so renaming a file without changing the order, or compressing it, changes nothing.
+
+Appending: a new shard whose name sorts last leaves all earlier ids as they were. Where it does not, pass
+`known`: the names an earlier measurement saw (`fields()["shards"]`); they keep their places and new ones
+follow. `shards` gives the id range and the digest of each, so what is new or has changed can be told.
+"""
+
+from __future__ import annotations
+
+import bisect
+import operator
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import SourceError
+from . import json as json_source
+from . import jsonl as jsonl_source
+from ._index import KEEP
+from ._paths import expand, ordered, root_of
+from ._records import RecordFile
+from ._table import merkle
+
+__all__ = ["SUFFIXES", "Shard", "Shards", "open_source"]
+
+#: Files that count in a folder. A folder of `.json` files is one of pairs: name those with a glob.
+FILES = jsonl_source.SUFFIXES
+SUFFIXES: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file of the source: its records have the ids start .. stop - 1."""
+
+    name: str
+    start: int
+    stop: int
+    fingerprint: str
+
+
+class Shards:
+    """Records of several files. Picklable; items as `RecordFile` gives them."""
+
+    def __init__(self, folder: str, files: Sequence[RecordFile]) -> None:
+        self.folder = folder
+        self._files = list(files)
+        self._stops: list[int] = []
+        for file in self._files:
+            self._stops.append((self._stops[-1] if self._stops else 0) + len(file))
+        self._names = [os.path.relpath(file.path, folder).replace(os.sep, "/") for file in self._files]
+        self._fingerprint = merkle("shards", [file.fingerprint for file in self._files])
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The files in order, with their id ranges."""
+        starts = [0, *self._stops]
+        rows = zip(self._names, starts, self._stops, self._files, strict=False)
+        return [Shard(name, start, stop, file.fingerprint) for name, start, stop, file in rows]
+
+    def fields(self) -> dict[str, Any]:
+        """What the fingerprint is made of, as plain JSON, and the names."""
+        return {
+            "kind": "shards",
+            "records": len(self),
+            "shards": [
+                {"name": s.name, "records": s.stop - s.start, "fingerprint": s.fingerprint}
+                for s in self.shards
+            ],
+        }
+
+    def __len__(self) -> int:
+        return self._stops[-1]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        shard, row = self._place(index)
+        return self._files[shard][row]
+
+    def where(self, index: int) -> str:
+        """`part-003.jsonl:17`, with the folders below the source's."""
+        shard, row = self._place(index)
+        told = self._files[shard].where(row)
+        return os.path.join(os.path.dirname(self._names[shard]), told).replace(os.sep, "/")
+
+    def __repr__(self) -> str:
+        return f"<{len(self._files)} shards in {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
+
+    def _place(self, index: int) -> tuple[int, int]:
+        number = operator.index(index)
+        if not 0 <= number < len(self):
+            raise IndexError(f"record {number} of {len(self)} ({self.folder})")
+        shard = bisect.bisect_right(self._stops, number)
+        return shard, number - (self._stops[shard - 1] if shard else 0)
+
+
+def open_source(
+    path: str | os.PathLike[str],
+    *,
+    known: Sequence[str] = (),
+    cache_dir: str | os.PathLike[str] | None = None,
+    verify_content: bool = False,
+) -> Shards:
+    """Open several files as one source.
+
+    Args:
+        path: a folder (its JSONL files, not those of folders inside it), a glob or braces. A glob may name
+            `.json` files too, each one an array.
+        known: names of shards that keep their place in front, in this order, as `Shard.name` gives them.
+        cache_dir: where indexes go when a folder is read-only.
+        verify_content: hash every file again instead of trusting sizes and times.
+
+    Raises:
+        SourceError: no such files; a shard that cannot be read, is empty or is missing though known.
+    """
+    text = os.fspath(path)
+    paths = expand(text, FILES)
+    folder = root_of(text)
+    names = {os.path.relpath(p, folder).replace(os.sep, "/"): p for p in paths}
+    gone = [name for name in known if name not in names]
+    if gone:
+        raise SourceError(
+            f"{text} lacks the shard {gone[0]!r} that was there before ({len(gone)} in all)",
+            hint="ids of later shards would move: put it back, or measure the source anew",
+        )
+    keep = KEEP // max(1, len(paths) // 16)
+    opened: list[RecordFile] = []
+    for name in ordered(names, known):
+        module = json_source if names[name].lower().endswith(json_source.SUFFIXES) else jsonl_source
+        file = module.open_source(names[name], cache_dir=cache_dir, verify_content=verify_content, keep=keep)
+        opened.append(file)
+    return Shards(folder, opened)

@@ -1,0 +1,334 @@
+"""WebDataset tars: members that share a key are one sample, read by byte range from plain tar files.
+
+    key        folder and name up to its first dot: `a.b/x.seg.png` has key `a.b/x` and kind `seg.png`
+    sample     `json` is the record; without one, `txt` (`caption`, `text`) is what the assistant says
+    media      members of the key; a record that names some (`"images": ["jpg"]`, `["x.jpg"]`, `["img0.jpg"]`,
+               in a list or in parts of its messages) gets those, one that names none gets all, in tar
+               order, as `images`, `videos`, `audios`
+    refs       `tar:PATH!MEMBER`, which media are opened by without unpacking the tar
+
+Names: keys are compared in composed form (NFC), so the two halves of a pair that were named in different
+forms meet. Members of a key that are not next to each other are one sample, and a warning names them: other
+readers would see two halves. A kind that a key has twice makes that sample a `malformed_record`.
+
+A tar without its end marker was cut short. That is an error naming the last whole key; with
+`truncated="keep"` the samples before the cut are read and the last one, if the cut took members that the
+first sample has, is a `truncated_media`. Member tables are kept beside the tar or in the cache folder.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import logging
+import operator
+import os
+import tarfile
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import files
+from ..errors import InputError, SampleError, SourceError, UnknownNameError
+from ._handles import Pinned, read
+from ._index import store_places
+from ._packed import kind_of
+from ._paths import expand, root_of
+from ._table import Digested, digest_files, merkle
+
+__all__ = ["SUFFIXES", "Tars", "open_source"]
+
+log = logging.getLogger(__name__)
+
+SUFFIXES = (".tar",)
+MEDIA = {
+    "images": ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff"),
+    "videos": ("mp4", "mov", "avi", "mkv", "webm"),
+    "audios": ("wav", "flac", "mp3", "ogg", "opus"),
+}
+_TEXTS = ("txt", "caption", "text")
+_MEDIA_KEYS = frozenset(name + end for name in ("image", "video", "audio") for end in ("", "s", "_url")) | {
+    "url",
+    "path",
+}
+_END = bytes(512)
+
+Member = tuple[str, int, int]  # name, offset of its bytes, size
+
+
+@dataclass(slots=True)
+class _Sample:
+    """The members of one key, by kind."""
+
+    key: str
+    members: dict[str, Member] = field(default_factory=dict)
+    fault: str = ""
+    cut: bool = False
+
+
+class Tars:
+    """Samples of tar files. Picklable; bytes are read through the bounded table of open files."""
+
+    def __init__(
+        self, root: str, held: Sequence[Digested], samples: Sequence[list[_Sample]], prompt: str
+    ) -> None:
+        self.folder = root
+        self._held = list(held)
+        self._samples = list(samples)
+        self._prompt = prompt
+        self._stops: list[int] = []
+        for found in self._samples:
+            self._stops.append((self._stops[-1] if self._stops else 0) + len(found))
+        if not self._stops[-1]:
+            raise SourceError(f"{root} holds no samples", hint="a source needs at least one record")
+        digest = merkle("webdataset", [file.sha256 for file in self._held])
+        self._fingerprint = files.digest_json({"tars": digest, "prompt": prompt, "samples": len(self)})
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def fields(self) -> dict[str, Any]:
+        """What the fingerprint is made of, as plain JSON."""
+        return {
+            "kind": "webdataset",
+            "prompt": self._prompt,
+            "files": [{"size": file.size, "sha256": file.sha256} for file in self._held],
+            "records": len(self),
+        }
+
+    def __len__(self) -> int:
+        return self._stops[-1]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        shard, row = self._place(index)
+        sample, file = self._samples[shard][row], self._held[shard]
+        where = self.where(index)
+        if sample.fault:
+            raise SampleError(
+                "truncated_media" if sample.cut else "malformed_record", f"{where} {sample.fault}"
+            )
+        refs = {kind: f"tar:{file.path}!{member[0]}" for kind, member in sample.members.items()}
+        text = next((kind for kind in _TEXTS if kind in sample.members), None)
+        if "json" in sample.members:
+            record = _object(self._bytes(file, sample.members["json"]), where)
+            return _with_media(record, sample, refs)
+        if text is None:
+            held = ", ".join(sample.members)
+            raise SampleError("malformed_record", f"{where} has neither json nor txt (it has {held})")
+        try:
+            said = self._bytes(file, sample.members[text]).decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise SampleError("malformed_record", f"{where}: its {text} is not UTF-8") from None
+        asked: list[dict[str, Any]] = [
+            {"type": name[:-1], name[:-1]: ref} for name, listed in _listed(refs).items() for ref in listed
+        ]
+        if self._prompt:
+            asked.append({"type": "text", "text": self._prompt})
+        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said.strip()}]
+        return {"__key__": sample.key, "messages": messages}
+
+    def where(self, index: int) -> str:
+        """`shard-000.tar!key`."""
+        shard, row = self._place(index)
+        name = os.path.relpath(self._held[shard].path, self.folder).replace(os.sep, "/")
+        told = f"{name}!{self._samples[shard][row].key}"
+        return told.encode("utf-8", "backslashreplace").decode("utf-8")
+
+    def __repr__(self) -> str:
+        return f"<{len(self._held)} tars in {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
+
+    def _place(self, index: int) -> tuple[int, int]:
+        number = operator.index(index)
+        if not 0 <= number < len(self):
+            raise IndexError(f"record {number} of {len(self)} ({self.folder})")
+        shard = bisect.bisect_right(self._stops, number)
+        return shard, number - (self._stops[shard - 1] if shard else 0)
+
+    def _bytes(self, file: Digested, member: Member) -> bytes:
+        return read(Pinned(file.path, file.size, file.mtime_ns), member[1], member[2])
+
+
+def open_source(
+    path: str | os.PathLike[str],
+    *,
+    prompt: str = "",
+    truncated: str = "error",
+    cache_dir: str | os.PathLike[str] | None = None,
+    verify_content: bool = False,
+) -> Tars:
+    """Open tars of samples.
+
+    Args:
+        path: a tar, a folder of them, a glob or braces (`shard-{000000..000099}.tar`).
+        prompt: what the user says after the media of a sample that has only a caption.
+        truncated: "error", or "keep": read what stands before the end of a tar that was cut short.
+        cache_dir: where tables go when the folder is read-only.
+        verify_content: hash every tar again instead of trusting sizes and times.
+
+    Raises:
+        SourceError: missing, compressed, cut short, no tar, no samples.
+    """
+    if truncated not in ("error", "keep"):
+        raise UnknownNameError("truncated", truncated, ("error", "keep"))
+    paths = expand(path, SUFFIXES)
+    root = root_of(path)
+    held = digest_files(paths, root, ".packtrain-tars", cache_dir=cache_dir, verify=verify_content)
+    samples = []
+    for file in held:
+        members, whole = _members(file, cache_dir)
+        samples.append(_group(file, members, whole, keep=truncated == "keep"))
+    return Tars(root, held, samples, prompt)
+
+
+# --------------------------------------------------------------------------------------------
+def _members(file: Digested, cache_dir: str | os.PathLike[str] | None) -> tuple[list[Member], bool]:
+    """(members in order, the tar has its end marker), from the stored table or from the tar."""
+    places = store_places(file.path, f".{os.path.basename(file.path)}.packtrain-members", cache_dir)
+    for place in places:
+        try:
+            stored = json.loads(place.read_bytes())
+            if stored["sha256"] == file.sha256 and stored["digest"] == files.digest_json(stored["members"]):
+                return [(str(n), int(o), int(s)) for n, o, s in stored["members"]], bool(stored["whole"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    members, whole = _list(file)
+    table = {"sha256": file.sha256, "whole": whole, "digest": files.digest_json(members), "members": members}
+    for place in places:
+        try:
+            with files.publish(place) as handle:
+                handle.write(files.canonical_json(table))
+            break
+        except (InputError, OSError) as error:
+            log.debug("no table at %s: %s", place, error)
+    return members, whole
+
+
+def _list(file: Digested) -> tuple[list[Member], bool]:
+    members: list[Member] = []
+    with open(file.path, "rb") as handle:
+        packed = kind_of(handle.read(8))
+        if packed is not None:
+            raise SourceError(
+                f"{file.path} is compressed ({packed}): it has no byte ranges",
+                hint="unpack it to a plain tar",
+            )
+        handle.seek(0)
+        end = 0
+        try:
+            with tarfile.open(fileobj=handle, mode="r:") as tar:
+                archive: Any = tar
+                while (info := tar.next()) is not None:
+                    end = info.offset_data + -(-info.size // 512) * 512
+                    if info.isreg() and not info.issparse():
+                        members.append((info.name, info.offset_data, info.size))
+                    archive.members = []
+        except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+            if not members:
+                raise SourceError(f"{file.path} is no tar file: {error}") from None
+            return members, False
+        handle.seek(end)
+        return members, handle.read(len(_END)) == _END
+
+
+def _group(file: Digested, members: Sequence[Member], whole: bool, *, keep: bool) -> list[_Sample]:
+    """Members by key, in order of first appearance."""
+    samples: dict[str, _Sample] = {}
+    last = ""
+    apart: list[str] = []
+    for number, member in enumerate(members):
+        folder, _, name = member[0].rpartition("/")
+        stem, dot, kind = name.partition(".")
+        if not dot or not stem:
+            continue  # a name without a kind belongs to no sample
+        key = unicodedata.normalize("NFC", f"{folder}/{stem}" if folder else stem)
+        sample = samples.get(key)
+        if sample is None:
+            sample = samples[key] = _Sample(f"{folder}/{stem}" if folder else stem)
+        elif key != last:
+            apart.append(f"key {sample.key!r} is opened again at member {number} ({member[0]!r})")
+        kind = kind.lower()
+        if kind in sample.members:
+            sample.fault = f"has two members of kind {kind!r}: {sample.members[kind][0]!r}, {member[0]!r}"
+        sample.members[kind] = member
+        last = key
+    if apart:
+        told = f"{apart[0]} and {len(apart) - 1} more" if len(apart) > 1 else apart[0]
+        log.warning("%s: %s; other readers see half samples there", file.path, told)
+    found = list(samples.values())
+    if not whole:
+        _mark_cut(file, found, keep=keep)
+    return found
+
+
+def _mark_cut(file: Digested, found: list[_Sample], *, keep: bool) -> None:
+    """What a tar that was cut short means for its last sample."""
+    lost = 0
+    for sample in found:
+        if any(offset + size > file.size for _, offset, size in sample.members.values()):
+            sample.fault, sample.cut = "is cut short: its tar ends inside it", True
+            lost += 1
+    if found and not found[-1].fault and set(found[-1].members) < set(found[0].members):
+        missing = ", ".join(sorted(set(found[0].members) - set(found[-1].members)))
+        found[-1].fault, found[-1].cut = f"lacks {missing}: its tar is cut short behind it", True
+    good = [sample.key for sample in found if not sample.fault]
+    told = f"the last whole key is {good[-1]!r}" if good else "no sample in it is whole"
+    if not keep:
+        raise SourceError(
+            f"{file.path} was cut short: it has no end marker; {told}",
+            hint='copy it again, or read what is there with truncated="keep"',
+        )
+    log.warning("%s was cut short: %s", file.path, told)
+
+
+def _object(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise SampleError("malformed_record", f"{where}: its json is not UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise SampleError("malformed_record", f"{where}: its json is not valid: {error}") from None
+    if not isinstance(record, dict):
+        raise SampleError("malformed_record", f"{where}: its json is {type(record).__name__}, not an object")
+    return record
+
+
+def _with_media(record: dict[str, Any], sample: _Sample, refs: Mapping[str, str]) -> dict[str, Any]:
+    """The record with the members it names as refs, or with all of them listed where it names none."""
+    names = {**refs}
+    for kind, member in sample.members.items():
+        names.setdefault(member[0], refs[kind])
+        names.setdefault(os.path.basename(member[0]), refs[kind])
+    used: set[str] = set()
+    linked: dict[str, Any] = _link(record, names, used, named=False)
+    if not used and not any(linked.get(name) for name in (*MEDIA, "image", "video", "audio")):
+        linked.update({name: listed for name, listed in _listed(refs).items() if listed})
+    return {"__key__": sample.key, **linked}
+
+
+def _link(value: Any, names: Mapping[str, str], used: set[str], *, named: bool) -> Any:
+    """A copy of a record in which names of members are refs, under keys that hold media."""
+    if isinstance(value, dict):
+        return {
+            key: _link(
+                held,
+                names,
+                used,
+                named=key in _MEDIA_KEYS or (key == "value" and value.get("type") in _MEDIA_KEYS),
+            )
+            for key, held in value.items()
+        }
+    if isinstance(value, list):
+        return [_link(held, names, used, named=named) for held in value]
+    if named and isinstance(value, str) and value in names:
+        used.add(value)
+        return names[value]
+    return value
+
+
+def _listed(refs: Mapping[str, str]) -> dict[str, list[str]]:
+    return {
+        name: [ref for kind, ref in refs.items() if kind.rpartition(".")[2] in suffixes]
+        for name, suffixes in MEDIA.items()
+    }
