@@ -12,7 +12,7 @@ import numpy as np
 
 from ..packers._jit import kernel
 
-__all__ = ["by_bin", "by_class", "deal", "shuffle_classes", "sum_packs"]
+__all__ = ["by_bin", "by_class", "copy_packs", "deal", "move_packs", "shuffle_classes", "sum_packs"]
 
 
 @kernel
@@ -163,3 +163,29 @@ def sum_packs(values: Any, offsets: Any, indices: Any) -> Any:  # pragma: no cov
         total[p] = a
         squares[p] = b
     return total, squares
+
+
+@kernel
+def copy_packs(
+    offsets: Any, indices: Any, packs: Any, ids: Any, out: Any
+) -> Any:  # pragma: no cover - compiled
+    """Write `ids[i]` for the ids i of the named packs one after the other; returns how many."""
+    at = np.int64(0)
+    for k in range(len(packs)):
+        p = packs[k]
+        for q in range(offsets[p], offsets[p + 1]):
+            out[at] = ids[indices[q]]
+            at += 1
+    return at
+
+
+@kernel
+def move_packs(offsets: Any, indices: Any, packs: Any, out: Any) -> Any:  # pragma: no cover - compiled
+    """Write the ids of the named packs one after the other; returns how many."""
+    at = np.int64(0)
+    for k in range(len(packs)):
+        p = packs[k]
+        for q in range(offsets[p], offsets[p + 1]):
+            out[at] = indices[q]
+            at += 1
+    return at

@@ -17,7 +17,6 @@ from .. import extend
 from ..errors import InputError, LawError, PlanError
 from ..extend import Bins, PackProblem, Patterns
 from ..packers._bounds import best_bound
-from ..packers._jit import use_jit
 from ..packers._multi import needs, types_of
 from ._materialise import Csr, from_bins, from_patterns, shuffle_bins
 from .certificate import Certificate, certify
@@ -26,6 +25,7 @@ from .ledger import Ledger
 from .lengths import Lengths, as_lengths
 from .packplan import PackerId, PackPlan, Sums
 from .spec import PlanSpec
+from .sums import pack_sums
 from .window import plan_windows
 
 __all__ = ["plan", "replay"]
@@ -102,7 +102,7 @@ def _finished(checked: Lengths, classes: Classes, packed: Packed, spec: PlanSpec
         certificate=_certify(packs, classes, checked, spec, packed),
         long_samples=classes.singles,
         slots=(packs - classes.singles) * spec.pack_length + classes.single_slots,
-        sums=lambda made: pack_sums(made, checked),
+        sums=lambda made: Sums(*pack_sums(checked, made.offsets, made.indices)),
         lengths_digest=lambda: checked.digest,
     )
     logger.info(
@@ -245,26 +245,3 @@ def _check_packs(csr: Csr, classes: Classes, lengths: Lengths, spec: PlanSpec) -
             raise LawError(
                 f"packer {spec.packer!r} put {int(held.max())} {name} into a pack, the limit is {cap}"
             )
-
-
-def pack_sums(made: PackPlan, lengths: Lengths) -> Sums:
-    """Sums over each pack, from the lengths that it was made of."""
-    tokens, squares = _sums(lengths.tokens, made.offsets, made.indices, squares=True)
-    costs = {
-        name: _sums(array, made.offsets, made.indices, squares=False)[0]
-        for name, array in lengths.costs.items()
-    }
-    return Sums(tokens, squares, costs)
-
-
-def _sums(values: NDArray[Any], offsets: I64, indices: NDArray[Any], *, squares: bool) -> tuple[I64, I64]:
-    if len(offsets) == 1:
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    if use_jit(len(values)):
-        from ._sweep import sum_packs
-
-        out: tuple[I64, I64] = sum_packs(values, offsets, indices)
-        return out
-    gathered = values[indices].astype(np.int64)
-    total = np.add.reduceat(gathered, offsets[:-1])
-    return total, np.add.reduceat(gathered * gathered, offsets[:-1]) if squares else total

@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PlanError
-from ..packers._jit import part_of
+from ..packers._jit import part_of, use_jit
 from ._materialise import Csr, index_dtype, mix64
 from .classes import classify
 from .lengths import Lengths
 from .packplan import PackerId
 from .spec import PlanSpec
+from .sums import sum_over_packs
 
 __all__ = ["FILL", "MAX_AGE", "SHARE", "WindowPacker", "WindowPacks", "plan_windows"]
 
@@ -105,12 +106,11 @@ class WindowPacker:
         csr, packer, left_out = self._plan(joined)
         carry = np.zeros(len(csr.offsets) - 1, dtype=bool) if last else self._to_carry(csr, joined, age)
         sizes = np.diff(csr.offsets)
-        item = np.repeat(carry, sizes)
-        back = np.sort(csr.indices[item].astype(np.int64), kind="stable")
+        back = np.sort(_contents(csr, np.flatnonzero(carry)).astype(np.int64), kind="stable")
         offsets = np.concatenate([[0], np.cumsum(sizes[~carry])]).astype(np.int64)
         out = WindowPacks(
             offsets,
-            all_ids[csr.indices[~item]],
+            _contents(csr, np.flatnonzero(~carry), all_ids),
             {int(all_ids[i]): why for i, why in left_out.items()},
             packer,
         )
@@ -143,18 +143,20 @@ class WindowPacker:
         n_packs = len(csr.offsets) - 1
         if n_packs == 0:
             return np.zeros(0, dtype=bool)
-        starts = csr.offsets[:-1]
         m = self.spec.multiple_of
-        tokens = -(-lengths.tokens[csr.indices].astype(np.int64) // m) * m
+        tokens = lengths.tokens if m == 1 else -(-lengths.tokens.astype(np.int64) // m) * m
         # Parts per 2**20 of the fullest dimension; a pack at a limit is full however few tokens it has.
-        fill = (np.add.reduceat(tokens, starts) << 20) // self.spec.pack_length
+        fill = (sum_over_packs(tokens, csr.offsets, csr.indices)[0] << 20) // self.spec.pack_length
         for name, cap in self.spec.limits.items():
-            held = np.add.reduceat(lengths.costs[name][csr.indices].astype(np.int64), starts)
+            held = sum_over_packs(lengths.costs[name], csr.offsets, csr.indices)[0]
             fill = np.maximum(fill, (held << 20) // max(1, cap))
         if self.spec.max_samples is not None:
             fill = np.maximum(fill, (np.diff(csr.offsets) << 20) // self.spec.max_samples)
-        fits = (fill < (FILL[0] << 20) // FILL[1]) & (np.maximum.reduceat(age[csr.indices], starts) < MAX_AGE)
-        emptiest = np.flatnonzero(fits)
+        emptiest = np.flatnonzero(fill < (FILL[0] << 20) // FILL[1])
+        oldest = np.array(
+            [int(age[csr.indices[csr.offsets[p] : csr.offsets[p + 1]]].max()) for p in emptiest]
+        )
+        emptiest = emptiest[oldest < MAX_AGE] if len(emptiest) else emptiest
         emptiest = emptiest[np.argsort(fill[emptiest], kind="stable")][: -(-n_packs // SHARE)]
         out = np.zeros(n_packs, dtype=bool)
         out[emptiest] = True
@@ -195,18 +197,27 @@ def _by_first_id(csr: Csr) -> Csr:
     if len(first) < 2 or bool((first[1:] > first[:-1]).all()):
         return csr
     order = np.argsort(first, kind="stable")
-    sizes = np.diff(csr.offsets)[order]
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    out = np.empty_like(csr.indices)
-    step = 1 << 20  # packs at a time, so that no index array of n entries is made
-    for low in range(0, len(order), step):
-        part = order[low : low + step]
-        size = sizes[low : low + step]
-        base = int(offsets[low])
-        count = int(offsets[low + len(part)]) - base
-        take = np.repeat(csr.offsets[part] - (offsets[low : low + len(part)] - base), size) + np.arange(count)
-        out[base : base + count] = csr.indices[take]
-    return Csr(offsets, out)
+    offsets = np.concatenate([[0], np.cumsum(np.diff(csr.offsets)[order])]).astype(np.int64)
+    return Csr(offsets, _contents(csr, order))
+
+
+def _contents(csr: Csr, packs: I64, ids: I64 | None = None) -> NDArray[Any]:
+    """The contents of the named packs one after the other; through `ids` where given."""
+    sizes = np.diff(csr.offsets)[packs]
+    total = int(sizes.sum())
+    if use_jit(len(csr.indices)):
+        from . import _sweep
+
+        out = np.empty(total, dtype=csr.indices.dtype if ids is None else ids.dtype)
+        if ids is None:
+            _sweep.move_packs(csr.offsets, csr.indices, packs, out)
+        else:
+            _sweep.copy_packs(csr.offsets, csr.indices, packs, ids, out)
+        return out
+    ends = np.cumsum(sizes)
+    take = np.repeat(csr.offsets[packs] - (ends - sizes), sizes) + np.arange(total)
+    held = csr.indices[take]
+    return held if ids is None else ids[held]
 
 
 def _slice(lengths: Lengths, start: int, stop: int) -> Lengths:
