@@ -202,3 +202,20 @@ def test_a_missing_package_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(MissingExtraError, match="s3") as error:
             location.read_bytes("s3://bucket/key")
         assert "s3fs" in (error.value.hint or "")
+
+
+def test_a_name_leads_back_to_its_medium(tmp_path, memory) -> None:
+    """`ref_of` is the inverse of `identity`, for files, tar members and URLs, with and without a root."""
+    (tmp_path / "图 1.jpg").write_bytes(MADE["jpeg"]())
+    tar = make_tar(tmp_path / "s.tar", {"a!b.jpg": MADE["png"]()})
+    for ref, root in [
+        (str(tmp_path / "图 1.jpg"), str(tmp_path)),
+        (str(tmp_path / "图 1.jpg"), None),
+        (f"tar:{tar}!a!b.jpg", str(tmp_path)),
+        (f"tar:{tar}!a!b.jpg", None),
+        ("memory://bucket/a/x.jpg", "memory://bucket"),
+        ("memory://bucket/a/x.jpg", None),
+        ("memory://bucket/a/x.jpg", str(tmp_path)),
+    ]:
+        name = location.identity(ref, root)[0]
+        assert location.read_bytes(location.ref_of(name, root)) == location.read_bytes(ref), (ref, root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 from functools import cache
 from pathlib import Path
 
@@ -147,3 +148,34 @@ def test_lists_of_frames(tmp_path: Path) -> None:
     assert reason([*frames, encoded(picture(31, 20), "PNG")]) == "unsupported_media"
     assert reason([frames[0], tmp_path / "none.png"]) == "missing_media"
     assert reason([frames[0][:60]]) == "truncated_media"
+
+
+def test_a_title_in_another_encoding() -> None:
+    out = io.BytesIO()
+    with av.open(out, "w", format="avi") as file:
+        file.metadata["title"] = "marker title"
+        stream = file.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for _ in range(5):
+            frame = av.VideoFrame.from_ndarray(np.zeros((48, 64, 3), np.uint8), format="rgb24")
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode(None))
+    data = out.getvalue()
+    assert b"marker title" in data
+    assert read_header(data.replace(b"marker title", "标题标题标题".encode("gbk"))).frames == 5
+
+
+def test_damaged_files_raise_nothing_else() -> None:
+    rng = random.Random(5)
+    for made in MADE:
+        data = video(*made)
+        for _ in range(40):
+            damaged = bytearray(data)
+            for _ in range(rng.choice((1, 2, 8, 30))):
+                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+            try:
+                shown = read_frames(bytes(damaged))
+            except SampleError:
+                continue
+            header = read_header(bytes(damaged))
+            assert shown.shape == (header.frames, header.height, header.width, 3)

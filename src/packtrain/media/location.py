@@ -41,6 +41,7 @@ __all__ = [
     "name_of",
     "open_head",
     "read_bytes",
+    "ref_of",
     "resolve",
 ]
 
@@ -120,6 +121,18 @@ def identity(ref: Ref, root: str | os.PathLike[str] | None = None) -> tuple[str,
     if root is not None and (inside := _inside(os.path.abspath(path), os.path.abspath(os.fspath(root)))):
         path = inside
     return path.replace(os.sep, "/") + (f"!{member}" if member else ""), size, digest
+
+
+def ref_of(name: str, root: str | os.PathLike[str] | None = None) -> str:
+    """The ref of a medium by the name that `identity` gave it: its inverse.
+
+    >>> ref_of("a/s.tar!x.jpg", "/data")
+    'tar:/data/a/s.tar!x.jpg'
+    """
+    path, member = _tar.split(_tar.PREFIX + name) or (name, "")
+    if root is not None and not is_url(path) and not os.path.isabs(path):
+        path = _remote.join(str(root), path) if is_url(root) else os.path.join(os.path.abspath(root), path)
+    return f"{_tar.PREFIX}{path}!{member}" if member else path
 
 
 def resolve(

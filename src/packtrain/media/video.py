@@ -28,7 +28,11 @@ __all__ = ["VideoHeader", "VideoRef", "read_frames", "read_header"]
 
 VideoRef: TypeAlias = Ref | Sequence[Ref]
 
-_FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,avi,matroska,webm"
+# Only these containers (playlists and scripts name other files), and titles in any encoding.
+_OPEN: dict[str, Any] = {
+    "options": {"format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2,avi,matroska,webm"},
+    "metadata_errors": "replace",
+}
 _NAMES = {"mov,mp4,m4a,3gp,3g2,mj2": "MP4", "avi": "AVI", "matroska,webm": "MKV"}
 _TURN_MARK = b"\x76\x75"  # ProjectionPoseRoll in Matroska
 
@@ -118,7 +122,7 @@ def _read(head: Head) -> VideoHeader:
         raise head.fail("truncated_media", "is cut short: its container says it is longer than the file")
     av = _av()
     try:
-        with av.open(as_file(head), options={"format_whitelist": _FORMATS}) as container:
+        with av.open(as_file(head), **_OPEN) as container:
             stream = next(iter(container.streams.video), None)
             if stream is None or stream.codec_context is None:
                 raise head.fail("unreadable_media", "has no video stream that can be decoded")
@@ -161,7 +165,7 @@ def _rotation(head: Head, stream: Any, kind: str) -> int:
     if kind == "MP4":
         return _mp4.rotation(head, stream.id)
     if kind == "MKV" and _TURN_MARK in head.bytes:
-        with _av().open(as_file(head), options={"format_whitelist": _FORMATS}) as container:
+        with _av().open(as_file(head), **_OPEN) as container:
             frame = next(container.decode(video=0), None)
             return 0 if frame is None else _turn_of(frame)
     return 0
@@ -205,7 +209,7 @@ def _decode(data: bytes, head: Head, header: VideoHeader, wanted: list[int]) -> 
     needed = set(wanted)
     count = 0
     try:
-        with av.open(io.BytesIO(data), options={"format_whitelist": _FORMATS}) as container:
+        with av.open(io.BytesIO(data), **_OPEN) as container:
             for frame in container.decode(video=0):
                 if count in needed:
                     turns = _turn_of(frame) // 90

@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import InputError, SampleError, SourceError, nearest
+from ..errors import SampleError, SourceError, nearest
 from ._index import store_places
+from ._table import load_table, save_table
 
 __all__ = ["Pairs", "open_source"]
 
@@ -137,7 +138,7 @@ def open_source(
         hint = f"there are some deeper, such as {deeper}" if deeper else "each record is one .json file"
         raise SourceError(f"{folder} holds no .json files", hint=hint)
     places = store_places(folder, TABLE, cache_dir)
-    known = {} if verify_content else _load(places)
+    known = {} if verify_content else load_table(places)
     entries: list[_Entry] = []
     changed = verify_content
     for name in names:
@@ -158,7 +159,7 @@ def open_source(
     if unpaired:
         log.warning("%s: %d images without a .json are no samples", folder, unpaired)
     if changed or len(known) != len(entries):
-        _save(places, entries)
+        save_table(places, {entry.name: [entry.size, entry.mtime_ns, entry.sha256] for entry in entries})
     return Pairs(folder, entries, unpaired)
 
 
@@ -198,29 +199,6 @@ def _read(path: str) -> tuple[bytes, int, int]:
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from None
     return data, status.st_size, status.st_mtime_ns
-
-
-def _load(places: list[Path]) -> dict[str, list[Any]]:
-    """name -> [size, mtime_ns, sha256] from the stored table; empty when there is none that is whole."""
-    for path in places:
-        try:
-            stored = json.loads(path.read_bytes())
-            if stored["digest"] == files.digest_json(stored["files"]):
-                return dict(stored["files"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return {}
-
-
-def _save(places: list[Path], entries: list[_Entry]) -> None:
-    table = {entry.name: [entry.size, entry.mtime_ns, entry.sha256] for entry in entries}
-    for path in places:
-        try:
-            files.publish_json(path, {"digest": files.digest_json(table), "files": table})
-            return
-        except (InputError, OSError) as error:
-            log.debug("no table at %s: %s", path, error)
-    log.warning("the table of %s could not be stored: records are hashed again next time", places[0].parent)
 
 
 def _near(folder: str) -> str | None:
