@@ -200,7 +200,8 @@ def test_a_real_model_is_proven_from_the_artefact_alone(shell: Shell, data: Path
     demo, processor = data / "mllm_demo" / "mllm_demo.json", data / "processors" / "qwen2_5_vl"
     shell("measure", demo, "-p", processor, "-o", tmp_path / "l")
     shell("plan", tmp_path / "l", "-n", 512, "-o", tmp_path / "p")
-    code, out, err = shell("verify", tmp_path / "p", "--model", "tiny:qwen2_5_vl", "--samples", 3, "--json")
+    code, out, err = shell(
+        "verify", tmp_path / "p", "--model", "tiny:qwen2_5_vl", "--samples", 2, "--attn", "sdpa", "--json"
+    )
     assert code == 0, err
-    checks = json.loads(out)["checks"]
-    assert checks["isolation (sdpa)"] == checks["isolation (eager)"] == "holds for 3 samples"
+    assert json.loads(out)["checks"]["isolation (sdpa)"] == "holds for 2 samples"
