@@ -114,6 +114,14 @@ def test_ljspeech(tmp_path: Path) -> None:
     assert media_refs(ChatSource(source)[2]) == [str(tmp_path / "LJ003")]  # named when it is opened
 
 
+def test_an_id_of_two_clips_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, x__a_DOT_wav=wav(), a_DOT_flac=wav(), b_DOT_wav=wav(), metadata_DOT_csv="a|one\nb|two\n")
+    source = open_source(tmp_path)
+    assert said(source) == [("malformed_record", None), ("b.wav", "two")]
+    with pytest.raises(SampleError, match=r"names 'a', which is a\.flac and x/a\.wav"):
+        source[0]
+
+
 def test_hugging_face_tables(tmp_path: Path) -> None:
     put(
         tmp_path,

@@ -10,8 +10,11 @@ Transcripts come from, in this order:
 With a manifest or `metadata` file the samples are its rows, in its order, one each; else they are the clips
 of the folder and the folders in it, in natural order. Text is `text`, `transcription`, `transcript`,
 `sentence` or `normalized_text`. `frames`, `samplerate` (`sample_rate`), `channels` and `duration` of a row
-stay beside the ref as hints. A clip without a transcript is a sample that raises `no_assistant_turn`: it is
-counted, not lost. Names match to the letter, else in composed form (NFC).
+stay beside the ref as hints.
+
+A clip without a transcript is a sample that raises `no_assistant_turn`: it is counted, not lost. An id of a
+table that two clips have (`a.wav`, `a.flac`) is a `malformed_record`. Names match to the letter, else in
+composed form (NFC).
 """
 
 from __future__ import annotations
@@ -150,7 +153,11 @@ def _of_table(folder: str, table: str) -> Iterator[Row]:
             yield {"line": number, "file": "", "fault": "names no clip"}
             continue
         if not name.lower().endswith(SUFFIXES_OF_CLIPS):  # LJSpeech names clips by their stem
-            name = ids.get(_composed(name), name)
+            found = ids.get(_composed(name), [name])
+            if len(found) > 1:
+                yield {"line": number, "file": "", "fault": f"names {name!r}, which is {' and '.join(found)}"}
+                continue
+            name = found[0]
         said = next((record[key] for key in _TEXTS if isinstance(record.get(key), str)), None)
         hints: Row = {}
         for key, hint in _HINTS.items():
@@ -212,11 +219,12 @@ def _clips(folder: str) -> list[str]:
     ]
 
 
-def _stems(folder: str) -> dict[str, str]:
-    """Stem of a clip's name (without folders) -> its path; natural order decides between equals."""
-    found: dict[str, str] = {}
+def _stems(folder: str) -> dict[str, list[str]]:
+    """Stem of a clip's name (without folders) -> the clips that have it."""
+    found: dict[str, list[str]] = {}
     for name in sorted(_clips(folder), key=natural):
-        found.setdefault(_composed(os.path.splitext(os.path.basename(name))[0]), name.replace(os.sep, "/"))
+        stem = os.path.splitext(os.path.basename(name))[0]
+        found.setdefault(_composed(stem), []).append(name.replace(os.sep, "/"))
     return found
 
 
