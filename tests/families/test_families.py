@@ -21,10 +21,11 @@ from packtrain.families import (
 )
 
 VISION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+OTHERS = ("internvl3", "llava_1_5", "llava_next", "llava_onevision", "qwen2_5_omni", "qwen2_audio")
 
 
 def test_file_name_is_the_name() -> None:
-    assert names("families") == sorted(["text", *VISION])
+    assert names("families") == sorted(["text", *VISION, *OTHERS])
     assert [family.name for family in families()] == names("families")
     assert all(family_of(name=family.name) is family for family in families())
 
@@ -84,7 +85,8 @@ def test_by_processor() -> None:
 def test_what_a_vision_model_may_get(name: str) -> None:
     family = family_of(name=name)
     assert family.position_rows == 3 and family.packed_position_rows == 4
-    assert dict(family.media_keys) == {"pixel_values": "cat0", "image_grid_thw": "cat0"}
+    keys = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
+    assert dict(family.media_keys) == dict.fromkeys(keys, "cat0")
     for backend in ("sdpa", "eager", "flash_attention_2"):
         assert family.allowed_kwargs(backend) == ()  # the tower would take them for its own
         assert set(FLASH_KWARGS) < set(family.forbidden_kwargs(backend))

@@ -39,7 +39,7 @@ def test_mllm_demo(data: Path, template, tmp_path: Path) -> None:
     source = ChatSource(open_source(data / "mllm_demo" / "mllm_demo.json", cache_dir=tmp_path))
     lengths = whole(source, template("qwen2_5_vl"))
     assert lengths.tokens[:3].tolist() == [195, 140, 181]
-    assert set(lengths.costs) == {"images", "patches", "supervised"}
+    assert set(lengths.costs) == {"images", "patches", "supervised", "video_frames"}
     assert lengths.costs["images"][:3].tolist() == [2, 1, 1] and not lengths.status.any()
     report = audit(source, lengths, template("qwen2_5_vl").encode)
     assert len(report.ids) == len(source) and report.failed == {}

@@ -220,7 +220,7 @@ def test_same_reason_from_both(template, chat, tmp_path: Path) -> None:
         ("malformed_record", chat("half a \ud83d character", "x")),
         ("malformed_record", {"messages": [{"content": "x"}]}),
         ("malformed_record", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
-        ("unsupported_media", {"messages": [{"role": "user", "content": [{"type": "video", "video": "v"}]}]}),
+        ("unsupported_media", {"messages": [{"role": "user", "content": [{"type": "audio", "audio": "v"}]}]}),
         ("missing_media", chat([tmp_path / "nowhere.jpg", long], "x")),
         ("unsupported_media", chat([long, good, "?"], "x")),
     ]

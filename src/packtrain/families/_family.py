@@ -107,6 +107,16 @@ class Family:
         image_token: placeholder of one image in the rendered text (a processor's own
             `image_token` has precedence), or None.
         video_token: placeholder of one video, or None.
+        audio_token: placeholder of one audio clip, or None.
+        image_rule: how an image becomes tokens: `"pixels"` (area limits), `"square"` (always the same),
+            `"anyres"` (crops on a grid), `"tiles"` (tiles and a thumbnail). The numbers come from the
+            processor. None: asked from the processor (`measuring.oracle`).
+        video_rule: the same for a video: `"frames"` (area limits per frame), `"clip"` (for all frames
+            together, with times as text), `"omni"` (frames, sound between them), `"pooled"`, `"tiles"`.
+        audio_rule: `"whisper"` (mel frames of a Whisper extractor, halved twice).
+        time_unit: step of the time row inside a video: `"frame"` (1), `"seconds"` (real time times
+            `tokens_per_second`), `"omni"` (fixed, and later text starts behind the time row).
+        tokens_per_second: positions a second where `time_unit` is `"seconds"`.
         boundary_kwargs: backend -> keywords that carry boundaries into the model. A backend that is
             absent takes none: its boundaries are the restarting text positions.
         position_backends: backends on which restarting text positions alone isolate samples.
@@ -121,6 +131,12 @@ class Family:
     media_keys: Mapping[str, str] = field(default_factory=dict, hash=False)
     image_token: str | None = None
     video_token: str | None = None
+    audio_token: str | None = None
+    image_rule: str | None = None
+    video_rule: str | None = None
+    audio_rule: str | None = None
+    time_unit: str = "frame"
+    tokens_per_second: float | None = None
     boundary_kwargs: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     position_backends: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict, hash=False)

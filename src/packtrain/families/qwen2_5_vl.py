@@ -1,9 +1,19 @@
-"""Qwen2.5-VL: the image layout of Qwen2-VL with window attention in the vision tower."""
+"""Qwen2.5-VL: the layout of Qwen2-VL with window attention in the vision tower, and videos on a clock.
+
+The time row of a video counts `tokens_per_second` positions a second. That number stands in the model's
+config, not in its processor: 2 in the published checkpoints (a template takes another one).
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from ._qwen_vl import qwen_vl
 
 __all__ = ["FAMILY"]
 
-FAMILY = qwen_vl("qwen2_5_vl", ("qwen2_5_vl",), ("Qwen2_5_VLProcessor",))
+FAMILY = replace(
+    qwen_vl("qwen2_5_vl", ("qwen2_5_vl",), ("Qwen2_5_VLProcessor",)),
+    time_unit="seconds",
+    tokens_per_second=2.0,
+)

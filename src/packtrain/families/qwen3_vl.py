@@ -1,9 +1,18 @@
-"""Qwen3-VL (dense and mixture of experts): 16-pixel patches, 2x2 merge, interleaved mRoPE."""
+"""Qwen3-VL (dense and mixture of experts): 16-pixel patches, 2x2 merge, interleaved mRoPE.
+
+A video is a row of frames, each between its own marks and behind its time as text (`<1.5 seconds>`);
+the limit of pixels is for all its frames together.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from ._qwen_vl import qwen_vl
 
 __all__ = ["FAMILY"]
 
-FAMILY = qwen_vl("qwen3_vl", ("qwen3_vl", "qwen3_vl_moe"), ("Qwen3VLProcessor",))
+FAMILY = replace(
+    qwen_vl("qwen3_vl", ("qwen3_vl", "qwen3_vl_moe"), ("Qwen3VLProcessor",)),
+    video_rule="clip",
+)

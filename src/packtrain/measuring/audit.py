@@ -106,14 +106,26 @@ def audit(
 
 
 def encoded_costs(encoded: Mapping[str, Any]) -> dict[str, int]:
-    """Costs of an encoded sample: tokens, and supervised, images, patches where it tells them."""
+    """Costs of an encoded sample: tokens, and those of its labels and media that its tensors tell."""
     found = {"tokens": len(encoded["input_ids"])}
     if "labels" in encoded:
         found["supervised"] = int((np.asarray(encoded["labels"]) != -100).sum())
-    if "image_grid_thw" in encoded:
-        grid = np.asarray(encoded["image_grid_thw"]).reshape(-1, 3)
-        found["images"] = len(grid)
-        found["patches"] = int(grid.prod(axis=1).sum())
+    rows = 0
+    for key, cost in (("image_grid_thw", "images"), ("video_grid_thw", "")):
+        if key in encoded:
+            grid = np.asarray(encoded[key]).reshape(-1, 3)
+            rows += int(grid.prod(axis=1).sum())
+            if cost:
+                found[cost] = len(grid)
+            found["patches"] = rows
+    if "image_sizes" in encoded:
+        found["images"] = len(encoded["image_sizes"])
+    if "patches" not in found and "pixel_values" in encoded:
+        found["patches"] = len(encoded["pixel_values"])
+    if "pixel_values_videos" in encoded and "patches" not in found:
+        found["video_frames"] = found["patches"] = int(np.prod(encoded["pixel_values_videos"].shape[:2]))
+    if "feature_attention_mask" in encoded:
+        found["audio_frames"] = int(np.asarray(encoded["feature_attention_mask"]).sum())
     return found
 
 

@@ -58,13 +58,17 @@ class PixelRule:
         return asdict(self)
 
 
-def rule_of(image_processor: Any) -> PixelRule:
+def rule_of(image_processor: Any, *, size: Any = None) -> PixelRule:
     """Read the effective settings from the processor object that will be used.
+
+    Args:
+        image_processor: an image or video processor.
+        size: limits that have precedence over its own.
 
     Raises:
         ConfigError: the object has no such settings, so it follows another rule.
     """
-    size = getattr(image_processor, "size", None)
+    size = size or getattr(image_processor, "size", None)
     try:
         size = dict(size or {})
         rule = PixelRule(

@@ -128,7 +128,10 @@ def media_refs(sample: Mapping[str, Any]) -> list[Any]:
         for part in content:
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind in ("image", "video", "audio") and part.get(kind) is not None:
-                found.append(part[kind])
+                reference = part[kind]
+                found += reference if isinstance(reference, (list, tuple)) else [reference]
+                if kind == "video" and part.get("audio") is not None:  # its sound
+                    found.append(part["audio"])
     return found
 
 

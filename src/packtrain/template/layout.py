@@ -1,11 +1,12 @@
-"""Where the tokens of a sample are, before and after media placeholders are expanded.
+"""Where the tokens of a sample are, before and after runs of media tokens are written out.
 
-Measuring and encoding both work on this value: one entry per token of the unexpanded text, each with
-the number of tokens it becomes. So their lengths, labels and cuts come from the same lines.
+Measuring and encoding both work on this value: one entry per token of the short text, each with the
+number of tokens it becomes. So their lengths, labels and cuts come from the same lines.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SampleError
+from ..measuring.expansion import Block, Spliced
+from ..measuring.text import TokenizedText, supervised_mask
 
-__all__ = ["TRUNCATIONS", "Layout", "media_layout", "text_layout"]
+__all__ = ["TRUNCATIONS", "Layout", "aligned", "media_layout", "text_layout"]
 
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -25,19 +28,23 @@ TRUNCATIONS = ("error", "left", "right")
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Tokens of one sample, unexpanded.
+    """Tokens of one sample, runs of media tokens written once.
 
     Attributes:
         ids: int64[K] token ids.
-        width: int64[K] tokens each becomes (1, or the tokens of an image).
-        trained: bool[K], inside a trained range and no media.
-        image: bool[K], placeholder of an image.
+        width: int64[K] tokens each becomes (1, or the length of a run of media tokens).
+        trained: bool[K], inside a trained range and nothing that comes from media.
+        media: bool[K], media tokens and what stands between those of one medium.
+        runs: int64[R], which entries are runs.
+        blocks: grid of each run.
     """
 
     ids: I64
     width: I64
     trained: Mask
-    image: Mask
+    media: Mask
+    runs: I64
+    blocks: tuple[Block | None, ...] = ()
 
     @property
     def total(self) -> int:
@@ -52,17 +59,17 @@ class Layout:
         """First and one-past-last expanded token that stay.
 
         Raises:
-            SampleError: `truncation_cuts_media`, when image tokens would go.
+            SampleError: `truncation_cuts_media`, when tokens of a medium would go.
         """
         total = self.total
         if truncation == "error" or max_length is None or total <= max_length:
             return 0, total
         begin, end = (0, max_length) if truncation == "right" else (total - max_length, total)
-        image = self.expand(self.image)
-        if image[:begin].any() or image[end:].any():
+        media = self.expand(self.media)
+        if media[:begin].any() or media[end:].any():
             raise SampleError(
                 "truncation_cuts_media",
-                f"cutting {total} tokens to max_length {max_length} on the {truncation} would cut an image",
+                f"cutting {total} tokens to max_length {max_length} on the {truncation} would cut a medium",
                 hint="raise max_length, or use truncation: error and a long-sample policy",
             )
         return begin, end
@@ -70,21 +77,89 @@ class Layout:
 
 def text_layout(ids: I64, trained: Mask) -> Layout:
     """Layout of a sample without media."""
-    return Layout(ids, np.ones(len(ids), dtype=np.int64), trained, np.zeros(len(ids), dtype=bool))
+    none = np.zeros(0, dtype=np.int64)
+    return Layout(ids, np.ones(len(ids), dtype=np.int64), trained, np.zeros(len(ids), dtype=bool), none)
 
 
-def media_layout(ids: I64, trained: Mask, image_token_id: int | None, patches: I64, merge: int) -> Layout:
-    """Layout of a sample whose k image placeholders take the grids `patches` int64[k,2], in order.
+def media_layout(tokens: TokenizedText, spliced: Spliced, media_ids: Collection[int]) -> Layout:
+    """Layout of a sample whose runs of media tokens stand once each in the text.
+
+    Args:
+        tokens: the text of `spliced` as tokens.
+        spliced: its trained ranges, and the width and block of each run.
+        media_ids: ids of the media tokens.
 
     Raises:
-        SampleError: `placeholder_mismatch`, when the numbers differ.
+        SampleError: `placeholder_mismatch`, when the tokens hold more or fewer runs.
     """
-    image = ids == image_token_id
-    if int(image.sum()) != len(patches):
+    trained = supervised_mask(tokens, spliced.spans)
+    if not spliced.widths:
+        return text_layout(tokens.ids, trained)
+    is_run = np.isin(tokens.ids, list(media_ids))
+    runs = np.flatnonzero(is_run)
+    if len(runs) != len(spliced.widths):
         raise SampleError(
             "placeholder_mismatch",
-            f"the text has {int(image.sum())} image tokens for {len(patches)} images",
+            f"the text has {len(runs)} media tokens for {len(spliced.widths)} runs of its media",
+            hint="media tokens may not stand in the text itself",
         )
-    width = np.ones(len(ids), dtype=np.int64)
-    width[image] = patches[:, 0] * patches[:, 1] // merge**2
-    return Layout(ids, width, trained & ~image, image)
+    media = is_run
+    if spliced.inserted:
+        media = is_run | supervised_mask(tokens, spliced.inserted)
+    width = np.ones(len(tokens.ids), dtype=np.int64)
+    width[runs] = spliced.widths
+    return Layout(tokens.ids, width, trained & ~media, media, runs, spliced.blocks)
+
+
+def aligned(layout: Layout, theirs: I64) -> Layout:
+    """The layout whose media take what is left of `theirs` between the texts around them.
+
+    For processors of which only a whole encoding is known. A token of the text that melted into a medium
+    beside it counts as part of that medium.
+
+    Args:
+        layout: every medium as one token.
+        theirs: int64[T], the tokens of the processor.
+
+    Raises:
+        SampleError: `prefix_mismatch`, where a text between media is not found.
+    """
+    edges = [-1, *layout.runs.tolist(), len(layout.ids)]
+    width = layout.width.copy()
+    cursor = 0
+    for k in range(len(edges) - 1):
+        first, last = edges[k] + 1, edges[k + 1]
+        final = k == len(edges) - 2
+        found = _find(theirs, layout.ids[first:last], cursor, head=k == 0, tail=final)
+        if found is None:
+            raise SampleError(
+                "prefix_mismatch",
+                "the processor changes the text around its media, so trained tokens cannot be located",
+            )
+        place, left, right = found
+        width[first : first + left] = 0
+        width[last - right : last] = 0
+        if k:
+            width[edges[k]] = place - cursor
+        cursor = place + (last - first) - left - right
+    return Layout(layout.ids, width, layout.trained, layout.media, layout.runs, layout.blocks)
+
+
+def _find(theirs: I64, piece: I64, start: int, *, head: bool, tail: bool) -> tuple[int, int, int] | None:
+    """(place, tokens left out in front, and behind) of a piece of text at or after `start`."""
+    for left in (0,) if head else (0, 1):
+        for right in (0,) if tail else (0, 1):
+            if len(piece) < left + right:
+                continue
+            wanted = piece[left : len(piece) - right]
+            size = len(wanted)
+            if head:
+                places: Any = (start,)
+            elif tail:
+                places = (len(theirs) - size,)
+            else:
+                places = range(start + 1, len(theirs) - size + 1)
+            for place in places:
+                if place >= start and np.array_equal(theirs[place : place + size], wanted):
+                    return place, left, right
+    return None

@@ -6,23 +6,49 @@ import json
 from typing import Any
 
 from ..errors import ConfigError, UnknownNameError
-from ..families import Family, family_of
+from ..families import BACKENDS, Family, family_of
 from .layout import TRUNCATIONS
 
-__all__ = ["check_options", "choose_family", "positive"]
+#: What a processor needs for each modality.
+PARTS = {"image": "image_processor", "video": "video_processor", "audio": "feature_extractor"}
+
+__all__ = ["PARTS", "check_options", "choose_family", "positive"]
 
 
 def choose_family(family: Family | str | None, processor: Any) -> Family:
     """The family that was named, or the one the processor's class belongs to."""
     if isinstance(family, Family):
         return family
-    found = family_of(name=family) if family is not None else family_of(processor=processor)
-    if found.modalities and not hasattr(processor, "image_processor"):
-        raise ConfigError(
-            f"family {found.name} needs a processor with an image processor, got {type(processor).__name__}",
-            hint="load the processor, not the tokenizer alone",
-        )
+    if family is not None:
+        found = family_of(name=family)
+    else:
+        try:
+            found = family_of(processor=processor)
+        except UnknownNameError:
+            found = _unknown(processor)
+    for kind in found.modalities:
+        if not hasattr(processor, PARTS[kind]):
+            raise ConfigError(
+                f"family {found.name} needs a processor with an {PARTS[kind].replace('_', ' ')}, "
+                f"got {type(processor).__name__}",
+                hint="load the processor, not the tokenizer alone",
+            )
     return found
+
+
+def _unknown(processor: Any) -> Family:
+    """A family for a processor that none describes: it can be measured and encoded, not packed.
+
+    Its media are counted by asking the processor; which attention keeps its packed samples apart, and
+    what shape its positions have, is not known, so every backend is refused.
+    """
+    kinds = [kind for kind, part in PARTS.items() if getattr(processor, part, None) is not None]
+    if not kinds or getattr(processor, "tokenizer", None) is None:
+        return family_of(processor=processor)  # raises, naming what is known
+    why = f"no family describes {type(processor).__name__}"
+    return Family(
+        name="oracle", model_types=(), modalities=tuple(kinds), refused=dict.fromkeys(BACKENDS, why)
+    )
 
 
 def positive(name: str, value: int | None) -> int | None:

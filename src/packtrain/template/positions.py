@@ -2,8 +2,9 @@
 
 Text counts 0, 1, 2 … on every row. An image takes a grid: all its tokens share the time index, and
 height and width count from the current position; the text after it goes on at the largest of them
-plus one. Positions are made per sample and concatenated, never computed on a packed row: a row is
-not one sample, and every image after the first would get wrong coordinates.
+plus one. The time index of a video grows by the step of its block. Positions are made per sample and
+concatenated, never computed on a packed row: a row is not one sample, and every image after the first
+would get wrong coordinates.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SampleError
+from ..measuring.expansion import Block
+from .layout import Layout
 
-__all__ = ["mrope_positions", "text_positions"]
+__all__ = ["layout_positions", "mrope_positions", "text_positions"]
 
 I64 = NDArray[np.int64]
 
@@ -23,6 +26,69 @@ I64 = NDArray[np.int64]
 def text_positions(length: int) -> I64:
     """int64[T]: 0 .. T-1."""
     return np.arange(length, dtype=np.int64)
+
+
+def layout_positions(layout: Layout, *, behind_time: bool = False) -> I64:
+    """Three-row positions of a sample with media.
+
+    Args:
+        layout: its tokens, and the block of each run of media tokens.
+        behind_time: text after a video starts behind its last time index (Omni), not behind its height
+            and width alone (Qwen-VL, as transformers 5.24 counts).
+
+    Returns:
+        int64[3,T]: time, height and width rows, T = `layout.total`.
+    """
+    begins = np.cumsum(layout.width) - layout.width
+    total = layout.total
+    rows = np.empty((3, total), dtype=np.int64)
+    cursor = position = 0  # token index, next position of text
+    bases: list[int] = []
+    hold = False  # two closing marks share a position
+
+    def text(end: int) -> None:
+        nonlocal cursor, position, hold
+        count = end - cursor
+        if count > 0:
+            values = position + np.arange(count)
+            if hold:
+                values[1:] -= 1
+            rows[:, cursor:end] = values
+            position, cursor, hold = int(values[-1]) + 1, end, False
+
+    for run, block in zip(layout.runs.tolist(), layout.blocks, strict=True):
+        if block is None:
+            bases.append(position)
+            continue
+        begin, width = int(begins[run]), int(layout.width[run])
+        text(begin)
+        if block.opens:
+            position -= 1
+            rows[:, begin - 1] = position - 1
+        base = bases[-block.anchor] if block.anchor else position
+        bases.append(base)
+        place = rows[:, begin : begin + width]
+        place[:] = base + _inside(block, width)
+        cursor = begin + width
+        if behind_time:
+            position = int(place.max()) + 1
+        else:
+            position = base + max(block.height, block.width)
+        hold = block.closes
+    text(total)
+    return rows
+
+
+def _inside(block: Block, width: int) -> I64:
+    """int64[3,width]: positions of a run's tokens in its block."""
+    place = np.arange(block.start, block.start + width, dtype=np.int64)
+    if block.sound:
+        return np.broadcast_to(place, (3, width))
+    area = block.height * block.width
+    # the library multiplies in float32 and cuts off
+    time = (np.arange(block.time).astype(np.float32) * np.float32(block.step)).astype(np.int64)
+    inside = place % area
+    return np.stack([time[place // area], inside // block.width, inside % block.width])
 
 
 def mrope_positions(is_image: NDArray[np.bool_], grids: Sequence[tuple[int, int]] | I64, merge: int) -> I64:
@@ -39,32 +105,30 @@ def mrope_positions(is_image: NDArray[np.bool_], grids: Sequence[tuple[int, int]
     Raises:
         SampleError: `placeholder_mismatch`, when the image tokens are not those of the grids.
     """
-    total = len(is_image)
-    rows = np.empty((3, total), dtype=np.int64)
-    cursor = 0  # token index
-    position = 0
-    image_tokens = np.flatnonzero(is_image)
-    used = 0
-    for high, wide in grids:
-        high, wide = int(high) // merge, int(wide) // merge
-        count = high * wide
-        run = image_tokens[used : used + count]
-        if len(run) < count or (count and run[-1] - run[0] != count - 1):
-            raise _mismatch(len(image_tokens), grids, merge)
-        start = int(run[0])
-        rows[:, cursor:start] = position + np.arange(start - cursor)
-        position += start - cursor
-        block = rows[:, start : start + count]
-        block[0] = position
-        block[1] = position + np.repeat(np.arange(high), wide)
-        block[2] = position + np.tile(np.arange(wide), high)
-        position += max(high, wide)
-        cursor = start + count
-        used += count
-    if used != len(image_tokens):
-        raise _mismatch(len(image_tokens), grids, merge)
-    rows[:, cursor:] = position + np.arange(total - cursor)
-    return rows
+    edges = np.diff(is_image.astype(np.int8), prepend=0, append=0)
+    starts, lengths = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)
+    blocks = [Block(1, int(high) // merge, int(wide) // merge) for high, wide in grids]
+    runs: list[int] = []
+    widths = [block.height * block.width for block in blocks]
+    left = iter(zip(starts.tolist(), lengths.tolist(), strict=True))
+    begin = length = 0
+    for width in widths:  # neighbouring images form one run
+        if length == 0:
+            begin, length = next(left, (0, 0))
+        if width > length:
+            raise _mismatch(int(is_image.sum()), grids, merge)
+        runs.append(begin)
+        begin, length = begin + width, length - width
+    if length or next(left, None) is not None:
+        raise _mismatch(int(is_image.sum()), grids, merge)
+    kept = ~is_image
+    kept[runs] = True
+    each = np.ones(len(is_image), dtype=np.int64)
+    each[runs] = widths
+    entries = np.flatnonzero(kept)
+    places = np.searchsorted(entries, np.asarray(runs, dtype=np.int64))
+    nothing = np.zeros(len(entries), dtype=bool)
+    return layout_positions(Layout(entries, each[entries], nothing, nothing, places, tuple(blocks)))
 
 
 def _mismatch(found: int, grids: Sequence[tuple[int, int]] | I64, merge: int) -> SampleError:

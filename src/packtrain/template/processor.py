@@ -1,8 +1,8 @@
 """HFTemplate: a Hugging Face processor or tokenizer as a packtrain template.
 
-`encode` runs the real processor on real pixels. `measure` is its twin on metadata: it renders and
-tokenises the same text and reads image sizes from file headers. Both share rendering, tokenising,
-the header checks and the layout of labels, so they can differ only where the processor itself
+`encode` runs the real processor on decoded media. `measure` is its twin on metadata: it renders and
+tokenises the same text and reads sizes and lengths of media from their headers. Both share rendering,
+tokenising, the header checks and the layout of labels, so they can differ only where the processor itself
 departs from our arithmetic, and `encode` raises `DriftError` when it does.
 
 Trade-off: `encode` tokenises the text twice (once with offsets for the labels, once inside the
@@ -12,6 +12,7 @@ processor's own.
 
 from __future__ import annotations
 
+import logging
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,23 +21,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, DriftError, SampleError
+from ..errors import SampleError
 from ..extend import Measured
 from ..families import Family
-from ..measuring.image import PixelRule, grids, rule_of, verify_limits
-from ..measuring.text import TokenizedText, check_text, supervised_mask, tokenize
-from ..media.image import open_image, read_header
+from ..measuring.expansion import Expansion, Spliced, splice
+from ..measuring.image import PixelRule, verify_limits
+from ..measuring.text import TokenizedText, check_text, tokenize
 from ._torchvision_shim import ensure_torchvision
+from .binding import bind_media, media_ids
 from .identity import processor_identity
-from .layout import Layout, media_layout, text_layout
+from .layout import Layout, media_layout
 from .load import load_processor
 from .options import check_options, choose_family, positive
-from .positions import mrope_positions, text_positions
+from .positions import layout_positions, text_positions
 from .render import ChatRenderer, Rendered
+from .running import run_processor
 
 __all__ = ["HFTemplate"]
 
 I64 = NDArray[np.int64]
+
+logger = logging.getLogger(__name__)
+
+#: Costs of each modality; always there, so that a store has them as whole columns.
+_COSTS = {
+    "image": ("images", "patches"),
+    "video": ("video_frames", "patches"),
+    "audio": ("audio_frames", "audio_cut"),
+}
 
 IGNORED = -100  # label of a token that is not trained
 
@@ -55,6 +67,12 @@ class HFTemplate:
             (counted in the cost `truncated`) and refuse samples whose media would be cut.
         model_limit: longest sample the model can take; longer ones are measured with status
             "beyond model".
+        tokens_per_second: positions a second of a video where the family counts real time (Qwen2.5-VL;
+            the number is in the model's config).
+        trust_hints: take sizes of media from the sample where it gives them, without looking at the
+            medium; the audit compares them.
+        text_counter: `auto`, `hf`, `tiktoken` or `gigatoken`: how texts are counted when measuring. The
+            counts are the same; a counter that cannot prove it is not used.
         variables: further variables of the chat template, for example `{"enable_thinking": False}`.
 
     Raises:
@@ -70,6 +88,9 @@ class HFTemplate:
         max_length: int | None = None,
         truncation: str = "error",
         model_limit: int | None = None,
+        tokens_per_second: float | None = None,
+        trust_hints: bool = False,
+        text_counter: str = "auto",
         variables: Mapping[str, Any] | None = None,
     ) -> None:
         ensure_torchvision()
@@ -83,39 +104,47 @@ class HFTemplate:
         self.truncation = truncation
         self.model_limit = positive("model_limit", model_limit)
         self.variables = dict(variables or {})
+        self.tokens_per_second = tokens_per_second
+        self.trust_hints = trust_hints
+        self.text_counter = text_counter
         check_options(self)
-        self.rule: PixelRule | None = None
-        self.image_token: str | None = None
-        self.image_token_id: int | None = None
-        self.video_token: str | None = None
-        if "image" in self.family.modalities:
-            self._bind_images()
+        self.media = bind_media(
+            processor,
+            self.tokenizer,
+            self.family,
+            tokens_per_second=tokens_per_second,
+            trust_hints=trust_hints,
+        )
+        self.media_ids = () if self.media is None else media_ids(processor, self.tokenizer, self.media)
         self.renderer = ChatRenderer(
             processor,
             self.tokenizer,
-            takes_images=self.rule is not None,
+            takes=self.family.modalities,
             system=system,
             variables=self.variables,
         )
+        self._counter: Any = None
+        self._warned_cut = False
 
-    def _bind_images(self) -> None:
-        self.rule = rule_of(getattr(self.processor, "image_processor", None))
-        self.image_token = getattr(self.processor, "image_token", None) or self.family.image_token
-        self.video_token = getattr(self.processor, "video_token", None) or self.family.video_token
-        found = self.tokenizer.convert_tokens_to_ids(self.image_token)
-        if not isinstance(found, int) or found == self.tokenizer.unk_token_id:
-            raise ConfigError(
-                f"the tokenizer has no image token {self.image_token!r}",
-                hint="use the tokenizer that belongs to the processor",
-            )
-        self.image_token_id = found
+    @property
+    def rule(self) -> Any:
+        """The rule by which images are counted, or None for a family without images."""
+        return None if self.media is None else self.media.image
+
+    @property
+    def image_token_id(self) -> int | None:
+        """Id of the token that image runs are made of."""
+        if self.media is None or "image" not in self.media.tokens:
+            return None
+        return int(self.tokenizer.convert_tokens_to_ids(self.media.tokens["image"]))
 
     # ---------------------------------------------------------------------------------- measure
     def measure(self, sample: Mapping[str, Any]) -> Measured:
-        """Length of the encoded sample in tokens, with the costs images, patches and supervised.
+        """Length of the encoded sample in tokens, with its costs: supervised, and those of the media.
 
-        Opens no pixels. Raises the `SampleError` that `encode` would raise, except for faults that
-        only decoding finds.
+        Media costs: images, patches (rows of its pixel tensors), video_frames, audio_frames (mel frames),
+        audio_cut (clips that the processor cuts). Decodes no media. Raises the `SampleError` that `encode`
+        would raise, except for faults that only decoding finds.
         """
         (outcome,) = self.measure_batch([sample])
         if isinstance(outcome, SampleError):
@@ -131,32 +160,51 @@ class HFTemplate:
                 rendered[place] = self._render(sample)
             except SampleError as error:
                 out[place] = error
-        patches = self._grids({place: item.images for place, item in rendered.items()})
-        ready: list[int] = []
-        for place in rendered:
-            if isinstance(patches[place], SampleError):
-                out[place] = patches[place]
-            else:
-                ready.append(place)
-        for place, tokens in zip(ready, self._tokenize([rendered[p] for p in ready]), strict=True):
+        spliced: dict[int, Spliced] = {}
+        found = self._expansions({place: item.media for place, item in rendered.items()})
+        for place, item in rendered.items():
+            expansions = found[place]
             try:
-                layout = self._layout(rendered[place], tokens, patches[place])
-                out[place] = self._measured(layout, patches[place])
+                if isinstance(expansions, SampleError):
+                    raise expansions
+                spliced[place] = self._splice(item, expansions)
+            except SampleError as error:
+                out[place] = error
+        places = list(spliced)
+        for place, layout in zip(places, self._layouts([spliced[p] for p in places]), strict=True):
+            try:
+                if isinstance(layout, SampleError):
+                    raise layout
+                if self._by_encoding and rendered[place].media:
+                    layout, _ = self._run(rendered[place], layout, found[place])
+                out[place] = self._measured(layout, found[place])
             except SampleError as error:
                 out[place] = error
         return out
 
-    def _measured(self, layout: Layout, patches: I64) -> Measured:
+    def _measured(self, layout: Layout, expansions: Any) -> Measured:
         begin, end = self._cut(layout)
-        total = layout.total
-        costs: dict[str, int] = {}
-        if self.rule is not None:
-            costs["images"] = len(patches)
-            costs["patches"] = int((patches[:, 0] * patches[:, 1]).sum()) if len(patches) else 0
+        costs = self._costs(expansions)
         costs["supervised"] = int(layout.expand(layout.trained)[begin:end][1:].sum())
         if self.truncation != "error":
-            costs["truncated"] = int(end - begin < total)
+            costs["truncated"] = int(end - begin < layout.total)
         return Measured(end - begin, **costs)
+
+    def _costs(self, expansions: Mapping[str, Sequence[Expansion]]) -> dict[str, int]:
+        """Costs of a sample's media; all costs of the family, 0 where it has none."""
+        costs: dict[str, int] = {}
+        for kind in self.family.modalities:
+            costs.update({name: costs.get(name, 0) for name in _COSTS[kind]})
+        for items in expansions.values():
+            for item in items:
+                for name, value in item.costs.items():
+                    costs[name] = costs.get(name, 0) + value
+        if costs.get("audio_cut") and not self._warned_cut:
+            self._warned_cut = True
+            logger.warning(
+                "some audio is longer than the processor takes and gets cut (cost audio_cut counts the clips)"
+            )
+        return costs
 
     # ----------------------------------------------------------------------------------- encode
     def encode(self, sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,7 +213,7 @@ class HFTemplate:
         Returns:
             torch tensors `input_ids` int64[T]; `labels` int64[T], -100 except on assistant turns
             (never on media tokens or the first token); `position_ids` int64[T], or int64[3,T] for
-            mRoPE families; `pixel_values` and `image_grid_thw` where the sample has images.
+            mRoPE families; and the family's media tensors where the sample has such media.
 
         Raises:
             SampleError: the sample cannot be used; `reason` says why.
@@ -174,22 +222,27 @@ class HFTemplate:
         import torch
 
         rendered = self._render(sample)
-        patches = self._grids({0: rendered.images})[0]
-        if isinstance(patches, SampleError):
-            raise patches
-        (tokens,) = self._tokenize([rendered])
-        layout = self._layout(rendered, tokens, patches)
+        expansions = self._expansions({0: rendered.media}, trusted=False)[0]
+        if isinstance(expansions, SampleError):
+            raise expansions
+        spliced = self._splice(rendered, expansions)
+        (layout,) = self._layouts([spliced])
+        if isinstance(layout, SampleError):
+            raise layout
+        layout, media = self._run(rendered, layout, expansions)
         begin, end = self._cut(layout)
-        ids = layout.expand(layout.ids)
-        media = self._run_processor(rendered, ids, patches)
-        image = layout.expand(layout.image)[begin:end]
+        ids = media.pop("input_ids", None)
+        ids = layout.expand(layout.ids) if ids is None else ids.numpy()
         trained = layout.expand(layout.trained)[begin:end]
         trained[:1] = False
         ids = ids[begin:end]
-        if self.family.position_rows == 1 or self.rule is None:
+        if self.family.position_rows == 1:
             positions = text_positions(len(ids))
+        elif end - begin < layout.total:  # a cut keeps all media
+            positions = layout_positions(layout, behind_time=self.family.time_unit == "omni")[:, begin:end]
+            positions = positions - positions[:, :1]
         else:
-            positions = mrope_positions(image, patches, self.rule.merge)
+            positions = layout_positions(layout, behind_time=self.family.time_unit == "omni")
         return {
             "input_ids": torch.from_numpy(ids),
             "labels": torch.from_numpy(np.where(trained, ids, IGNORED)),
@@ -197,80 +250,59 @@ class HFTemplate:
             **media,
         }
 
-    def _run_processor(self, rendered: Rendered, ids: I64, patches: I64) -> dict[str, Any]:
-        """Run the real processor; returns its media tensors after checking its tokens against ours."""
-        if self.rule is None:
-            return {}
-        images = [open_image(reference) for reference in rendered.images]
-        options = {} if self._adds_special_tokens(rendered.text) else {"add_special_tokens": False}
-        batch = self.processor(text=[rendered.text], images=images or None, return_tensors="pt", **options)
-        theirs = batch["input_ids"][0].numpy()
-        if not np.array_equal(theirs, ids):
-            raise DriftError(
-                f"{type(self.processor).__name__} gives {len(theirs)} tokens, measuring gives {len(ids)} "
-                f"(image grids {patches.tolist()})",
-                hint="the processor follows another rule than its family; run template.verify_limits()",
-            )
-        media = {key: batch[key] for key in self.family.media_keys if key in batch}
-        if images:
-            grid = media["image_grid_thw"].numpy()
-            if not np.array_equal(grid[:, 1:], patches):
-                raise DriftError(
-                    f"image grids are {grid[:, 1:].tolist()}, the headers say {patches.tolist()}"
-                )
-        return media
+    def _run(
+        self, rendered: Rendered, layout: Layout, expansions: Mapping[str, Sequence[Expansion]]
+    ) -> tuple[Layout, dict[str, Any]]:
+        """The media tensors of a sample, and its layout (another one where only the processor knows it)."""
+        if self.media is None:
+            return layout, {}
+        return run_processor(
+            self.processor,
+            rendered.text,
+            rendered.media,
+            self.media,
+            self.family,
+            layout=layout,
+            expansions=expansions,
+            add_special_tokens=self._adds_special_tokens(rendered.text),
+        )
+
+    @property
+    def _by_encoding(self) -> bool:
+        oracle = None if self.media is None else self.media.oracle
+        return oracle is not None and oracle.mode == "encode"
 
     # ----------------------------------------------------------------------------------- shared
     def _render(self, sample: Mapping[str, Any]) -> Rendered:
         rendered = self.renderer.render(sample)
         check_text(rendered.text)
-        if self.image_token is not None:
-            found = rendered.text.count(self.image_token)
-            if found != len(rendered.images):
-                raise SampleError(
-                    "placeholder_mismatch",
-                    f"the rendered text has {found} image placeholders for {len(rendered.images)} images",
-                    hint=f"write images as parts, not as {self.image_token} in the text",
-                )
-        if self.video_token is not None and self.video_token in rendered.text:
-            raise SampleError(
-                "placeholder_mismatch",
-                f"the rendered text has {self.video_token} but the sample has no video",
-                hint="remove the placeholder from the text",
-            )
         return rendered
 
-    def _grids(self, images: Mapping[int, Sequence[Any]]) -> dict[int, Any]:
-        """Patch grids int64[k,2] of each sample's images from their headers, or its SampleError."""
-        out: dict[int, Any] = {}
-        sizes: list[tuple[int, int]] = []
-        where: dict[int, tuple[int, int]] = {}
-        for place, references in images.items():
+    def _expansions(self, media: Mapping[int, Sequence[Any]], *, trusted: bool = True) -> dict[int, Any]:
+        if self.media is None:
+            return {place: {} for place in media}
+        return self.media.expand(media, trusted=trusted)
+
+    def _splice(self, rendered: Rendered, expansions: Mapping[str, Sequence[Expansion]]) -> Spliced:
+        tokens = {} if self.media is None else self.media.tokens
+        return splice(rendered.text, rendered.spans, tokens, expansions)
+
+    def _layouts(self, items: Sequence[Spliced]) -> list[Layout | SampleError]:
+        out: list[Layout | SampleError] = []
+        for item, tokens in zip(items, self._tokenize([item.text for item in items]), strict=True):
             try:
-                mine = [_size(reference) for reference in references]
+                out.append(media_layout(tokens, item, self.media_ids))
             except SampleError as error:
-                out[place] = error
-                continue
-            where[place] = (len(sizes), len(sizes) + len(mine))
-            sizes += mine
-        if self.rule is None:
-            return {place: np.zeros((0, 2), dtype=np.int64) for place in images}
-        table, problems = grids([h for h, _ in sizes], [w for _, w in sizes], self.rule)
-        for place, (first, last) in where.items():
-            refused = next((p for p in problems[first:last] if p is not None), None)
-            if refused is not None:
-                out[place] = SampleError("unsupported_media", refused, hint="crop or drop the image")
-            else:
-                out[place] = table[first:last]
+                out.append(error)
         return out
 
-    def _tokenize(self, rendered: Sequence[Rendered]) -> list[TokenizedText]:
-        out: list[Any] = [None] * len(rendered)
+    def _tokenize(self, texts: Sequence[str]) -> list[TokenizedText]:
+        out: list[Any] = [None] * len(texts)
         for flag in (False, True):
-            chosen = [i for i, item in enumerate(rendered) if self._adds_special_tokens(item.text) is flag]
-            texts = [rendered[i].text for i in chosen]
+            chosen = [i for i, text in enumerate(texts) if self._adds_special_tokens(text) is flag]
+            mine = [texts[i] for i in chosen]
             for i, tokens in zip(
-                chosen, tokenize(self.tokenizer, texts, add_special_tokens=flag), strict=True
+                chosen, tokenize(self.tokenizer, mine, add_special_tokens=flag), strict=True
             ):
                 out[i] = tokens
         return out
@@ -282,12 +314,6 @@ class HFTemplate:
         bos = self.tokenizer.bos_token
         return not (bos is not None and text.startswith(bos))
 
-    def _layout(self, rendered: Rendered, tokens: TokenizedText, patches: I64) -> Layout:
-        trained = supervised_mask(tokens, rendered.spans)
-        if self.rule is None:
-            return text_layout(tokens.ids, trained)
-        return media_layout(tokens.ids, trained, self.image_token_id, patches, self.rule.merge)
-
     def _cut(self, layout: Layout) -> tuple[int, int]:
         return layout.cut(self.truncation, self.max_length)
 
@@ -298,12 +324,13 @@ class HFTemplate:
             **processor_identity(self.processor, self.tokenizer),
             "chat_template": dict(self.renderer.templates),
             "family": self.family.name,
-            "image": None if self.rule is None else self.rule.to_dict(),
-            "image_token": self.image_token,
+            "media": None if self.media is None else self.media.to_dict(),
+            "media_tokens": None if self.media is None else dict(self.media.tokens),
             "max_length": None if self.truncation == "error" else self.max_length,
             "model_limit": self.model_limit,
             "system": self.system,
             "truncation": self.truncation,
+            "trust_hints": self.trust_hints,
             "variables": self.variables,
         }
 
@@ -313,7 +340,7 @@ class HFTemplate:
         Takes some tenths of a second; empty for text families. Raises `ConfigError` when a pixel
         limit is not in effect.
         """
-        if self.rule is None:
+        if not isinstance(self.rule, PixelRule):
             return {}
         from PIL import Image
 
@@ -332,6 +359,9 @@ class HFTemplate:
             "max_length": self.max_length,
             "truncation": self.truncation,
             "model_limit": self.model_limit,
+            "tokens_per_second": self.tokens_per_second,
+            "trust_hints": self.trust_hints,
+            "text_counter": self.text_counter,
             "variables": self.variables,
         }
         return (_restore, (pickle.dumps(self.processor), options))
@@ -340,9 +370,3 @@ class HFTemplate:
 def _restore(processor: bytes, options: dict[str, Any]) -> HFTemplate:
     ensure_torchvision()
     return HFTemplate(pickle.loads(processor), **options)
-
-
-def _size(reference: Any) -> tuple[int, int]:
-    """Height and width of an image as displayed, from its header."""
-    header = read_header(reference)
-    return header.height, header.width

@@ -28,6 +28,10 @@ logger = logging.getLogger(__name__)
 #: The day a template sees when it asks for today's date.
 FROZEN_DATE = datetime.datetime(2024, 7, 26)
 
+#: Kinds of parts besides text.
+MEDIA = ("image", "video", "audio")
+_ARTICLE = {"image": "an image", "video": "a video", "audio": "audio"}
+
 _MARKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _CLOCK = re.compile(r"""strftime_now\(\s*(?P<quote>['"])(?P<format>[^'"\n]*)(?P=quote)\s*\)""")
 _CLOCK_CALL = re.compile(r"strftime_now\s*\(")
@@ -40,12 +44,12 @@ class Rendered:
     Attributes:
         text: the whole conversation, media as one placeholder each.
         spans: ascending character ranges that are trained (assistant turns with their end mark).
-        images: references of the images, in order of appearance.
+        media: parts of the media with their references and hints, in order of appearance.
     """
 
     text: str
     spans: tuple[tuple[int, int], ...]
-    images: tuple[Any, ...]
+    media: tuple[Mapping[str, Any], ...]
 
 
 class ChatRenderer:
@@ -54,7 +58,7 @@ class ChatRenderer:
     Args:
         processor: what holds the chat template (a processor, or a tokenizer).
         tokenizer: its tokenizer; its special tokens are variables of the template.
-        takes_images: False for text families, whose templates expect plain string contents.
+        takes: modalities of the family; templates of text families expect plain string contents.
         system: system turn for samples that have none.
         variables: further template variables, for example `{"enable_thinking": False}`.
     """
@@ -64,12 +68,12 @@ class ChatRenderer:
         processor: Any,
         tokenizer: Any,
         *,
-        takes_images: bool,
+        takes: Sequence[str],
         system: str | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> None:
         self.templates = _templates(processor, tokenizer)
-        self.takes_images = takes_images
+        self.takes = tuple(takes)
         self.system = system
         self.variables = dict(variables or {})
         self._tokens = {str(k): v for k, v in tokenizer.special_tokens_map.items()}
@@ -82,14 +86,14 @@ class ChatRenderer:
             SampleError: `malformed_record`, `empty`, `no_assistant_turn`, `unsupported_media`,
                 `template_error` (the template refuses the conversation), `prefix_mismatch`.
         """
-        messages, images = self._messages(sample)
+        messages, media = self._messages(sample)
         tools = _tools(sample)
         template = self.templates["tools" if tools else "plain"]
         if _MARKS.search(template):
             text, spans = self._run(template, messages, tools, marks=True)
-            return Rendered(text, tuple((a, b) for a, b in spans if b > a), images)
+            return Rendered(text, tuple((a, b) for a, b in spans if b > a), media)
         text, _ = self._run(template, messages, tools)
-        return Rendered(text, tuple(self._turns(template, messages, tools, text)), images)
+        return Rendered(text, tuple(self._turns(template, messages, tools, text)), media)
 
     def _messages(self, sample: Mapping[str, Any]) -> tuple[list[dict[str, Any]], tuple[Any, ...]]:
         """Messages as the template wants them (media replaced by a mark), and the media references."""
@@ -99,21 +103,21 @@ class ChatRenderer:
         if not given:
             raise SampleError("empty", "the sample has no messages")
         messages: list[dict[str, Any]] = []
-        images: list[Any] = []
+        media: list[Mapping[str, Any]] = []
         for place, message in enumerate(given):
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 raise SampleError("malformed_record", f"message {place} has no role", hint=_SHAPE_HINT)
             clean = {key: value for key, value in message.items() if value is not None}
-            clean["content"] = self._content(place, message.get("content"), images)
+            clean["content"] = self._content(place, message.get("content"), media)
             messages.append(clean)
         if not any(message["role"] == "assistant" for message in messages):
             raise SampleError("no_assistant_turn", "the sample has no assistant turn, so nothing is trained")
         if self.system is not None and messages[0]["role"] not in ("system", "developer"):
-            turn: Any = [{"type": "text", "text": self.system}] if self.takes_images else self.system
+            turn: Any = [{"type": "text", "text": self.system}] if self.takes else self.system
             messages.insert(0, {"role": "system", "content": turn})
-        return messages, tuple(images)
+        return messages, tuple(media)
 
-    def _content(self, place: int, content: Any, images: list[Any]) -> Any:
+    def _content(self, place: int, content: Any, media: list[Mapping[str, Any]]) -> Any:
         if content is None:
             content = []
         if isinstance(content, str):
@@ -125,23 +129,24 @@ class ChatRenderer:
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind == "text" and isinstance(part.get("text"), str):
                 parts.append({"type": "text", "text": part["text"]})
-            elif kind == "image" and part.get("image") is not None:
-                if not self.takes_images:
+            elif kind in MEDIA and part.get(kind) is not None:
+                if kind not in self.takes:
                     raise SampleError(
                         "unsupported_media",
-                        f"message {place} has an image, but the model takes text only",
-                        hint="choose a vision-language processor, or drop the image samples",
+                        f"message {place} has {_ARTICLE[kind]}, but the model takes "
+                        + (f"text and {' and '.join(self.takes)} only" if self.takes else "text only"),
+                        hint=f"choose a processor that takes {kind}, or drop such samples",
                     )
-                images.append(part["image"])
-                parts.append({"type": "image", "image": "image"})
-            elif kind in ("image", "text"):
+                media.append(part)
+                parts.append({"type": kind, kind: kind})
+            elif kind in ("text", *MEDIA):
                 raise SampleError("malformed_record", f"a {kind} part of message {place} has no {kind}")
             else:
                 raise SampleError(
                     "unsupported_media",
-                    f"message {place} has a part of type {kind!r}; text and image are taken",
+                    f"message {place} has a part of type {kind!r}; text, image, video and audio are taken",
                 )
-        return parts if self.takes_images else "".join(part["text"] for part in parts)
+        return parts if self.takes else "".join(part["text"] for part in parts)
 
     def _turns(
         self, template: str, messages: list[dict[str, Any]], tools: list[Any] | None, text: str

@@ -1,0 +1,22 @@
+"""InternVL3 (and InternVL2.5 in its Hugging Face form): square tiles plus a thumbnail; videos as frames.
+
+Image tiles and video frames share `pixel_values`, in the order in which they stand in the text.
+"""
+
+from __future__ import annotations
+
+from ._llava import llava_like
+
+__all__ = ["FAMILY"]
+
+FAMILY = llava_like(
+    "internvl3",
+    ("internvl",),
+    ("InternVLProcessor",),
+    modalities=("image", "video"),
+    media_keys={"pixel_values": "cat0"},
+    image_token="<IMG_CONTEXT>",
+    video_token="<video>",
+    image_rule="tiles",
+    video_rule="tiles",
+)

@@ -1,0 +1,17 @@
+"""LLaVA-1.5: every image is cropped to one square, so all images take the same number of tokens."""
+
+from __future__ import annotations
+
+from ._llava import llava_like
+
+__all__ = ["FAMILY"]
+
+FAMILY = llava_like(
+    "llava_1_5",
+    ("llava",),
+    ("LlavaProcessor",),
+    modalities=("image",),
+    media_keys={"pixel_values": "cat0"},
+    image_token="<image>",
+    image_rule="square",
+)

@@ -1,0 +1,32 @@
+"""Qwen2.5-Omni (its thinker): images and videos as Qwen2-VL, audio as Qwen2-Audio up to 300 seconds.
+
+A video part may carry its sound as `"audio": ref`: then video and audio tokens alternate in chunks of
+two seconds, as the model expects them. Positions advance past the time row of a video (25 per
+second), unlike those of Qwen2.5-VL.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ._qwen_vl import qwen_vl
+
+__all__ = ["FAMILY"]
+
+_BASE = qwen_vl("qwen2_5_omni", ("qwen2_5_omni_thinker",), ("Qwen2_5OmniProcessor",))
+
+FAMILY = replace(
+    _BASE,
+    modalities=("image", "video", "audio"),
+    media_keys={
+        **_BASE.media_keys,
+        "input_features": "cat0",
+        "feature_attention_mask": "cat0",
+    },
+    image_token="<|IMAGE|>",
+    video_token="<|VIDEO|>",
+    audio_token="<|AUDIO|>",
+    video_rule="omni",
+    audio_rule="whisper",
+    time_unit="omni",
+)

@@ -1,0 +1,20 @@
+"""Qwen2-Audio: clips of at most 30 seconds; what is longer is cut by its feature extractor.
+
+The cut is counted in the cost `audio_cut` (clips) and logged, never silent.
+"""
+
+from __future__ import annotations
+
+from ._llava import llava_like
+
+__all__ = ["FAMILY"]
+
+FAMILY = llava_like(
+    "qwen2_audio",
+    ("qwen2_audio",),
+    ("Qwen2AudioProcessor",),
+    modalities=("audio",),
+    media_keys={"input_features": "cat0", "feature_attention_mask": "cat0"},
+    audio_token="<|AUDIO|>",
+    audio_rule="whisper",
+)

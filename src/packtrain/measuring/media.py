@@ -1,0 +1,212 @@
+"""Media of chat samples as expansions, from their headers: one object per processor, many samples a call.
+
+It holds the rules of a family, bound to one processor, and asks the oracle for whatever the family has no
+rule for. Sizes of all images of a call are worked out together. A sample with a medium that cannot be used
+gets its `SampleError`; the others are not touched by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import SampleError
+from ..media.hints import header_of
+from .audio import AudioRule
+from .crops import AnyresRule, SquareRule, TileRule
+from .expansion import Block, Expansion
+from .image import PixelRule, grids
+from .video import Clip, VideoRule
+
+__all__ = ["MediaRules", "Part"]
+
+I64 = NDArray[np.int64]
+Part = Mapping[str, Any]
+Expansions = dict[str, list[Expansion]]
+
+#: Frames, rate -> the frame numbers that are taken.
+Sampler = Callable[[int, float | None], I64]
+
+
+class MediaRules:
+    """How the media of one processor become tokens.
+
+    Args:
+        tokens: kind (`image`, `video`, `audio`) -> placeholder in the rendered text.
+        image, video, audio: the rules; None where there is none.
+        sampler: which frames of a video are taken.
+        oracle: answers for kinds without a rule: `oracle.expand(kind, header)`.
+        trust_hints: take sizes from the parts where they have them (see `media.hints`).
+        unequal_videos: False where all videos of a sample need the same number of frames.
+    """
+
+    def __init__(
+        self,
+        tokens: Mapping[str, str],
+        *,
+        image: PixelRule | SquareRule | AnyresRule | TileRule | None = None,
+        video: VideoRule | None = None,
+        audio: AudioRule | None = None,
+        sampler: Sampler | None = None,
+        oracle: Any = None,
+        trust_hints: bool = False,
+        unequal_videos: bool = True,
+    ) -> None:
+        self.tokens = dict(tokens)
+        self.image = image
+        self.video = video
+        self.audio = audio
+        self.oracle = oracle
+        self.trust_hints = trust_hints
+        self._sampler = sampler
+        self._sampled: dict[tuple[int, float | None], I64] = {}
+        self._unequal_videos = unequal_videos
+        self._by_grid: dict[tuple[int, int], Expansion] = {}
+
+    @property
+    def rate(self) -> int:
+        """Hz that the processor takes audio in."""
+        if self.audio is not None:
+            return self.audio.rate
+        return 16_000 if self.oracle is None else int(self.oracle.rate)
+
+    def frames_of(self, frames: int, fps: float | None) -> I64:
+        """Frame numbers that are taken of a video; all of a list of pictures (fps None).
+
+        Raises:
+            SampleError: `unsupported_media`, where the sampler finds none.
+        """
+        if fps is None or self._sampler is None:
+            return np.arange(frames, dtype=np.int64)
+        key = (frames, fps)
+        if key not in self._sampled:
+            if len(self._sampled) > 65_536:
+                self._sampled.clear()
+            self._sampled[key] = self._sampler(frames, fps)
+        return self._sampled[key]
+
+    def expand(
+        self, samples: Mapping[int, Sequence[Part]], *, trusted: bool = True
+    ) -> dict[int, Expansions | SampleError]:
+        """Expansions of each sample's media by kind, in order of appearance, or its `SampleError`.
+
+        Args:
+            samples: any key -> the media parts of one sample.
+            trusted: False looks at the media even where hints are trusted.
+        """
+        trust = self.trust_hints and trusted
+        out: dict[int, Expansions | SampleError] = {}
+        images: list[tuple[int, int]] = []  # (height, width) of all images of the call
+        where: dict[int, tuple[int, int]] = {}
+        for place, parts in samples.items():
+            found: Expansions = {kind: [] for kind in self.tokens}
+            sizes: list[tuple[int, int]] = []
+            try:
+                for part in parts:
+                    self._one(part, found, sizes, trust)
+                self._check(found)
+            except SampleError as error:
+                out[place] = error
+                continue
+            out[place] = found
+            if sizes:
+                where[place] = (len(images), len(images) + len(sizes))
+                images += sizes
+        if images:
+            done = self._images(images, where)
+            for place, (first, last) in where.items():
+                mine = done[first:last]
+                broken = next((item for item in mine if isinstance(item, SampleError)), None)
+                if broken is not None:
+                    out[place] = broken
+                else:
+                    out[place]["image"] = mine  # type: ignore[index]
+        return out
+
+    def _one(self, part: Part, found: Expansions, sizes: list[tuple[int, int]], trust: bool) -> None:
+        kind = part["type"]
+        header: Any = header_of(part, trust=trust)
+        if kind == "image":
+            sizes.append((header.height, header.width))
+        elif kind == "audio":
+            rule = self.audio
+            item = (
+                self.oracle.audio(header) if rule is None else rule.expand(header.frames, header.sample_rate)
+            )
+            found[kind].append(item)
+        else:
+            found[kind].append(self._video(part, header))
+
+    def _video(self, part: Part, header: Any) -> Expansion:
+        fps = header.fps if header.fps is not None else part.get("fps")
+        taken = self.frames_of(header.frames, header.fps)
+        clip = Clip(header.frames, None if fps is None else float(fps), header.height, header.width)
+        if self.video is None:
+            item: Expansion = self.oracle.video(clip, taken)
+            return item
+        sound = part.get("audio")
+        if sound is None or self.audio is None:
+            return self.video.expand(clip, taken)
+        heard: Any = header_of({"type": "audio", "audio": sound})
+        return self.video.expand_with_sound(clip, taken, self.audio.expand(heard.frames, heard.sample_rate))
+
+    def _check(self, found: Expansions) -> None:
+        counts = {item.costs.get("video_frames") for item in found.get("video", ())}
+        if len(counts) > 1 and not self._unequal_videos:
+            raise SampleError(
+                "unsupported_media",
+                f"the videos of the sample have {sorted(c or 0 for c in counts)} frames",
+                hint="this processor takes several videos in a sample only with equally many frames each",
+            )
+
+    def _images(self, sizes: Sequence[tuple[int, int]], where: Mapping[int, tuple[int, int]]) -> list[Any]:
+        """An expansion, or the SampleError, of each image."""
+        if isinstance(self.image, PixelRule):
+            table, problems = grids([h for h, _ in sizes], [w for _, w in sizes], self.image)
+            rows = table.tolist()
+            return [
+                self._grid(row[0], row[1])
+                if problem is None
+                else SampleError("unsupported_media", problem, hint="crop or drop the image")
+                for row, problem in zip(rows, problems, strict=True)
+            ]
+        out: list[Any] = []
+        for first, last in where.values():
+            for height, width in sizes[first:last]:
+                out.append(self._image(height, width, last - first))
+        return out
+
+    def _image(self, height: int, width: int, together: int) -> Expansion | SampleError:
+        if height < 1 or width < 1:
+            return SampleError("unsupported_media", f"image of {width}x{height} pixels is empty")
+        try:
+            if self.image is None:
+                asked: Expansion = self.oracle.image(height, width)
+                return asked
+            return self.image.expand(height, width, together)  # type: ignore[union-attr]
+        except SampleError as error:
+            return error
+
+    def _grid(self, high: int, wide: int) -> Expansion:
+        found = self._by_grid.get((high, wide))
+        if found is None:
+            assert isinstance(self.image, PixelRule)
+            merge = self.image.merge
+            rows, columns = high // merge, wide // merge
+            found = self._by_grid[high, wide] = Expansion(
+                self.tokens["image"],
+                (rows * columns,),
+                {"images": 1, "patches": high * wide},
+                (Block(1, rows, columns),),
+                (1, high, wide),
+            )
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The rules as plain JSON values."""
+        rules = {"image": self.image, "video": self.video, "audio": self.audio}
+        plain = {kind: None if rule is None else rule.to_dict() for kind, rule in rules.items()}
+        return plain if self.oracle is None else {**plain, "oracle": self.oracle.mode}

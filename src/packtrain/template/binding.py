@@ -1,0 +1,164 @@
+"""The media rules of a family, bound to one loaded processor.
+
+Every number comes from the processor object that will be used, with the precedence it has itself: what a
+processor class hands to its parts (`videos_kwargs` …) goes before the attributes of those parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, SampleError
+from ..families import Family
+from ..measuring.audio import audio_rule
+from ..measuring.crops import crop_rule
+from ..measuring.image import rule_of
+from ..measuring.media import MediaRules
+from ..measuring.video import video_rule
+
+__all__ = ["VideoSampler", "bind_media", "media_ids", "processor_options"]
+
+_KINDS = ("image", "video", "audio")
+_UNEQUAL = ("frames", "clip", "omni")  # video rules whose processors take videos of unlike lengths
+
+
+def bind_media(
+    processor: Any,
+    tokenizer: Any,
+    family: Family,
+    *,
+    tokens_per_second: float | None = None,
+    trust_hints: bool = False,
+) -> MediaRules | None:
+    """The rules by which this processor's media are counted; None for a family of text.
+
+    Raises:
+        ConfigError: the processor lacks a setting or the tokenizer a placeholder of the family.
+    """
+    if not family.modalities:
+        return None
+    tokens = {kind: _token(processor, tokenizer, family, kind) for kind in family.modalities}
+    image: Any = None
+    video = audio = oracle = sampler = None
+    options = {kind: processor_options(processor, f"{kind}s_kwargs") for kind in ("image", "video")}
+    if family.image_rule == "pixels":
+        image = rule_of(getattr(processor, "image_processor", None), size=options["image"].get("size"))
+    elif family.image_rule is not None:
+        image = crop_rule(processor, family.image_rule, tokens["image"], options["image"])
+    if family.video_rule is not None and "video" in tokens:
+        video = video_rule(processor, family.video_rule, tokens, options["video"])
+        if family.time_unit == "seconds":
+            clock = family.tokens_per_second if tokens_per_second is None else tokens_per_second
+            video = replace(video, clock=clock)
+    if "video" in tokens and hasattr(processor, "video_processor"):
+        sampler = VideoSampler(processor.video_processor, options["video"])
+    if family.audio_rule is not None:
+        audio = audio_rule(processor, tokens["audio"])
+    rules = {"image": image, "video": video, "audio": audio}
+    if any(rules[kind] is None for kind in tokens):
+        from ..measuring.oracle import Oracle
+
+        oracle = Oracle(processor, tokenizer, tokens)
+    return MediaRules(
+        tokens,
+        image=image,
+        video=video,
+        audio=audio,
+        sampler=sampler,
+        oracle=oracle,
+        trust_hints=trust_hints,
+        unequal_videos=family.video_rule in _UNEQUAL,
+    )
+
+
+def _token(processor: Any, tokenizer: Any, family: Family, kind: str) -> str:
+    if family.name == "oracle":
+        token: Any = _found_placeholder(processor, tokenizer, kind)
+    else:
+        token = getattr(processor, f"{kind}_token", None) or getattr(family, f"{kind}_token")
+    found = tokenizer.convert_tokens_to_ids(token) if token is not None else None
+    if not isinstance(found, int) or found == tokenizer.unk_token_id:
+        raise ConfigError(
+            f"the tokenizer has no {kind} token {token!r}",
+            hint="use the tokenizer that belongs to the processor",
+        )
+    return str(token)
+
+
+def _found_placeholder(processor: Any, tokenizer: Any, kind: str) -> str | None:
+    """What the chat template writes for one medium: the added token by which two renderings differ."""
+    named = getattr(processor, f"{kind}_token", None)
+    try:
+        text = processor.apply_chat_template([{"role": "user", "content": [{"type": kind, kind: kind}]}])
+    except Exception:
+        return named
+    if named is not None and named in text:
+        return str(named)
+    plain = processor.apply_chat_template([{"role": "user", "content": [{"type": "text", "text": ""}]}])
+    added = [token for token in tokenizer.get_added_vocab() if text.count(token) == plain.count(token) + 1]
+    return min(added, key=text.index) if added else named
+
+
+def media_ids(processor: Any, tokenizer: Any, rules: MediaRules) -> tuple[int, ...]:
+    """Ids of the tokens that runs are made of, ascending."""
+    tokens = set(rules.tokens.values())
+    if rules.video is not None and rules.video.token != rules.tokens["video"]:
+        tokens.discard(rules.tokens["video"])  # a placeholder that is replaced by other tokens
+    return tuple(sorted(int(tokenizer.convert_tokens_to_ids(token)) for token in tokens))
+
+
+def processor_options(processor: Any, name: str) -> dict[str, Any]:
+    """What a processor hands to one of its parts on its own account, for example `videos_kwargs`."""
+    try:
+        merged = processor._merge_kwargs(tokenizer_init_kwargs=processor.tokenizer.init_kwargs)
+        return dict(merged.get(name) or {})
+    except (AttributeError, TypeError, ValueError, KeyError):
+        return dict(getattr(processor, name, None) or {})
+
+
+class VideoSampler:
+    """Frame numbers that a video processor takes of a video: its own sampler with its own settings."""
+
+    def __init__(self, video_processor: Any, options: dict[str, Any]) -> None:
+        self.video_processor = video_processor
+        known = getattr(video_processor.valid_kwargs, "__annotations__", {})
+        settings = {name: getattr(video_processor, name, None) for name in known}
+        settings.update({name: value for name, value in options.items() if name in known})
+        self.samples = bool(settings.get("do_sample_frames"))
+        for name in (
+            "input_data_format",
+            "do_convert_rgb",
+            "do_sample_frames",
+            "device",
+            "video_metadata",
+        ):
+            settings.pop(name, None)
+        self.settings = settings
+
+    def __call__(self, frames: int, fps: float | None) -> NDArray[np.int64]:
+        """int64[k], ascending, all below `frames`.
+
+        Raises:
+            SampleError: `unsupported_media`, a video it cannot sample.
+        """
+        if not self.samples:
+            return np.arange(frames, dtype=np.int64)
+        from transformers.video_utils import VideoMetadata
+
+        duration = None if fps is None else frames / fps
+        metadata = VideoMetadata(total_num_frames=frames, fps=fps, duration=duration)
+        try:
+            taken = self.video_processor.sample_frames(metadata=metadata, **self.settings)
+        except (ValueError, ZeroDivisionError, RuntimeError) as error:
+            raise SampleError(
+                "unsupported_media",
+                f"a video of {frames} frames at {fps} frames a second cannot be sampled: "
+                f"{' '.join(str(error).split())[:200]}",
+                hint="cut, resample or drop the video",
+            ) from None
+        indices = np.asarray(taken, dtype=np.int64)
+        return indices[indices < frames]  # some samplers count one frame too many

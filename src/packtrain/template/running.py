@@ -1,0 +1,169 @@
+"""Run the real processor on decoded media, and hold its answer against what was measured.
+
+Frames of videos are chosen here, by the processor's own sampler, so that only those are kept in memory;
+the processor gets them with their numbers and rate and is told not to sample again. Several images of a
+sample go in as one list per sample where that decides the count (LLaVA-OneVision), as chat templates do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DriftError
+from ..families import Family
+from ..measuring.expansion import Expansion
+from ..measuring.media import MediaRules, Part
+from ..media.audio import open_audio
+from ..media.image import open_image
+from ..media.video import read_frames, read_header
+from .layout import Layout, aligned
+from .resample import mono, resample
+
+__all__ = ["processor_inputs", "run_processor"]
+
+I64 = NDArray[np.int64]
+
+
+def processor_inputs(parts: Sequence[Part], rules: MediaRules, family: Family) -> dict[str, Any]:
+    """Decoded media of a sample as keyword arguments of its processor.
+
+    Raises:
+        SampleError: a medium cannot be decoded.
+    """
+    images: list[Any] = []
+    frames: list[Any] = []
+    metadata: list[dict[str, Any]] = []
+    sounds: list[Any] = []
+    owners: list[int | None] = []  # video a sound belongs to
+    for part in parts:
+        if part["type"] == "image":
+            images.append(open_image(part["image"]))
+        elif part["type"] == "audio":
+            sounds.append(_sound(part["audio"], rules))
+            owners.append(None)
+        else:
+            array, facts = _video(part, rules)
+            if part.get("audio") is not None and rules.audio is not None:
+                sounds.append(_sound(part["audio"], rules))
+                owners.append(len(frames))
+            frames.append(array)
+            metadata.append(facts)
+    inputs: dict[str, Any] = {}
+    if images:
+        nested = family.image_rule == "anyres" or (rules.oracle is not None and rules.oracle.nested)
+        inputs["images"] = [images] if nested else images
+    if frames:
+        inputs["videos"] = frames
+        inputs["videos_kwargs"] = {
+            "do_sample_frames": False,
+            "video_metadata": metadata,
+            "input_data_format": "channels_last",
+        }
+    if sounds:
+        inputs["audio"] = sounds
+        inputs["sampling_rate"] = rules.rate
+        if any(owner is not None for owner in owners):
+            inputs["audio_from_video_indices"] = owners
+            inputs["load_audio_from_video"] = True
+    return inputs
+
+
+def _video(part: Part, rules: MediaRules) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+    header = read_header(part["video"])
+    taken = rules.frames_of(header.frames, header.fps)
+    array = read_frames(part["video"], taken.tolist())
+    fps = header.fps if header.fps is not None else part.get("fps")
+    facts = {
+        "total_num_frames": header.frames,
+        "fps": fps,
+        "duration": header.duration,
+        "width": header.width,
+        "height": header.height,
+        "frames_indices": taken.tolist(),
+    }
+    return array, facts
+
+
+def _sound(reference: Any, rules: MediaRules) -> NDArray[np.float32]:
+    samples, rate = open_audio(reference)
+    return resample(mono(samples), rate, rules.rate)
+
+
+def run_processor(
+    processor: Any,
+    text: str,
+    parts: Sequence[Part],
+    rules: MediaRules,
+    family: Family,
+    *,
+    layout: Layout,
+    expansions: Mapping[str, Sequence[Expansion]],
+    add_special_tokens: bool,
+) -> tuple[Layout, dict[str, Any]]:
+    """Layout and media tensors of a sample, after checking the processor's tokens and grids against ours.
+
+    Args:
+        text: rendered text with its placeholders.
+        parts: the media in order.
+        layout: the tokens that were measured.
+        expansions: what each medium was measured as.
+
+    Raises:
+        DriftError: the processor's tokens or grids are not those.
+        SampleError: a medium cannot be decoded.
+    """
+    inputs = processor_inputs(parts, rules, family)
+    if not add_special_tokens:
+        inputs["add_special_tokens"] = False
+    batch = processor(text=[text], return_tensors="pt", **inputs)
+    theirs = batch["input_ids"][0].numpy()
+    if rules.oracle is not None:
+        if rules.oracle.mode == "encode" and parts:
+            layout = aligned(layout, theirs)
+        return layout, _as_it_is(batch, layout.total, type(processor).__name__)
+    expected = layout.expand(layout.ids)
+    if not np.array_equal(theirs, expected):
+        widths = {kind: [item.widths for item in items] for kind, items in expansions.items() if items}
+        raise DriftError(
+            f"{type(processor).__name__} gives {len(theirs)} tokens, measuring gives {len(expected)} "
+            f"(runs of media tokens {str(widths)[:200]})",
+            hint="the processor follows another rule than its family; run template.verify_limits()",
+        )
+    media = {key: batch[key] for key in family.media_keys if key in batch}
+    for key, kind in (("image_grid_thw", "image"), ("video_grid_thw", "video")):
+        if key in media and all(item.grid is not None for item in expansions.get(kind, ())):
+            grid = media[key].tolist()
+            measured = [list(item.grid or ()) for item in expansions[kind]]
+            if grid != measured:
+                raise DriftError(f"{kind} grids are {grid}, the headers say {measured}")
+    if "image_sizes" in media and media["pixel_values"].dim() == 5:
+        _drop_padding(media, expansions["image"])
+    return layout, media
+
+
+def _as_it_is(batch: Mapping[str, Any], expected: int, name: str) -> dict[str, Any]:
+    """All that an unknown processor gives besides its mask; its tokens under `input_ids`."""
+    if len(batch["input_ids"][0]) != expected:
+        raise DriftError(
+            f"{name} gives {len(batch['input_ids'][0])} tokens, measuring gives {expected}",
+            hint="its counts depend on more than the size of a medium; describe it by a family",
+        )
+    left = ("attention_mask", "token_type_ids", "mm_token_type_ids")
+    return {
+        **{key: value for key, value in batch.items() if key not in left and hasattr(value, "shape")},
+        "input_ids": batch["input_ids"][0],
+    }
+
+
+def _drop_padding(media: dict[str, Any], images: Sequence[Expansion]) -> None:
+    """Crops of all images in one tensor [crops, 3, height, width], without the empty ones."""
+    import torch
+
+    pixels = media["pixel_values"]
+    media["pixel_values"] = torch.cat(
+        [crops[: item.costs["patches"]] for crops, item in zip(pixels, images, strict=True)]
+    )
