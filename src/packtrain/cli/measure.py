@@ -15,21 +15,32 @@ from ._show import print_lengths
 __all__ = ["command"]
 
 
-def _pairs(values: tuple[str, ...]) -> dict[str, str]:
+def _pairs(option: str, values: tuple[str, ...]) -> dict[str, str]:
     out: dict[str, str] = {}
     for value in values:
         name, equals, field = value.partition("=")
         if not equals or not name or not field:
             raise InputError(
-                f"--column {value!r} is not NAME=FIELD", hint="for example --column prompt=question"
+                f"{option} {value!r} is not NAME=FIELD", hint="for example --column prompt=question"
             )
         out[name] = field
     return out
 
 
+def _placeholders(values: tuple[str, ...]) -> dict[str, list[str]] | None:
+    """Texts by modality; a text without one stands for an image."""
+    out: dict[str, list[str]] = {}
+    for value in values:
+        modality, equals, text = value.partition("=")
+        if not equals or modality not in ("image", "video", "audio"):
+            modality, text = "image", value
+        out.setdefault(modality, []).append(text)
+    return out or None
+
+
 @click.command("measure")
 @click.argument("source", metavar="SOURCE")
-@click.option("--processor", "-p", required=True, help="Folder or hub name of the processor or tokenizer.")
+@click.option("--processor", "-p", default="", help="Folder or hub name of the processor or tokenizer.")
 @click.option("--out", "-o", required=True, type=click.Path(path_type=Path), help="Lengths folder to write.")
 @click.option(
     "--shape", default="auto", show_default=True, help="Chat shape: auto messages sharegpt alpaca columns."
@@ -38,9 +49,12 @@ def _pairs(values: tuple[str, ...]) -> dict[str, str]:
     "--column", "columns", multiple=True, metavar="NAME=FIELD", help="Field of plain pairs; repeatable."
 )
 @click.option(
-    "--placeholder", "placeholders", multiple=True, help="Text that stands for an image; repeatable."
+    "--placeholder", "placeholders", multiple=True, help="[image=|video=|audio=]TEXT; repeatable."
 )
+@click.option("--kind", help="Kind of source [default: by name, then by content].")
+@click.option("--option", "source_options", multiple=True, metavar="NAME=VALUE", help="Option of the kind.")
 @click.option("--media-root", help="Folder of relative media paths [default: the source's folder].")
+@click.option("--media-prefix", help="Cut from the front of relative media paths.")
 @click.option("--allow-outside", is_flag=True, help="Let media paths leave the media root.")
 @click.option("--media-without-placeholder", default="error", show_default=True, help="error or prepend.")
 @click.option("--system", help="System turn for samples that have none.")
@@ -65,11 +79,12 @@ def command(out: Path, as_json: bool, workers: int | None, audit: int, **options
     from ..pipeline.measure import measure
 
     overwrite, verify_content = options.pop("overwrite"), options.pop("verify_content")
-    options["columns"] = _pairs(options["columns"])
-    options["placeholders"] = list(options["placeholders"]) or None
+    options["columns"] = _pairs("--column", options["columns"])
+    options["source_options"] = _pairs("--option", options["source_options"])
+    options["placeholders"] = _placeholders(options["placeholders"])
     inputs = Inputs(**{f.name: options[f.name] for f in dataclasses.fields(Inputs) if f.name in options})
     source = inputs.open_source()
-    template = inputs.open_template()
+    template = inputs.open_template(source)
     with progress("measuring", quiet=as_json) as report:
         lengths = measure(
             source,

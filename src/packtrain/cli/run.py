@@ -73,7 +73,7 @@ def print_run(result: RunResult) -> None:
         rows["loss curve"] = _spark([value for _, value in result.loss_curve])
     evaluated = figures["metrics"].get("eval_loss")
     if evaluated is not None:
-        rows["validation loss"] = f"{evaluated:.4f} over tokens"
+        rows["validation loss"] = f"{evaluated:.4f} over {int(figures['metrics']['eval_tokens']):,} tokens"
     table(f"Run in {result.folder}", rows)
     if result.report is not None:
         click.echo(f"report: {result.report.resolve()}")

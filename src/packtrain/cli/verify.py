@@ -84,11 +84,12 @@ def _prove(folder: Path, model: str, count: int, backends: tuple[str, ...]) -> d
     from ..train.model import load_model
 
     inputs = Inputs.of_artefact(folder)
-    source, template = inputs.open_source(), inputs.open_template()
+    source = inputs.open_source()
+    template = inputs.open_template(source)
     plan = PackPlan.load(folder)
     ids = sorted(plan.indices[: max(2, count)].tolist())
     encoded = [template.encode(source[i]) for i in ids]
-    network = load_model(model, processor=template.processor)
+    network = load_model(model, processor=getattr(template, "processor", None))
     report = prove_isolation(network, encoded, backends=backends)
     if not report.ok:
         raise LawError(f"packed samples read each other: {report.first_leak}", hint="use another --attn")

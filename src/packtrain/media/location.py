@@ -36,6 +36,7 @@ __all__ = [
     "Ref",
     "as_file",
     "exists",
+    "file_of",
     "identity",
     "is_url",
     "name_of",
@@ -133,6 +134,16 @@ def ref_of(name: str, root: str | os.PathLike[str] | None = None) -> str:
     if root is not None and not is_url(path) and not os.path.isabs(path):
         path = _remote.join(str(root), path) if is_url(root) else os.path.join(os.path.abspath(root), path)
     return f"{_tar.PREFIX}{path}!{member}" if member else path
+
+
+def file_of(ref: str) -> str:
+    """The file or URL whose bytes a ref reads: the tar of a tar member, else the ref itself.
+
+    >>> file_of("tar:/data/a/s.tar!x.jpg")
+    '/data/a/s.tar'
+    """
+    inner = _tar.split(ref)
+    return ref if inner is None else inner[0]
 
 
 def resolve(

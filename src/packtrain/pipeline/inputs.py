@@ -15,9 +15,9 @@ from .. import files
 from ..errors import FormatError, InputError
 from ..sources import open_source
 from ..sources.chat import ChatSource
+from ..sources.encoded import EncodedTemplate
 
 if TYPE_CHECKING:
-    from ..template import HFTemplate
     from ..train.config import RunConfig
 
 __all__ = ["Inputs"]
@@ -29,20 +29,25 @@ class Inputs:
 
     Attributes:
         model_limit: the longest sample the model takes; longer ones get status 3.
+        kind: file name of the source plug-in; None: by name, then by content.
+        source_options: options of that plug-in, such as `split` or `rows`.
     """
 
     source: str
     processor: str
     shape: str = "auto"
     columns: dict[str, str] = field(default_factory=dict)
-    placeholders: list[str] | None = None
+    placeholders: dict[str, list[str]] | list[str] | None = None
     media_root: str | None = None
+    media_prefix: str | None = None
     allow_outside: bool = False
     media_without_placeholder: str = "error"
     system: str | None = None
     max_length: int | None = None
     truncation: str = "error"
     model_limit: int | None = None
+    kind: str | None = None
+    source_options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of_config(cls, config: RunConfig, *, validation: bool = False) -> Inputs:
@@ -58,9 +63,12 @@ class Inputs:
             raise InputError(f"custom.{key} is not set", hint="name a .jsonl or .json file of samples")
         given = model.max_model_len
         separate = given is not None and config.template.max_length is not None
-        placeholders = custom.placeholders
+        placeholders: Any = custom.placeholders
         if isinstance(placeholders, Mapping):
-            placeholders = list(placeholders.values())
+            placeholders = {
+                kind: [texts] if isinstance(texts, str) else list(texts)
+                for kind, texts in placeholders.items()
+            }
         return cls(
             source=source,
             processor=config.processor,
@@ -101,20 +109,29 @@ class Inputs:
                 values[name] = str(Path(path).resolve())
         return values
 
-    def open_source(self) -> ChatSource:
-        """The samples. Demo spellings are made on the way."""
+    def open_source(self) -> Any:
+        """The samples, as chats (encoded rows as they are). Demo spellings are made on the way."""
+        opened = open_source(_path(self.source), kind=self.kind, **self.source_options)
+        if getattr(opened, "encoded", False):
+            return opened
         return ChatSource(
-            open_source(_path(self.source)),
+            opened,
             shape=self.shape,
             columns=self.columns or None,
             placeholders=self.placeholders,
             media_root=self.media_root,
+            media_prefix=self.media_prefix,
             allow_outside=self.allow_outside,
             media_without_placeholder=self.media_without_placeholder,
         )
 
-    def open_template(self) -> HFTemplate:
-        """The template around the real processor (imports torch and transformers)."""
+    def open_template(self, source: Any = None) -> Any:
+        """The template around the real processor (imports torch and transformers).
+
+        Encoded rows need none: for such a `source` it is theirs.
+        """
+        if getattr(source, "encoded", False):
+            return EncodedTemplate()
         from ..template import HFTemplate, load_processor
 
         return HFTemplate(

@@ -184,7 +184,7 @@ def _publish(
 
 
 def _reopen(
-    folder: Path, key: dict[str, Any], template: extend.Template, root: Path | None, verify_content: bool
+    folder: Path, key: dict[str, Any], template: extend.Template, root: str | None, verify_content: bool
 ) -> Lengths:
     """The lengths of a complete folder, when they are those of `key` and its media are unchanged."""
     lengths, marker = lengths_store.read(folder)
@@ -214,9 +214,9 @@ def _named(before: dict[str, Any], now: dict[str, Any]) -> str:
     return f"template ({', '.join(names)})"
 
 
-def _root(source: extend.Source) -> Path | None:
+def _root(source: extend.Source) -> str | None:
     root = getattr(source, "media_root", None)
-    return None if root is None else Path(root)
+    return None if root is None else os.fspath(root)
 
 
 def _fitting(samples: int) -> int | None:

@@ -161,8 +161,9 @@ def prepare(
     shown = stage or _silent
     prefix = "val_" if validation else ""
     inputs = Inputs.of_config(config, validation=validation)
-    source, template = inputs.open_source(), inputs.open_template()
-    if not validation:
+    source = inputs.open_source()
+    template = inputs.open_template(source)
+    if not validation and hasattr(template, "verify_limits"):
         template.verify_limits()
     with shown(f"measuring {'validation' if validation else 'training'} samples") as report:
         lengths = measure(

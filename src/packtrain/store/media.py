@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .. import files
 from ..errors import FormatError, SampleError
-from ..media.location import identity
+from ..media.location import file_of, identity, ref_of
 from .parts import MediaRow
 
 __all__ = ["changed_media", "read_media", "save_media"]
@@ -27,12 +27,12 @@ TABLE = "media.jsonl"
 STATS = "media_stat.npy"
 
 
-def save_media(folder: Path, rows: Iterable[MediaRow], root: Path | None) -> str:
+def save_media(folder: Path, rows: Iterable[MediaRow], root: str | None) -> str:
     """Write both files; returns the SHA-256 (hex) of the table.
 
     Args:
         rows: ascending, each once.
-        root: folder that relative names start from.
+        root: folder or URL that relative names start from.
     """
     digest = hashlib.sha256()
     stats: list[tuple[int, int]] = []
@@ -59,11 +59,12 @@ def read_media(folder: Path) -> Iterator[MediaRow]:
             yield str(name), int(size), str(header)
 
 
-def changed_media(folder: Path, root: Path | None, *, verify_content: bool = False) -> list[str]:
+def changed_media(folder: Path, root: str | None, *, verify_content: bool = False) -> list[str]:
     """Names of media that are no longer what was measured.
 
-    A file whose (size, mtime) is as noted is taken as unchanged unless `verify_content`; any other is
-    identified anew by size and header digest (so a copied or touched file is not a change).
+    A file whose (size, mtime) is as noted is taken as unchanged unless `verify_content`; any other, and
+    what lies behind a URL, is identified anew by size and header digest (so a copied or touched file is
+    not a change).
     """
     noted = _noted(folder)
     changed: list[str] = []
@@ -86,22 +87,18 @@ def _noted(folder: Path) -> NDArray[np.int64] | None:
     return stats if stats.ndim == 2 and stats.shape[1] == 2 else None
 
 
-def _place(name: str, root: Path | None) -> str:
-    return name if root is None or os.path.isabs(name) else os.path.join(root, name)
-
-
-def _stat(name: str, root: Path | None) -> tuple[int, int]:
-    """(size, mtime_ns); (-1, 0) for what is not there."""
+def _stat(name: str, root: str | None) -> tuple[int, int]:
+    """(size, mtime_ns) of the file, or of the tar that holds it; (-1, 0) when there is none, or a URL."""
     try:
-        status = os.stat(_place(name, root))
+        status = os.stat(file_of(ref_of(name, root)))
     except (OSError, ValueError):
         return -1, 0
     return status.st_size, status.st_mtime_ns
 
 
-def _identify(name: str, root: Path | None) -> tuple[int, str]:
+def _identify(name: str, root: str | None) -> tuple[int, str]:
     try:
-        _, size, header = identity(_place(name, root), root)
+        _, size, header = identity(ref_of(name, root), root)
     except SampleError:
         return -1, ""
     return size, header
