@@ -17,7 +17,7 @@ from ..errors import SampleError
 from ..measuring.expansion import Block, Spliced
 from ..measuring.text import TokenizedText, supervised_mask
 
-__all__ = ["TRUNCATIONS", "Layout", "aligned", "media_layout", "text_layout"]
+__all__ = ["TRUNCATIONS", "Layout", "aligned", "media_layout", "runs_mismatch", "text_layout"]
 
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -93,22 +93,27 @@ def media_layout(tokens: TokenizedText, spliced: Spliced, media_ids: Collection[
         SampleError: `placeholder_mismatch`, when the tokens hold more or fewer runs.
     """
     trained = supervised_mask(tokens, spliced.spans)
-    if not spliced.widths:
+    if not media_ids:
         return text_layout(tokens.ids, trained)
     is_run = np.isin(tokens.ids, list(media_ids))
     runs = np.flatnonzero(is_run)
     if len(runs) != len(spliced.widths):
-        raise SampleError(
-            "placeholder_mismatch",
-            f"the text has {len(runs)} media tokens for {len(spliced.widths)} runs of its media",
-            hint="media tokens may not stand in the text itself",
-        )
+        raise runs_mismatch(len(runs), len(spliced.widths))
     media = is_run
     if spliced.inserted:
         media = is_run | supervised_mask(tokens, spliced.inserted)
     width = np.ones(len(tokens.ids), dtype=np.int64)
     width[runs] = spliced.widths
     return Layout(tokens.ids, width, trained & ~media, media, runs, spliced.blocks)
+
+
+def runs_mismatch(found: int, wanted: int) -> SampleError:
+    """The text holds other media tokens than those of its media."""
+    return SampleError(
+        "placeholder_mismatch",
+        f"the text has {found} media tokens for {wanted} runs of its media",
+        hint="media tokens may not stand in the text itself",
+    )
 
 
 def aligned(layout: Layout, theirs: I64) -> Layout:

@@ -12,7 +12,6 @@ processor's own.
 
 from __future__ import annotations
 
-import logging
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from ..measuring.expansion import Expansion, Spliced, splice
 from ..measuring.image import PixelRule, verify_limits
 from ..measuring.text import TokenizedText, check_text, tokenize
 from ._torchvision_shim import ensure_torchvision
+from .batch import Measurer
 from .binding import bind_media, media_ids
 from .identity import processor_identity
 from .layout import Layout, media_layout
@@ -40,15 +40,6 @@ from .running import run_processor
 __all__ = ["HFTemplate"]
 
 I64 = NDArray[np.int64]
-
-logger = logging.getLogger(__name__)
-
-#: Costs of each modality; always there, so that a store has them as whole columns.
-_COSTS = {
-    "image": ("images", "patches"),
-    "video": ("video_frames", "patches"),
-    "audio": ("audio_frames", "audio_cut"),
-}
 
 IGNORED = -100  # label of a token that is not trained
 
@@ -123,8 +114,7 @@ class HFTemplate:
             system=system,
             variables=self.variables,
         )
-        self._counter: Any = None
-        self._warned_cut = False
+        self._measurer = Measurer(self)
 
     @property
     def rule(self) -> Any:
@@ -153,58 +143,7 @@ class HFTemplate:
 
     def measure_batch(self, samples: Sequence[Mapping[str, Any]]) -> list[Measured | SampleError]:
         """`measure` of several samples; a sample that cannot be used gives its `SampleError`."""
-        out: list[Any] = [None] * len(samples)
-        rendered: dict[int, Rendered] = {}
-        for place, sample in enumerate(samples):
-            try:
-                rendered[place] = self._render(sample)
-            except SampleError as error:
-                out[place] = error
-        spliced: dict[int, Spliced] = {}
-        found = self._expansions({place: item.media for place, item in rendered.items()})
-        for place, item in rendered.items():
-            expansions = found[place]
-            try:
-                if isinstance(expansions, SampleError):
-                    raise expansions
-                spliced[place] = self._splice(item, expansions)
-            except SampleError as error:
-                out[place] = error
-        places = list(spliced)
-        for place, layout in zip(places, self._layouts([spliced[p] for p in places]), strict=True):
-            try:
-                if isinstance(layout, SampleError):
-                    raise layout
-                if self._by_encoding and rendered[place].media:
-                    layout, _ = self._run(rendered[place], layout, found[place])
-                out[place] = self._measured(layout, found[place])
-            except SampleError as error:
-                out[place] = error
-        return out
-
-    def _measured(self, layout: Layout, expansions: Any) -> Measured:
-        begin, end = self._cut(layout)
-        costs = self._costs(expansions)
-        costs["supervised"] = int(layout.expand(layout.trained)[begin:end][1:].sum())
-        if self.truncation != "error":
-            costs["truncated"] = int(end - begin < layout.total)
-        return Measured(end - begin, **costs)
-
-    def _costs(self, expansions: Mapping[str, Sequence[Expansion]]) -> dict[str, int]:
-        """Costs of a sample's media; all costs of the family, 0 where it has none."""
-        costs: dict[str, int] = {}
-        for kind in self.family.modalities:
-            costs.update({name: costs.get(name, 0) for name in _COSTS[kind]})
-        for items in expansions.values():
-            for item in items:
-                for name, value in item.costs.items():
-                    costs[name] = costs.get(name, 0) + value
-        if costs.get("audio_cut") and not self._warned_cut:
-            self._warned_cut = True
-            logger.warning(
-                "some audio is longer than the processor takes and gets cut (cost audio_cut counts the clips)"
-            )
-        return costs
+        return self._measurer.measure(samples)
 
     # ----------------------------------------------------------------------------------- encode
     def encode(self, sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,16 +160,14 @@ class HFTemplate:
         """
         import torch
 
-        rendered = self._render(sample)
-        expansions = self._expansions({0: rendered.media}, trusted=False)[0]
-        if isinstance(expansions, SampleError):
-            raise expansions
-        spliced = self._splice(rendered, expansions)
-        (layout,) = self._layouts([spliced])
+        rendered = self.rendered(sample)
+        expansions = self.expansions({0: rendered.media}, trusted=False)[0]
+        spliced = self.spliced(rendered, expansions)
+        (layout,) = self.layouts([spliced])
         if isinstance(layout, SampleError):
             raise layout
-        layout, media = self._run(rendered, layout, expansions)
-        begin, end = self._cut(layout)
+        layout, media = self.run(rendered, layout, expansions)
+        begin, end = self.cut(layout)
         ids = media.pop("input_ids", None)
         ids = layout.expand(layout.ids) if ids is None else ids.numpy()
         trained = layout.expand(layout.trained)[begin:end]
@@ -250,7 +187,7 @@ class HFTemplate:
             **media,
         }
 
-    def _run(
+    def run(
         self, rendered: Rendered, layout: Layout, expansions: Mapping[str, Sequence[Expansion]]
     ) -> tuple[Layout, dict[str, Any]]:
         """The media tensors of a sample, and its layout (another one where only the processor knows it)."""
@@ -264,30 +201,39 @@ class HFTemplate:
             self.family,
             layout=layout,
             expansions=expansions,
-            add_special_tokens=self._adds_special_tokens(rendered.text),
+            add_special_tokens=self.adds_special_tokens(rendered.text),
         )
 
     @property
-    def _by_encoding(self) -> bool:
+    def by_encoding(self) -> bool:
+        """Whether samples with media are encoded to be measured."""
         oracle = None if self.media is None else self.media.oracle
         return oracle is not None and oracle.mode == "encode"
 
     # ----------------------------------------------------------------------------------- shared
-    def _render(self, sample: Mapping[str, Any]) -> Rendered:
+    def rendered(self, sample: Mapping[str, Any]) -> Rendered:
+        """The rendered sample, its text checked."""
         rendered = self.renderer.render(sample)
         check_text(rendered.text)
         return rendered
 
-    def _expansions(self, media: Mapping[int, Sequence[Any]], *, trusted: bool = True) -> dict[int, Any]:
+    def expansions(self, media: Mapping[int, Sequence[Any]], *, trusted: bool = True) -> dict[int, Any]:
+        """Of each sample its media as expansions by kind, or its `SampleError`."""
         if self.media is None:
             return {place: {} for place in media}
         return self.media.expand(media, trusted=trusted)
 
-    def _splice(self, rendered: Rendered, expansions: Mapping[str, Sequence[Expansion]]) -> Spliced:
+    def spliced(
+        self, rendered: Rendered, expansions: Mapping[str, Sequence[Expansion]] | SampleError
+    ) -> Spliced:
+        """The text with its media; raises the `SampleError` of those."""
+        if isinstance(expansions, SampleError):
+            raise expansions
         tokens = {} if self.media is None else self.media.tokens
         return splice(rendered.text, rendered.spans, tokens, expansions)
 
-    def _layouts(self, items: Sequence[Spliced]) -> list[Layout | SampleError]:
+    def layouts(self, items: Sequence[Spliced]) -> list[Layout | SampleError]:
+        """Texts as tokens."""
         out: list[Layout | SampleError] = []
         for item, tokens in zip(items, self._tokenize([item.text for item in items]), strict=True):
             try:
@@ -299,7 +245,7 @@ class HFTemplate:
     def _tokenize(self, texts: Sequence[str]) -> list[TokenizedText]:
         out: list[Any] = [None] * len(texts)
         for flag in (False, True):
-            chosen = [i for i, text in enumerate(texts) if self._adds_special_tokens(text) is flag]
+            chosen = [i for i, text in enumerate(texts) if self.adds_special_tokens(text) is flag]
             mine = [texts[i] for i in chosen]
             for i, tokens in zip(
                 chosen, tokenize(self.tokenizer, mine, add_special_tokens=flag), strict=True
@@ -307,14 +253,15 @@ class HFTemplate:
                 out[i] = tokens
         return out
 
-    def _adds_special_tokens(self, text: str) -> bool:
+    def adds_special_tokens(self, text: str) -> bool:
         """What `apply_chat_template` does: tokenizers never add, processors add unless bos is there."""
         if self.tokenizer is self.processor:
             return False
         bos = self.tokenizer.bos_token
         return not (bos is not None and text.startswith(bos))
 
-    def _cut(self, layout: Layout) -> tuple[int, int]:
+    def cut(self, layout: Layout) -> tuple[int, int]:
+        """First and one-past-last token that stay under `truncation`."""
         return layout.cut(self.truncation, self.max_length)
 
     # ----------------------------------------------------------------------------------- config

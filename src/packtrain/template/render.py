@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError, SampleError
+from .skeleton import Skeleton, copies_texts, cut
 
 __all__ = ["FROZEN_DATE", "ChatRenderer", "Rendered"]
 
@@ -27,6 +28,11 @@ logger = logging.getLogger(__name__)
 
 #: The day a template sees when it asks for today's date.
 FROZEN_DATE = datetime.datetime(2024, 7, 26)
+
+#: Roles of the messages and kinds of their parts.
+Shape = tuple[tuple[str, Any], ...]
+
+_SHAPES = 4096  # remembered
 
 #: Kinds of parts besides text.
 MEDIA = ("image", "video", "audio")
@@ -76,6 +82,9 @@ class ChatRenderer:
         self.takes = tuple(takes)
         self.system = system
         self.variables = dict(variables or {})
+        self._copies = copies_texts(self.templates["plain"], parts=bool(takes))
+        self._marked = _MARKS.search(self.templates["plain"]) is not None
+        self._skeletons: dict[Shape, Skeleton | None] = {}
         self._tokens = {str(k): v for k, v in tokenizer.special_tokens_map.items()}
         self._end_marks = tuple(token for token in tokenizer.get_added_vocab() if token.strip())
 
@@ -86,6 +95,13 @@ class ChatRenderer:
             SampleError: `malformed_record`, `empty`, `no_assistant_turn`, `unsupported_media`,
                 `template_error` (the template refuses the conversation), `prefix_mismatch`.
         """
+        quick = self._quick(sample)
+        if quick is not None:
+            return quick
+        return self._whole(sample)
+
+    def _whole(self, sample: Mapping[str, Any]) -> Rendered:
+        """Run the template on the sample."""
         messages, media = self._messages(sample)
         tools = _tools(sample)
         template = self.templates["tools" if tools else "plain"]
@@ -94,6 +110,87 @@ class ChatRenderer:
             return Rendered(text, tuple((a, b) for a, b in spans if b > a), media)
         text, _ = self._run(template, messages, tools)
         return Rendered(text, tuple(self._turns(template, messages, tools, text)), media)
+
+    def _quick(self, sample: Mapping[str, Any]) -> Rendered | None:
+        """The sample joined from the skeleton of its shape; None where it has to be rendered in full."""
+        if not self._copies or not isinstance(sample, Mapping) or sample.get("tools"):
+            return None
+        taken = self._shape(sample.get("messages"))
+        if taken is None:
+            return None
+        shape, texts, media = taken
+        skeleton = self._skeletons.get(shape)
+        if skeleton is None:
+            if shape in self._skeletons:
+                return None
+            if len(self._skeletons) >= _SHAPES:
+                self._skeletons.clear()
+            skeleton = self._skeletons[shape] = self._skeleton(shape)
+            if skeleton is None:
+                return None
+        text, spans = skeleton.fill(texts)
+        return Rendered(text, spans, tuple(media))
+
+    def _shape(self, messages: Any) -> tuple[Shape, list[str], list[Mapping[str, Any]]] | None:
+        """Roles and kinds of parts, the texts, the media; None for anything out of the ordinary."""
+        if type(messages) is not list or not messages:
+            return None
+        shape: list[tuple[str, Any]] = []
+        texts: list[str] = []
+        media: list[Mapping[str, Any]] = []
+        takes = self.takes
+        for message in messages:
+            if type(message) is not dict or len(message) != 2:
+                return None
+            role, content = message.get("role"), message.get("content")
+            if type(role) is not str or type(content) is not list:
+                return None
+            kinds: list[str] = []
+            joined: list[str] = []
+            for part in content:
+                if type(part) is not dict:
+                    return None
+                kind = part.get("type")
+                if kind == "text":
+                    text = part.get("text")
+                    if type(text) is not str:
+                        return None
+                    joined.append(text)
+                elif kind in takes and part.get(kind) is not None:
+                    media.append(part)
+                else:
+                    return None
+                kinds.append(kind)
+            if takes:
+                texts += joined
+                shape.append((role, tuple(kinds)))
+            else:
+                texts.append("".join(joined))
+                shape.append((role, ()))
+        return tuple(shape), texts, media
+
+    def _skeleton(self, shape: Shape) -> Skeleton | None:
+        """Render a conversation of this shape with a mark in place of every text."""
+        marks: list[str] = []
+
+        def mark() -> str:
+            marks.append(f"\ue000{len(marks)}\ue001")
+            return marks[-1]
+
+        messages = []
+        for role, kinds in shape:
+            parts = [
+                {"type": "text", "text": mark()} if kind == "text" else {"type": kind, kind: kind}
+                for kind in kinds or (() if self.takes else ("text",))
+            ]
+            messages.append({"role": role, "content": parts})
+        try:
+            whole = self._whole({"messages": messages})
+        except SampleError:
+            return None  # it is raised again, in full, for each such sample
+        if any(whole.text[:end].rstrip().endswith("\ue001") for _, end in whole.spans) and not self._marked:
+            return None  # where a turn ends would depend on the text itself
+        return cut(whole.text, whole.spans, marks)
 
     def _messages(self, sample: Mapping[str, Any]) -> tuple[list[dict[str, Any]], tuple[Any, ...]]:
         """Messages as the template wants them (media replaced by a mark), and the media references."""

@@ -1,0 +1,247 @@
+"""Fast text counters: the tokens of many texts at once, used only after they proved equal.
+
+A counter is another implementation of the same byte-level BPE: `words` (the tokens of every word are looked
+up once in the tokenizer's own model and remembered), `tiktoken`, rebuilt from the tokenizer's merges, or
+`gigatoken`; the last two are optional packages. Before one is used it counts a seeded sample of the texts
+at hand and a list of hard ones (every character outside of CJK, marks that compose, special tokens in odd
+places, white space); one token id that differs from the Hugging Face tokenizer and it is not used, with a
+warning. What it cannot do exactly (a text that NFC would change, a tokenizer that strips or prefixes) is left
+to Hugging Face, text by text.
+
+Trained tokens are counted too: byte-level tokens cover their bytes without gaps, so the byte range of every
+token follows from the lengths of the tokens before it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import unicodedata
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import MissingExtraError, UnknownNameError
+from ._encoders import OPENERS, Encoder, token_sizes, unfit
+
+__all__ = ["COUNTERS", "Counts", "TextCounter", "hard_texts", "open_counter"]
+
+logger = logging.getLogger(__name__)
+
+I64 = NDArray[np.int64]
+Span = tuple[int, int]
+
+#: Option names of `text_counter`.
+COUNTERS = ("auto", "hf", "words", "tiktoken", "gigatoken")
+
+_FASTEST_FIRST = ("gigatoken", "tiktoken", "words")
+_SAMPLED = 64  # texts of the caller that are compared
+_LONGEST = 20_000  # characters of each
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What counting a batch gives, one entry a text.
+
+    Attributes:
+        tokens: int64[n].
+        trained: int64[n], tokens that overlap the text's spans; runs of media and the first token not.
+        runs: int64[n], media tokens.
+    """
+
+    tokens: I64
+    trained: I64
+    runs: I64
+
+
+class TextCounter:
+    """Counts texts with a proven backend.
+
+    Args:
+        name: `tiktoken` or `gigatoken`.
+        encoder: the backend.
+        sizes: int64[V], UTF-8 bytes of each token id.
+        normalizes: the tokenizer brings texts to NFC first.
+    """
+
+    def __init__(self, name: str, encoder: Encoder, sizes: I64, *, normalizes: bool) -> None:
+        self.name = name
+        self._encoder = encoder
+        self._sizes = sizes
+        self._normalizes = normalizes
+
+    def takes(self, text: str) -> bool:
+        """Whether this text can be counted here."""
+        return text.isascii() or not self._normalizes or unicodedata.is_normalized("NFC", text)
+
+    def ids(self, texts: Sequence[str]) -> tuple[NDArray[Any], I64]:
+        """Ids of all texts in one array, and where each begins (int64[n+1])."""
+        return self._encoder(texts)
+
+    def count(
+        self, texts: Sequence[str], spans: Sequence[Sequence[Span]], media_ids: Collection[int]
+    ) -> Counts:
+        """Counts of texts that `takes` allows.
+
+        Args:
+            texts: rendered texts, media runs written once.
+            spans: of each text its trained character ranges, ascending.
+            media_ids: ids of media tokens.
+        """
+        ids, begins = self._encoder(texts)
+        bounds = np.zeros(len(ids) + 1, dtype=np.int64)  # byte at which each token begins
+        np.cumsum(self._sizes[ids], out=bounds[1:])
+        lows, highs, owners = self._byte_spans(texts, spans, bounds[begins])
+        first = np.searchsorted(bounds[1:], lows, side="right")
+        last = np.searchsorted(bounds[:-1], highs, side="left")
+        first = np.maximum(first, begins[owners] + 1)  # the first token is never trained
+        if len(first) > 1:  # two ranges that share a token count it once
+            first[1:] = np.maximum(first[1:], np.where(owners[1:] == owners[:-1], last[:-1], 0))
+        n = len(texts)
+        runs = np.zeros(n, dtype=np.int64)
+        each = np.maximum(last - first, 0)
+        if media_ids:
+            is_run = np.isin(ids, list(media_ids))
+            before = np.zeros(len(ids) + 1, dtype=np.int64)
+            np.cumsum(is_run, out=before[1:])
+            runs = before[begins[1:]] - before[begins[:-1]]
+            each = each - np.where(each > 0, before[last] - before[first], 0)
+        trained = np.zeros(n, dtype=np.int64)
+        np.add.at(trained, owners, each)
+        return Counts(begins[1:] - begins[:-1], trained, runs)
+
+    def _byte_spans(
+        self, texts: Sequence[str], spans: Sequence[Sequence[Span]], bases: I64
+    ) -> tuple[I64, I64, I64]:
+        """Ranges as bytes of all texts in a row, and whose they are.
+
+        Raises:
+            ValueError: the tokens do not cover a text's bytes (never after the proof).
+        """
+        lows: list[int] = []
+        highs: list[int] = []
+        owners: list[int] = []
+        for place, (text, mine) in enumerate(zip(texts, spans, strict=True)):
+            base, end = int(bases[place]), int(bases[place + 1])
+            if text.isascii():
+                size = len(text)
+                for a, b in mine:
+                    lows.append(base + a)
+                    highs.append(base + b)
+            else:
+                size = len(text.encode())
+                at = byte = 0
+                for a, b in mine:
+                    byte += len(text[at:a].encode())
+                    lows.append(base + byte)
+                    byte += len(text[a:b].encode())
+                    highs.append(base + byte)
+                    at = b
+            owners += [place] * len(mine)
+            if end - base != size:
+                raise ValueError(f"{self.name}: tokens cover {end - base} of {size} bytes")
+        as_int = (np.asarray(values, dtype=np.int64) for values in (lows, highs, owners))
+        low, high, owner = as_int
+        return low, high, owner
+
+
+# ------------------------------------------------------------------------------------------ opening
+def open_counter(name: str, tokenizer: Any, texts: Sequence[str]) -> TextCounter | None:
+    """The counter of that name, proven on a sample of `texts`; None = Hugging Face counts.
+
+    Args:
+        name: `auto` takes the fastest that is installed and equal, `hf` none.
+        tokenizer: a Hugging Face tokenizer backed by the tokenizers library.
+        texts: texts that will be counted.
+
+    Raises:
+        UnknownNameError: no such counter.
+        MissingExtraError: it was asked for by name and is not installed.
+    """
+    if name not in COUNTERS:
+        raise UnknownNameError("text counter", name, COUNTERS)
+    if name == "hf":
+        return None
+    spec = json.loads(tokenizer.backend_tokenizer.to_str())
+    problem = unfit(spec)
+    if problem is not None:
+        (logger.info if name == "auto" else logger.warning)("Hugging Face counts texts: %s", problem)
+        return None
+    for candidate in _FASTEST_FIRST if name == "auto" else (name,):
+        try:
+            encoder = OPENERS[candidate](spec, tokenizer)
+        except ImportError:
+            if name != "auto":
+                raise MissingExtraError(candidate, "fast-text") from None
+            continue
+        except Exception as error:
+            logger.warning("%s cannot hold this tokenizer: %s", candidate, " ".join(str(error).split())[:200])
+            continue
+        normalizes = spec["normalizer"] is not None
+        counter = TextCounter(candidate, encoder, token_sizes(spec), normalizes=normalizes)
+        difference = _difference(counter, tokenizer, texts)
+        if difference is None:
+            return counter
+        logger.warning(
+            "%s counts other tokens than the tokenizer (%s); it is not used", candidate, difference
+        )
+    return None
+
+
+def _difference(counter: TextCounter, tokenizer: Any, texts: Sequence[str]) -> str | None:
+    """The first text of a sample on which the ids differ, or None."""
+    chosen = list(texts) if len(texts) <= _SAMPLED else random.Random(0).sample(list(texts), _SAMPLED)
+    sample = [text[:_LONGEST] for text in chosen] + hard_texts(tuple(tokenizer.get_added_vocab()))
+    sample += _every_character()
+    sample = [text for text in sample if text and counter.takes(text)]
+    theirs = tokenizer(sample, add_special_tokens=False, padding=False, truncation=False, verbose=False)
+    try:
+        ids, begins = counter.ids(sample)
+        counter.count(sample, [[(0, len(text))] for text in sample], ())
+    except Exception as error:
+        return " ".join(str(error).split())[:200]
+    for place, text in enumerate(sample):
+        if ids[begins[place] : begins[place + 1]].tolist() != theirs["input_ids"][place]:
+            return repr(text[:60])
+    return None
+
+
+def hard_texts(added: Sequence[str]) -> list[str]:
+    """Texts on which tokenizers differ: scripts, marks, digits, white space, contractions, added tokens."""
+    ranges = ((0x20, 0x7F), (0xA0, 0x250), (0x370, 0x530), (0x590, 0x700), (0x900, 0xE80), (0x1E00, 0x2000))
+    wide = ((0x2000, 0x2C00), (0x3000, 0x3200), (0x4E00, 0x4F00), (0xAC00, 0xAD00), (0xFB00, 0xFFF0))
+    high = ((0x10300, 0x10350), (0x1D400, 0x1D480), (0x1F300, 0x1F680), (0x20000, 0x20040))
+    draw = random.Random(7)
+    out = [
+        "I'LL they'Ve we're DON'T 'S",
+        "a  b   c\n\n\n d\t\t e \r\n\r\n f ",
+        " \n \n",
+        "1234567 12,345.678 ١٢٣ ①②",
+        "x" * 300 + " " * 300 + "!" * 300 + "\n" * 300,
+        "e\u0301 \u1100\u1161\u11a8 \u0915\u093f \u200d\ufe0f 👩\u200d👩\u200d👧",
+        "\x00\x01\x7f\x85\u2028\u2029\ufeff",
+        "def f(x):\n    return {'a': [1, 2.5e-3], \"b\": x**2}\n",
+    ]
+    for first, last in (*ranges, *wide, *high):
+        for _ in range(3):
+            out.append("".join(chr(draw.randrange(first, last)) for _ in range(60)))
+        out.append(" ".join(chr(draw.randrange(first, last)) * draw.randrange(1, 5) for _ in range(30)))
+    for token in added[:400]:
+        out.append(f"{token}a {token} {token}{token}\n{token}\n\n{token[:-1]} {token[1:]}b")
+    return [unicodedata.normalize("NFC", text) for text in out]
+
+
+def _every_character() -> list[str]:
+    """Texts with every character outside of CJK and Hangul, beside letters, digits and spaces.
+
+    Libraries differ in the Unicode version by which they call a character a letter or a digit.
+    """
+    blocks = ((0x80, 0x3400), (0xA000, 0xAC00), (0xF900, 0x12600), (0x16800, 0x17000), (0x1B000, 0x1FC00))
+    more = ((0x2A6D0, 0x2A700), (0x2B730, 0x2B750), (0x31340, 0x31360))
+    pieces = [f"{chr(c)}a {chr(c)}1 " for first, last in (*blocks, *more) for c in range(first, last)]
+    texts = ("".join(pieces[i : i + 500]) for i in range(0, len(pieces), 500))
+    return [unicodedata.normalize("NFC", text) for text in texts]

@@ -1,0 +1,157 @@
+"""Measure many samples together: rendered one by one, media and texts counted in bulk.
+
+Texts go to a fast counter where one is proven equal (`measuring.counter`), the others to the Hugging Face
+tokenizer. The first texts always go there: a counter takes about a second to build and prove, which a handful
+of samples would not earn back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SampleError
+from ..extend import Measured
+from ..measuring.counter import TextCounter, open_counter
+from ..measuring.expansion import Expansion, Spliced
+from .layout import Layout, runs_mismatch
+
+if TYPE_CHECKING:
+    from .processor import HFTemplate
+    from .render import Rendered
+
+__all__ = ["Measurer"]
+
+logger = logging.getLogger(__name__)
+
+#: Characters after which a fast counter is worth building.
+_WORTH = 300_000
+
+#: Costs of each modality; always there, so that a store has them as whole columns.
+_COSTS = {
+    "image": ("images", "patches"),
+    "video": ("video_frames", "patches"),
+    "audio": ("audio_frames", "audio_cut"),
+}
+
+
+class Measurer:
+    """Measures samples of one template; holds its fast counter once there is one."""
+
+    def __init__(self, template: HFTemplate) -> None:
+        self.template = template
+        self._counter: TextCounter | None = None
+        self._opened = False
+        self._seen = 0
+        self._warned = False
+
+    def measure(self, samples: Sequence[Mapping[str, Any]]) -> list[Measured | SampleError]:
+        """A `Measured` or the `SampleError` of each sample."""
+        template = self.template
+        out: list[Any] = [None] * len(samples)
+        rendered: dict[int, Rendered] = {}
+        for place, sample in enumerate(samples):
+            try:
+                rendered[place] = template.rendered(sample)
+            except SampleError as error:
+                out[place] = error
+        expansions = template.expansions({place: item.media for place, item in rendered.items()})
+        spliced: dict[int, Spliced] = {}
+        for place, item in rendered.items():
+            try:
+                spliced[place] = template.spliced(item, expansions[place])
+            except SampleError as error:
+                out[place] = error
+        quick = self._quick(spliced)
+        for place, outcome in self._count(quick, spliced, expansions).items():
+            out[place] = outcome
+        slow = [place for place in spliced if place not in quick]
+        for place, layout in zip(slow, template.layouts([spliced[p] for p in slow]), strict=True):
+            try:
+                if isinstance(layout, SampleError):
+                    raise layout
+                if template.by_encoding and rendered[place].media:
+                    layout, _ = template.run(rendered[place], layout, expansions[place])
+                out[place] = self._measured(layout, expansions[place])
+            except SampleError as error:
+                out[place] = error
+        return out
+
+    # ------------------------------------------------------------------------------------------
+    def _quick(self, spliced: Mapping[int, Spliced]) -> set[int]:
+        """Samples whose texts the fast counter takes."""
+        counter = self._open(spliced)
+        if counter is None or self.template.truncation != "error" or self.template.by_encoding:
+            return set()
+        return {
+            place
+            for place, item in spliced.items()
+            if not _inside(item)
+            and counter.takes(item.text)
+            and not self.template.adds_special_tokens(item.text)
+        }
+
+    def _open(self, spliced: Mapping[int, Spliced]) -> TextCounter | None:
+        if self._opened:
+            return self._counter
+        name = self.template.text_counter
+        self._seen += sum(len(item.text) for item in spliced.values())
+        if name == "hf" or not spliced or (name == "auto" and self._seen < _WORTH):
+            return None
+        self._opened = True
+        texts = [item.text for item in spliced.values()]
+        self._counter = open_counter(name, self.template.tokenizer, texts)
+        if self._counter is not None:
+            logger.info("%s counts texts", self._counter.name)
+        return self._counter
+
+    def _count(
+        self, quick: set[int], spliced: Mapping[int, Spliced], expansions: Mapping[int, Any]
+    ) -> dict[int, Measured | SampleError]:
+        if not quick or self._counter is None:
+            return {}
+        places = sorted(quick)
+        items = [spliced[place] for place in places]
+        counts = self._counter.count(
+            [item.text for item in items], [item.spans for item in items], self.template.media_ids
+        )
+        out: dict[int, Measured | SampleError] = {}
+        rows = zip(counts.tokens.tolist(), counts.trained.tolist(), counts.runs.tolist(), strict=True)
+        for place, item, (tokens, trained, runs) in zip(places, items, rows, strict=True):
+            if item.widths or runs:
+                if self.template.media is not None and runs != len(item.widths):
+                    out[place] = runs_mismatch(runs, len(item.widths))
+                    continue
+                tokens += sum(item.widths) - runs
+            costs = self._costs(expansions[place])
+            costs["supervised"] = trained
+            out[place] = Measured(tokens, **costs)
+        return out
+
+    def _measured(self, layout: Layout, expansions: Any) -> Measured:
+        begin, end = self.template.cut(layout)
+        costs = self._costs(expansions)
+        costs["supervised"] = int(layout.expand(layout.trained)[begin:end][1:].sum())
+        if self.template.truncation != "error":
+            costs["truncated"] = int(end - begin < layout.total)
+        return Measured(end - begin, **costs)
+
+    def _costs(self, expansions: Mapping[str, Sequence[Expansion]]) -> dict[str, int]:
+        """Costs of a sample's media; all costs of the family, 0 where it has none."""
+        costs = {name: 0 for kind in self.template.family.modalities for name in _COSTS[kind]}
+        for items in expansions.values():
+            for item in items:
+                for name, value in item.costs.items():
+                    costs[name] = costs.get(name, 0) + value
+        if costs.get("audio_cut") and not self._warned:
+            self._warned = True
+            logger.warning(
+                "some audio is longer than the processor takes and gets cut (cost audio_cut counts the clips)"
+            )
+        return costs
+
+
+def _inside(item: Spliced) -> bool:
+    """Whether text that comes from media lies in a trained range (its tokens are not trained)."""
+    return any(a < end and b > first for first, end in item.inserted for a, b in item.spans)

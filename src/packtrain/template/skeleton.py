@@ -1,0 +1,280 @@
+"""Fast rendering: a chat template is run once per shape of conversation, then texts are put in its gaps.
+
+Most templates copy the texts of a conversation into fixed marks that depend on roles and kinds of parts
+only. Such a template is run once for each shape with stand-ins for the texts; every later conversation of
+that shape is joined from the pieces. Whether a template is of this kind is proven on its syntax tree: text
+may only be joined and written out, never filtered, compared, searched or tested for emptiness. A template
+that does more, and a sample with more than roles and parts (tools, tool calls), is run in full.
+
+Trade-off: the proof is strict. A template that trims its texts gains nothing; none is rendered wrongly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Skeleton", "copies_texts", "cut"]
+
+_TEXTS = ("content", "text")  # keys whose values are texts, or lists of parts
+_COUNTING = ("length", "count")
+_CHOOSING = ("first", "last", "list", "reverse")
+_FUNCTIONS = ("namespace", "raise_exception", "range", "strftime_now")
+_KIND_TESTS = ("string", "iterable", "mapping", "sequence", "defined", "undefined", "none")
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """A rendered conversation with gaps.
+
+    Attributes:
+        fixed: texts around the gaps, one more than these.
+        gaps: number of the text in each gap.
+        edges: edges of the trained ranges: (gaps before it, characters of fixed text before it).
+    """
+
+    fixed: tuple[str, ...]
+    gaps: tuple[int, ...]
+    edges: tuple[tuple[int, int], ...]
+
+    def fill(self, texts: Sequence[str]) -> tuple[str, tuple[Span, ...]]:
+        """The rendered text and its trained ranges for the texts of a conversation."""
+        pieces = [self.fixed[0]]
+        grown = [0]
+        for number, after in zip(self.gaps, self.fixed[1:], strict=True):
+            text = texts[number]
+            pieces.append(text)
+            pieces.append(after)
+            grown.append(grown[-1] + len(text))
+        places = [grown[before] + offset for before, offset in self.edges]
+        spans = zip(places[::2], places[1::2], strict=True)
+        return "".join(pieces), tuple((a, b) for a, b in spans if b > a)
+
+
+def cut(text: str, spans: Sequence[Span], marks: Sequence[str]) -> Skeleton | None:
+    """The skeleton of a text that was rendered with `marks` in place of texts.
+
+    None where an edge of a range lies inside a mark.
+    """
+    found = sorted((place, number) for number, mark in enumerate(marks) for place in _places(text, mark))
+    fixed: list[str] = []
+    last = 0
+    for place, number in found:
+        fixed.append(text[last:place])
+        last = place + len(marks[number])
+    fixed.append(text[last:])
+    edges: list[tuple[int, int]] = []
+    for edge in (edge for span in spans for edge in span):
+        before = removed = 0
+        for place, number in found:
+            end = place + len(marks[number])
+            if end <= edge:
+                before, removed = before + 1, removed + len(marks[number])
+            elif place < edge:
+                return None
+        edges.append((before, edge - removed))
+    return Skeleton(tuple(fixed), tuple(number for _, number in found), tuple(edges))
+
+
+def _places(text: str, mark: str) -> list[int]:
+    places, at = [], text.find(mark)
+    while at >= 0:
+        places.append(at)
+        at = text.find(mark, at + len(mark))
+    return places
+
+
+# --------------------------------------------------------------------------------------- the proof
+def copies_texts(template: str, *, parts: bool) -> bool:
+    """Whether a chat template provably copies texts as they are and decides by roles and kinds alone.
+
+    Args:
+        template: Jinja source.
+        parts: contents are lists of parts (else they are strings).
+    """
+    import jinja2
+    import jinja2.ext
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def read(self: Any, parser: Any) -> Any:
+        """Reads the marks of trained ranges as plain blocks."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body).set_lineno(line)
+
+    generation = type("Generation", (jinja2.ext.Extension,), {"tags": {"generation"}, "parse": read})
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[generation, jinja2.ext.loopcontrols]
+    )
+    try:
+        tree = environment.parse(template)
+    except jinja2.TemplateSyntaxError:
+        return False
+    walk = _Walk(jinja2.nodes, parts)
+    try:
+        for _ in range(3):  # names may be set after they are read in a loop
+            walk.body(tree.body)
+    except _Refused:
+        return False
+    return True
+
+
+class _Refused(Exception):
+    """The template does something with a text that is not copying."""
+
+
+class _Walk:
+    """Follows texts through a template.
+
+    An expression is clean (""), a `box` (messages, a message, its list of parts, a part: the same for all
+    conversations of a shape but for the texts inside) or a `text`. Boxes may be looked into and counted,
+    texts only joined and written. `content is string` is decided beforehand, since it is known.
+    """
+
+    def __init__(self, nodes: Any, parts: bool) -> None:
+        self.nodes = nodes
+        self.parts = parts
+        self.names: dict[str, str] = {"messages": "box"}
+
+    def body(self, statements: Sequence[Any]) -> None:
+        for statement in statements:
+            self.statement(statement)
+
+    def statement(self, node: Any) -> None:
+        n = self.nodes
+        if isinstance(node, n.Output):
+            for child in node.nodes:
+                if self.value(child) == "box":
+                    raise _Refused
+        elif isinstance(node, n.If):
+            self.branch(node)
+        elif isinstance(node, n.For):
+            kind = self.value(node.iter)
+            if kind == "text" or node.recursive:
+                raise _Refused
+            self.bind(node.target, kind)
+            if node.test is not None:
+                self.decides(node.test)
+            self.body(node.body)
+            self.body(node.else_)
+        elif isinstance(node, n.Assign):
+            self.bind(node.target, self.value(node.node))
+        elif isinstance(node, n.Scope):
+            self.body(node.body)
+        elif not isinstance(node, (n.Continue, n.Break)):
+            raise _Refused
+
+    def branch(self, node: Any) -> None:
+        """An if with its elifs: only the branches that can be taken."""
+        for case in (node, *node.elif_):
+            known = self.known(case.test)
+            if known is None:
+                self.decides(case.test)
+            if known is not False:
+                self.body(case.body)
+            if known is True:
+                return
+        self.body(node.else_)
+
+    def known(self, test: Any) -> bool | None:
+        """The answer of `x is string` where it is known."""
+        n = self.nodes
+        if isinstance(test, n.Not):
+            known = self.known(test.node)
+            return None if known is None else not known
+        if isinstance(test, n.Test) and test.name == "string":
+            return {"text": True, "box": False}.get(self.value(test.node))
+        return None
+
+    def bind(self, target: Any, kind: str) -> None:
+        n = self.nodes
+        if isinstance(target, n.Name):
+            self.names[target.name] = max(kind, self.names.get(target.name, ""))
+        elif kind or not isinstance(target, n.NSRef):
+            raise _Refused
+
+    def decides(self, node: Any) -> None:
+        """An expression that something depends on: it may hold no text."""
+        if self.value(node) == "text":
+            raise _Refused
+
+    def value(self, node: Any) -> str:
+        """Kind of an expression; raises where it does more than copying."""
+        n = self.nodes
+        if isinstance(node, (n.Const, n.TemplateData)):
+            return ""
+        if isinstance(node, n.Name):
+            return self.names.get(node.name, "")
+        if isinstance(node, (n.Getattr, n.Getitem)):
+            return self.member(node)
+        if isinstance(node, (n.Add, n.Concat)):
+            children = node.nodes if isinstance(node, n.Concat) else (node.left, node.right)
+            kinds = {self.value(child) for child in children}
+            if "box" in kinds:
+                raise _Refused
+            return max(kinds)
+        if isinstance(node, n.CondExpr):
+            self.decides(node.test)
+            return max(self.value(c) for c in (node.expr1, node.expr2) if c is not None)
+        if isinstance(node, n.Test):
+            if self.value(node.node) and node.name not in _KIND_TESTS:
+                raise _Refused
+            return ""
+        if isinstance(node, n.Compare):
+            return self.compare(node)
+        if isinstance(node, (n.Filter, n.Call)):
+            return self.called(node)
+        for child in node.iter_child_nodes():
+            self.decides(child)
+        return ""
+
+    def member(self, node: Any) -> str:
+        n = self.nodes
+        kind = self.value(node.node)
+        loop = isinstance(node.node, n.Name) and node.node.name == "loop"
+        if isinstance(node, n.Getattr) or isinstance(node.arg, n.Const):
+            key: Any = node.attr if isinstance(node, n.Getattr) else node.arg.value
+            if key in _TEXTS:
+                return "box" if key == "content" and self.parts else "text"
+            if loop:
+                return "box" if key in ("previtem", "nextitem") else ""
+            if kind == "text":
+                raise _Refused
+            return kind if isinstance(key, int) else ""
+        numbers = (n.Slice, n.Neg, n.Sub, n.Add)
+        if kind == "text" or not isinstance(node.arg, numbers):
+            raise _Refused  # the key may be that of a text
+        for child in node.arg.iter_child_nodes():
+            self.decides(child)
+        return kind
+
+    def compare(self, node: Any) -> str:
+        """Texts and boxes may not be compared; a box may be asked for its keys."""
+        if self.value(node.expr):
+            raise _Refused
+        for operand in node.ops:
+            kind = self.value(operand.expr)
+            asks = operand.op in ("in", "notin") and isinstance(node.expr, self.nodes.Const)
+            if kind and not (asks and kind == "box"):
+                raise _Refused
+        return ""
+
+    def called(self, node: Any) -> str:
+        """Filters and functions that see no text inside of what they get."""
+        n = self.nodes
+        inputs = [*node.args, *(keyword.value for keyword in node.kwargs)]
+        if isinstance(node, n.Filter):
+            kind = self.value(node.node) if node.node is not None else "text"
+            if any(self.value(item) for item in inputs) or kind == "text":
+                raise _Refused
+            if kind and node.name not in (*_COUNTING, *_CHOOSING):
+                raise _Refused
+            return kind if node.name in _CHOOSING else ""
+        if not isinstance(node.node, n.Name) or node.node.name not in _FUNCTIONS:
+            raise _Refused
+        if any(self.value(item) for item in inputs):
+            raise _Refused
+        return ""
