@@ -11,7 +11,7 @@ A sample with 0 tokens and status ok becomes status empty: a zero-length sample 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,11 @@ def _as_array(name: str, values: Any) -> NDArray[Any]:
     else:
         if not isinstance(values, Iterable):
             raise LengthError(f"{name} is {type(values).__name__}, expected an array or list of integers")
+        if isinstance(values, Mapping | Set | str | bytes | bytearray):
+            raise LengthError(
+                f"{name} is {type(values).__name__}, expected an array or list of integers",
+                hint="place i of the array is the length of sample i; a mapping or set has no such order",
+            )
         try:
             array = np.asarray(values if hasattr(values, "__array__") else list(values))
         except (ValueError, OverflowError) as error:
