@@ -120,10 +120,12 @@ def encoded_costs(encoded: Mapping[str, Any]) -> dict[str, int]:
             found["patches"] = rows
     if "image_sizes" in encoded:
         found["images"] = len(encoded["image_sizes"])
-    if "patches" not in found and "pixel_values" in encoded:
-        found["patches"] = len(encoded["pixel_values"])
-    if "pixel_values_videos" in encoded and "patches" not in found:
-        found["video_frames"] = found["patches"] = int(np.prod(encoded["pixel_values_videos"].shape[:2]))
+    if "patches" not in found:  # no grids: crops, and frames [videos, frames, …]
+        crops = len(encoded["pixel_values"]) if "pixel_values" in encoded else 0
+        if "pixel_values_videos" in encoded:
+            found["video_frames"] = int(np.prod(encoded["pixel_values_videos"].shape[:2]))
+        if crops or "video_frames" in found:
+            found["patches"] = crops + found.get("video_frames", 0)
     if "feature_attention_mask" in encoded:
         found["audio_frames"] = int(np.asarray(encoded["feature_attention_mask"]).sum())
     return found
