@@ -171,3 +171,80 @@ def test_restarting_positions_isolate_the_listed_types(model_type: str, isolates
     assert (plain - alone).abs().max() > 0.1  # the check bites
     assert bool((packed - alone).abs().max() < 3e-5) is isolates
     assert (model_type in family_of(name="text").model_types) is isolates
+
+
+def tiny_multimodal(model_type: str) -> Any:
+    """The real class with two small layers of text and the smallest towers that build."""
+    import torch
+
+    from packtrain.template import ensure_torchvision
+
+    ensure_torchvision()
+    import transformers as tr
+
+    text = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    tower = {key: text[key] for key in list(text)[1:5]} | {"image_size": 28, "patch_size": 14}
+    sound = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32}
+    language = {**text, "model_type": "qwen2"}
+    if model_type == "qwen2_5_omni_thinker":
+        from transformers.models.qwen2_5_omni import configuration_qwen2_5_omni as configs
+        from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as models
+
+        rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
+        config: Any = configs.Qwen2_5OmniThinkerConfig(
+            text_config={**text, "rope_parameters": rope},
+            audio_config={**sound, "output_dim": 32},
+            vision_config={"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 32},
+        )
+        kind: Any = models.Qwen2_5OmniThinkerForConditionalGeneration
+    elif model_type == "qwen2_audio":
+        config = tr.Qwen2AudioConfig(text_config=language, audio_config=sound)
+        kind = tr.Qwen2AudioForConditionalGeneration
+    elif model_type == "internvl":
+        sides = {"image_size": [28, 28], "patch_size": [14, 14]}
+        config = tr.InternVLConfig(text_config=language, vision_config={**tower, **sides})
+        kind = tr.InternVLForConditionalGeneration
+    else:
+        name = {"llava": "Llava", "llava_next": "LlavaNext", "llava_onevision": "LlavaOnevision"}[model_type]
+        encoder = "siglip_vision_model" if model_type == "llava_onevision" else "clip_vision_model"
+        config = getattr(tr, f"{name}Config")(
+            text_config=language, vision_config={**tower, "model_type": encoder}
+        )
+        kind = getattr(tr, f"{name}ForConditionalGeneration")
+    torch.manual_seed(0)
+    return kind, config
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    "model_type",
+    ["llava", "llava_next", "llava_onevision", "internvl", "qwen2_audio", "qwen2_5_omni_thinker"],
+)
+def test_restarting_positions_isolate_multimodal_models(model_type: str, backend: str) -> None:
+    import torch
+
+    family = family_of(model_type)
+    assert family.isolates_by_positions(backend) and family.allowed_kwargs(backend) == ()
+    kind, config = tiny_multimodal(model_type)
+    model = kind._from_config(config, attn_implementation=backend).float().eval()
+    samples = [[5, 6, 7, 8, 9, 10, 11, 12], [9, 10, 11], [40], [3, 5, 7, 9, 11, 13]]
+
+    def logits(tokens: list[int], positions: list[int]) -> Any:
+        rows = torch.tensor([positions])
+        if family.packed_position_rows > 1:
+            rows = rows[None].expand(family.packed_position_rows, 1, -1)
+        with torch.no_grad():
+            return model(input_ids=torch.tensor([tokens]), position_ids=rows, use_cache=False).logits[0]
+
+    row = [token for sample in samples for token in sample]
+    alone = torch.cat([logits(sample, list(range(len(sample)))) for sample in samples])
+    packed = logits(row, [i for sample in samples for i in range(len(sample))])
+    assert (packed - alone).abs().max() < 3e-5
+    assert (logits(row, list(range(len(row)))) - alone).abs().max() > 0.01  # the check bites
