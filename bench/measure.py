@@ -153,9 +153,8 @@ def text(data: Path, repeats: int) -> dict[str, float]:
             raise SystemExit(f"{name} counts other lengths than the tokenizer")
         ours = median(batches, repeats)
         out[f"text {name}"] = theirs / ours
-        print(
-            f"  {name}: {ours / len(samples) * 1e6:.1f} us a sample, one by one {theirs / len(samples) * 1e6:.1f}"
-        )
+        each = (ours / len(samples) * 1e6, theirs / len(samples) * 1e6)
+        print(f"  {name}: {each[0]:.1f} us a sample, one by one {each[1]:.1f} us")
     return out
 
 
