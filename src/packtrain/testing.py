@@ -104,8 +104,13 @@ def check_plan(plan: PackPlan, lengths: Lengths) -> None:
         assert spec.max_samples is None or len(pack) <= spec.max_samples, "max_samples"
         assert int(plan.pack_tokens[p]) == sum(tokens[i] for i in pack), "pack_tokens"
         assert int(plan.pack_sq[p]) == sum(tokens[i] ** 2 for i in pack), "pack_sq"
-    firsts = [pack[0] for pack in packs]
-    assert firsts == sorted(firsts), "packs ascend by smallest id"
+    per_step = min(spec.packs_per_step or len(packs), spec.samples_per_step or len(packs)) or 1
+    for start in range(0, len(packs), per_step):
+        firsts = [pack[0] for pack in packs[start : start + per_step]]
+        assert firsts == sorted(firsts), "packs ascend by smallest id, in each step"
+        if spec.samples_per_step is not None and start + per_step < len(packs):
+            held = sum(map(len, packs[start : start + per_step]))
+            assert held == spec.samples_per_step, f"step {start // per_step} holds {held} samples"
     for i, reason in plan.ledger:
         _check_reason(plan, lengths, i, reason)
     for i in packed:

@@ -141,7 +141,7 @@ def test_seed_shuffles_among_equal_costs_only() -> None:
         ({"pack_length": 8, "seed": -1}, PlanError, "seed is -1"),
         ({"pack_length": 8, "packer": "bdf"}, UnknownNameError, "bdf"),
         ({"pack_length": 8, "packs_multiple": 2}, InputError, "no effect"),
-        ({"pack_length": 8, "samples_per_step": 4}, InputError, "not offered"),
+        ({"pack_length": 8, "samples_per_step": 4, "window": 9}, InputError, "no effect"),
         ({"pack_length": 8, "limits": {"tokens": 4}}, PlanError, "use pack_length"),
         ({"pack_length": 8, "limits": {"images": -4}}, PlanError, "is -4"),
         ({"pack_length": 8, "limits": 7}, PlanError, "expected a mapping"),

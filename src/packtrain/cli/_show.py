@@ -109,4 +109,13 @@ def plan_rows(plan: PackPlan) -> dict[str, str]:
         "ledger": f"{stats['dropped']:,} samples",
     }
     rows.update({f"  {reason}": f"{count:,}" for reason, count in stats["dropped_by_reason"].items()})
+    if "steps" in stats:
+        rows["steps"] = (
+            f"{stats['steps']:,} of {stats['samples_per_step']:,} samples, "
+            f"{stats['packs_per_step']:,} packs each"
+            + (f", {stats['fillers']:,} fillers" if stats["fillers"] else "")
+        )
+        rows["slowest rank"] = (
+            f"{stats['step_imbalance']:.3f} x the mean on {plan.spec.packs_multiple} ranks (predicted)"
+        )
     return rows

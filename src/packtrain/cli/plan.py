@@ -42,6 +42,14 @@ def _numbers(option: str, values: tuple[str, ...]) -> dict[str, int]:
 )
 @click.option("--window", type=int, help="Samples planned together [default: all].")
 @click.option("--seed", type=int, help="Shuffle samples of equal cost among their places.")
+@click.option("--samples-per-step", type=int, help="Exactly this many samples in each optimizer step.")
+@click.option(
+    "--packs-multiple", type=int, help="Packs of such a step are a multiple of this: ranks x accumulation."
+)
+@click.option("--last-step", help="A last step that is not full: keep or drop [default: keep].")
+@click.option(
+    "--skip-samples", type=click.Path(path_type=Path), help="File of sample ids to leave out, one a line."
+)
 @click.option("--max-drop-fraction", type=float, help="Fail when a larger share goes to the ledger.")
 @click.option("--overwrite", is_flag=True, help="Replace another plan in --out.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
@@ -49,6 +57,9 @@ def command(
     lengths: Path,
     out: Path,
     limits: tuple[str, ...],
+    packs_multiple: int | None,
+    last_step: str | None,
+    skip_samples: Path | None,
     max_drop_fraction: float | None,
     overwrite: bool,
     as_json: bool,
@@ -59,9 +70,15 @@ def command(
     \b
     Example:
       packtrain plan lengths --pack-length 8192 --out plan
+      packtrain plan lengths -n 8192 -o plan --samples-per-step 1024 --packs-multiple 64
     """
     from ..pipeline.plan import plan_lengths
+    from ..planning.skip import read_skip_file
 
+    given = {"packs_multiple": packs_multiple, "last_step": last_step}
+    options.update({name: value for name, value in given.items() if value is not None})
+    if skip_samples is not None:
+        options["skip"] = read_skip_file(skip_samples)
     measured = open_lengths(lengths)
     plan = plan_lengths(
         measured,

@@ -100,6 +100,9 @@ class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
             return filler_pack()
         if not 0 <= position < len(self):
             raise IndexError(f"position {position} of {len(self)} packs")
+        if self.pack_id(position) == FILLER:
+            logger.info("position %d is a filler: one untrained token", position)
+            return filler_pack()
         members = [self._fetch(sample_id) for sample_id in self.packs[position].tolist()]
         self._check_sum(position, members)
         return members

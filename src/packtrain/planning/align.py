@@ -26,7 +26,8 @@ def align(plan: PackPlan, world_size: int, drop_last: bool = False) -> AlignedPl
     """The view of `plan` in which every rank gets the same number of packs.
 
     Raises:
-        PlanError: the plan is empty, or dropping leaves no pack.
+        PlanError: the plan is empty, dropping leaves no pack, or the plan was made by steps whose number of
+            packs `world_size` does not divide (names the sizes that work).
     """
     try:
         size = operator.index(world_size) if not isinstance(world_size, bool) else 0
@@ -37,6 +38,10 @@ def align(plan: PackPlan, world_size: int, drop_last: bool = False) -> AlignedPl
     n = len(plan)
     if n == 0:
         raise PlanError("the plan holds no packs", hint="see plan.ledger.counts() for where the samples went")
+    if plan.spec.samples_per_step is not None:
+        from .step_view import StepAlignedPlan
+
+        return StepAlignedPlan(plan, size, bool(drop_last))
     if drop_last and n < size:
         raise PlanError(
             f"dropping the remainder of {n} packs on {size} ranks leaves none",
@@ -92,6 +97,16 @@ class AlignedPlan:
         return np.arange(len(self), dtype=np.int64) % len(self.plan)
 
     @property
+    def block(self) -> int:
+        """Positions that stay together in the epoch order: 1, or those of a step of samples."""
+        return 1
+
+    @property
+    def shuffled(self) -> int:
+        """Blocks at the front that the epoch order permutes; what follows stays where it is."""
+        return self.kept
+
+    @property
     def kept(self) -> int:
         """Distinct packs in the view: positions 0..kept-1 hold packs 0..kept-1, the rest repeat."""
         return min(len(self), len(self.plan))
@@ -100,6 +115,11 @@ class AlignedPlan:
     def repeated(self) -> NDArray[np.int64]:
         """Positions that repeat a pack (int64, ascending)."""
         return np.arange(self.kept, len(self), dtype=np.int64)
+
+    @property
+    def fillers(self) -> NDArray[np.int64]:
+        """Positions without a pack (pack id -1); only plans by steps of samples have some."""
+        return np.zeros(0, dtype=np.int64)
 
     @property
     def dropped(self) -> NDArray[np.int64]:

@@ -24,7 +24,10 @@ from .classes import Classes, classify
 from .ledger import Ledger
 from .lengths import Lengths, as_lengths
 from .packplan import PackerId, PackPlan, Sums
+from .skip import without_skipped
 from .spec import PlanSpec
+from .step_view import report_steps
+from .stepwise import plan_steps
 from .sums import pack_sums
 from .window import plan_windows
 
@@ -63,10 +66,13 @@ def plan(
     elif pack_length is not None or options:
         raise InputError("plan() takes a spec or options, not both", hint="dataclasses.replace(spec, …)")
     checked = as_lengths(lengths)
-    classes = classify(checked, spec)
+    used = without_skipped(checked, spec)
+    classes = classify(used, spec)
+    if spec.samples_per_step is not None:
+        return _by_steps(checked, used, classes, spec)
     if spec.window is None:
-        return _finished(checked, classes, pack_classes(classes, checked, spec), spec)
-    return _finished(checked, classes, _pack_windows(classes, checked, spec), spec)
+        return _finished(checked, classes, pack_classes(classes, used, spec), spec)
+    return _finished(checked, classes, _pack_windows(classes, used, spec), spec)
 
 
 def replay(made: PackPlan, lengths: Any) -> PackPlan:
@@ -83,7 +89,7 @@ def replay(made: PackPlan, lengths: Any) -> PackPlan:
         raise PlanError("these are not the lengths that the plan was made from")
     arrays = {name: np.array(values, dtype=np.int64) for name, values in stored.items()}
     answer = Patterns(**arrays, notes=made.packer.notes)
-    classes = classify(checked, made.spec)
+    classes = classify(without_skipped(checked, made.spec), made.spec)
     _check_patterns(answer, classes, made.spec)
     csr = from_patterns(
         classes.keys, classes.top, answer, classes.key_of_size, classes.singles, made.spec.seed
@@ -91,7 +97,18 @@ def replay(made: PackPlan, lengths: Any) -> PackPlan:
     return _finished(checked, classes, Packed(csr, made.packer, classes.ledger), made.spec)
 
 
-def _finished(checked: Lengths, classes: Classes, packed: Packed, spec: PlanSpec) -> PackPlan:
+def _by_steps(checked: Lengths, used: Lengths, classes: Classes, spec: PlanSpec) -> PackPlan:
+    made = plan_steps(used, classes, spec)
+    bound = Certificate.of(len(made.csr.offsets) - 1, made.bound, "steps")
+    packed = Packed(made.csr, PackerId("spread", 1), made.classes.ledger)
+    plan = _finished(checked, made.classes, packed, made.spec, bound)
+    report_steps(plan)
+    return plan
+
+
+def _finished(
+    checked: Lengths, classes: Classes, packed: Packed, spec: PlanSpec, proven: Certificate | None = None
+) -> PackPlan:
     packs = len(packed.csr.offsets) - 1
     made = PackPlan(
         offsets=packed.csr.offsets,
@@ -99,7 +116,7 @@ def _finished(checked: Lengths, classes: Classes, packed: Packed, spec: PlanSpec
         spec=spec,
         packer=packed.packer,
         ledger=packed.ledger,
-        certificate=_certify(packs, classes, checked, spec, packed),
+        certificate=proven or _certify(packs, classes, checked, spec, packed),
         long_samples=classes.singles,
         slots=(packs - classes.singles) * spec.pack_length + classes.single_slots,
         sums=lambda made: Sums(*pack_sums(checked, made.offsets, made.indices)),

@@ -18,7 +18,8 @@ __all__ = ["check_laws"]
 def check_laws(plan: PackPlan, lengths: Lengths | None = None) -> None:
     """LawError when the plan breaks a law; with `lengths` also capacity and the origin are checked."""
     offsets, indices = np.asarray(plan.offsets), np.asarray(plan.indices)
-    _order(offsets, indices, per_step=None)
+    per_step = _steps(plan) if plan.spec.samples_per_step is not None else None
+    _order(offsets, indices, per_step)
     read = len(indices) + len(plan.ledger)
     if lengths is not None and read != len(lengths):
         raise LawError(
@@ -47,10 +48,31 @@ def _order(offsets: np.ndarray, indices: np.ndarray, per_step: int | None) -> No
     if not bool(rises[inside].all()):
         raise LawError("sample ids do not ascend inside a pack")
     first = indices[offsets[:-1]].astype(np.int64)
-    step = per_step or len(first)
-    for start in range(0, len(first), step):
-        if not bool((np.diff(first[start : start + step]) > 0).all()):
-            raise LawError("packs do not ascend by their smallest sample id")
+    rises = np.diff(first) > 0
+    if per_step is not None:
+        rises[per_step - 1 :: per_step] = True  # a step begins anew
+    if not bool(rises.all()):
+        raise LawError("packs do not ascend by their smallest sample id")
+
+
+def _steps(plan: PackPlan) -> int:
+    """Packs of a step, after the check that every step has as many samples and packs as it must have."""
+    batch, packs = plan.spec.samples_per_step, plan.spec.packs_per_step
+    if batch is None or packs is None:
+        raise LawError("the plan was made by steps, but does not say how many packs a step has")
+    per_step = min(packs, batch)
+    ends = np.asarray(plan.offsets)[::per_step]
+    full = len(plan.indices) // batch
+    wanted = np.arange(full + 1, dtype=np.int64) * batch
+    if not np.array_equal(ends[: full + 1], wanted):
+        at = int(np.argmax(ends[: full + 1] != wanted[: len(ends)])) if len(ends) > full else len(ends) - 1
+        raise LawError(f"step {max(0, at - 1)} does not hold {batch} samples")
+    rest = len(plan.indices) % batch
+    if len(plan) != full * per_step + min(packs, rest):
+        raise LawError(f"{len(plan)} packs are not steps of {per_step} packs")
+    if rest and plan.spec.last_step == "drop":
+        raise LawError(f"the last step holds {rest} samples, not {batch}")
+    return per_step
 
 
 def _capacity(plan: PackPlan, lengths: Lengths) -> None:

@@ -188,13 +188,23 @@ class PackPlan:
 
     def header(self) -> dict[str, Any]:
         """What the checksum covers besides the bytes of offsets and indices."""
-        return {
+        made = {
             "schema": SCHEMA,
             "packs": len(self),
             "samples": len(self.indices),
             "offsets": "<i8",
             "indices": self.indices.dtype.str,
         }
+        if self.spec.samples_per_step is not None:
+            made["samples_per_step"] = self.spec.samples_per_step
+            made["packs_per_step"] = self.spec.packs_per_step
+        return made
+
+    @property
+    def step_count(self) -> int:
+        """Optimizer steps of an epoch of a plan made by steps of samples; 0 for other plans."""
+        batch = self.spec.samples_per_step
+        return 0 if batch is None else -(-len(self.indices) // batch)
 
     @cached_property
     def block_digests(self) -> dict[str, list[str]]:
@@ -239,6 +249,11 @@ class PackPlan:
 
     def without(self, packs: Any, reason: str) -> PackPlan:
         """A new plan whose named packs (bool[P] mask or int[k] ids) went to the ledger for `reason`."""
+        if self.spec.samples_per_step is not None:
+            raise PlanError(
+                "packs of a plan by steps of samples cannot be taken out: every step would lose its samples",
+                hint="plan with skip=… instead",
+            )
         gone = _as_mask(packs, len(self))
         sizes = np.diff(self.offsets)
         keep_item = np.repeat(~gone, sizes)

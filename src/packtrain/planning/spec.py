@@ -8,17 +8,18 @@ than ignored.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from .. import extend
 from ..errors import ConfigError, InputError, PlanError, UnknownNameError
 
-__all__ = ["LONG_POLICIES", "PlanSpec"]
+__all__ = ["LAST_STEPS", "LONG_POLICIES", "PlanSpec"]
 
 LONG_POLICIES = ("single", "drop", "error")
 _LONG_RULES = (">", ">=")
+LAST_STEPS = ("keep", "drop")
 _LARGEST_LIMIT = 1 << 40
 
 
@@ -40,6 +41,11 @@ class PlanSpec:
         window: samples that are planned together, for streams and very large n; None = all.
         samples_per_step: exactly this many samples in each optimizer step.
         packs_multiple: with samples_per_step, the packs of a step are a multiple of this.
+        packs_per_step: with samples_per_step, exactly this many packs in each step; None = the largest need,
+            rounded up to `packs_multiple`. The spec of a finished plan holds the number it has.
+        last_step: with samples_per_step, what becomes of the samples that do not fill the last step: `keep`
+            (a smaller step) or `drop` (into the ledger, `partial_step`).
+        skip: sample ids to leave out, into the ledger (`skipped`).
     """
 
     pack_length: int
@@ -53,6 +59,9 @@ class PlanSpec:
     window: int | None = None
     samples_per_step: int | None = None
     packs_multiple: int = 1
+    packs_per_step: int | None = None
+    last_step: str = "keep"
+    skip: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_integer("pack_length", 1, "the cap of a pack in tokens")
@@ -60,13 +69,16 @@ class PlanSpec:
             raise PlanError(f"pack_length is {self.pack_length}, limit is 2**31")
         self._check_integer("multiple_of", 1, "1 = no rounding")
         self._check_integer("packs_multiple", 1, "1 = no rounding")
-        for name in ("max_samples", "window", "samples_per_step"):
+        for name in ("max_samples", "window", "samples_per_step", "packs_per_step"):
             if getattr(self, name) is not None:
                 self._check_integer(name, 1, "None = no limit")
         if self.seed is not None:
             self._check_integer("seed", 0, "None = no shuffle")
         if self.long_rule not in _LONG_RULES:
             raise UnknownNameError("long_rule", str(self.long_rule), _LONG_RULES)
+        if self.last_step not in LAST_STEPS:
+            raise UnknownNameError("last_step", str(self.last_step), LAST_STEPS)
+        object.__setattr__(self, "skip", _checked_skip(self.skip))
         object.__setattr__(self, "limits", _checked_limits(self.limits))
         self._check_long_samples()
         if not isinstance(self.packer, str):
@@ -93,21 +105,37 @@ class PlanSpec:
                 raise UnknownNameError("long_samples policy", str(value), LONG_POLICIES)
 
     def _refuse_without_effect(self) -> None:
-        if self.samples_per_step is not None:
-            raise InputError(
-                f"samples_per_step={self.samples_per_step} is not offered by this version",
-                hint="plan without it and use align(world_size)",
-            )
-        if self.packs_multiple != 1:
-            raise InputError(
-                f"packs_multiple={self.packs_multiple} has no effect without samples_per_step",
-                hint="leave it at 1",
-            )
+        if self.samples_per_step is None:
+            given = {"packs_multiple": 1, "packs_per_step": None, "last_step": "keep"}
+            for name, default in given.items():
+                if getattr(self, name) != default:
+                    raise InputError(
+                        f"{name}={getattr(self, name)} has no effect without samples_per_step",
+                        hint=f"leave it at {default}",
+                    )
+        else:
+            self._check_steps()
         module = extend.lookup("packers", self.packer)
         if (self.limits or self.max_samples is not None) and not getattr(module, "LIMITS", False):
             raise InputError(
                 f"packer {self.packer!r} does not plan limits or max_samples",
                 hint="use packer 'auto' or 'bfd'",
+            )
+
+    def _check_steps(self) -> None:
+        if self.window is not None:
+            raise InputError(
+                f"window={self.window} has no effect with samples_per_step", hint="each step is planned alone"
+            )
+        if self.packer != "auto":
+            raise InputError(
+                f"packer {self.packer!r} has no effect with samples_per_step",
+                hint="the samples of a step are spread evenly over its packs; leave packer at 'auto'",
+            )
+        if self.packs_per_step is not None and self.packs_per_step % self.packs_multiple:
+            raise PlanError(
+                f"packs_per_step {self.packs_per_step} is not a multiple of {self.packs_multiple}",
+                hint="leave packs_multiple at 1, or change one of them",
             )
 
     def long_policy(self, limit: str = "tokens") -> str:
@@ -118,7 +146,7 @@ class PlanSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; `from_dict` gives the same spec back."""
-        return asdict(self)
+        return {**asdict(self), "skip": list(self.skip)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PlanSpec:
@@ -142,6 +170,12 @@ def _at_least(name: str, value: Any, low: int, meaning: str) -> int:
     if number < low:
         raise PlanError(f"{name} is {number}, expected >= {low}", hint=meaning)
     return number
+
+
+def _checked_skip(skip: object) -> tuple[int, ...]:
+    if not isinstance(skip, Iterable) or isinstance(skip, str | bytes | Mapping):
+        raise PlanError(f"skip is {skip!r}, expected sample ids")
+    return tuple(sorted({_at_least("an id in skip", value, 0, "ids are 0..n-1") for value in skip}))
 
 
 def _checked_limits(limits: object) -> dict[str, int]:

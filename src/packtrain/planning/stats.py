@@ -20,14 +20,15 @@ __all__ = ["plan_stats"]
 def plan_stats(plan: PackPlan) -> dict[str, Any]:
     """Keys: packs samples read tokens slots padding efficiency samples_per_pack samples_per_pack_max
     tokens_per_pack_min fill_min length_order_correlation dropped dropped_by_reason long_samples bound
-    bound_name gap optimal packer.
+    bound_name gap optimal packer; for a plan by steps of samples also steps samples_per_step
+    packs_per_step fillers step_imbalance (slowest over mean rank, with `packs_multiple` ranks).
     """
     packs, samples = len(plan), len(plan.indices)
     tokens = int(plan.pack_tokens.sum())
     per_pack = np.diff(plan.offsets)
     smallest = int(plan.pack_tokens.min()) if packs else 0
     certificate = plan.certificate
-    return {
+    made = {
         "packs": packs,
         "samples": samples,
         "read": samples + len(plan.ledger),
@@ -48,6 +49,22 @@ def plan_stats(plan: PackPlan) -> dict[str, Any]:
         "gap": certificate.gap,
         "optimal": certificate.optimal,
         "packer": str(plan.packer),
+    }
+    if plan.spec.samples_per_step is not None:
+        made.update(_step_stats(plan))
+    return made
+
+
+def _step_stats(plan: PackPlan) -> dict[str, Any]:
+    from .step_view import packs_per_step, step_evenness
+
+    each = packs_per_step(plan)
+    return {
+        "steps": plan.step_count,
+        "samples_per_step": plan.spec.samples_per_step,
+        "packs_per_step": each,
+        "fillers": plan.step_count * each - len(plan),
+        "step_imbalance": round(step_evenness(plan, plan.spec.packs_multiple), 6),
     }
 
 

@@ -90,14 +90,20 @@ class Permutation:
 def epoch_positions(aligned: AlignedPlan, places: I64, seed: int, epoch: int, *, shuffle: bool = True) -> I64:
     """Aligned positions at int64[k] places 0..len(aligned)-1 of the epoch order.
 
-    Places below the number of distinct packs are permuted; the repeats behind them stay where they are.
+    Distinct packs are permuted, or steps where the plan was made by steps of samples; the repeats (or the
+    partial step) behind them stay where they are.
     """
     places = np.asarray(places, dtype=np.int64)
-    if not shuffle:
-        return places.copy()
     out = places.copy()
-    inside = places < aligned.kept
-    out[inside] = Permutation(aligned.kept, seed, epoch).map(places[inside])
+    block, blocks = aligned.block, aligned.shuffled
+    if not shuffle or blocks == 0:
+        return out
+    inside = places < blocks * block
+    order = Permutation(blocks, seed, epoch)
+    if block == 1:
+        out[inside] = order.map(places[inside])
+    else:
+        out[inside] = order.map(places[inside] // block) * block + places[inside] % block
     return out
 
 

@@ -1,0 +1,248 @@
+"""Steps of samples: the seeded sample order cut into steps of B, each step packed on its own into K packs.
+
+K is the same for all steps: the largest need, rounded up. A step's samples are spread over its packs so
+that the predicted time is even, under the hard caps. One sample can cost more than the mean pack; then
+packs are filled in groups (the fewest that a sample fits into evenly), so that whoever deals packs to
+ranks (`planning.deal`) finds equal totals for any number of ranks up to the number of groups.
+
+Trade-off: packs are not filled to the brim, since a step rarely fills exactly K packs. Padding-free rows
+do not compute what stays free.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import PlanError
+from ..packers._jit import use_jit
+from ._materialise import Csr, from_bins, index_dtype
+from ._spread import best_fit, fill_empty, spread
+from .classes import Classes
+from .lengths import Lengths
+from .spec import PlanSpec
+from .steps import Permutation
+
+__all__ = ["L_STAR", "StepPacks", "plan_steps"]
+
+logger = logging.getLogger(__name__)
+I64 = NDArray[np.int64]
+
+#: A sample of this many tokens takes twice the time of its tokens alone: cost = tokens + tokens**2 / L_STAR.
+L_STAR = 24_000
+
+
+@dataclass(frozen=True, slots=True)
+class StepPacks:
+    """What `plan_steps` found.
+
+    Attributes:
+        csr: packs, step by step, canonical inside each step.
+        spec: the asked spec with its `packs_per_step`.
+        classes: the asked classes, with ledger and long samples of what was really packed.
+        bound: lower bound on the packs of this plan.
+    """
+
+    csr: Csr
+    spec: PlanSpec
+    classes: Classes
+    bound: int
+
+
+@dataclass(slots=True)
+class _Steps:
+    """Samples in step order, heaviest first inside a step; arrays as `_spread` takes them."""
+
+    ids: I64
+    tokens: I64
+    weight: I64
+    need: I64
+    alone: NDArray[np.bool_]
+    starts: I64
+    caps: I64
+    compiled: bool
+
+    @property
+    def sizes(self) -> I64:
+        return np.diff(self.starts)
+
+    def sums(self, values: I64) -> I64:
+        return np.add.reduceat(values, self.starts[:-1])
+
+
+def plan_steps(lengths: Lengths, classes: Classes, spec: PlanSpec) -> StepPacks:
+    """Pack by steps of `spec.samples_per_step` samples.
+
+    Raises:
+        PlanError: no sample is left, or `spec.packs_per_step` packs do not hold a step.
+    """
+    batch = spec.samples_per_step
+    assert batch is not None
+    ids = np.flatnonzero(classes.keys > 0)
+    if spec.seed is not None and len(ids):
+        ids = ids[Permutation(len(ids), spec.seed).map(np.arange(len(ids), dtype=np.int64))]
+    rest = len(ids) % batch
+    if spec.last_step == "drop" and rest:
+        classes = replace(classes, ledger=classes.ledger.with_more(ids[-rest:], "partial_step"))
+        ids = ids[:-rest]
+    if len(ids) == 0:
+        raise PlanError(
+            f"no step of {batch} samples can be made: {classes.ledger.counts() or 'no sample was read'}",
+            hint="use fewer samples_per_step, or last_step='keep'",
+        )
+    steps = _steps(ids, batch, lengths, classes, spec)
+    least = _round_up(int(_least_packs(steps).max()), spec.packs_multiple)
+    packs, pack_of = _fill(steps, least, spec)
+    csr = _materialise(steps, pack_of, packs, len(lengths))
+    alone_cost = steps.need[:: len(steps.caps)][steps.alone]
+    bound = int(np.minimum(least, steps.sizes).sum())
+    return StepPacks(
+        csr=csr,
+        spec=replace(spec, packs_per_step=packs, packs_multiple=spec.packs_multiple),
+        classes=replace(
+            classes,
+            singles=int(steps.alone.sum()),
+            single_slots=int(np.maximum(alone_cost, spec.pack_length).sum()),
+        ),
+        bound=bound,
+    )
+
+
+def _steps(ids: I64, batch: int, lengths: Lengths, classes: Classes, spec: PlanSpec) -> _Steps:
+    m = spec.multiple_of
+    cost = -(-np.asarray(lengths.tokens)[ids].astype(np.int64) // m) * m
+    alone = np.asarray(classes.keys)[ids] > classes.top
+    weight = cost * L_STAR + cost * cost
+    # Sums over a step stay far below 2**63, whatever the lengths.
+    spare = int(weight.max()).bit_length() + batch.bit_length() - 61
+    weight = np.maximum(weight >> max(0, spare), 1)
+    order = np.concatenate([_inside(ids, weight, alone, a, b, batch) for a, b in _stretches(len(ids), batch)])
+    ids, cost, weight, alone = ids[order], cost[order], weight[order], alone[order]
+    needs, caps = [cost], [spec.pack_length]
+    for name, cap in spec.limits.items():
+        needs.append(np.asarray(lengths.costs[name])[ids].astype(np.int64))
+        caps.append(cap)
+    if spec.max_samples is not None:
+        needs.append(np.ones(len(ids), dtype=np.int64))
+        caps.append(spec.max_samples)
+    starts = np.append(np.arange(0, len(ids), batch), len(ids)).astype(np.int64)
+    return _Steps(
+        ids=ids,
+        tokens=cost,
+        weight=weight,
+        need=np.ascontiguousarray(np.stack(needs, axis=1)).reshape(-1),
+        alone=alone,
+        starts=starts,
+        caps=np.array(caps, dtype=np.int64),
+        compiled=use_jit(len(ids)),
+    )
+
+
+def _stretches(n: int, batch: int) -> list[tuple[int, int]]:
+    """All full steps, then the partial one."""
+    full = n // batch * batch
+    return [(a, b) for a, b in ((0, full), (full, n)) if b > a]
+
+
+def _inside(ids: I64, weight: I64, alone: NDArray[np.bool_], a: int, b: int, batch: int) -> I64:
+    """Places a..b-1 ordered inside each step: long samples, then heaviest, then smallest id."""
+    rows = -1 if b - a >= batch else 1
+    by_id = np.argsort(ids[a:b].reshape(rows, min(batch, b - a)), axis=1, kind="stable")
+    places = (np.arange(len(by_id), dtype=np.int64) * by_id.shape[1])[:, None] + by_id + a
+    key = np.where(alone, -weight - (1 << 61), -weight)[places]
+    heavy = np.argsort(key, axis=1, kind="stable")
+    return np.take_along_axis(places, heavy, axis=1).reshape(-1)
+
+
+def _least_packs(steps: _Steps) -> I64:
+    """int64[S]: packs that each step needs at least."""
+    dims = len(steps.caps)
+    least = np.zeros(len(steps.starts) - 1, dtype=np.int64)
+    for d, cap in enumerate(steps.caps.tolist()):
+        values = np.where(steps.alone, 0, steps.need[d::dims])
+        volume = -(-steps.sums(values) // max(1, cap))
+        large = steps.sums((2 * values > cap).astype(np.int64))
+        least = np.maximum(least, np.maximum(volume, large))
+    return least + steps.sums(steps.alone.astype(np.int64))
+
+
+def _fill(steps: _Steps, least: int, spec: PlanSpec) -> tuple[int, I64]:
+    """(packs a step, pack in its step of every sample)."""
+    fixed = spec.packs_per_step
+    packs = least if fixed is None else fixed
+    while True:
+        pack_of, most = _try(steps, packs)
+        if most <= packs:
+            return packs, pack_of
+        if fixed is not None:
+            raise PlanError(
+                f"packs_per_step is {fixed}, but a step needs {most} packs",
+                hint="raise it, or leave it out",
+            )
+        packs = _round_up(most, spec.packs_multiple)
+
+
+def _try(steps: _Steps, packs: int) -> tuple[I64, int]:
+    """Pack of every sample with `packs` packs a step, and the packs that the neediest step took."""
+    out = np.full(len(steps.ids), -1, dtype=np.int64)
+    held = np.minimum(packs, steps.sizes)
+    fits = np.ones(len(held), dtype=np.bool_)
+
+    def run(function: Any, *args: Any) -> None:
+        (function if steps.compiled else function.plain)(*args)
+
+    tail = (steps.alone, steps.starts, held)
+    run(spread, steps.weight, steps.need, *tail, _groups(steps, held), steps.caps, out, fits)
+    most = int(held.max())
+    if not fits.all():
+        # Tight steps: even by tokens, which the cap is about; then as few packs as best fit takes.
+        left = ~fits
+        retry = left.copy()
+        run(spread, np.maximum(steps.tokens, 1), steps.need, *tail, held, steps.caps, out, retry)
+        again = np.flatnonzero(left & ~retry)
+        opened = np.zeros(len(held), dtype=np.int64)
+        if len(again):
+            run(best_fit, steps.need, steps.alone, steps.starts, again, steps.caps, out, opened)
+        most = max(most, int(opened.max()))
+    if most <= packs:
+        run(fill_empty, steps.weight, steps.starts, held, out)
+    return out, most
+
+
+def _groups(steps: _Steps, held: I64) -> I64:
+    """int64[S]: the most groups of packs for which no sample weighs more than a group's share."""
+    heaviest = np.maximum.reduceat(steps.weight, steps.starts[:-1])
+    total = steps.sums(steps.weight)
+    out = np.ones(len(held), dtype=np.int64)
+    for packs in np.unique(held).tolist():
+        mine = held == packs
+        for groups in _divisors(packs):
+            enough = mine & (heaviest <= total // groups)
+            out[enough] = groups
+    return out
+
+
+def _materialise(steps: _Steps, pack_of: I64, packs: int, n: int) -> Csr:
+    """Canonical inside each step: the samples of a step are numbered by id, its packs by their first."""
+    step = np.repeat(np.arange(len(steps.sizes), dtype=np.int64), steps.sizes)
+    batch = int(steps.sizes[0])
+    order = np.concatenate(
+        [
+            _inside(steps.ids, np.zeros_like(steps.ids), np.zeros(len(steps.ids), np.bool_), a, b, batch)
+            for a, b in _stretches(len(steps.ids), batch)
+        ]
+    )
+    csr = from_bins((step * packs + pack_of)[order])
+    return Csr(csr.offsets, steps.ids[order][csr.indices].astype(index_dtype(n)))
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-max(1, value) // multiple) * multiple
