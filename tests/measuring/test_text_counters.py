@@ -60,6 +60,12 @@ def test_lengths_and_trained_tokens(name: str, data: Path) -> None:
     fast_template = HFTemplate(processor, text_counter=name)
     fast = fast_template.measure_batch(samples)
     assert fast_template._measurer._counter.name == name
+    rendered = [fast_template.rendered(sample) for sample in samples[7:]]
+    spliced = {
+        place: fast_template.spliced(item, fast_template.expansions({0: item.media})[0])
+        for place, item in enumerate(rendered)
+    }
+    assert len(fast_template._measurer._quick(spliced)) > 0.95 * len(rendered)  # not left to the tokenizer
     for a, b in zip(plain, fast, strict=True):
         assert type(a) is type(b) and (getattr(a, "reason", a), getattr(a, "costs", 0)) == (
             getattr(b, "reason", b),

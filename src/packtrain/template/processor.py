@@ -114,6 +114,7 @@ class HFTemplate:
             system=system,
             variables=self.variables,
         )
+        self._special = int(self.tokenizer.num_special_tokens_to_add(pair=False))
         self._measurer = Measurer(self)
 
     @property
@@ -255,7 +256,7 @@ class HFTemplate:
 
     def adds_special_tokens(self, text: str) -> bool:
         """What `apply_chat_template` does: tokenizers never add, processors add unless bos is there."""
-        if self.tokenizer is self.processor:
+        if self.tokenizer is self.processor or not self._special:
             return False
         bos = self.tokenizer.bos_token
         return not (bos is not None and text.startswith(bos))
