@@ -140,7 +140,7 @@ def test_refine_fills_without_a_gap() -> None:
     assert len(pt.plan(costs, 10, packer="bfd")) == 4
     plan = pt.plan(costs, 10, packer="refine")
     assert len(plan) == 3 and plan.certificate.optimal
-    assert pt.plan(costs, 10).packer.notes == {"chosen": "refine/1"}
+    assert pt.plan(costs, 10).packer.notes == {"chosen": "refine/2"}
 
 
 @pytest.mark.parametrize("cap", [2048, 8192, 16384])
@@ -155,6 +155,15 @@ def test_auto_reaches_the_bound_on_chat_lengths_and_never_loses_to_bfd(cap: int)
         assert len(plan) <= len(pt.plan(tokens, cap, packer="bfd"))
         if tokens is not None and len(tokens) == 20_000:
             assert len(plan) <= plan.certificate.bound + 1
+
+
+def test_refine_mends_the_end_where_only_small_sizes_are_left() -> None:
+    """Formula images with short captions: exact fill alone is 9 packs over the bound."""
+    rng = np.random.default_rng(0)
+    text = np.clip(rng.lognormal(np.log(90), 0.7, 1_000_000).astype(np.int64), 10, 2048)
+    tokens = np.clip(text + rng.choice([64, 128, 256, 512], len(text)), 1, 2048)
+    plan = pt.plan(tokens, 2048)
+    assert len(plan) <= plan.certificate.bound + 1
 
 
 def test_refine_keeps_both_paths_equal_beyond_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ __all__ = ["exact_fill"]
 
 @kernel
 def exact_fill(
-    sizes: Any, counts: Any, capacity: Any, probes: Any, dead_ends: Any, budget: Any
+    sizes: Any, counts: Any, capacity: Any, probes: Any, dead_ends: Any, evens: Any, budget: Any
 ) -> Any:  # pragma: no cover
     """Patterns (repeat, offsets, size, number) of exact fill on counts; see `refine.py` for the rule."""
     one = np.uint64(1)
@@ -51,6 +51,8 @@ def exact_fill(
         n_best = 0
         best_room = capacity + 1
         dead = 0
+        even = np.int64(0)  # samples that an even fill still takes; 0 = backtracking
+        tried = 0
         descend = True
         while True:
             if depth + 3 > len(stack):
@@ -71,10 +73,10 @@ def exact_fill(
                 # the most equal pair a >= b with a + b == room
                 a = (room + 1) >> 1
                 found = False
+                probe = probes if even > 3 else 0
                 w = a >> 6
                 bits = words[w] & (~zero << np.uint64(a & 63))
                 stop_word = room >> 6
-                probe = 0
                 while probe < probes:
                     while bits == zero and w < stop_word:
                         w += 1
@@ -110,7 +112,7 @@ def exact_fill(
                     if (a != b and count[b] > 0) or (a == b and count[a] > 1):
                         found = True
                         break
-                work += probe + 1
+                work += 1 if even > 3 else probe + 1
                 if found:
                     best_room = 0
                     n_best = depth + 2
@@ -119,6 +121,8 @@ def exact_fill(
                     best[depth + 1] = b
                     break
                 bound = min(room, last)
+                if even > 0:
+                    bound = min(room // even, last)
             # largest available size <= bound
             x = np.int64(0)
             if bound > 0:
@@ -147,7 +151,7 @@ def exact_fill(
                     if bits >= (one << np.uint64(1)):
                         shift += 1
                     x = (w << 6) + shift
-            if x > 0:
+            if x > 0 and even != 1:
                 stack[depth] = x
                 depth += 1
                 count[x] -= 1
@@ -155,6 +159,8 @@ def exact_fill(
                     words[x >> 6] &= ~(one << np.uint64(x & 63))
                 room -= x
                 last = x
+                if even > 0:
+                    even -= 1
                 descend = True
                 continue
             if descend:  # nothing fits: a dead end
@@ -163,18 +169,32 @@ def exact_fill(
                     best_room = room
                     n_best = depth
                     best[:depth] = stack[:depth]
-                if dead >= dead_ends or work > budget:
-                    break
-            if depth == 1:
+            if even == 0 and depth > 1 and not (descend and (dead >= dead_ends or work > budget)):
+                depth -= 1
+                y = stack[depth]
+                if count[y] == 0:
+                    words[y >> 6] |= one << np.uint64(y & 63)
+                count[y] += 1
+                room += y
+                bound = min(room, y - 1)
+                descend = False
+                continue
+            # backtracking is over, or an even fill failed: the next even fill
+            if tried >= evens or work > budget:
                 break
-            depth -= 1
-            y = stack[depth]
-            if count[y] == 0:
-                words[y >> 6] |= one << np.uint64(y & 63)
-            count[y] += 1
-            room += y
-            bound = min(room, y - 1)
-            descend = False
+            while depth > 1:
+                depth -= 1
+                y = stack[depth]
+                if count[y] == 0:
+                    words[y >> 6] |= one << np.uint64(y & 63)
+                count[y] += 1
+            room = capacity - largest
+            last = largest
+            even = max(np.int64(3), (room + last - 1) // last) + tried
+            if even * sizes[0] > room:
+                break
+            tried += 1
+            descend = True
         for j in range(depth):  # put back what the search took
             y = stack[j]
             if count[y] == 0:

@@ -5,7 +5,12 @@ the most equal pair a >= b with a + b = R does (at most PROBES candidates for a,
 (3) else the largest size that fits (not larger than the one before) is put in. Where nothing fits, the last
 size put in is taken out and the next smaller tried, up to DEAD_ENDS times; the fullest pack seen wins. It is
 repeated as often as the counts allow, so there are about as many patterns as sizes, whatever n is.
-The most equal pair keeps small sizes for later. Costs more than `bfd` and can lose to it on uniform
+The most equal pair keeps small sizes for later.
+
+Up to four passes, until one meets the lower bound; the fewest packs win. Besides the plain pass: "even
+fills", where backtracking found no full pack (m samples as equal as can be, for the EVENS least m: it mends
+the end, when only small sizes are left); and "stages", where an eighth of every size is held back and only
+full packs are kept, so that what is left stays mixed. Costs more than `bfd` and can lose to it on uniform
 lengths: `auto` keeps the better of the two.
 
 Work is limited in iterations, by a budget that depends on the number of samples; beyond it a pack is
@@ -20,15 +25,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..extend import PackProblem, Patterns
-from ._jit import DENSE_LIMIT, use_jit
+from ._bounds import best_bound
+from ._jit import DENSE_LIMIT, part_of, use_jit
 
 __all__ = ["HISTOGRAM", "VERSION", "pack"]
 
-VERSION = 1
+VERSION = 2
 HISTOGRAM = True
 
 PROBES = 512
 DEAD_ENDS = 200
+EVENS = 8
+STAGES = (3, 12)  # up to _FEW samples, and above
+_FEW = 50_000
+
+I64 = NDArray[np.int64]
 
 
 def budget(samples: int) -> int:
@@ -37,21 +48,82 @@ def budget(samples: int) -> int:
 
 
 def pack(problem: PackProblem) -> Patterns:
-    """Patterns of exact fill."""
+    """Patterns of exact fill: the best of the passes."""
     samples = int(problem.counts.sum())
-    if use_jit(samples) and problem.capacity <= DENSE_LIMIT:
+    stages = STAGES[samples > _FEW]
+    best, packs, bound = None, 0, 0
+    for evens, parts in ((0, 1), (EVENS, 1), (0, stages), (EVENS, stages)):
+        with part_of(samples):  # stages are small, but many
+            made = _staged(problem, evens, parts)
+        count = int(made.repeat.sum())
+        if best is None or count < packs:
+            best, packs = made, count
+        bound = bound or best_bound(problem.sizes, problem.counts, problem.capacity, packs, cheap=True)[0]
+        if packs <= bound:
+            break
+    assert best is not None  # there is a first pass
+    return best
+
+
+def _staged(problem: PackProblem, evens: int, stages: int) -> Patterns:
+    """Exact fill in stages: all but the last take 7/8 of what is left and keep full packs only."""
+    sizes, left = problem.sizes, problem.counts.copy()
+    parts: list[Patterns] = []
+    for stage in range(stages):
+        part = left if stage == stages - 1 else left - (left + 7) // 8
+        some = np.flatnonzero(part)
+        if len(some) == 0:
+            continue
+        made = _fill(sizes[some], part[some], problem.capacity, evens)
+        if stage < stages - 1:
+            held = np.add.reduceat(made.size * made.number, made.offsets[:-1])
+            made = _groups(made, held == problem.capacity)
+        used = made.number * np.repeat(made.repeat, np.diff(made.offsets))
+        np.subtract.at(left, np.searchsorted(sizes, made.size), used)
+        parts.append(made)
+    return parts[0] if len(parts) == 1 else _joined(parts)
+
+
+def _groups(made: Patterns, keep: NDArray[np.bool_]) -> Patterns:
+    """The groups that are kept, in their order."""
+    width = np.diff(made.offsets)
+    items = np.repeat(keep, width)
+    return Patterns(
+        repeat=made.repeat[keep],
+        offsets=np.concatenate([[0], np.cumsum(width[keep])]).astype(np.int64),
+        size=made.size[items],
+        number=made.number[items],
+    )
+
+
+def _joined(parts: list[Patterns]) -> Patterns:
+    """One after the other."""
+    none = np.zeros(0, dtype=np.int64)
+    width = np.concatenate([none, *(np.diff(part.offsets) for part in parts)])
+    return Patterns(
+        repeat=np.concatenate([none, *(part.repeat for part in parts)]),
+        offsets=np.concatenate([[0], np.cumsum(width)]).astype(np.int64),
+        size=np.concatenate([none, *(part.size for part in parts)]),
+        number=np.concatenate([none, *(part.number for part in parts)]),
+    )
+
+
+def _fill(sizes: I64, counts: I64, capacity: int, evens: int) -> Patterns:
+    """One pass over some counts, compiled or plain."""
+    samples = int(counts.sum())
+    if use_jit(samples) and capacity <= DENSE_LIMIT:
         from ._exact_fill import exact_fill
 
         repeat, offsets, size, number = exact_fill(
-            problem.sizes, problem.counts, problem.capacity, PROBES, DEAD_ENDS, budget(samples)
+            sizes, counts, capacity, PROBES, DEAD_ENDS, evens, budget(samples)
         )
         return Patterns(repeat=repeat, offsets=offsets, size=size, number=number)
-    return plain(problem.sizes, problem.counts, problem.capacity, budget(samples))
+    return plain(sizes, counts, capacity, evens, budget(samples))
 
 
-def plain(sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int, limit: int) -> Patterns:
+def plain(sizes: I64, counts: I64, capacity: int, evens: int, limit: int) -> Patterns:
     """The plain path: counts in a dictionary, sizes that are left in a sorted list."""
-    search = _Search(sizes, counts, capacity, limit)
+    search = _Search(sizes, counts, capacity, evens, limit)
     repeats: list[int] = []
     offsets = [0]
     size: list[int] = []
@@ -74,12 +146,12 @@ def plain(sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int, li
 class _Search:
     """Counts that are left, and the search for one pack."""
 
-    def __init__(
-        self, sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int, limit: int
-    ) -> None:
+    def __init__(self, sizes: I64, counts: I64, capacity: int, evens: int, limit: int) -> None:
         self.count: dict[int, int] = dict(zip(sizes.tolist(), counts.tolist(), strict=True))
         self.left: list[int] = sizes.tolist()  # sizes with count > 0, ascending
+        self.smallest = self.left[0] if self.left else 0
         self.capacity = capacity
+        self.evens = evens
         self.limit = limit
         self.work = 0
 
@@ -119,42 +191,56 @@ class _Search:
         room = self.capacity - stack[0]
         best, best_room, dead = stack[:], self.capacity + 1, 0
         bound = 0
+        even = tried = 0  # even: samples that an even fill still takes; 0 = backtracking
         descend = True
         while True:
             if descend:
-                fill = self._fill(room)
+                fill = self._fill(room, even <= 3)
                 if fill is not None:
                     best = [*stack, *fill]
                     break
-                bound = min(room, stack[-1])
-            item = self.below(bound)
+                bound = min(room // even if even else room, stack[-1])
+            item = self.below(bound) if even != 1 else 0
             if item:
                 stack.append(item)
                 self.take(item)
                 room -= item
+                even -= even > 0
                 descend = True
                 continue
             if descend:
                 dead += 1
                 if room < best_room:
                     best, best_room = stack[:], room
-                if dead >= DEAD_ENDS or self.work > self.limit:
-                    break
-            if len(stack) == 1:
+            spent = descend and (dead >= DEAD_ENDS or self.work > self.limit)
+            if even == 0 and len(stack) > 1 and not spent:
+                item = stack.pop()
+                self.put_back(item)
+                room += item
+                bound = min(room, item - 1)
+                descend = False
+                continue
+            if tried >= self.evens or self.work > self.limit:
                 break
-            item = stack.pop()
-            self.put_back(item)
-            room += item
-            bound = min(room, item - 1)
-            descend = False
+            while len(stack) > 1:
+                self.put_back(stack.pop())
+            room = self.capacity - stack[0]
+            even = max(3, -(-room // stack[0])) + tried
+            if even * self.smallest > room:
+                break
+            tried += 1
+            descend = True
         for item in stack:
             self.put_back(item)
         return best
 
-    def _fill(self, room: int) -> tuple[int, ...] | None:
-        """What fills `room` exactly with at most two samples."""
+    def _fill(self, room: int, pairs: bool) -> tuple[int, ...] | None:
+        """What fills `room` exactly with one sample, or with a pair."""
         if room == 0:
             return ()
         if self.count.get(room, 0) > 0:
             return (room,)
+        if not pairs:
+            self.work += 1
+            return None
         return self.pair(room)
