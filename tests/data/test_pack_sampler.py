@@ -122,8 +122,62 @@ def test_an_abandoned_pass_does_not_shift_the_next_one() -> None:
 
 def test_bad_options_are_refused() -> None:
     with pytest.raises(InputError, match="balance"):
-        PackSampler(aligned(4, 2), balance="step")
+        PackSampler(aligned(4, 2), balance="steps")
+    with pytest.raises(InputError, match="shuffle=True would undo it"):
+        PackSampler(aligned(4, 2).balance(2))
+    with pytest.raises(InputError, match="cost has no effect"):
+        PackSampler(aligned(4, 2), cost="tokens")
     with pytest.raises(InputError, match="rank 2 of world size 2"):
         PackSampler(aligned(4, 2), rank=2)
     with pytest.raises(InputError, match="grad_accum"):
         PackSampler(aligned(4, 2), grad_accum=0)
+
+
+def uneven(packs: int, world_size: int) -> Any:
+    return plan([60 + (i * 37) % 40 for i in range(packs)], pack_length=100).align(world_size)
+
+
+@pytest.mark.parametrize(("packs", "world_size", "accum"), [(50, 3, 4), (24, 2, 3), (9, 4, 2), (5, 2, 1)])
+def test_balanced_epochs_equal_the_balanced_plan(packs: int, world_size: int, accum: int) -> None:
+    view = uneven(packs, world_size)
+    for epoch in (0, 1):
+        ranks = streams(view, epoch=epoch, seed=3, balance="step", grad_accum=accum)
+        wanted = view.balance(accum, seed=3, epoch=epoch)
+        merged = [view.pack_id(ranks[p % world_size][p // world_size]) for p in range(len(view))]
+        assert merged == wanted.pack_ids.tolist()
+        read = streams(wanted, epoch=epoch, shuffle=False)
+        assert [wanted.pack_id(read[p % world_size][p // world_size]) for p in range(len(view))] == merged
+        if accum == 1:
+            assert ranks == streams(view, epoch=epoch, seed=3)
+
+
+def test_a_balanced_plan_is_of_one_epoch() -> None:
+    sampler = PackSampler(uneven(20, 2).balance(2, seed=3, epoch=1), shuffle=False)
+    with pytest.raises(InputError, match="order of epoch 1, not of epoch 0"):
+        next(iter(sampler))
+
+
+@pytest.mark.parametrize("stop", [0, 1, 5, 7, 12])
+def test_balanced_restore_continues_exactly(stop: int) -> None:
+    view = uneven(50, 2)
+    options = {"rank": 1, "seed": 2, "balance": "step", "grad_accum": 4}
+    whole = list(PackSampler(view, **options))
+    state = PackSampler(view, **options).state_dict(micro_step=stop)
+    again = PackSampler(view, **options)
+    again.load_state_dict(state)
+    assert list(again) == whole[stop:]
+    with pytest.raises(ForeignArtefactError, match="balance"):
+        PackSampler(view, **{**options, "balance": None}).load_state_dict(state)
+
+
+def test_steps_of_samples_are_dealt_in_any_world_size() -> None:
+    made = plan([20 + (i * 37) % 60 for i in range(200)], 100, samples_per_step=24, packs_multiple=8, seed=1)
+    wanted = None
+    for world_size in (1, 2, 4, 8):
+        view = made.align(world_size)
+        ranks = streams(view, epoch=2, seed=3, balance="step", grad_accum=view.grad_accum)
+        merged = [view.pack_id(ranks[p % world_size][p // world_size]) for p in range(len(view))]
+        width = made.spec.packs_per_step
+        steps = [sorted(merged[i : i + width]) for i in range(0, len(merged), width)]
+        wanted = steps if wanted is None else wanted
+        assert steps == wanted and len(steps) == made.step_count

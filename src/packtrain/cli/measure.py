@@ -48,9 +48,7 @@ def _placeholders(values: tuple[str, ...]) -> dict[str, list[str]] | None:
 @click.option(
     "--column", "columns", multiple=True, metavar="NAME=FIELD", help="Field of plain pairs; repeatable."
 )
-@click.option(
-    "--placeholder", "placeholders", multiple=True, help="[image=|video=|audio=]TEXT; repeatable."
-)
+@click.option("--placeholder", "placeholders", multiple=True, help="[image=|video=|audio=]TEXT; repeatable.")
 @click.option("--kind", help="Kind of source [default: by name, then by content].")
 @click.option("--option", "source_options", multiple=True, metavar="NAME=VALUE", help="Option of the kind.")
 @click.option("--media-root", help="Folder of relative media paths [default: the source's folder].")

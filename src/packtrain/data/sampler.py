@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from ..errors import ForeignArtefactError, InputError
 from ..planning.align import AlignedPlan
+from ..planning.balance import Balance, BalancedPlan, Balancer
 from ..planning.steps import consumption
 from ..world import World
 
@@ -30,8 +33,12 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
         rank: this rank, 0 <= rank < aligned.world_size.
         seed: seed of the epoch orders.
         shuffle: False: packs come in plan order.
-        balance: only None; an AlignedPlan that balances its steps brings its own order.
+        balance: None, or `step`, `window`, `global` (or a `planning.balance.Balance` with further settings):
+            every epoch is balanced anew. With one micro step a step, `step` has nothing to rearrange.
         grad_accum: micro steps per optimizer step; kept in the state, so that a resume can tell.
+        cost: what `balance` evens out; see `AlignedPlan.balance`.
+
+    A balanced plan holds the order of one epoch already: it is read as it is, with shuffle=False.
 
     A pass starts at micro step 0, the first one after `load_state_dict` where the state stands.
     `micro_step` counts the positions handed out. `set_epoch` chooses the order of the next passes.
@@ -43,16 +50,23 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
         rank: int = 0,
         seed: int = 0,
         shuffle: bool = True,
-        balance: str | None = None,
+        balance: str | Balance | None = None,
         grad_accum: int = 1,
+        *,
+        cost: Any = None,
     ) -> None:
         World(rank, aligned.world_size)
-        if balance is not None:
-            raise InputError(f"balance={balance!r} is not available in the sampler", hint="use balance=None")
         if grad_accum < 1:
             raise InputError(f"grad_accum is {grad_accum}, expected >= 1")
         if seed < 0:
             raise InputError(f"seed is {seed}, expected >= 0")
+        if isinstance(aligned, BalancedPlan) and shuffle:
+            raise InputError(
+                "the plan is balanced for one epoch, and shuffle=True would undo it",
+                hint="use shuffle=False, or PackSampler(plan.align(world_size), balance=…)",
+            )
+        if cost is not None and (balance is None or isinstance(balance, Balance)):
+            raise InputError("cost has no effect here", hint="name a balance mode, or put it into Balance")
         self.aligned = aligned
         self.rank = rank
         self.seed = seed
@@ -61,6 +75,20 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
         self.epoch = 0
         self.micro_step = 0
         self._start = 0
+        if isinstance(balance, str):
+            balance = Balance(grad_accum=grad_accum, mode=balance, cost="flops" if cost is None else cost)
+        self._balancer = None if balance is None else self._balanced_by(balance)
+
+    def _balanced_by(self, settings: Balance) -> Balancer:
+        if settings.grad_accum != self.grad_accum:
+            raise InputError(
+                f"balance has grad_accum {settings.grad_accum}, the sampler {self.grad_accum}",
+                hint="give both the same",
+            )
+        made = Balancer(self.aligned, settings)
+        if self.rank == 0:
+            made.warn_of_effect(self.seed if self.shuffle else None, self.epoch)
+        return made
 
     def __len__(self) -> int:
         """Micro steps of a whole epoch on this rank, whatever is left of the current one."""
@@ -69,19 +97,41 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
     def __iter__(self) -> Iterator[int]:
         epoch, start, self._start = self.epoch, self._start, 0
         self.micro_step = start
-        for block in range(start, len(self), _BLOCK):
-            positions = consumption(
+        if isinstance(self.aligned, BalancedPlan) and self.aligned.seed is not None:
+            self._check_epoch(epoch, self.aligned.epoch)
+        for block in range(start // _BLOCK * _BLOCK, len(self), _BLOCK):
+            first = max(start, block)
+            positions = self._positions(epoch, block, min(len(self), block + _BLOCK))[first - block :]
+            for step, position in enumerate(positions.tolist(), start=first):
+                self.micro_step = step + 1
+                yield position
+
+    def _positions(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        """This rank's aligned positions at micro steps start..stop-1."""
+        if self._balancer is None:
+            return consumption(
                 self.aligned,
                 self.rank,
                 seed=self.seed,
                 epoch=epoch,
                 shuffle=self.shuffle,
-                start=block,
-                count=_BLOCK,
+                start=start,
+                count=stop - start,
             )
-            for step, position in enumerate(positions.tolist(), start=block):
-                self.micro_step = step + 1
-                yield position
+        first = start // self.grad_accum
+        ranks = self.aligned.world_size
+        seed = self.seed if self.shuffle else None
+        held = self._balancer.positions(first, -(-stop // self.grad_accum), seed, epoch)
+        mine = held.reshape(-1, ranks)[:, self.rank]
+        return mine[start - first * self.grad_accum : stop - first * self.grad_accum]
+
+    @staticmethod
+    def _check_epoch(asked: int, held: int) -> None:
+        if asked != held:
+            raise InputError(
+                f"the balanced plan holds the order of epoch {held}, not of epoch {asked}",
+                hint="use PackSampler(plan.align(world_size), balance=…), which balances every epoch",
+            )
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the epoch. Naming another epoch starts it from its first micro step."""
@@ -106,7 +156,14 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
             "grad_accum": self.grad_accum,
             "seed": self.seed,
             "shuffle": self.shuffle,
+            "balance": self._balance_name(),
         }
+
+    def _balance_name(self) -> str | None:
+        if self._balancer is None or (self.grad_accum == 1 and self._balancer.settings.mode == "step"):
+            return None
+        settings = self._balancer.settings
+        return "/".join(map(str, (settings.mode, settings.sync, settings.even, self._balancer.cost_name)))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` stands.
@@ -115,7 +172,7 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
             ForeignArtefactError: the state belongs to another plan, world size, order or version.
         """
         own = self.state_dict()
-        for key in ("version", "world_size", "plan", "seed", "shuffle", "grad_accum"):
+        for key in ("version", "world_size", "plan", "seed", "shuffle", "grad_accum", "balance"):
             if state.get(key) != own[key]:
                 raise ForeignArtefactError(
                     f"the saved position has {key} {state.get(key)!r}, this run has {own[key]!r}",

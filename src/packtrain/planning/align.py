@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from ..errors import PlanError
 from ..files import digest_json
 
 if TYPE_CHECKING:
+    from .balance import BalancedPlan
     from .packplan import PackPlan
 
 __all__ = ["AlignedPlan", "align"]
@@ -91,6 +92,10 @@ class AlignedPlan:
             raise IndexError(f"position {index} of {len(self)} aligned packs")
         return index % len(self) % len(self.plan)
 
+    def pack_ids_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Raw pack ids at int64[k] positions."""
+        return positions % len(self.plan)
+
     @property
     def pack_ids(self) -> NDArray[np.int64]:
         """int64[len]: raw pack id of every aligned position (computed, not stored)."""
@@ -130,6 +135,35 @@ class AlignedPlan:
     def steps(self) -> int:
         """Micro steps of an epoch, equal on every rank."""
         return len(self) // self.world_size
+
+    def balance(
+        self,
+        grad_accum: int,
+        cost: Any = "flops",
+        mode: str = "step",
+        seed: int | None = None,
+        epoch: int = 0,
+        *,
+        sync: str = "micro",
+        even: str | None = None,
+    ) -> BalancedPlan:
+        """The packs of an epoch rearranged so that ranks finish together; see `planning.balance`.
+
+        Args:
+            grad_accum: micro steps per optimizer step.
+            cost: `tokens`, `attention`, `flops`, a `FlopsCost`, or an array with a number for every raw pack.
+            mode: `step` (the content of every step unchanged), `window` or `global`.
+            seed, epoch: the epoch order that is balanced; None = plan order.
+            sync: `micro`, ranks meet at every micro step; `step`, once a step.
+            even: a cost such as `images` that should be on all ranks of a micro step or on none.
+
+        Raises:
+            InputError, PlanError: an argument cannot hold, or the plan's own steps have another width.
+        """
+        from .balance import Balance, balance
+
+        settings = Balance(grad_accum=grad_accum, cost=cost, mode=mode, sync=sync, even=even)
+        return balance(self, settings, seed, epoch)
 
     @property
     def checksum(self) -> str:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ..errors import PlanError
 from ..packers._jit import use_jit
 from .align import AlignedPlan
+from .costs import FlopsCost
 from .deal import deal, rank_totals
-from .stepwise import L_STAR
 
 if TYPE_CHECKING:
     from .packplan import PackPlan
@@ -78,7 +78,7 @@ class StepAlignedPlan(AlignedPlan):
             raise IndexError(f"position {index} of {len(self)} aligned packs")
         step, place = divmod(index % len(self), self.block)
         if self._cached[0] != step:
-            self._cached = (step, self._dealt(step, step + 1)[0])
+            self._cached = (step, self._dealt(np.array([step]))[0])
         return int(self._cached[1][place])
 
     def __getitem__(self, position: int) -> I64:
@@ -88,10 +88,14 @@ class StepAlignedPlan(AlignedPlan):
     @property
     def pack_ids(self) -> I64:
         at_once = max(1, _CHUNK // self.block)
-        parts = [
-            self._dealt(s, min(self._steps, s + at_once)).reshape(-1) for s in range(0, self._steps, at_once)
-        ]
-        return np.concatenate(parts)
+        steps = np.arange(self._steps, dtype=np.int64)
+        return np.concatenate(
+            [self._dealt(steps[s : s + at_once]).reshape(-1) for s in range(0, self._steps, at_once)]
+        )
+
+    def pack_ids_at(self, positions: I64) -> I64:
+        steps, which = np.unique(positions // self.block, return_inverse=True)
+        return self._dealt(steps)[which.reshape(-1), positions % self.block]
 
     @property
     def kept(self) -> int:
@@ -106,9 +110,9 @@ class StepAlignedPlan(AlignedPlan):
         first = self._steps * min(self.block, self.plan.spec.samples_per_step or 1)
         return np.arange(min(first, len(self.plan)), len(self.plan), dtype=np.int64)
 
-    def _dealt(self, start: int, stop: int) -> I64:
-        """int64[stop - start, K]: pack ids of steps in the order of their positions."""
-        packs, costs = step_packs(self.plan, start, stop)
+    def _dealt(self, steps: I64) -> I64:
+        """int64[S, K]: pack ids of the named steps in the order of their positions."""
+        packs, costs = step_packs(self.plan, steps)
         order = deal(costs, self.world_size, use_jit(len(self.plan.indices)))
         return np.take_along_axis(packs, order, axis=1)
 
@@ -120,23 +124,27 @@ def packs_per_step(plan: PackPlan) -> int:
     return packs
 
 
-def step_packs(plan: PackPlan, start: int, stop: int) -> tuple[I64, I64]:
-    """(pack ids, predicted cost) of steps start..stop-1, int64[S, K]; fillers have id -1 and cost 0."""
+def step_packs(plan: PackPlan, steps: I64) -> tuple[I64, I64]:
+    """(pack ids, predicted cost) of the named steps, int64[S, K]; fillers have id -1 and cost 0."""
     packs = packs_per_step(plan)
     real = min(packs, plan.spec.samples_per_step or 1)
-    ids = np.full((stop - start, packs), -1, dtype=np.int64)
-    held = np.arange(start * real, stop * real, dtype=np.int64).reshape(-1, real)
+    ids = np.full((len(steps), packs), -1, dtype=np.int64)
+    held = steps[:, None] * real + np.arange(real, dtype=np.int64)
     ids[:, :real] = np.where(held < len(plan), held, -1)
-    tokens = np.asarray(plan.pack_tokens)[ids]
-    cost = np.where(ids < 0, 0, tokens * L_STAR + np.asarray(plan.pack_sq)[ids])
-    return ids, cost
+    patches = plan.pack_costs.get("patches")
+    cost = FlopsCost().of(
+        np.asarray(plan.pack_tokens[ids]),
+        np.asarray(plan.pack_sq[ids]),
+        None if patches is None else np.asarray(patches[ids]),
+    )
+    return ids, np.where(ids < 0, 0, cost)
 
 
 def step_evenness(plan: PackPlan, world_size: int, limit: int = 1 << 18) -> float:
     """Predicted time of the slowest rank over the mean rank, over the full steps of `limit` packs or so."""
     full = len(plan.indices) // (plan.spec.samples_per_step or 1)
     steps = min(full or 1, max(1, limit // packs_per_step(plan)))
-    _, costs = step_packs(plan, 0, steps)
+    _, costs = step_packs(plan, np.arange(steps, dtype=np.int64))
     totals = rank_totals(costs, deal(costs, world_size, use_jit(len(plan.indices))), world_size)
     return float(totals.max(axis=1).sum()) * world_size / float(costs.sum())
 

@@ -23,17 +23,15 @@ from ..packers._jit import use_jit
 from ._materialise import Csr, from_bins, index_dtype
 from ._spread import best_fit, fill_empty, spread
 from .classes import Classes
+from .costs import FlopsCost
 from .lengths import Lengths
 from .spec import PlanSpec
 from .steps import Permutation
 
-__all__ = ["L_STAR", "StepPacks", "plan_steps"]
+__all__ = ["StepPacks", "plan_steps"]
 
 logger = logging.getLogger(__name__)
 I64 = NDArray[np.int64]
-
-#: A sample of this many tokens takes twice the time of its tokens alone: cost = tokens + tokens**2 / L_STAR.
-L_STAR = 24_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,8 @@ def _steps(ids: I64, batch: int, lengths: Lengths, classes: Classes, spec: PlanS
     m = spec.multiple_of
     cost = -(-np.asarray(lengths.tokens)[ids].astype(np.int64) // m) * m
     alone = np.asarray(classes.keys)[ids] > classes.top
-    weight = cost * L_STAR + cost * cost
+    patches = lengths.costs.get("patches")
+    weight = FlopsCost().of(cost, cost * cost, None if patches is None else np.asarray(patches)[ids])
     # Sums over a step stay far below 2**63, whatever the lengths.
     spare = int(weight.max()).bit_length() + batch.bit_length() - 61
     weight = np.maximum(weight >> max(0, spare), 1)
