@@ -205,3 +205,19 @@ def test_a_real_model_is_proven_from_the_artefact_alone(shell: Shell, data: Path
     )
     assert code == 0, err
     assert json.loads(out)["checks"]["isolation (sdpa)"] == "holds for 2 samples"
+
+
+def test_diff_names_what_differs(shell: Shell, lengths: Path, tmp_path: Path) -> None:
+    for name, options in (("a", ()), ("b", ()), ("c", ("--packer", "sequential"))):
+        assert shell("plan", lengths, "-n", 80, "-o", tmp_path / name, *options)[0] == 0
+    code, out, _ = shell("diff", tmp_path / "a", tmp_path / "b", "--json")
+    assert code == 0 and json.loads(out)["equal"] is True
+    code, out, _ = shell("diff", tmp_path / "a", tmp_path / "c", "--json", "--ids", 2)
+    found = json.loads(out)
+    assert (
+        code == 1 and found["spec"] == {"packer": ["auto", "sequential"]} and found["lengths_digest"] is None
+    )
+    assert len(found["moved"]["first"]) == 2 < found["moved"]["count"]
+    code, out, _ = shell("diff", tmp_path / "a", tmp_path / "c")
+    assert code == 1 and "packed with other samples" in out and "'auto' -> 'sequential'" in out
+    assert "no/such" in shell.refused("diff", tmp_path / "a", "no/such")

@@ -1,0 +1,94 @@
+"""`packtrain diff`: what differs between two plans, and which samples moved. Exit 1 when they differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import FormatError
+from ..planning.diff import PlanDiff, diff_plans
+from ..planning.lengths import Lengths
+from ..planning.packplan import PackPlan
+from ._app import emit
+from ._show import artefact_kind, table
+
+__all__ = ["command"]
+
+
+@click.command("diff")
+@click.argument("plan_a", type=click.Path(path_type=Path), metavar="PLAN_A")
+@click.argument("plan_b", type=click.Path(path_type=Path), metavar="PLAN_B")
+@click.option(
+    "--ids", type=click.IntRange(0), default=10, show_default=True, help="Sample ids shown of each kind."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def command(plan_a: Path, plan_b: Path, ids: int, as_json: bool) -> int:
+    """Compare two plan or run folders: spec, lengths, packs. Exit 0 when equal, 1 when they differ.
+
+    \b
+    Example:
+      packtrain diff runs/a/plan runs/b/plan
+    """
+    folders = _plan_folder(plan_a), _plan_folder(plan_b)
+    plans = PackPlan.load(folders[0]), PackPlan.load(folders[1])
+    found = diff_plans(*plans, _lengths_of(*folders, *plans))
+    if as_json:
+        emit({"a": str(folders[0]), "b": str(folders[1]), **found.to_dict(ids)})
+    else:
+        table(f"{folders[0]} and {folders[1]}", _rows(found, ids))
+    return 0 if found.equal else 1
+
+
+def _plan_folder(path: Path) -> Path:
+    kind = artefact_kind(path)
+    if kind == "lengths":
+        raise FormatError(f"{path} holds lengths, not a plan", hint="name two plan or run folders")
+    return path / "plan" if kind == "run" else path
+
+
+def _lengths_of(a: Path, b: Path, first: PackPlan, second: PackPlan) -> tuple[Lengths, Lengths] | None:
+    """The lengths of both plans where they differ and are still there as they were."""
+    from ..pipeline.inputs import lengths_of_plan
+
+    if first.lengths_digest == second.lengths_digest:
+        return None
+    try:
+        pair = Lengths.load(lengths_of_plan(a)), Lengths.load(lengths_of_plan(b))
+    except FormatError:
+        return None
+    return pair if (pair[0].digest, pair[1].digest) == (first.lengths_digest, second.lengths_digest) else None
+
+
+def _rows(found: PlanDiff, ids: int) -> dict[str, str]:
+    rows = {"plans": "equal" if found.equal else "differ"}
+    rows.update({f"spec {name}": f"{a!r} -> {b!r}" for name, (a, b) in found.spec.items()})
+    if found.packer:
+        rows["packer"] = " -> ".join(found.packer)
+    if found.lengths_digest:
+        rows["lengths"] = " -> ".join(digest[:12] for digest in found.lengths_digest)
+    for name, value in (found.lengths or {}).items():
+        rows[f"lengths {name}"] = _of_lengths(name, value)
+    a, b = found.packs
+    rows["packs"] = f"{a:,} -> {b:,}, {found.same_packs:,} hold the same samples"
+    for name, meaning in (
+        ("moved", "packed with other samples"),
+        ("entered", "packed only in the second"),
+        ("left", "packed only in the first"),
+        ("reasons", "left out for another reason"),
+        ("changed_lengths", "of another length, cost or status"),
+    ):
+        values = getattr(found, name)
+        if len(values) and ids:
+            shown = ", ".join(map(str, values[:ids].tolist()))
+            rows[meaning] = f"{len(values):,} samples: {shown}" + (", …" if len(values) > ids else "")
+        elif len(values):
+            rows[meaning] = f"{len(values):,} samples"
+    return rows
+
+
+def _of_lengths(name: str, value: Any) -> str:
+    if name == "read":
+        return f"{value[0]:,} -> {value[1]:,} samples"
+    return value if isinstance(value, str) else f"{value:,} samples differ"
