@@ -13,7 +13,7 @@ import numpy as np
 
 from ._jit import kernel
 
-__all__ = ["bfd_groups", "emit_patterns", "histogram", "next_fit"]
+__all__ = ["bfd_groups", "emit_patterns", "histogram", "next_fit", "tally"]
 
 
 @kernel
@@ -175,6 +175,16 @@ def emit_patterns(
             kept += 1
             offsets[kept] = item
     return out_repeat, offsets, size, number
+
+
+@kernel
+def tally(place: Any, number: Any, repeat: Any, offsets: Any, size: Any) -> Any:  # pragma: no cover
+    """Samples that patterns hold, by place 0..size-1 (int64[size])."""
+    out = np.zeros(size, dtype=np.int64)
+    for g in range(len(repeat)):
+        for j in range(offsets[g], offsets[g + 1]):
+            out[place[j]] += number[j] * repeat[g]
+    return out
 
 
 @kernel

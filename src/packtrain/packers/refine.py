@@ -78,8 +78,8 @@ def _staged(problem: PackProblem, evens: int, stages: int) -> Patterns:
         if stage < stages - 1:
             held = np.add.reduceat(made.size * made.number, made.offsets[:-1])
             made = _groups(made, held == problem.capacity)
-        used = made.number * np.repeat(made.repeat, np.diff(made.offsets))
-        np.subtract.at(left, np.searchsorted(sizes, made.size), used)
+            used = made.number * np.repeat(made.repeat, np.diff(made.offsets))
+            np.subtract.at(left, np.searchsorted(sizes, made.size), used)
         parts.append(made)
     return parts[0] if len(parts) == 1 else _joined(parts)
 

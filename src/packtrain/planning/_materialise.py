@@ -20,7 +20,16 @@ from numpy.typing import NDArray
 from ..extend import Patterns
 from ..packers._jit import use_jit
 
-__all__ = ["Csr", "from_bins", "from_patterns", "index_dtype", "mix64", "seed64", "shuffle_bins"]
+__all__ = [
+    "Csr",
+    "counts_by_key",
+    "from_bins",
+    "from_patterns",
+    "index_dtype",
+    "mix64",
+    "seed64",
+    "shuffle_bins",
+]
 
 I64 = NDArray[np.int64]
 
@@ -59,7 +68,7 @@ def from_patterns(
     per_pack = _segment_sums(patterns.number, patterns.offsets)
     n_packed = int((per_pack * patterns.repeat).sum())
     rounds = min(_MAX_ROUNDS, max(1, int(patterns.repeat.sum()) // (_BURST * max(1, len(patterns.repeat)))))
-    packed_by_key = _counts_by_key(item_key, patterns, top)
+    packed_by_key = counts_by_key(item_key, patterns, top, use_jit(len(keys)))
     starts = np.zeros(top + 2, dtype=np.int64)
     np.cumsum(packed_by_key, out=starts[1:])
     if use_jit(len(keys)):
@@ -127,8 +136,13 @@ def _finish(offsets: I64, indices: NDArray[Any]) -> Csr:
     return Csr(offsets, indices)
 
 
-def _counts_by_key(item_key: I64, patterns: Patterns, top: int) -> I64:
-    """Samples that the patterns pack, by class key (int64[top + 1])."""
+def counts_by_key(item_key: I64, patterns: Patterns, top: int, compiled: bool) -> I64:
+    """Samples that the patterns pack, by class key 0..top (int64[top + 1])."""
+    if compiled:
+        from ..packers._kernels import tally
+
+        held: I64 = tally(item_key, patterns.number, patterns.repeat, patterns.offsets, top + 1)
+        return held
     out = np.zeros(top + 1, dtype=np.int64)
     np.add.at(out, item_key, patterns.number * np.repeat(patterns.repeat, np.diff(patterns.offsets)))
     return out

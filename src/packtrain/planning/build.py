@@ -17,8 +17,9 @@ from .. import extend
 from ..errors import InputError, LawError, PlanError
 from ..extend import Bins, PackProblem, Patterns
 from ..packers._bounds import best_bound
+from ..packers._jit import use_jit
 from ..packers._multi import needs, types_of
-from ._materialise import Csr, from_bins, from_patterns, shuffle_bins
+from ._materialise import Csr, counts_by_key, from_bins, from_patterns, shuffle_bins
 from .certificate import Certificate, certify
 from .classes import Classes, classify
 from .ledger import Ledger
@@ -227,15 +228,16 @@ def _check_patterns(answer: Patterns, classes: Classes, spec: PlanSpec) -> None:
     if ok:
         totals = np.add.reduceat(answer.size * answer.number, answer.offsets[:-1])
         ok = int(totals.max()) <= spec.pack_length and bool((np.diff(answer.offsets) > 0).all())
-    if ok:
-        at = np.searchsorted(classes.sizes, answer.size)
-        known = (at < len(classes.sizes)) & (
-            classes.sizes[np.minimum(at, len(classes.sizes) - 1)] == answer.size
-        )
-        used = np.zeros(len(classes.sizes), dtype=np.int64)
-        if bool(known.all()):
-            np.add.at(used, at, answer.number * np.repeat(answer.repeat, np.diff(answer.offsets)))
-        ok = bool((used == classes.counts).all())
+    if ok and not classes.sparse:
+        ok = int(answer.size.min()) > 0 and int(answer.size.max()) <= classes.top
+        if ok:
+            used = counts_by_key(answer.size, answer, classes.top, use_jit(len(classes.keys)))
+            ok = bool((used[classes.sizes] == classes.counts).all()) and used.sum() == classes.counts.sum()
+    elif ok:
+        at = np.minimum(np.searchsorted(classes.sizes, answer.size), len(classes.sizes) - 1)
+        ok = bool((classes.sizes[at] == answer.size).all())
+        used = counts_by_key(at, answer, len(classes.sizes) - 1, use_jit(len(classes.keys)))
+        ok = ok and bool((used == classes.counts).all())
     if not ok:
         raise LawError(f"packer {spec.packer!r} answered patterns that break partition or capacity")
 

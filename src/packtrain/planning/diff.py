@@ -99,7 +99,8 @@ def _ids_of(plan: PackPlan, packs: I64) -> I64:
     """Ids in the named packs."""
     take = np.zeros(len(plan), dtype=bool)
     take[packs] = True
-    return np.asarray(plan.indices)[np.repeat(take, np.diff(plan.offsets))].astype(np.int64)
+    ids: I64 = np.asarray(plan.indices)[np.repeat(take, np.diff(plan.offsets))].astype(np.int64)
+    return ids
 
 
 def _same_packs(first: PackPlan, second: PackPlan) -> I64:
@@ -122,7 +123,8 @@ def _same_packs(first: PackPlan, second: PackPlan) -> I64:
     left = np.asarray(first.indices)[np.repeat(starts[0][a], width[a]) + within]
     right = np.asarray(second.indices)[np.repeat(starts[1][match[a]], width[a]) + within]
     differ = np.add.reduceat((left != right).astype(np.int64), ends - width[a])
-    return a[differ == 0]
+    same: I64 = a[differ == 0]
+    return same
 
 
 def _other_reasons(first: PackPlan, second: PackPlan) -> I64:
@@ -145,4 +147,5 @@ def _lengths(first: Lengths, second: Lengths) -> tuple[dict[str, Any], I64]:
         differs = np.asarray(a[:n]) != np.asarray(b[:n])
         changed |= differs
         out[name] = int(differs.sum())
-    return out, np.flatnonzero(changed)
+    ids: I64 = np.flatnonzero(changed)
+    return out, ids
