@@ -4,6 +4,7 @@ from .errors import PacktrainError, SampleError
 from .pipeline.measure import measure
 from .planning.align import AlignedPlan
 from .planning.build import plan
+from .planning.forecast import forecast
 from .planning.ledger import Ledger
 from .planning.lengths import Lengths
 from .planning.packplan import PackPlan
@@ -19,6 +20,7 @@ __all__ = [
     "PlanSpec",
     "SampleError",
     "__version__",
+    "forecast",
     "measure",
     "plan",
 ]

@@ -11,10 +11,11 @@ from packtrain.planning.steps import Permutation, consumption, epoch_positions
 
 
 def test_bijection_for_every_small_n() -> None:
-    for n in range(1, 260):
-        for seed, epoch in ((0, 0), (1, 0), (0, 1), (1 << 70, 3)):
+    for n in (*range(1, 1500), *range(1500, 10_000, 61), 9_999, 10_000):
+        every = ((0, 0), (1, 0), (0, 1), (1 << 70, 3))
+        for seed, epoch in every if n < 260 or n >= 9_999 else every[:1]:
             entries = Permutation(n, seed, epoch).map(np.arange(n))
-            assert np.array_equal(np.sort(entries, kind="stable"), np.arange(n)), (n, seed, epoch)
+            assert np.array_equal(np.bincount(entries, minlength=n), np.ones(n)), (n, seed, epoch)
 
 
 @pytest.mark.parametrize("n", [1_000_003, 10**9, (1 << 62) - 5])

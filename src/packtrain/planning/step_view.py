@@ -163,8 +163,8 @@ def report_steps(plan: PackPlan) -> None:
             default=1,
         )
         logger.warning(
-            "samples_per_step=%d is small for %d ranks: the slowest rank takes %.2f times the mean "
-            "(up to %d ranks are even); use samples_per_step >= %d, or fewer ranks",
+            "samples_per_step=%d is small for packs_multiple=%d: on as many ranks the slowest takes %.2f "
+            "times the mean; up to %d ranks are even; use samples_per_step >= %d for more",
             batch, ranks, uneven, able, batch * -(-ranks // able),
         )  # fmt: skip
     if fillers:

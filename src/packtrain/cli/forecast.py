@@ -1,0 +1,117 @@
+"""`packtrain forecast`: steps, balance, padding saved and time of an epoch, before a GPU is booked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import InputError
+from ._app import emit
+from ._show import open_lengths
+
+__all__ = ["command"]
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or not all(word.isdigit() and int(word) for word in words):
+        raise InputError(f"{option} {text!r} is not a list of numbers", hint=f"{option} 4096,8192")
+    return [int(word) for word in words]
+
+
+@click.command("forecast")
+@click.argument("lengths", type=click.Path(path_type=Path), metavar="LENGTHS")
+@click.option("--pack-lengths", "--pack-length", help="Pack lengths to compare, such as 4096,8192, or auto.")
+@click.option("--world-size", default=1, show_default=True, help="Ranks.")
+@click.option("--grad-accum", default=1, show_default=True, help="Micro steps per optimizer step.")
+@click.option("--samples-per-step", type=int, help="Plan by steps of exactly this many samples.")
+@click.option("--long-samples", default="single", show_default=True, help="single, drop or error.")
+@click.option(
+    "--profile", type=click.Path(path_type=Path), help="Device profile (JSON): adds time and memory."
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the epoch order.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Also draw the choices to this .svg or .png file."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def command(
+    lengths: Path, pack_lengths: str | None, plot: Path | None, as_json: bool, **options: Any
+) -> None:
+    """Compare pack lengths for LENGTHS (a lengths folder, or a .npy or .json array of token counts).
+
+    \b
+    Example:
+      packtrain forecast lengths --pack-lengths 4096,8192,16384 --world-size 64 --grad-accum 4
+      packtrain forecast lengths --pack-length auto --world-size 8 --profile h100.json --plot forecast.svg
+    """
+    from ..planning.forecast import AUTO, forecast
+
+    tried = AUTO if pack_lengths in (None, AUTO) else _numbers("--pack-lengths", str(pack_lengths))
+    measured = open_lengths(lengths)
+    rows = forecast(measured, tried, **options)
+    if plot is not None:
+        from ..report.choices import draw_choices
+
+        draw_choices(rows, plot)
+    if as_json:
+        emit({"lengths": str(lengths), "rows": rows, **({} if plot is None else {"plot": str(plot)})})
+        return
+    _print(rows)
+    if plot is not None:
+        click.echo(f"plot: {plot}")
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    """One column per choice."""
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(title=f"Forecast for {rows[0]['samples']:,} samples", title_justify="left")
+    grid.add_column("pack length", style="cyan")
+    for row in rows:
+        mark = " *" if row["recommended"] else ""
+        grid.add_column(f"{row['pack_length']:,}{mark}", justify="right")
+    for name, text in _LINES.items():
+        cells = [_cell(row, text) for row in rows]
+        if any(cells):
+            grid.add_row(name, *cells)
+    Console().print(grid)
+    for row in rows:
+        if row["recommended"]:
+            click.echo(f"* recommended: {row['pack_length']:,}: {row['why']}")
+
+
+def _cell(row: dict[str, Any], text: str) -> str:
+    try:
+        return text.format(**row)
+    except (KeyError, TypeError):
+        return ""  # a figure that needs a device profile
+
+
+_LINES = {
+    "packs": "{packs:,}",
+    "efficiency": "{efficiency:.2%}",
+    "samples per pack": "{samples_per_pack:.2f}",
+    "long samples, alone": "{long_samples:,}",
+    "dropped samples": "{dropped:,}",
+    "micro steps a rank": "{micro_steps:,}",
+    "micro steps a step": "{grad_accum:,}",
+    "optimizer steps": "{optimizer_steps:,}",
+    "  unpacked": "{optimizer_steps_unpacked:,}",
+    "partial windows": "{partial_windows}",
+    "repeated packs": "{repeated:,}",
+    "fillers": "{fillers:,}",
+    "tokens per step": "{tokens_per_step_mean:,.0f} (sd {tokens_per_step_sd:,.0f})",
+    "samples per step": "{samples_per_step_mean:,.1f} (sd {samples_per_step_sd:,.1f})",
+    "saved, padded to the cap": "{saved_padded:.1%}",
+    "saved, padded batches": "{saved_batched:.1%}",
+    "saved, bucketed batches": "{saved_bucketed:.1%}",
+    "max/mean a micro step": "{max_over_mean:.3f}",
+    "  balanced": "{max_over_mean_balanced:.3f}",
+    "  over step totals": "{max_over_mean_step:.3f}",
+    "step": "{step_seconds:.3f} s",
+    "epoch": "{epoch_hours:.2f} h",
+    "peak memory": "{peak_bytes:,.0f} bytes",
+}
