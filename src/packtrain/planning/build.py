@@ -7,7 +7,7 @@ lengths and specs give equal bytes on any machine, with any input type or chunki
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -76,8 +76,10 @@ def plan(
     return _finished(checked, classes, _pack_windows(classes, used, spec), spec)
 
 
-def replay(made: PackPlan, lengths: Any) -> PackPlan:
+def replay(made: PackPlan, lengths: Any, seed: int | None = None) -> PackPlan:
     """Rebuild a plan from the patterns stored in it, without its packer's solver.
+
+    `seed`, where given, takes the place of the plan's own.
 
     Raises:
         PlanError: the plan stores no patterns, or `lengths` are not those it was made from.
@@ -88,14 +90,13 @@ def replay(made: PackPlan, lengths: Any) -> PackPlan:
     checked = as_lengths(lengths)
     if checked.digest != made.lengths_digest:
         raise PlanError("these are not the lengths that the plan was made from")
+    spec = made.spec if seed is None else replace(made.spec, seed=seed)
     arrays = {name: np.array(values, dtype=np.int64) for name, values in stored.items()}
     answer = Patterns(**arrays, notes=made.packer.notes)
-    classes = classify(without_skipped(checked, made.spec), made.spec)
-    _check_patterns(answer, classes, made.spec)
-    csr = from_patterns(
-        classes.keys, classes.top, answer, classes.key_of_size, classes.singles, made.spec.seed
-    )
-    return _finished(checked, classes, Packed(csr, made.packer, classes.ledger), made.spec)
+    classes = classify(without_skipped(checked, spec), spec)
+    _check_patterns(answer, classes, spec)
+    csr = from_patterns(classes.keys, classes.top, answer, classes.key_of_size, classes.singles, spec.seed)
+    return _finished(checked, classes, Packed(csr, made.packer, classes.ledger), spec)
 
 
 def _by_steps(checked: Lengths, used: Lengths, classes: Classes, spec: PlanSpec) -> PackPlan:

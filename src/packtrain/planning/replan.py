@@ -1,0 +1,122 @@
+"""A new plan for every epoch: the same packs by size, other samples of equal cost in them.
+
+Epoch 0 is the plan itself. Epoch e > 0 is planned with a seed derived from (the plan's seed, e), so samples
+of equal cost change places and nothing else does: same spec, same number of packs, same ledger, same sums
+of cost. It costs as much as planning: milliseconds a million samples. What a run has to keep is small:
+`state` holds the spec, the digest of the lengths, the epoch and that epoch's checksum, and `resume` plans
+again and compares.
+
+Samples of unique cost keep their companions of unique cost. A packer that is itself random, a windowed plan
+and a plan by steps would change shape with the seed, and are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from .. import extend
+from ..errors import ForeignArtefactError, LawError, PlanError
+from ._materialise import mix64, seed64
+from .build import plan, replay
+from .lengths import as_lengths
+from .packplan import PackPlan
+from .spec import PlanSpec
+
+__all__ = ["epoch_seed", "replan", "resume", "state"]
+
+_STATE = 1
+
+
+def epoch_seed(seed: int | None, epoch: int) -> int | None:
+    """Seed of an epoch's plan: the plan's own in epoch 0, then one derived from both (64 bits)."""
+    if epoch < 0:
+        raise PlanError(f"epoch is {epoch}, expected >= 0")
+    if epoch == 0:
+        return seed
+    return mix64(mix64(seed64(0 if seed is None else seed)) ^ seed64(epoch))
+
+
+def replan(base: PackPlan, lengths: Any, epoch: int) -> PackPlan:
+    """The plan of an epoch.
+
+    Args:
+        base: the plan of epoch 0.
+        lengths: the lengths that `base` was made from.
+        epoch: 0, 1, ….
+
+    Raises:
+        PlanError: the lengths are others, the epoch is negative, or the shape of such a plan depends on
+            its seed.
+    """
+    checked = as_lengths(lengths)
+    if checked.digest != base.lengths_digest:
+        raise PlanError("these are not the lengths that the plan was made from", hint="pass its own lengths")
+    _check_spec(base.spec)
+    seed = epoch_seed(base.spec.seed, epoch)
+    if epoch == 0:
+        return base
+    if "patterns" in base.packer.notes:
+        made = replay(base, checked, seed)
+    else:
+        made = plan(checked, spec=replace(base.spec, seed=seed))
+    if len(made) != len(base):
+        raise LawError(f"the plan of epoch {epoch} has {len(made)} packs, epoch 0 has {len(base)}")
+    return made
+
+
+def state(base: PackPlan, made: PackPlan, epoch: int) -> dict[str, Any]:
+    """What is kept to plan this epoch again: plain JSON values."""
+    return {
+        "version": _STATE,
+        "spec": base.spec.to_dict(),
+        "lengths_digest": base.lengths_digest,
+        "base": base.checksum,
+        "epoch": epoch,
+        "checksum": made.checksum,
+    }
+
+
+def resume(base: PackPlan, lengths: Any, held: Mapping[str, Any]) -> PackPlan:
+    """The plan of the epoch in which `held` (of `state`) was taken.
+
+    Raises:
+        ForeignArtefactError: it was taken with another spec, lengths, plan or version; names which.
+    """
+    own = {**state(base, base, 0), "epoch": held.get("epoch"), "checksum": held.get("checksum")}
+    for key, value in own.items():
+        if held.get(key) != value:
+            raise ForeignArtefactError(
+                f"the saved epoch has {key} {_short(held.get(key))}, this plan has {_short(value)}",
+                hint="resume with the plan of the saved run, or start anew",
+            )
+    if not isinstance(held.get("epoch"), int):
+        raise ForeignArtefactError(f"the saved epoch is {held.get('epoch')!r}, expected an integer")
+    made = replan(base, lengths, held["epoch"])
+    if made.checksum != held["checksum"]:
+        raise ForeignArtefactError(
+            f"epoch {held['epoch']} was planned as {held['checksum']!r}, now it is {made.checksum!r}",
+            hint="resume with the version of packtrain and its packers that the run began with",
+        )
+    return made
+
+
+def _check_spec(spec: PlanSpec) -> None:
+    reason = None
+    if spec.window is not None:
+        reason = f"window={spec.window}"
+    elif spec.samples_per_step is not None:
+        reason = f"samples_per_step={spec.samples_per_step}"
+    elif getattr(extend.lookup("packers", spec.packer), "SEEDED", False):
+        reason = f"packer {spec.packer!r}"
+    if reason is not None:
+        raise PlanError(
+            f"a plan with {reason} changes its shape with the seed and cannot be planned anew every epoch",
+            hint="use packer 'auto' without window, or the same plan in every epoch",
+        )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "…"
