@@ -103,12 +103,18 @@ def plan_rows(plan: PackPlan) -> dict[str, str]:
         "packs": f"{stats['packs']:,} of {plan.spec.pack_length:,} tokens",
         "efficiency": f"{stats['efficiency']:.2%} of slots are real tokens",
         "samples per pack": f"{stats['samples_per_pack']:.2f}",
+        "length and order": f"correlation {stats['length_order_correlation']:+.2f}",
         "lower bound": f"{stats['bound']:,} packs ({stats['bound_name']}), {proven}",
         "packer": stats["packer"],
         "checksum": plan.checksum[:16],
         "ledger": f"{stats['dropped']:,} samples",
     }
     rows.update({f"  {reason}": f"{count:,}" for reason, count in stats["dropped_by_reason"].items()})
+    if stats.get("sources"):
+        rows["sources per pack"] = (
+            f"{stats['sources_per_pack']:.2f} of {stats['sources']:,} "
+            f"({stats['sources_per_pack_at_random']:.2f} if drawn at random)"
+        )
     if "steps" in stats:
         rows["steps"] = (
             f"{stats['steps']:,} of {stats['samples_per_step']:,} samples, "

@@ -24,6 +24,7 @@ from .certificate import Certificate, certify
 from .classes import Classes, classify
 from .ledger import Ledger
 from .lengths import Lengths, as_lengths
+from .mixing import SOURCE, source_mixing
 from .packplan import PackerId, PackPlan, Sums
 from .skip import without_skipped
 from .spec import PlanSpec
@@ -121,7 +122,7 @@ def _finished(
         certificate=proven or _certify(packs, classes, checked, spec, packed),
         long_samples=classes.singles,
         slots=(packs - classes.singles) * spec.pack_length + classes.single_slots,
-        sums=lambda made: Sums(*pack_sums(checked, made.offsets, made.indices)),
+        sums=lambda made: _sums(checked, made),
         lengths_digest=lambda: checked.digest,
     )
     logger.info(
@@ -130,6 +131,13 @@ def _finished(
         made.ledger.counts() or "empty",
     )  # fmt: skip
     return made
+
+
+def _sums(lengths: Lengths, made: PackPlan) -> Sums:
+    mixing = {}
+    if SOURCE in lengths.costs:
+        mixing = source_mixing(made.offsets, made.indices, lengths.costs[SOURCE])
+    return Sums(*pack_sums(lengths, made.offsets, made.indices), mixing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,11 +59,13 @@ class Sums:
         tokens: int64[P], true lengths.
         squares: int64[P], squared lengths (what attention costs).
         costs: further costs by name, int64[P].
+        mixing: how packs mix sources, where the lengths name them (`mixing.py`).
     """
 
     tokens: I64
     squares: I64
     costs: dict[str, I64]
+    mixing: Mapping[str, Any] = field(default_factory=dict)
 
 
 class PackPlan:

@@ -20,7 +20,8 @@ __all__ = ["plan_stats"]
 def plan_stats(plan: PackPlan) -> dict[str, Any]:
     """Keys: packs samples read tokens slots padding efficiency samples_per_pack samples_per_pack_max
     tokens_per_pack_min fill_min length_order_correlation dropped dropped_by_reason long_samples bound
-    bound_name gap optimal packer; for a plan by steps of samples also steps samples_per_step
+    bound_name gap optimal packer; where the lengths have a cost `source` also those of
+    `mixing.py`; for a plan by steps of samples also steps samples_per_step
     packs_per_step fillers step_imbalance (slowest over mean rank, with `packs_multiple` ranks).
     """
     packs, samples = len(plan), len(plan.indices)
@@ -50,6 +51,7 @@ def plan_stats(plan: PackPlan) -> dict[str, Any]:
         "optimal": certificate.optimal,
         "packer": str(plan.packer),
     }
+    made.update(plan.sums.mixing)
     if plan.spec.samples_per_step is not None:
         made.update(_step_stats(plan))
     return made
