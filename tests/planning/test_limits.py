@@ -28,7 +28,7 @@ def test_worked_example() -> None:
     assert pt.plan(lengths, 100, max_samples=2).certificate.name == "samples"
 
 
-@pytest.mark.parametrize("packer", ["auto", "bfd", "sequential"])
+@pytest.mark.parametrize("packer", ["auto", "bfd", "ffd", "random_fit", "sequential"])
 def test_limits_are_hard(packer: str) -> None:
     lengths = corpus(3000)
     plan = pt.plan(lengths, 8192, packer=packer, limits={"images": 8, "patches": 26000}, max_samples=12)
@@ -82,7 +82,30 @@ def test_bad_limits() -> None:
         pt.plan(lengths, 10, limits={"patches": 4})
     with pytest.raises(PlanError, match="the lengths hold: none"):
         pt.plan([5], 10, limits={"patches": 4})
-    with pytest.raises(InputError, match="refine"):
-        pt.plan(lengths, 10, limits={"images": 4}, packer="refine")
+    for packer in ("refine", "diverse", "optimal"):
+        with pytest.raises(InputError, match=packer) as caught:
+            pt.plan(lengths, 10, limits={"images": 4}, packer=packer)
+        assert "auto, bfd, ffd, random_fit, sequential" in str(caught.value.hint)
     with pytest.raises(PlanError, match="max_samples is 0"):
         pt.plan(lengths, 10, max_samples=0)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_first_fit_under_limits_equals_item_by_item(compiled: bool) -> None:
+    """The leftmost pack that takes the sample in every dimension."""
+    from packtrain.packers._first_fit import first_fit_needs
+
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        need = rng.integers(0, 30, (int(rng.integers(0, 120)), 3))
+        caps = np.array([60, int(rng.integers(30, 90)), 45])
+        rooms: list[np.ndarray] = []
+        expected = []
+        for row in need:
+            at = next((p for p, room in enumerate(rooms) if (room >= row).all()), len(rooms))
+            if at == len(rooms):
+                rooms.append(caps.copy())
+            rooms[at] -= row
+            expected.append(at)
+        with compiled_path() if compiled else plain_path():
+            assert first_fit_needs(need, caps).tolist() == expected

@@ -1,4 +1,6 @@
 """First fit over a sequence of items, with a tree of the largest room: shared by `ffd` and `random_fit`.
+Under further limits the tree keeps the largest room of every dimension, and the leftmost pack that takes an
+item is searched for below every node where each dimension alone would fit.
 
 An item is (size, count): `count` samples of one size placed one after the other. The pack that is opened
 first and still takes the size gets as many of them as fit. Compiled and plain path run the same function,
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 
 from ._jit import kernel, use_jit
 
-__all__ = ["first_fit"]
+__all__ = ["first_fit", "first_fit_needs"]
 
 I64 = NDArray[np.int64]
 
@@ -32,6 +34,59 @@ def first_fit(sizes: I64, counts: I64, capacity: int) -> I64:
     places = [0] * n
     place_items.plain(sizes.tolist(), counts.tolist(), capacity, [0] * (2 * leaves), places, leaves)
     return np.array(places, dtype=np.int64)
+
+
+def first_fit_needs(need: I64, caps: I64) -> I64:
+    """Pack of every sample of `need` (int64[n, d], in the order of placing) under all caps (int64[d])."""
+    n, dims = need.shape
+    leaves = 1
+    while leaves < max(1, n):
+        leaves *= 2
+    if use_jit(n):
+        out: I64 = np.empty(n, dtype=np.int64)
+        tree = np.full(2 * leaves * dims, -1, dtype=np.int64)
+        place_needs(need.ravel(), caps, tree, out, np.int64(leaves))
+        return out
+    places = [0] * n
+    place_needs.plain(need.ravel().tolist(), caps.tolist(), [-1] * (2 * leaves * dims), places, leaves)
+    return np.array(places, dtype=np.int64)
+
+
+@kernel
+def place_needs(need: Any, caps: Any, tree: Any, out: Any, leaves: Any) -> Any:
+    """Fill `out`. tree[node * d + j]: the largest room in dimension j below a node; -1 = unopened."""
+    dims = len(caps)
+    opened = 0
+    for i in range(len(out)):
+        node = 1
+        while node > 0:
+            fits = True
+            for d in range(dims):
+                if tree[node * dims + d] < need[i * dims + d]:
+                    fits = False
+            if fits and node >= leaves:
+                break
+            if fits:
+                node = 2 * node
+                continue
+            while node & 1 == 1 and node > 1:  # a right child: up
+                node //= 2
+            node = 0 if node == 1 else node + 1
+        if node == 0:
+            node = leaves + opened
+            opened += 1
+            for d in range(dims):
+                tree[node * dims + d] = caps[d]
+        out[i] = node - leaves
+        for d in range(dims):
+            tree[node * dims + d] -= need[i * dims + d]
+        node //= 2
+        while node > 0:
+            for d in range(dims):
+                left = tree[2 * node * dims + d]
+                tree[node * dims + d] = max(left, tree[(2 * node + 1) * dims + d])
+            node //= 2
+    return opened
 
 
 @kernel

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..extend import PackProblem
 from ._jit import use_jit
 
-__all__ = ["needs", "pack_limits", "types_of"]
+__all__ = ["largest_need", "needs", "pack_limits", "types_of"]
 
 I64 = NDArray[np.int64]
 
@@ -104,6 +104,12 @@ def _layouts(share: I64, caps: I64) -> list[list[int]]:
 
 def _units(need: I64, caps: I64) -> I64:
     return need * _UNIT // caps
+
+
+def largest_need(need: I64, caps: I64) -> I64:
+    """The largest need of each row relative to its cap, in millionths (of 2**20)."""
+    relative: I64 = _units(need, np.maximum(caps, 1)).max(axis=1)
+    return relative
 
 
 def _orders(rows: I64, caps: I64, share: I64) -> list[I64]:

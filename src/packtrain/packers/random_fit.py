@@ -10,12 +10,14 @@ from __future__ import annotations
 import numpy as np
 
 from ..extend import Bins, PackProblem
-from ._first_fit import first_fit
+from ._first_fit import first_fit, first_fit_needs
+from ._multi import needs
 
-__all__ = ["SEEDED", "VERSION", "pack"]
+__all__ = ["LIMITS", "SEEDED", "VERSION", "pack"]
 
 VERSION = 1
 SEEDED = True
+LIMITS = True
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -31,9 +33,13 @@ def pack(problem: PackProblem) -> Bins:
         if seed == 0:
             break
     order = np.argsort(keys, kind="stable")
-    costs = np.asarray(problem.costs).astype(np.int64)[order]
     bins = np.empty(n, dtype=np.int64)
-    bins[order] = first_fit(costs, np.ones(n, dtype=np.int64), problem.capacity)
+    if problem.limits or problem.max_samples is not None:
+        need, caps = needs(problem)
+        bins[order] = first_fit_needs(need[order], caps)
+    else:
+        costs = np.asarray(problem.costs).astype(np.int64)[order]
+        bins[order] = first_fit(costs, np.ones(n, dtype=np.int64), problem.capacity)
     return Bins(bin_of=bins, notes={"seed": problem.seed or 0})
 
 

@@ -119,7 +119,7 @@ class PlanSpec:
         if (self.limits or self.max_samples is not None) and not getattr(module, "LIMITS", False):
             raise InputError(
                 f"packer {self.packer!r} does not plan limits or max_samples",
-                hint="use packer 'auto' or 'bfd'",
+                hint=f"packers that do: {', '.join(_packers_with_limits())}",
             )
 
     def _check_steps(self) -> None:
@@ -158,6 +158,12 @@ class PlanSpec:
         if "pack_length" not in values:
             raise ConfigError("pack_length is missing", hint="the cap of a pack in tokens, e.g. 8192")
         return cls(**dict(values))
+
+
+def _packers_with_limits() -> list[str]:
+    return [
+        name for name in extend.names("packers") if getattr(extend.lookup("packers", name), "LIMITS", False)
+    ]
 
 
 def _at_least(name: str, value: Any, low: int, meaning: str) -> int:
