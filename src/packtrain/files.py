@@ -26,6 +26,7 @@ __all__ = [
     "canonical_json",
     "digest_json",
     "make_folder",
+    "move",
     "publish",
     "publish_array",
     "publish_json",
@@ -148,6 +149,14 @@ def remove(path: str | Path) -> None:
         return
     step("unlink", path)
     sync_folder(path.parent)
+
+
+def move(path: str | Path, target: str | Path) -> None:
+    """Rename a published file to a place on the same file system, durably; replaces what is there."""
+    path, target = Path(path), Path(target)
+    os.replace(path, target)
+    step("rename", target)
+    sync_folder(target.parent)
 
 
 def remove_leftovers(folder: str | Path) -> None:

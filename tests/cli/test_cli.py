@@ -181,6 +181,43 @@ def test_planning_loads_neither_torch_nor_numba(tmp_path: Path) -> None:
     assert again.returncode == 0 and re.search(r"equal over [\d,]+ packs", again.stdout)
 
 
+def test_shards_append_and_audit_of_encoded_rows(shell: Shell, tmp_path: Path) -> None:
+    rows = [json.dumps({"input_ids": list(range(i % 9 + 1)), "labels": [1] * (i % 9 + 1)}) for i in range(60)]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(f"{row}\n" for row in rows[:40]))
+    measure = ["measure", data, "--kind", "encoded", "-o", tmp_path / "l", "--json"]
+    for shard in ("0/2", "1/2"):
+        code, out, _ = shell(*measure, "--shard", shard, "--audit", "50%")
+        assert code == 0 and (json.loads(out)["samples"], json.loads(out)["audited"]) == (20, 10)
+        if shard == "0/2":
+            assert "missing: 1/2" in shell.refused("merge", tmp_path / "l")
+    code, out, _ = shell("merge", tmp_path / "l", "--json")
+    assert code == 0 and json.loads(out)["samples"] == 40
+    assert json.loads(shell(*measure, "--shard", "1/2")[1])["samples"] == 40  # merged already
+    data.write_text("".join(f"{row}\n" for row in rows))
+    code, out, err = shell(*measure)
+    assert code == 2 and "--append" in err
+    code, out, _ = shell(*measure, "--append", "--audit", "10%")
+    assert code == 0 and (json.loads(out)["samples"], json.loads(out)["audited"]) == (60, 6)
+    stored = np.load(tmp_path / "l" / "tokens.npy")
+    stored[[7, 50]] += 1
+    np.save(tmp_path / "l" / "tokens.npy", stored)
+    code, _, err = shell(*measure, "--audit", "100%")
+    assert (
+        code == 1 and "2 of 60 audited" in err and "id 7 (rows.jsonl:8) tokens: measured 9, encoded 8" in err
+    )
+    for option, value, said in [
+        ("--audit", "x", "no count or percentage"),
+        ("--audit", "101%", "no count or percentage"),
+        ("--audit", "-1", "no count or percentage"),
+        ("--shard", "2/2", "shard 2/2 does not exist"),
+        ("--shard", "1", "is not I/N"),
+        ("--address", "auto", "--executor ray"),
+        ("--executor", "rey", "unknown"),
+    ]:
+        assert said in shell.refused(*measure[:-1], option, value, "--overwrite"), option
+
+
 def test_real_conversations_measure_as_the_processor_does(shell: Shell, data: Path, tmp_path: Path) -> None:
     """195, 140 and 181 tokens: the figures of ms-swift's own template on the same three conversations."""
     demo, processor = data / "mllm_demo" / "mllm_demo.json", data / "processors" / "qwen2_5_vl"

@@ -16,7 +16,7 @@ from words import Texts, Words, many
 
 import packtrain as pt
 from packtrain.errors import ForeignArtefactError, InputError
-from packtrain.pipeline import measure as module
+from packtrain.pipeline import ranges as module
 from packtrain.pipeline.measure import details, measure
 from packtrain.planning.lengths import Lengths
 from packtrain.store import parts
@@ -131,9 +131,9 @@ def test_a_killed_process_goes_on_where_it_was(tmp_path: Path, seconds: float) -
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from words import Words, many\n"
-        "from packtrain.pipeline import measure as module\n"
-        "module.UNIT = 16\n"
-        "module.measure(many(400, pause=0.003), Words(), sys.argv[2], persist_every=16, workers=1)\n"
+        "from packtrain.pipeline import measure, ranges\n"
+        "ranges.UNIT = 16\n"
+        "measure.measure(many(400, pause=0.003), Words(), sys.argv[2], persist_every=16, workers=1)\n"
     )
     folder = tmp_path / "l"
     command = [sys.executable, "-c", script, str(Path(__file__).parent), str(folder)]

@@ -13,7 +13,7 @@ from ..errors import FormatError, LengthError
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 
-__all__ = ["artefact_kind", "open_lengths", "print_lengths", "print_plan", "table"]
+__all__ = ["artefact_kind", "lengths_figures", "open_lengths", "print_lengths", "print_plan", "table"]
 
 
 def artefact_kind(folder: Path) -> str:
@@ -88,6 +88,20 @@ def print_lengths(folder: Path, lengths: Lengths, *, audited: int | None = None)
         rows["audit"] = f"{audited} samples encoded for real: 0 mismatches" if audited else "not run"
     rows["digest"] = lengths.digest[:16]
     table(f"Lengths in {folder}", rows)
+
+
+def lengths_figures(folder: Path, lengths: Lengths) -> dict[str, Any]:
+    """What machines are told of a lengths folder."""
+    counts = {reason: 0 for reason in sorted(set(lengths.reasons.values()))}
+    for reason in lengths.reasons.values():
+        counts[reason] += 1
+    return {
+        "lengths": str(folder),
+        "samples": len(lengths),
+        "tokens": int(lengths.tokens.sum(dtype=np.int64)),
+        "digest": lengths.digest,
+        "unusable": counts,
+    }
 
 
 def print_plan(folder: Path, plan: PackPlan) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ..errors import InputError
+from ..measuring.audit import audit as run_audit
+from ..planning.lengths import STATUS_OK, Lengths
 from ._app import emit, progress
-from ._show import print_lengths
+from ._show import lengths_figures, print_lengths
 
 __all__ = ["command"]
 
@@ -38,6 +41,27 @@ def _placeholders(values: tuple[str, ...]) -> dict[str, list[str]] | None:
     return out or None
 
 
+def _shard(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal()):
+        raise InputError(f"--shard {text!r} is not I/N", hint="for example --shard 0/8")
+    return int(number), int(of)
+
+
+def _audited(text: str, usable: int) -> int:
+    """How many of the usable samples are encoded and compared."""
+    share = text.strip().endswith("%")
+    try:
+        value = float(text.strip().removesuffix("%")) if share else int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= (100 if share else value):
+        raise InputError(f"--audit {text!r} is no count or percentage", hint="for example 32, 1% or 0")
+    return math.ceil(usable * value / 100) if share else int(value)
+
+
 @click.command("measure")
 @click.argument("source", metavar="SOURCE")
 @click.option("--processor", "-p", default="", help="Folder or hub name of the processor or tokenizer.")
@@ -58,25 +82,43 @@ def _placeholders(values: tuple[str, ...]) -> dict[str, list[str]] | None:
 @click.option("--system", help="System turn for samples that have none.")
 @click.option("--model-limit", type=int, help="Longest sample the model takes, in tokens.")
 @click.option("--workers", type=int, help="Processes [default: one per core for more than 2,048 samples].")
+@click.option("--executor", default="local", show_default=True, help="Where ranges are measured: local ray.")
+@click.option("--address", help="Ray cluster [default: the one Ray finds, else processes on this machine].")
 @click.option(
-    "--audit", default=32, show_default=True, help="Samples to encode for real and compare; 0 = none."
+    "--shard", metavar="I/N", help="Measure shard I (from 0) of N only; `packtrain merge` joins them."
+)
+@click.option("--append", is_flag=True, help="Measure only what is new in a source that has grown.")
+@click.option(
+    "--audit",
+    default="32",
+    show_default=True,
+    help="Samples, or share as 1%, to encode and compare; 0 = none.",
 )
 @click.option("--verify-content", is_flag=True, help="Hash media again instead of trusting size and time.")
 @click.option("--overwrite", is_flag=True, help="Replace other lengths in --out.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def command(out: Path, as_json: bool, workers: int | None, audit: int, **options: Any) -> None:
+def command(out: Path, as_json: bool, audit: str, **options: Any) -> None:
     """Measure every sample of SOURCE (.jsonl or .json) without decoding media.
 
     \b
     Example:
       packtrain measure train.jsonl --processor Qwen/Qwen2.5-VL-3B-Instruct --out lengths
       packtrain measure qa.jsonl -p ./tokenizer -o lengths --column prompt=question --column response=answer
+      packtrain measure train.jsonl -p ./qwen -o lengths --shard $SLURM_ARRAY_TASK_ID/64
     """
-    from ..measuring.audit import audit as run_audit
     from ..pipeline.inputs import Inputs
     from ..pipeline.measure import measure
+    from ..pipeline.shards import measure_shard, shard_lengths
 
-    overwrite, verify_content = options.pop("overwrite"), options.pop("verify_content")
+    given = {name: options.pop(name) for name in ("executor", "workers", "overwrite")}
+    address, shard = options.pop("address"), _shard(options.pop("shard"))
+    append, verify_content = options.pop("append"), options.pop("verify_content")
+    if address is not None and given["executor"] == "local":
+        raise InputError("--address needs an executor that takes one", hint="add --executor ray")
+    if shard is not None and append:
+        raise InputError("--shard measures a whole source, --append a part", hint="leave one of them out")
+    given["executor_options"] = {} if address is None else {"address": address}
+    _audited(audit, 0)
     options["columns"] = _pairs("--column", options["columns"])
     options["source_options"] = _pairs("--option", options["source_options"])
     options["placeholders"] = _placeholders(options["placeholders"])
@@ -84,31 +126,21 @@ def command(out: Path, as_json: bool, workers: int | None, audit: int, **options
     source = inputs.open_source()
     template = inputs.open_template(source)
     with progress("measuring", quiet=as_json) as report:
-        lengths = measure(
-            source,
-            template,
-            out,
-            workers=workers,
-            overwrite=overwrite,
-            verify_content=verify_content,
-            origin={"inputs": inputs.to_dict()},
-            progress=report,
-        )
-    checked = run_audit(source, lengths, template.encode, count=audit) if audit else None
-    audited = 0 if checked is None else len(checked.ids)
+        given.update(origin={"inputs": inputs.to_dict()}, progress=report)
+        if shard is None:
+            whole = {"append": append, "verify_content": verify_content}
+            lengths, start = measure(source, template, out, **whole, **given), None
+        else:
+            made = measure_shard(source, template, out, shard, **given)
+            merged = not made.folder.is_dir()
+            lengths, start = (Lengths.load(out), None) if merged else (shard_lengths(made), made.start)
+            out = out if merged else made.folder
+    audited = 0
+    if count := _audited(audit, int((lengths.status == STATUS_OK).sum())):
+        with progress("checking", quiet=as_json) as report:
+            checked = run_audit(source, lengths, template.encode, count=count, start=start, progress=report)
+        audited = len(checked.ids)
     if as_json:
-        counts = {reason: 0 for reason in sorted(set(lengths.reasons.values()))}
-        for reason in lengths.reasons.values():
-            counts[reason] += 1
-        emit(
-            {
-                "lengths": str(out),
-                "samples": len(lengths),
-                "tokens": int(lengths.tokens.sum(dtype="int64")),
-                "digest": lengths.digest,
-                "unusable": counts,
-                "audited": audited,
-            }
-        )
+        emit({**lengths_figures(out, lengths), "audited": audited})
         return
     print_lengths(out, lengths, audited=audited)

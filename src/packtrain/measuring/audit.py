@@ -53,8 +53,10 @@ def audit(
     lengths: Any,
     encode: Callable[[Mapping[str, Any]], Mapping[str, Any]],
     *,
-    count: int = 32,
+    count: int | None = 32,
     seed: int = 0,
+    start: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> AuditReport:
     """Encode a random subset of the usable samples and compare with what was measured.
 
@@ -62,8 +64,10 @@ def audit(
         source: where the samples are.
         lengths: a `Lengths` of that source.
         encode: sample -> encoded sample with `input_ids`, for example `template.encode`.
-        count: how many samples; all usable ones where there are fewer.
+        count: how many samples; all usable ones where there are fewer, or for None.
         seed: chooses the subset.
+        start: the id of the first length, for lengths of a part of the source; None: of all of it.
+        progress: called with (samples checked, samples to check).
 
     Returns:
         What was checked. Samples that fail to decode are in `failed`, not an error here: training
@@ -73,21 +77,25 @@ def audit(
         DriftError: a measured value differs; names ids, measured and encoded values.
         InputError: the lengths are of another source (their number differs).
     """
-    if len(lengths.tokens) != len(source):
+    first = start or 0
+    if len(lengths.tokens) > len(source) - first or (start is None and len(lengths.tokens) != len(source)):
         raise InputError(
             f"{len(lengths.tokens)} lengths for a source of {len(source)} samples",
             hint="measure this source again",
         )
-    status = np.zeros(len(source), np.uint8) if lengths.status is None else np.asarray(lengths.status)
+    status = np.zeros(len(lengths.tokens), np.uint8) if lengths.status is None else np.asarray(lengths.status)
     usable = np.flatnonzero((status == 0) | (status == 3))
     chosen = usable
-    if count < len(usable):
+    if count is not None and count < len(usable):
         generator = np.random.Generator(np.random.PCG64(seed))
         chosen = np.sort(generator.choice(usable, size=count, replace=False), kind="stable")
     drifts: list[Drift] = []
     failed: dict[int, str] = {}
     total = 0
-    for i in chosen.tolist():
+    for number, place in enumerate(chosen.tolist()):
+        i = first + place
+        if progress is not None:
+            progress(number, len(chosen))
         try:
             encoded = encode(source[i])
         except SampleError as error:
@@ -97,12 +105,12 @@ def audit(
             raise DriftError(f"{source.where(i)} (id {i}): {error.message}", hint=error.hint) from error
         found = encoded_costs(encoded)
         total += found["tokens"]
-        drifts += _compare(i, lengths, found)
+        drifts += _compare(i, place, lengths, found)
     if drifts:
         raise DriftError(
             _message(source, drifts, len(chosen)), hint="measure again with the processor used for training"
         )
-    return AuditReport(ids=chosen.astype(np.int64), tokens=total, failed=failed)
+    return AuditReport(ids=chosen.astype(np.int64) + first, tokens=total, failed=failed)
 
 
 def encoded_costs(encoded: Mapping[str, Any]) -> dict[str, int]:
@@ -131,10 +139,10 @@ def encoded_costs(encoded: Mapping[str, Any]) -> dict[str, int]:
     return found
 
 
-def _compare(i: int, lengths: Any, found: Mapping[str, int]) -> list[Drift]:
+def _compare(i: int, place: int, lengths: Any, found: Mapping[str, int]) -> list[Drift]:
     out: list[Drift] = []
-    measured = {"tokens": int(lengths.tokens[i])}
-    measured.update({name: int(values[i]) for name, values in (lengths.costs or {}).items()})
+    measured = {"tokens": int(lengths.tokens[place])}
+    measured.update({name: int(values[place]) for name, values in (lengths.costs or {}).items()})
     for name, value in found.items():
         if name in measured and measured[name] != value:
             out.append(Drift(i, name, measured[name], value))

@@ -22,7 +22,7 @@ from ..extend import Source, Template, measure_many
 from ..media.location import identity
 from ..planning.lengths import STATUS_BEYOND, STATUS_EMPTY, STATUS_FAILED, STATUS_OK
 
-__all__ = ["BATCH", "RangeResult", "measure_range", "media_refs"]
+__all__ = ["BATCH", "RangeResult", "measure_range", "media_refs", "walk_media"]
 
 I64 = NDArray[np.int64]
 
@@ -113,6 +113,15 @@ def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> R
         details=details,
         media=tuple(sorted(media)),
     )
+
+
+def walk_media(source: Source, shard: tuple[int, int]) -> list[MediaRow]:
+    """The media rows that measuring the ids of one shard would give, without measuring them."""
+    rows: set[MediaRow] = set()
+    for first in range(shard[0], shard[1], BATCH):
+        samples, _ = _read(source, first, min(first + BATCH, shard[1]), {})
+        rows.update(_identities(source, samples))
+    return sorted(rows)
 
 
 def media_refs(sample: Mapping[str, Any]) -> list[Any]:

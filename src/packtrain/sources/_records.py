@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import operator
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import SampleError, SourceError, nearest
@@ -13,14 +15,25 @@ from ..files import digest_json
 from . import _index, _scan
 from ._handles import Pinned, read
 
-__all__ = ["RecordFile", "find_kind", "open_records"]
+__all__ = ["RecordFile", "Shard", "find_kind", "open_records"]
 
 _BUILDERS: dict[str, Callable[[Pinned], _index.Built]] = {
     "jsonl": _scan.scan_lines,
     "json": _scan.scan_array,
 }
 _PROBE = 1 << 16
+_HASHED = 1 << 24
 _SPACE = b" \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file of a source: its records have the ids start .. stop - 1."""
+
+    name: str
+    start: int
+    stop: int
+    fingerprint: str
 
 
 class RecordFile:
@@ -65,6 +78,33 @@ class RecordFile:
             "files": [{"size": self._file.size, "sha256": self._index.sha256}],
             "records": self._index.count,
         }
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The one file, as sources of several files tell theirs."""
+        return [Shard(self._name, 0, len(self), self.fingerprint)]
+
+    def begins_with(self, size: int, sha256: str, records: int) -> bool:
+        """Whether this file is an earlier one with more lines.
+
+        Args:
+            size: bytes of the earlier file.
+            sha256: its digest.
+            records: how many records it held.
+        """
+        if self._kind != "jsonl" or not 0 < size <= self._file.size or not 0 < records <= len(self):
+            return False
+        ended = read(self._file, size - 1, 1) == b"\n" or size == self._file.size
+        if not ended and not read(self._file, size, min(2, self._file.size - size)).startswith(
+            (b"\n", b"\r\n")
+        ):
+            return False  # its last line goes on
+        if self._span(records - 1)[0] >= size or (records < len(self) and self._span(records)[0] < size):
+            return False
+        digest = hashlib.sha256()
+        for offset in range(0, size, _HASHED):
+            digest.update(read(self._file, offset, min(_HASHED, size - offset)))
+        return digest.hexdigest() == sha256
 
     def __len__(self) -> int:
         return self._index.count

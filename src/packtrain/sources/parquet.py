@@ -23,9 +23,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from .. import files
 from ..errors import MissingExtraError, SampleError, SourceError, UnknownNameError
 from ._paths import expand, root_of
+from ._records import Shard
 from ._table import Digested, digest_files, merkle
 
 __all__ = ["SUFFIXES", "Table", "open_source"]
@@ -72,6 +75,17 @@ class Table:
     @property
     def fingerprint(self) -> str:
         return self._fingerprint
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The files in order, with their id ranges."""
+        rows = [0] * len(self._held)
+        for (number, _), start, stop in zip(self._groups, [0, *self._stops], self._stops, strict=False):
+            rows[number] += stop - start
+        ends = np.cumsum(rows).tolist()
+        names = [os.path.relpath(file.path, self.folder).replace(os.sep, "/") for file in self._held]
+        held = zip(names, [0, *ends], ends, self._held, strict=False)
+        return [Shard(name, start, stop, file.sha256) for name, start, stop, file in held]
 
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON."""

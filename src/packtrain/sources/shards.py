@@ -15,7 +15,6 @@ import bisect
 import operator
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import SourceError
@@ -23,7 +22,7 @@ from . import json as json_source
 from . import jsonl as jsonl_source
 from ._index import KEEP
 from ._paths import expand, ordered, root_of
-from ._records import RecordFile
+from ._records import RecordFile, Shard
 from ._table import merkle
 
 __all__ = ["SUFFIXES", "Shard", "Shards", "open_source"]
@@ -31,16 +30,6 @@ __all__ = ["SUFFIXES", "Shard", "Shards", "open_source"]
 #: Files that count in a folder. A folder of `.json` files is one of pairs: name those with a glob.
 FILES = jsonl_source.SUFFIXES
 SUFFIXES: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One file of the source: its records have the ids start .. stop - 1."""
-
-    name: str
-    start: int
-    stop: int
-    fingerprint: str
 
 
 class Shards:

@@ -35,6 +35,7 @@ from ._handles import Pinned, read
 from ._index import store_places
 from ._packed import kind_of
 from ._paths import expand, root_of
+from ._records import Shard
 from ._table import Digested, digest_files, merkle
 
 __all__ = ["SUFFIXES", "Tars", "open_source"]
@@ -88,6 +89,13 @@ class Tars:
     @property
     def fingerprint(self) -> str:
         return self._fingerprint
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The tars in order, with their id ranges."""
+        names = [os.path.relpath(file.path, self.folder).replace(os.sep, "/") for file in self._held]
+        held = zip(names, [0, *self._stops], self._stops, self._held, strict=False)
+        return [Shard(name, start, stop, file.sha256) for name, start, stop, file in held]
 
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON."""

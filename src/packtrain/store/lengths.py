@@ -7,6 +7,7 @@ Loading memory-maps the arrays and checks their headers and sizes; `verify` hash
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,10 @@ def save(
     for name, array in lengths.costs.items():
         files.publish_array(folder / f"{name}.npy", array)
     files.publish_array(folder / "status.npy", lengths.status)
-    lines = [json.dumps([i, lengths.reasons[i]], ensure_ascii=False) + "\n" for i in sorted(lengths.reasons)]
-    files.publish_text(folder / "reasons.jsonl", "".join(lines))
+    with files.publish(folder / "reasons.jsonl") as handle:
+        for i in sorted(lengths.reasons):
+            line = json.dumps([i, lengths.reasons[i]], ensure_ascii=False) + "\n"
+            handle.write(line.encode("utf-8", "backslashreplace"))
     if origin is not None:
         files.publish_json(folder / "origin.json", dict(origin))
     files.publish_json(folder / MARKER, marker)
@@ -126,8 +129,8 @@ def verify(folder: str | Path) -> Lengths:
 
 def _read_reasons(path: Path, count: int) -> dict[int, str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        out = {int(i): str(reason) for i, reason in map(json.loads, lines)}
+        with open(path, encoding="utf-8") as handle:
+            out = {int(i): sys.intern(str(reason)) for i, reason in map(json.loads, handle)}
     except FileNotFoundError:
         raise FormatError(f"{path} is missing", hint="the folder is incomplete; make it again") from None
     except (ValueError, TypeError) as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -35,13 +36,13 @@ def save_media(folder: Path, rows: Iterable[MediaRow], root: str | None) -> str:
         root: folder or URL that relative names start from.
     """
     digest = hashlib.sha256()
-    stats: list[tuple[int, int]] = []
+    stats = array("q")  # 16 bytes a medium
     with files.publish(folder / TABLE) as handle:
         for row in rows:
             line = (json.dumps(row) + "\n").encode("ascii")
             handle.write(line)
             digest.update(line)
-            stats.append(_stat(row[0], root))
+            stats.extend(_stat(row[0], root))
     files.publish_array(folder / STATS, np.asarray(stats, dtype=np.int64).reshape(-1, 2))
     return digest.hexdigest()
 
@@ -69,9 +70,8 @@ def changed_media(folder: Path, root: str | None, *, verify_content: bool = Fals
     noted = _noted(folder)
     changed: list[str] = []
     for number, (name, size, header) in enumerate(read_media(folder)):
-        same = (
-            noted is not None and number < len(noted) and _stat(name, root) == tuple(noted[number].tolist())
-        )
+        held = tuple(noted[number].tolist()) if noted is not None and number < len(noted) else (-1, 0)
+        same = held[0] >= 0 and held == _stat(name, root)
         if same and not verify_content:
             continue
         if _identify(name, root) != (size, header):
@@ -81,7 +81,7 @@ def changed_media(folder: Path, root: str | None, *, verify_content: bool = Fals
 
 def _noted(folder: Path) -> NDArray[np.int64] | None:
     try:
-        stats: NDArray[np.int64] = np.load(folder / STATS)
+        stats: NDArray[np.int64] = np.load(folder / STATS, mmap_mode="r")
     except (OSError, ValueError):
         return None
     return stats if stats.ndim == 2 and stats.shape[1] == 2 else None

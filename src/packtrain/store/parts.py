@@ -2,15 +2,16 @@
 
 `<folder>/partial/` holds `key.json` (what is being measured) and, per range, `part_<start>_<stop>.media`
 (one JSON row a medium, ascending) and `part_<start>_<stop>.npz` (the rest; written last, so a part
-without it does not count). Parts are contiguous from 0 and their borders do not affect the finished
-bytes: arrays are joined by id, media rows are merged. The folder goes when the lengths are published.
+without it does not count). Parts are contiguous from the first id and their borders do not affect the
+finished bytes: arrays are joined by id, media rows are merged. The folder goes when the lengths are
+published. Joining reads one part at a time: only the joined arrays (4 bytes a sample and cost) are held.
 """
 
 from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,25 @@ from .. import files
 __all__ = [
     "MediaRow",
     "Part",
+    "Whole",
     "add_part",
     "clear_parts",
     "finished",
     "joined",
+    "key_of",
     "media_rows",
+    "merged",
     "open_parts",
-    "read_parts",
+    "read_arrays",
+    "reason_rows",
 ]
 
 _KEY = "key.json"
+
+#: Bytes of a media file that are held while many are merged.
+_HELD = 1 << 14
+
+Reason = tuple[int, str, str]  # id, ledger reason, one line for people
 
 MediaRow = tuple[str, int, str]  # name, size in bytes, digest of the header bytes
 
@@ -46,7 +56,7 @@ class Part:
         status: uint8[stop-start], see `Lengths.status`.
         costs: name -> int64[stop-start].
         reasons: (id, reason, detail) of every sample that is not ok, ascending.
-        media: rows of every medium used, ascending, each once. Empty on a part that was read back.
+        media: rows of every medium used, ascending, each once.
     """
 
     start: int
@@ -54,7 +64,7 @@ class Part:
     tokens: NDArray[np.int64]
     status: NDArray[np.uint8]
     costs: dict[str, NDArray[np.int64]] = field(default_factory=dict)
-    reasons: list[tuple[int, str, str]] = field(default_factory=list)
+    reasons: list[Reason] = field(default_factory=list)
     media: list[MediaRow] = field(default_factory=list)
 
 
@@ -73,26 +83,33 @@ def joined(many: list[Part], start: int = 0) -> Part:
     )
 
 
-def open_parts(folder: Path, key: Mapping[str, Any]) -> tuple[int, str | None]:
-    """How many samples are measured under `key`, or the name of a field in which the stored key differs.
+def key_of(folder: Path) -> dict[str, Any] | None:
+    """What the unfinished measurement in `folder` is of; None where there is none."""
+    path = folder / "partial" / _KEY
+    return dict(files.read_json(path)) if path.is_file() else None
+
+
+def open_parts(folder: Path, key: Mapping[str, Any], start: int = 0) -> tuple[int, str | None]:
+    """The first id from `start` on that is not measured under `key`, or the name of a field in which the
+    stored key differs.
 
     Files of a part that was not finished are removed.
     """
     partial = folder / "partial"
     files.remove_leftovers(partial)
-    if (partial / _KEY).is_file():
-        stored = files.read_json(partial / _KEY)
+    stored = key_of(folder)
+    if stored is not None:
         for name in sorted(set(stored) | set(key)):
             if stored.get(name) != key.get(name):
-                return 0, name
+                return start, name
     else:
         clear_parts(folder)
         files.publish_json(partial / _KEY, dict(key))
-    kept = {path.stem for path in finished(folder)}
+    kept = {path.stem for path in finished(folder, start)}
     for path in sorted(partial.glob("part_*")):
         if path.stem not in kept:
             files.remove(path)
-    return max((int(stem.split("_")[2]) for stem in kept), default=0), None
+    return max((_edges(Path(stem))[1] for stem in kept), default=start), None
 
 
 def add_part(folder: Path, part: Part) -> None:
@@ -105,26 +122,63 @@ def add_part(folder: Path, part: Part) -> None:
         np.savez(handle, tokens=part.tokens, status=part.status, **arrays)  # type: ignore[arg-type]
 
 
-def finished(folder: Path) -> list[Path]:
-    """The `.npz` files of the contiguous finished parts, in order."""
+def finished(folder: Path, start: int = 0) -> list[Path]:
+    """The `.npz` files of the finished parts that are contiguous from `start`, in order."""
     found: list[Path] = []
-    reached = 0
+    reached = start
     for path in sorted((folder / "partial").glob("part_*.npz")):
-        start, stop = (int(number) for number in path.stem.split("_")[1:])
-        if start == reached:
+        first, stop = _edges(path)
+        if first == reached:
             found.append(path)
             reached = stop
     return found
 
 
-def read_parts(folder: Path) -> Part:
-    """All finished parts as one, without its media rows."""
-    return joined([_read(path) for path in finished(folder)])
+@dataclass(kw_only=True)
+class Whole:
+    """Joined arrays of contiguous parts: int32 where every value is below 2**31, read-only."""
+
+    tokens: NDArray[Any]
+    status: NDArray[np.uint8]
+    costs: dict[str, NDArray[Any]]
 
 
-def media_rows(folder: Path) -> Iterator[MediaRow]:
-    """The media rows of all finished parts, ascending, each once; memory does not grow with their number."""
-    streams = [_lines(path.with_suffix(".media")) for path in finished(folder)]
+def read_arrays(paths: Sequence[Path]) -> Whole:
+    """The arrays of contiguous parts, joined. A cost that a part does not know counts 0 there."""
+    start, stop = (_edges(paths[0])[0], _edges(paths[-1])[1]) if paths else (0, 0)
+    tokens: NDArray[Any] = np.zeros(stop - start, np.int32)
+    status = np.zeros(stop - start, np.uint8)
+    costs: dict[str, NDArray[Any]] = {}
+    for path in paths:
+        place = slice(*(edge - start for edge in _edges(path)))
+        with np.load(path) as stored:
+            status[place] = stored["status"]
+            tokens = _filled(tokens, place, stored["tokens"])
+            for name in (name for name in stored.files if name.startswith("cost_")):
+                held = costs.get(name[5:])
+                held = np.zeros(stop - start, np.int32) if held is None else held
+                costs[name[5:]] = _filled(held, place, stored[name])
+    for array in (tokens, status, *costs.values()):
+        array.flags.writeable = False
+    return Whole(tokens=tokens, status=status, costs={name: costs[name] for name in sorted(costs)})
+
+
+def reason_rows(paths: Sequence[Path]) -> Iterator[Reason]:
+    """(id, reason, detail) of every sample of the parts that is not ok, in the parts' order."""
+    for path in paths:
+        with np.load(path) as stored:
+            rows = json.loads(stored["reasons"].tobytes())
+        for i, reason, detail in rows:
+            yield int(i), str(reason), str(detail)
+
+
+def media_rows(paths: Sequence[Path]) -> Iterator[MediaRow]:
+    """The media rows of parts, ascending, each once; memory does not grow with their number."""
+    return merged(*(_lines(path.with_suffix(".media")) for path in paths))
+
+
+def merged(*streams: Iterable[MediaRow]) -> Iterator[MediaRow]:
+    """Ascending streams of media rows as one, each row once."""
     last: MediaRow | None = None
     for row in heapq.merge(*streams):
         if row != last:
@@ -144,21 +198,30 @@ def clear_parts(folder: Path) -> None:
     partial.rmdir()
 
 
+def _edges(path: Path) -> tuple[int, int]:
+    start, stop = path.stem.split("_")[1:]
+    return int(start), int(stop)
+
+
+def _filled(array: NDArray[Any], place: slice, values: NDArray[np.int64]) -> NDArray[Any]:
+    """`array` with values in place; as int64 from the first value on that needs it."""
+    if array.dtype == np.int32 and len(values) and int(values.max()) >= 1 << 31:
+        array = array.astype(np.int64)
+    array[place] = values
+    return array
+
+
 def _lines(path: Path) -> Iterator[MediaRow]:
-    with open(path, encoding="ascii") as handle:
-        for line in handle:
+    """Rows of a media file, read block by block without keeping it open: there may be thousands."""
+    offset, rest = 0, b""
+    while True:
+        with open(path, "rb") as handle:
+            handle.seek(offset)
+            block = handle.read(_HELD)
+        offset += len(block)
+        whole, _, rest = (rest + block).rpartition(b"\n")
+        for line in whole.split(b"\n") if whole else ():
             name, size, header = json.loads(line)
             yield str(name), int(size), str(header)
-
-
-def _read(path: Path) -> Part:
-    start, stop = (int(number) for number in path.stem.split("_")[1:])
-    with np.load(path) as stored:
-        return Part(
-            start=start,
-            stop=stop,
-            tokens=stored["tokens"],
-            status=stored["status"],
-            costs={name[5:]: stored[name] for name in stored.files if name.startswith("cost_")},
-            reasons=[(int(i), str(r), str(d)) for i, r, d in json.loads(stored["reasons"].tobytes())],
-        )
+        if not block:
+            return

@@ -1,0 +1,34 @@
+"""`packtrain merge`: the shards of an array job become one lengths folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ._app import emit
+from ._show import lengths_figures, print_lengths
+
+__all__ = ["command"]
+
+
+@click.command("merge")
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--overwrite", is_flag=True, help="Replace other lengths in OUT.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def command(out: Path, overwrite: bool, as_json: bool) -> None:
+    """Join the shards that `packtrain measure --shard` left in OUT, and remove them.
+
+    \b
+    Example:
+      packtrain measure train.jsonl -p ./qwen -o lengths --shard 0/2
+      packtrain measure train.jsonl -p ./qwen -o lengths --shard 1/2
+      packtrain merge lengths
+    """
+    from ..pipeline.shards import merge
+
+    lengths = merge(out, overwrite=overwrite)
+    if as_json:
+        emit(lengths_figures(out, lengths))
+    else:
+        print_lengths(out, lengths)

@@ -1,0 +1,222 @@
+"""Lengths of a grown source: what was measured before is copied, only the rest is measured.
+
+The result has the bytes of a fresh measurement. New parts lie in `partial/`, as those of any measurement;
+the new lengths are written whole into `next/` and then exchanged for the old ones, which stay as they are
+until that moment. The exchange takes out the old marker, moves the files and brings the new marker last; a
+stop in between is finished by the next run (`finish_exchange`). So readers find the old lengths, the new
+ones, or for the time of some renames none: never a mixture.
+
+Media: where the source has only grown, the old table is merged with the rows of what is new. Otherwise the
+media of copied ids are identified again, without measuring.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import extend, files
+from ..errors import ForeignArtefactError, FormatError
+from ..measuring.run import RangeResult, measure_range, walk_media
+from ..planning.lengths import Lengths
+from ..store import lengths as lengths_store
+from ..store import parts
+from ..store.media import read_media
+from .growth import Piece, is_whole, may_have_grown, pieces_of, read_layout
+from .publish import Identity, details, origin_of, publish
+from .ranges import How, cut, gathered, part_of
+
+__all__ = ["append_lengths", "clear_next", "finish_exchange"]
+
+_log = logging.getLogger(__name__)
+
+_NEXT = "next"
+
+
+def append_lengths(
+    folder: Path,
+    source: extend.Source,
+    template: extend.Template,
+    identity: Identity,
+    how: How,
+    origin: dict[str, Any] | None,
+) -> None:
+    """Bring the lengths in `folder` up to date with `source`.
+
+    The caller has made sure that the template is the same and that no medium has changed.
+
+    Raises:
+        ForeignArtefactError: the source is not the measured one grown; the folder stays as it is.
+    """
+    lengths, marker = lengths_store.read(folder)
+    before = read_layout(folder)
+    if before is None or before["fingerprint"] != marker["key"]["source"]:
+        raise ForeignArtefactError(
+            f"{folder} does not say which files its ids come from",
+            hint="only a JSONL file or a source of several files can grow; measure again with --overwrite",
+        )
+    old = _Old(folder, lengths)
+    pieces = _pieces(folder, before, source, identity, old)
+    grown = is_whole(before, pieces)
+    key = {**identity.key, "from": marker["fingerprint"]}
+    everything = {**key, "everything": True}
+    if parts.key_of(folder) == everything:
+        pieces, grown, key = [Piece(0, len(source), None)], False, everything
+    _measure(folder, source, template, pieces, grown, old, how, key)
+    paths = parts.finished(folder)
+    if not grown and set(lengths.costs) - set(parts.read_arrays(paths).costs):
+        # A cost that is 0 wherever it was copied: only measuring tells whether these samples have it.
+        _log.warning("%s: a cost was in changed files only; measuring all files", folder)
+        pieces = [Piece(0, len(source), None)]
+        _measure(folder, source, template, pieces, False, old, how, everything)
+        paths = parts.finished(folder)
+    media = parts.media_rows(paths)
+    if grown:
+        media = parts.merged(read_media(folder), media)
+    clear_next(folder)
+    publish(folder / _NEXT, paths, identity, media=media, origin=origin_of(origin))
+    _exchange(folder)
+    parts.clear_parts(folder)
+
+
+def finish_exchange(folder: Path) -> None:
+    """Finish an exchange that was stopped after the old marker had gone."""
+    if (folder / _NEXT / lengths_store.MARKER).is_file() and not (folder / lengths_store.MARKER).exists():
+        _exchange(folder)
+        parts.clear_parts(folder)
+
+
+def clear_next(folder: Path) -> None:
+    """Remove new lengths that were not exchanged for the old ones."""
+    place = folder / _NEXT
+    if place.is_dir():
+        files.remove(place / lengths_store.MARKER)
+        for path in sorted(place.iterdir()):
+            files.remove(path)
+        place.rmdir()
+
+
+# --------------------------------------------------------------------------------------------
+class _Old:
+    """What was measured before, by range of ids."""
+
+    def __init__(self, folder: Path, lengths: Lengths) -> None:
+        self.lengths = lengths
+        self.details = details(folder)
+        self.faults = sorted(lengths.reasons)
+
+    def faulty(self, start: int, stop: int) -> bool:
+        return bisect_left(self.faults, start) < bisect_left(self.faults, stop)
+
+    def part(self, piece: Piece, start: int, stop: int, *, zeros: bool) -> parts.Part:
+        """The ids [start, stop) of a copied piece; costs that are all 0 only with `zeros`."""
+        assert piece.old is not None
+        shift = start - piece.start + piece.old
+        place = slice(shift, shift + stop - start)
+        costs = {name: values[place].astype(np.int64) for name, values in self.lengths.costs.items()}
+        faults = self.faults[bisect_left(self.faults, place.start) : bisect_left(self.faults, place.stop)]
+        return parts.Part(
+            start=start,
+            stop=stop,
+            tokens=self.lengths.tokens[place].astype(np.int64),
+            status=np.array(self.lengths.status[place]),
+            costs={name: values for name, values in costs.items() if zeros or values.any()},
+            reasons=[(i - shift + start, self.lengths.reasons[i], self.details.get(i, "")) for i in faults],
+        )
+
+
+def _pieces(
+    folder: Path, before: dict[str, Any], source: extend.Source, identity: Identity, old: _Old
+) -> list[Piece]:
+    found: list[Piece] = []
+    if identity.layout is not None and may_have_grown(before, identity.layout):
+        found = pieces_of(before, source, identity.layout, old.faulty)
+    kept = sum(piece.stop - piece.start for piece in found if piece.old is not None)
+    if not kept:
+        raise ForeignArtefactError(
+            f"{folder} holds lengths of a source that this one did not grow from: none of its files is the "
+            "same (a single JSONL file may have got more lines)",
+            hint="choose another folder, or measure again with --overwrite",
+        )
+    _log.info("%s: %d of %d samples were measured before", folder, kept, len(source))
+    return found
+
+
+def _measure(
+    folder: Path,
+    source: extend.Source,
+    template: extend.Template,
+    pieces: list[Piece],
+    grown: bool,
+    old: _Old,
+    how: How,
+    key: dict[str, Any],
+) -> None:
+    """Add the parts of all pieces that are not there yet."""
+    done, unlike = parts.open_parts(folder, key)
+    if unlike is not None:  # parts of another state of the source: the lengths themselves are not touched
+        parts.clear_parts(folder)
+        done, _ = parts.open_parts(folder, key)
+    results = _results(source, template, pieces, grown, old, how, done)
+    for part in gathered(results, 0, len(source), how):
+        parts.add_part(folder, part)
+
+
+def _results(
+    source: extend.Source,
+    template: extend.Template,
+    pieces: list[Piece],
+    grown: bool,
+    old: _Old,
+    how: How,
+    done: int,
+) -> Iterator[parts.Part]:
+    """Parts of all ids from `done` on, in order: measured, or copied."""
+    todo: list[tuple[Piece, int, int]] = []
+    for piece in pieces:
+        start = max(done, piece.start)
+        step = how.size(len(source)) if grown and piece.old is not None else None
+        todo += [(piece, *edges) for edges in cut(start, piece.stop, step)] if start < piece.stop else []
+    jobs = [(start, stop) for piece, start, stop in todo if piece.old is None or not grown]
+    answers = how.map(_measured_or_walked, jobs, (source, template, pieces)) if jobs else iter(())
+    for piece, start, stop in todo:
+        if piece.old is None:
+            yield part_of(next(answers))
+            continue
+        part = old.part(piece, start, stop, zeros=grown)
+        if not grown:
+            part.media = next(answers)
+        yield part
+
+
+def _measured_or_walked(
+    context: tuple[extend.Source, extend.Template, list[Piece]], shard: tuple[int, int]
+) -> RangeResult | list[parts.MediaRow]:
+    """Work function: a measured range, or only the media of one that is copied."""
+    source, template, pieces = context
+    piece = pieces[bisect_right(pieces, shard[0], key=lambda piece: piece.start) - 1]
+    if piece.old is None:
+        return measure_range((source, template), shard)
+    return walk_media(source, shard)
+
+
+def _exchange(folder: Path) -> None:
+    """Move the whole lengths in `next/` to their place; the marker comes last."""
+    place = folder / _NEXT
+    marker = files.read_json(place / lengths_store.MARKER)
+    arrays = marker.get("arrays") if isinstance(marker, dict) else None
+    if not isinstance(arrays, dict):
+        raise FormatError(f"{place / lengths_store.MARKER} is torn", hint="remove the folder, run it again")
+    files.remove(folder / lengths_store.MARKER)
+    wanted = {f"{stem}.npy" for stem in arrays} | {"media_stat.npy"}
+    for path in sorted(folder.glob("*.npy")):
+        if path.name not in wanted:
+            files.remove(path)
+    for path in sorted(place.iterdir(), key=lambda path: (path.name == lengths_store.MARKER, path.name)):
+        files.move(path, folder / path.name)
+    place.rmdir()

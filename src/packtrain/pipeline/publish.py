@@ -1,0 +1,128 @@
+"""Parts become a lengths folder: arrays joined by id, reasons and media merged by streaming, the marker last.
+
+Whoever measured the parts (one process, the tasks of an array job, an earlier run) does not show in the
+bytes. `source.json` says which files the ids come from; like `origin.json` it is outside every digest, and
+lets a grown source be recognised.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import extend, files
+from ..errors import InputError
+from ..planning.lengths import STATUS_OK, Lengths
+from ..store import lengths as lengths_store
+from ..store import parts
+from ..store.media import save_media
+from .growth import LAYOUT, layout_of
+
+__all__ = ["KEY_SCHEMA", "Identity", "details", "origin_of", "publish"]
+
+#: What reads lengths of this folder must agree on; raised when equal inputs would give other lengths.
+KEY_SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What lengths are of, as plain JSON.
+
+    Attributes:
+        key: schema, number of samples, fingerprint of the source, digest of the template's config.
+        template: `Template.config()`.
+        root: folder or URL of relative media names, or None.
+        layout: `growth.layout_of` the source, or None.
+    """
+
+    key: dict[str, Any]
+    template: dict[str, Any]
+    root: str | None
+    layout: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, source: extend.Source, template: extend.Template) -> Identity:
+        config = template.config()
+        root = getattr(source, "media_root", None)
+        key = {
+            "key_schema": KEY_SCHEMA,
+            "samples": len(source),
+            "source": source.fingerprint,
+            "template": files.digest_json(config),
+        }
+        return cls(
+            key=key,
+            template=config,
+            root=None if root is None else os.fspath(root),
+            layout=layout_of(source),
+        )
+
+
+def publish(
+    folder: Path,
+    paths: Sequence[Path],
+    identity: Identity,
+    *,
+    media: Iterable[parts.MediaRow],
+    origin: dict[str, Any] | None,
+) -> None:
+    """Write the lengths folder of finished parts.
+
+    Args:
+        folder: gets the lengths; what it holds is replaced.
+        paths: the parts of all ids, in order.
+        identity: what was measured.
+        media: every media row, ascending, each once.
+        origin: how to open the inputs again, when and where this was made.
+
+    Raises:
+        InputError: no sample at all can be used.
+    """
+    whole = parts.read_arrays(paths)
+    if len(whole.status) and not (whole.status == STATUS_OK).any():
+        _, reason, detail = next(parts.reason_rows(paths))
+        raise InputError(
+            f"none of the {len(whole.status):,} samples can be used; the first: {reason}: {detail}",
+            hint="check the processor, the columns and the media folder",
+        )
+    reasons = {i: sys.intern(reason) for i, reason, _ in parts.reason_rows(paths)}
+    files.remove(folder / lengths_store.MARKER)
+    digest = save_media(folder, media, identity.root)
+    with files.publish(folder / "details.jsonl") as handle:
+        for i, _, detail in parts.reason_rows(paths):
+            line = json.dumps([i, detail], ensure_ascii=False) + "\n"
+            handle.write(line.encode("utf-8", "backslashreplace"))
+    if identity.layout is None:
+        files.remove(folder / LAYOUT)
+    else:
+        files.publish_json(folder / LAYOUT, identity.layout)
+    lengths_store.save(
+        Lengths(whole.tokens, whole.costs, whole.status, reasons),
+        folder,
+        fingerprint=files.digest_json({**identity.key, "media": digest}),
+        template=identity.template,
+        fields={"key": identity.key, "media": digest},
+        origin=origin,
+    )
+
+
+def details(folder: str | Path) -> dict[int, str]:
+    """One line for people per sample that cannot be used: where it stands and what is wrong."""
+    path = Path(folder) / "details.jsonl"
+    if not path.is_file():
+        return {}
+    with open(path, encoding="utf-8") as handle:
+        return {int(i): str(text) for i, text in map(json.loads, handle)}
+
+
+def origin_of(fields: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Where and when something was made: for `origin.json`, which no digest covers."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {**(fields or {}), "made": now, "machine": platform.node(), "folder": os.getcwd()}
