@@ -273,8 +273,8 @@ def test_leaking_setups_do_not_start(tmp_path: Path) -> None:
 def test_options_without_effect_are_refused(tmp_path: Path) -> None:
     samples = [text_sample(n, i) for i, n in enumerate((5, 4))]
     model = tiny_model("tiny:qwen3")
-    with pytest.raises(ConfigError, match="samples_per_step"):
-        run(tmp_path, model, samples, 16, samples_per_step=2)
+    with pytest.raises(ConfigError, match="samples_per_step 2 and"):
+        run(tmp_path, model, samples, 16, samples_per_step=2, effective_batch_size=4)
     with pytest.raises(ConfigError, match=r"optim|typo"):
         run(tmp_path, model, samples, 16, optim="typo", proof=False)
     model.config.output_router_logits = True

@@ -177,6 +177,8 @@ def prepare(
             progress=report,
         )
     checked = audit(source, lengths, template.encode, count=AUDITED, seed=config.training.seed)
+    from ..train.steps import step_plan_options
+
     training = config.training
     drop_thin = training.packing_drop_last and not validation
     plan = plan_lengths(
@@ -190,6 +192,7 @@ def prepare(
         packer=training.packing_strategy,
         long_samples="single" if training.packing_allow_single_long else "drop",
         long_rule=">=",
+        **({} if validation else step_plan_options(config, world().size)),
     )
     return Prepared(
         source=source,
@@ -202,6 +205,9 @@ def prepare(
 
 
 def _refuse_without_effect(config: RunConfig) -> None:
+    from ..train.steps import check_steps
+
+    check_steps(config)
     if not config.training.packing:
         raise ConfigError(
             "training.packing is false: there is nothing to plan", hint="set training.packing: true"

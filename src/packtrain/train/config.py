@@ -107,6 +107,9 @@ class TrainingConfig(_Section):
     effective_batch_size: _Count | None = None
     """Packs per optimizer step, over all ranks."""
     samples_per_step: _Count | None = None
+    """Samples per optimizer step, over all ranks: the plan is made step by step."""
+    skip_samples: str | None = None
+    """File of sample ids to leave out of the plan (ledger: skipped)."""
     per_device_train_batch_size: _Count = 1
     gradient_accumulation_steps: _Count = 1
     dataloader_drop_last: bool = False
@@ -310,7 +313,12 @@ def _fill_lengths(sections: dict[str, Any]) -> None:
 
 def _resolve_paths(sections: dict[str, Any], base: Path) -> None:
     places = [("custom", key) for key in ("train_jsonl", "val_jsonl", "media_root", "fusion_config")]
-    for name, key in [*places, ("template", "processor"), ("model", "name_or_path")]:
+    for name, key in [
+        *places,
+        ("template", "processor"),
+        ("model", "name_or_path"),
+        ("training", "skip_samples"),
+    ]:
         value = sections[name].get(key)
         if not isinstance(value, str) or value.startswith(("demo:", "tiny:")):
             continue

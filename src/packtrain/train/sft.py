@@ -33,6 +33,7 @@ from .config import RunConfig
 from .loss import bare_model, plain_head, token_loss_sum
 from .model import load_model, no_progress_bars
 from .proof import IsolationReport, proof_samples, prove_isolation
+from .steps import accumulation_of, announce_steps, balance_of, check_steps
 
 __all__ = ["TrainResult", "train"]
 
@@ -101,16 +102,18 @@ def train(
         DriftError, SampleError: from fetching samples.
     """
     place = place or world()
-    _check_options(config, place)
+    check_steps(config)
     model = _loaded(config, template) if model is None else model
     setup = check_attention(bare_model(model))
     logger.info("attention: %s", setup.why)
     _refuse_auxiliary_loss(bare_model(model))
     folder = Path(config.training.output_dir)
     make_folder(folder)
-    data = _dataset(
-        config, plan.align(place.size, config.training.dataloader_drop_last), source, template, lengths
-    )
+    aligned = plan.align(place.size, config.training.dataloader_drop_last)
+    accumulation = accumulation_of(config, plan, place.size)
+    if place.is_writer:
+        announce_steps(aligned, accumulation, config.training.seed)
+    data = _dataset(config, aligned, source, template, lengths)
     val_data = None
     if val is not None:
         val_plan, val_source, val_lengths = val
@@ -124,27 +127,16 @@ def train(
 
     trainer = PackTrainer(
         model,
-        _arguments(config, place, has_eval=val_data is not None),
+        _arguments(config, accumulation, has_eval=val_data is not None),
         data,
         val_data,
         rank=place.rank,
+        balance=balance_of(config, accumulation),
         fused=fused,
         log_file=log_file,
         progress=progress,
     )
     return _run(config, trainer, template, folder, log_file, proof)
-
-
-def _check_options(config: RunConfig, place: World) -> None:
-    training = config.training
-    if training.samples_per_step is not None:
-        raise ConfigError(
-            "training.samples_per_step cannot be trained on yet", hint="use training.effective_batch_size"
-        )
-    if "balance" in training.model_fields_set and training.balance is not None and place.size > 1:
-        raise ConfigError(
-            f"training.balance {training.balance!r} has no effect yet", hint="set training.balance: null"
-        )
 
 
 def _loaded(config: RunConfig, template: Any) -> Any:
@@ -228,7 +220,7 @@ def _fused_holds(model: Any, sample: Mapping[str, Any]) -> bool:
     return False
 
 
-def _arguments(config: RunConfig, place: World, *, has_eval: bool) -> Any:
+def _arguments(config: RunConfig, accumulation: int, *, has_eval: bool) -> Any:
     """TrainingArguments of the run: ours first, then what the file passes through."""
     ensure_torchvision()
     from transformers import TrainingArguments
@@ -254,7 +246,7 @@ def _arguments(config: RunConfig, place: World, *, has_eval: bool) -> Any:
             learning_rate=training.learning_rate,
             per_device_train_batch_size=1,
             per_device_eval_batch_size=1,
-            gradient_accumulation_steps=config.accumulation(place.size),
+            gradient_accumulation_steps=accumulation,
             remove_unused_columns=False,
         )
     except (TypeError, ValueError) as error:

@@ -51,6 +51,7 @@ class PackTrainer(Trainer):  # type: ignore[misc]
         eval_data: dataset of an aligned validation plan, or None.
         rank: this rank.
         shuffle: False: packs come in plan order in every epoch.
+        balance: how the packs of each epoch are rearranged; see `PackSampler`.
         fused: False: build logits although the head is plain.
         log_file: JSON lines file of everything that is logged (rank 0), or None.
         progress: called with (steps done, steps in total).
@@ -65,6 +66,7 @@ class PackTrainer(Trainer):  # type: ignore[misc]
         *,
         rank: int = 0,
         shuffle: bool = True,
+        balance: str | None = None,
         fused: bool = True,
         log_file: Path | None = None,
         progress: Progress | None = None,
@@ -77,7 +79,7 @@ class PackTrainer(Trainer):  # type: ignore[misc]
         self.rank = rank
         self.fused = fused
         self.train_sampler = PackSampler(
-            _aligned(train_data), rank, args.seed, shuffle, grad_accum=args.gradient_accumulation_steps
+            _aligned(train_data), rank, args.seed, shuffle, balance, args.gradient_accumulation_steps
         )
         self.loss_is_scaled_for_ga = True
         self.unsupervised_steps = 0

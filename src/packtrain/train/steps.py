@@ -1,0 +1,137 @@
+"""Optimizer steps of a run: how a configuration asks for them, and what packing does to them, said aloud.
+
+Steps of packs (the default): a step is world_size * accumulation packs, and holds as many samples as they
+do. Steps of samples (`training.samples_per_step`): the plan is made step by step, accumulation follows
+from it, and training equals the unpacked run with that batch. No torch here.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..planning.align import AlignedPlan
+from ..planning.balance import Balance, Balancer
+from ..planning.packplan import PackPlan
+from ..planning.skip import read_skip_file
+from .config import RunConfig
+
+__all__ = [
+    "accumulation_of",
+    "announce_steps",
+    "balance_of",
+    "check_steps",
+    "step_lines",
+    "step_plan_options",
+]
+
+logger = logging.getLogger(__name__)
+
+#: Samples per step of the first so many packs of an epoch are looked at.
+_PLACES = 1 << 20
+
+
+def check_steps(config: RunConfig) -> None:
+    """Refuse settings that contradict `training.samples_per_step`.
+
+    Raises:
+        ConfigError: names both keys.
+    """
+    training = config.training
+    if training.samples_per_step is None:
+        return
+    if training.effective_batch_size is not None:
+        raise ConfigError(
+            f"training.samples_per_step {training.samples_per_step} and training.effective_batch_size "
+            f"{training.effective_batch_size} both say what a step is",
+            hint="samples_per_step counts samples, effective_batch_size packs; keep one",
+        )
+    if training.packing_drop_last:
+        raise ConfigError(
+            "training.packing_drop_last would take packs out of steps of samples",
+            hint="set training.packing_drop_last: false",
+        )
+    if training.packing_strategy != "auto":
+        raise ConfigError(
+            f"training.packing_strategy {training.packing_strategy!r} has no effect with samples_per_step",
+            hint="the samples of a step are spread evenly over its packs; remove the key",
+        )
+    if training.balance in ("window", "global"):
+        raise ConfigError(
+            f"training.balance {training.balance!r} would mix the samples of steps", hint="use step, or null"
+        )
+
+
+def step_plan_options(config: RunConfig, world_size: int) -> dict[str, Any]:
+    """Keyword arguments of `packtrain.plan` that the training samples get besides the usual ones."""
+    training = config.training
+    made: dict[str, Any] = {}
+    if training.skip_samples is not None:
+        made["skip"] = read_skip_file(training.skip_samples)
+    if training.samples_per_step is not None:
+        product = training.per_device_train_batch_size * training.gradient_accumulation_steps
+        made["samples_per_step"] = training.samples_per_step
+        made["packs_multiple"] = world_size * product
+        made["seed"] = training.seed
+        made["last_step"] = "drop" if training.dataloader_drop_last else "keep"
+    return made
+
+
+def accumulation_of(config: RunConfig, plan: PackPlan, world_size: int) -> int:
+    """Micro steps of an optimizer step: from the plan where it was made by steps, else from the file."""
+    if plan.spec.samples_per_step is None:
+        return config.accumulation(world_size)
+    return plan.align(world_size).block // world_size
+
+
+def balance_of(config: RunConfig, accumulation: int) -> str | None:
+    """The sampler's balance. Where `step` has nothing to rearrange: None."""
+    mode = config.training.balance
+    return None if mode == "step" and accumulation == 1 else mode
+
+
+def announce_steps(aligned: AlignedPlan, accumulation: int, seed: int) -> None:
+    """Log `step_lines`; as a warning where packing changed how many samples a step holds."""
+    changed = aligned.block == 1 and len(aligned.plan.indices) > len(aligned.plan)
+    for line in step_lines(aligned, accumulation, seed):
+        logger.log(logging.WARNING if changed else logging.INFO, "%s", line)
+
+
+def step_lines(aligned: AlignedPlan, accumulation: int, seed: int = 0) -> list[str]:
+    """What packing does to the optimizer steps of an epoch, one fact a line."""
+    plan = aligned.plan
+    steps = -(-aligned.steps // accumulation)
+    if aligned.block > 1:
+        lines = [
+            f"steps of samples: an epoch has {steps:,} steps of {plan.spec.samples_per_step:,} samples, "
+            f"{aligned.block:,} packs on {aligned.world_size:,} ranks ({accumulation:,} micro steps)"
+        ]
+        rest = len(plan.indices) % (plan.spec.samples_per_step or 1)
+        if rest and not aligned.drop_last:
+            lines.append(f"the last step of every epoch holds {rest:,} samples")
+        if len(fillers := aligned.fillers):
+            lines.append(f"{len(fillers):,} places are fillers: one untrained token each")
+        return lines
+    width = aligned.world_size * accumulation
+    held = _samples(aligned, accumulation, seed)
+    unpacked = -(-len(plan.indices) // width)
+    return [
+        f"steps of packs: an epoch has {steps:,} steps of {width:,} packs, "
+        f"{unpacked / steps:.1f} times fewer than the {unpacked:,} of {width:,} unpacked samples",
+        f"a step holds {held.mean():.1f} samples (sd {held.std():.1f}, {held.min():,} to {held.max():,})",
+        f"to keep the batch set training.samples_per_step: {width} (a step then holds {width:,} samples)",
+    ]
+
+
+def _samples(aligned: AlignedPlan, accumulation: int, seed: int) -> np.ndarray:
+    """Samples of each of the first full steps of an epoch."""
+    balancer = Balancer(aligned, Balance(grad_accum=accumulation, cost="tokens"))
+    steps = max(1, min(len(aligned) // balancer.width, _PLACES // balancer.width))
+    packs = aligned.pack_ids_at(balancer.positions(0, steps, seed, 0))
+    sizes = np.diff(np.asarray(aligned.plan.offsets))[packs]
+    starts = np.arange(0, len(sizes), balancer.width)
+    found: np.ndarray = np.add.reduceat(sizes, starts)
+    return found
