@@ -23,6 +23,8 @@ lint: $(STAMP)  ## style and types
 
 bench: $(STAMP)  ## ratios against peers and floors in the same run; slow
 	$(BIN)/python -m bench.planner
+	$(BIN)/python -m bench.planner --limits
+	$(BIN)/python -m bench.planner --laws 3000
 
 clean:
 	rm -rf $(VENV) build runs .mypy_cache .ruff_cache .hypothesis

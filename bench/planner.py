@@ -3,7 +3,10 @@
     python bench/planner.py                     # 1e6 samples, capacity 8192, all packers
     python bench/planner.py --n 1e7 --capacity 2048 8192 131072 --kinds sft vlm
     python bench/planner.py --peers             # also lightbinpack, binpacking and trl, where installed
-    python bench/planner.py --laws 3000         # random instances through the law checks
+    python bench/planner.py --limits            # three tight limits against single-dimension bounds
+    python bench/planner.py --real ../shared/data/lengths   # windows of 1000 with carry on real lengths
+    python bench/planner.py --laws 3000         # random instances through the law checks, on threads and
+                                                # on two CPU feature settings
 
 The floor is what any planner must do: a histogram, a stable counting argsort, and writing the ids. CPU
 seconds of this process, best of three, compilers warm; the checksum is timed apart. On a busy machine
@@ -13,13 +16,17 @@ compare ratios, not seconds.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
 import resource
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -179,31 +186,115 @@ def peers(kind: str, n: int, cap: int) -> list[dict[str, Any]]:
     return out
 
 
-def laws(instances: int) -> None:
-    """Random instances through every packer and the law checks."""
+TIGHT = ((16384, 8, 40960, 24), (32768, 16, 96000, 64), (8192, 6, 22000, 16), (8192, 10, 30000, 64),
+         (8192, 8, 26000, 32))  # fmt: skip
+
+
+def image_chats(n: int, seed: int = 0) -> pt.Lengths:
+    """Chats with 0 to 6 images: tokens = text + patches / 4."""
+    r = np.random.default_rng(seed)
+    images = r.choice([0, 1, 1, 2, 3, 6], n)
+    patches = images * r.integers(64, 3000, n)
+    text = np.clip(r.lognormal(np.log(150), 0.8, n).astype(np.int64), 10, 2000)
+    return pt.Lengths((text + patches // 4).astype(np.int32), costs={"images": images, "patches": patches})
+
+
+def limited(n: int) -> list[dict[str, Any]]:
+    """Plans under tokens, images, patches and samples at once; the bound is the best of one dimension."""
+    lengths = image_chats(n)
+    rows = []
+    for cap, images, patches, samples in TIGHT:
+        make = partial(
+            pt.plan, lengths, cap, limits={"images": images, "patches": patches}, max_samples=samples,
+            long_samples="drop",
+        )  # fmt: skip
+        seconds, plan = best_cpu(make, 1)
+        rows.append(row_of(f"{images}/{patches}/{samples}", plan, cap, "auto", seconds))
+    return rows
+
+
+def windowed(folder: Path) -> list[dict[str, Any]]:
+    """Windows of 1000 with carry on every array of a folder, capacities that hold 99 % of the samples."""
+    rows = []
+    for path in sorted(folder.glob("*.npy")):
+        tokens = np.load(path)
+        lengths = pt.Lengths(tokens[tokens > 0].astype(np.int32))
+        cap = next(c for c in (2048, 4096, 8192, 16384, 32768) if np.mean(tokens <= c) >= 0.99)
+        seconds, plan = best_cpu(partial(pt.plan, lengths, cap, window=1000), 1)
+        rows.append(row_of(path.stem, plan, cap, "auto, window 1000", seconds))
+    return rows
+
+
+def row_of(kind: str, plan: pt.PackPlan, cap: int, packer: str, seconds: float) -> dict[str, Any]:
+    return {
+        "kind": kind, "n": len(plan.indices), "capacity": cap, "packer": packer, "cpu_s": round(seconds, 5),
+        "packs": len(plan), "over": len(plan) - plan.certificate.bound, "bound": plan.certificate.name,
+        "gap": round(plan.certificate.gap, 7),
+    }  # fmt: skip
+
+
+def instance(seed: int, packers: list[str]) -> tuple[pt.Lengths, int, dict[str, Any]]:
+    """A random instance: lengths, capacity, options."""
+    r = np.random.default_rng(seed)
+    cap = int(r.choice([1, 7, 64, 1000, 8192, 131072, 1 << 23]))
+    n = int(r.integers(0, 3000))
+    tokens = lengths_of(str(r.choice(KINDS)), n, cap, seed) if cap > 64 else r.integers(0, 2 * cap, n)
+    lengths = pt.Lengths(tokens, costs={"images": r.integers(0, 5, len(tokens))})
+    packer = packers[seed % len(packers)]
+    options: dict[str, Any] = {
+        "packer": packer,
+        "multiple_of": int(r.choice([1, 8])),
+        "seed": int(r.choice([0, 3])) or None,
+        "long_samples": str(r.choice(["single", "drop"])),
+    }
+    if getattr(extend.lookup("packers", packer), "LIMITS", False) and seed % 3 == 0:
+        options |= {"limits": {"images": int(r.integers(1, 9))}, "max_samples": int(r.integers(1, 30))}
+    if seed % 5 == 0:
+        options["window"] = int(r.integers(1, 500))
+    return lengths, cap, options
+
+
+def laws(instances: int) -> str:
+    """Random instances through every packer and the law checks, by compiled kernels on four threads.
+
+    One in eight is planned by plain Python too and must be equal. Returns a digest of all checksums.
+    """
+    from packtrain.testing import compiled_path, plain_path  # needs hypothesis
+
     packers = [name for name in extend.names("packers") if name != "optimal"]
-    for seed in range(instances):
-        r = np.random.default_rng(seed)
-        cap = int(r.choice([1, 7, 64, 1000, 8192, 131072, 1 << 23]))
-        n = int(r.integers(0, 3000))
-        tokens = lengths_of(str(r.choice(KINDS)), n, cap, seed) if cap > 64 else r.integers(0, 2 * cap, n)
-        lengths = pt.Lengths(tokens, costs={"images": r.integers(0, 5, len(tokens))})
-        packer = packers[seed % len(packers)]
-        options: dict[str, Any] = {
-            "multiple_of": int(r.choice([1, 8])),
-            "seed": int(r.choice([0, 3])) or None,
-        }
-        if getattr(extend.lookup("packers", packer), "LIMITS", False) and seed % 3 == 0:
-            options |= {"limits": {"images": int(r.integers(1, 9))}, "max_samples": int(r.integers(1, 30))}
-        if seed % 5 == 0:
-            options["window"] = int(r.integers(1, 500))
-        policy = str(r.choice(["single", "drop"]))
-        check_laws(pt.plan(lengths, cap, packer=packer, long_samples=policy, **options), lengths)
-    print(f"laws hold on {instances} random instances")
+
+    def one(seed: int) -> str:
+        lengths, cap, options = instance(seed, packers)
+        plan = pt.plan(lengths, cap, **options)
+        check_laws(plan, lengths)
+        return plan.checksum
+
+    with compiled_path():
+        with ThreadPoolExecutor(4) as pool:
+            threaded = list(pool.map(one, range(instances)))
+        some = range(0, instances, 7)
+        if [one(seed) for seed in some] != [threaded[seed] for seed in some]:
+            raise SystemExit("plans made on threads differ from plans made one by one")
+    some = range(0, instances, 8)
+    with plain_path():
+        if [one(seed) for seed in some] != [threaded[seed] for seed in some]:
+            raise SystemExit("compiled and plain plans differ")
+    digest = hashlib.sha256("".join(threaded).encode()).hexdigest()[:16]
+    print(f"laws hold on {instances} random instances: {digest}")
+    return digest
+
+
+def laws_on_a_plain_cpu(instances: int) -> str:
+    """The same in a process whose kernels are compiled for a processor without vector extensions."""
+    with tempfile.TemporaryDirectory() as cache:
+        env = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": cache}
+        command = [sys.executable, str(Path(__file__).resolve()), "--laws", str(instances), "--one-cpu"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    return done.stdout.split()[-1]
 
 
 _COLUMNS = ("kind", "n", "capacity", "packer", "cpu_s", "x_floor", "packs", "over", "gap")
-_LINE = "{:9} {:>9} {:>8} {:24} {:>9} {:>8} {:>9} {:>7} {:>11}"
+_LINE = "{:24} {:>9} {:>8} {:24} {:>9} {:>8} {:>9} {:>7} {:>11}"
 
 
 def main() -> None:
@@ -215,11 +306,16 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS))
     parser.add_argument("--packers", nargs="+", default=["bfd", "refine", "auto"])
     parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--limits", action="store_true")
+    parser.add_argument("--real", type=Path, help="folder of .npy arrays of lengths")
     parser.add_argument("--laws", type=int, default=0)
+    parser.add_argument("--one-cpu", action="store_true", help="--laws on this CPU's features only")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     args = parser.parse_args()
     if args.laws:
-        laws(args.laws)
+        digest = laws(args.laws)
+        if not args.one_cpu and laws_on_a_plain_cpu(args.laws) != digest:
+            raise SystemExit("plans differ between CPU feature settings")
         return
     machine = facts()
     print(json.dumps(machine))
@@ -227,6 +323,12 @@ def main() -> None:
         pt.plan(np.arange(1, 60_001) % 500 + 1, 1024, packer=packer)
     rows: list[dict[str, Any]] = []
     print(_LINE.format(*_COLUMNS))
+    if args.limits or args.real:
+        rows += limited(int(args.n)) if args.limits else []
+        rows += windowed(args.real) if args.real else []
+        for row in rows:
+            print(_LINE.format(*(row.get(column, "") for column in _COLUMNS)))
+        args.capacity = []
     for cap in args.capacity:
         for kind in args.kinds:
             new = bench(kind, int(args.n), cap, args.packers)

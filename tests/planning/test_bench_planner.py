@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "planner.py"
 
 
@@ -16,8 +18,18 @@ def run(*arguments: str) -> str:
     ).stdout
 
 
-def test_laws_on_random_instances() -> None:
-    assert "laws hold on 150 random instances" in run("--laws", "150")
+def test_laws_on_random_instances_threads_and_two_cpus() -> None:
+    """Compiled on threads, plain, and compiled for a processor without vector extensions: equal bytes."""
+    assert "laws hold on 250 random instances" in run("--laws", "250")
+
+
+def test_limits_and_windows_are_held_against_their_bounds(tmp_path: Path) -> None:
+    np.save(
+        tmp_path / "some.npy", np.clip(np.random.default_rng(0).lognormal(5, 1, 3000), 1, 9000).astype(int)
+    )
+    run("--n", "3000", "--limits", "--real", str(tmp_path), "--json", str(tmp_path / "rows.json"))
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert len(rows) == 6 and rows[-1]["kind"] == "some" and all(row["over"] >= 0 for row in rows)
 
 
 def test_rows(tmp_path: Path) -> None:
