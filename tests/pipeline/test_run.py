@@ -140,3 +140,18 @@ def test_lengths_that_lie_are_found_before_planning(
 def test_a_switch_without_effect_is_refused(finished: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"training\.packing is false"):
         run(again(finished.config, tmp_path / "n", training__packing=False))
+
+
+def test_which_knows_a_run(finished: Any) -> None:
+    from packtrain.pipeline.which import order_of, rows_of
+
+    order = order_of(finished.folder, world_size=None, grad_accum=None, seed=None, balance=None)
+    assert order.run_steps == finished.result.figures["metrics"]["steps"] == 24 and order.epochs == 1
+    held = [i for step in range(order.steps) for i in order.step(step)["ids"]]
+    assert sorted(set(held)) == sorted(finished.result.plan.indices.tolist())
+    rows = rows_of(order.folder, held[:2])
+    assert rows is not None and len(rows) == 2 and ".jsonl:" in rows[0]
+    places = order.sample(held[0], [0])
+    assert [place["step"] for place in places] == [0]
+    late = order.step(order.steps - 1)["ids"][0]
+    assert order.sample(late, [0]) == [], "the run stopped before it"

@@ -1,0 +1,81 @@
+"""`packtrain which`: the samples of a training step, or the steps of a sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import InputError
+from ._app import emit
+
+__all__ = ["command"]
+
+
+@click.command("which")
+@click.argument("artefact", type=click.Path(path_type=Path), metavar="RUN|PLAN")
+@click.option("--step", type=int, help="Optimizer step, from 0: over the run, or inside --epoch.")
+@click.option("--sample", type=int, help="Sample id: print the steps that hold it.")
+@click.option("--rank", type=int, help="Only what this rank takes.")
+@click.option("--epoch", type=int, help="Epoch, from 0.")
+@click.option("--world-size", type=int, help="Ranks, for a plan [default: 1].")
+@click.option("--grad-accum", type=int, help="Micro steps a step, for a plan by packs [default: 1].")
+@click.option("--seed", type=int, help="Seed of the epoch orders, for a plan [default: plan order].")
+@click.option("--balance", help="Balance of the sampler, for a plan: step, window or global.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def command(
+    artefact: Path,
+    step: int | None,
+    sample: int | None,
+    rank: int | None,
+    epoch: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Say which samples a step of RUN (or of training on PLAN) sees, and where they stand in the source.
+
+    \b
+    Example:
+      packtrain which runs/demo --step 100
+      packtrain which runs/demo --sample 17
+      packtrain which plan --step 3 --epoch 1 --world-size 8 --grad-accum 4 --seed 42
+    """
+    from ..pipeline.which import order_of, rows_of
+
+    if (step is None) == (sample is None):
+        raise InputError("name either --step or --sample", hint="for example --step 0")
+    order = order_of(artefact, **options)
+    if sample is not None:
+        if rank is not None:
+            raise InputError("--rank has no effect with --sample", hint="leave it out")
+        epochs = [epoch] if epoch is not None else list(range(order.epochs))
+        _print_sample(sample, order.sample(sample, epochs), rows_of(order.folder, [sample]), as_json)
+        return
+    found = order.step(int(step or 0), epoch=epoch, rank=rank)
+    rows = rows_of(order.folder, found["ids"])
+    if as_json:
+        emit({**found, "rows": rows})
+        return
+    click.echo(
+        f"epoch {found['epoch']}, step {found['step']} of {found['steps_per_epoch']} "
+        f"(step {found['run_step']} of the run): {len(found['ids'])} samples in {len(found['packs'])} packs"
+    )
+    where = dict(zip(found["ids"], rows or [], strict=False))
+    for pack in found["packs"]:
+        name = "filler" if pack["pack"] < 0 else f"pack {pack['pack']}"
+        click.echo(f"micro step {pack['micro_step']}, rank {pack['rank']}: {name}")
+        for i in pack["ids"]:
+            click.echo(f"  {i}\t{where.get(i, '')}".rstrip())
+
+
+def _print_sample(sample: int, places: list[dict[str, int]], rows: list[str] | None, as_json: bool) -> None:
+    if as_json:
+        emit({"sample": sample, "steps": places, "row": rows[0] if rows else None})
+        return
+    click.echo(f"sample {sample}" + (f" ({rows[0]})" if rows else ""))
+    for place in places:
+        click.echo(
+            f"  epoch {place['epoch']}, step {place['step']} (step {place['run_step']} of the run): "
+            f"micro step {place['micro_step']}, rank {place['rank']}, pack {place['pack']}"
+        )

@@ -1,0 +1,210 @@
+"""Which samples a step of training sees, and which steps see a sample: from the artefact alone.
+
+Steps are counted from 0: over the whole run, or inside an epoch where one is named. `train_log.jsonl`
+counts finished steps, so its row 1 belongs to step 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import files
+from ..errors import FormatError, InputError, PacktrainError
+from ..planning.align import AlignedPlan
+from ..planning.balance import Balance, Balancer
+from ..planning.packplan import PackPlan
+from ..planning.steps import epoch_positions
+
+__all__ = ["Order", "order_of", "rows_of"]
+
+I64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The order in which a run consumes a plan.
+
+    Attributes:
+        aligned: the plan for its ranks.
+        grad_accum: micro steps of a step.
+        seed: of the epoch orders; None = plan order.
+        balance: mode of the sampler, or None.
+        run_steps: steps of the whole run; None = not known.
+        folder: plan folder, to find the source again.
+    """
+
+    aligned: AlignedPlan
+    grad_accum: int
+    seed: int | None
+    balance: str | None
+    run_steps: int | None
+    folder: Path
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch."""
+        return -(-self.aligned.steps // self.grad_accum)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the run, the last perhaps in part; 1 where that is not known."""
+        return 1 if self.run_steps is None else -(-self.run_steps // self.steps)
+
+    def positions(self, start: int, stop: int, epoch: int) -> I64:
+        """Aligned positions of steps start..stop-1 of an epoch, micro step by micro step, rank by rank."""
+        if self.balance is not None and (self.grad_accum > 1 or self.balance != "step"):
+            settings = Balance(grad_accum=self.grad_accum, mode=self.balance)
+            return Balancer(self.aligned, settings).positions(start, stop, self.seed, epoch)
+        width = self.aligned.world_size * self.grad_accum
+        places = np.arange(start * width, min(stop * width, len(self.aligned)), dtype=np.int64)
+        return epoch_positions(self.aligned, places, self.seed or 0, epoch, shuffle=self.seed is not None)
+
+    def step(self, step: int, *, epoch: int | None = None, rank: int | None = None) -> dict[str, Any]:
+        """Packs and sample ids of a step.
+
+        Args:
+            step: from 0; over the run, or inside `epoch`.
+            rank: only what this rank takes.
+
+        Raises:
+            InputError: no such step or rank.
+        """
+        ranks = self.aligned.world_size
+        if rank is not None and not 0 <= rank < ranks:
+            raise InputError(f"rank {rank} of {ranks} ranks", hint=f"0 to {ranks - 1}")
+        if step < 0 or (epoch is not None and (epoch < 0 or step >= self.steps)):
+            raise InputError(
+                f"step {step} of epoch {epoch or 0}: an epoch has {self.steps} steps",
+                hint=f"0 to {self.steps - 1}, or leave --epoch out to count over the whole run",
+            )
+        of_epoch, inside = divmod(step, self.steps) if epoch is None else (epoch, step)
+        packs = self.aligned.pack_ids_at(self.positions(inside, inside + 1, of_epoch))
+        rows = [
+            {
+                "micro_step": place // ranks,
+                "rank": place % ranks,
+                "pack": pack,
+                "ids": [] if pack < 0 else self.aligned.plan[pack].tolist(),
+            }
+            for place, pack in enumerate(packs.tolist())
+            if rank is None or place % ranks == rank
+        ]
+        return {
+            "epoch": of_epoch,
+            "step": inside,
+            "run_step": of_epoch * self.steps + inside,
+            "steps_per_epoch": self.steps,
+            "packs": rows,
+            "ids": sorted({i for row in rows for i in row["ids"]}),
+        }
+
+    def sample(self, sample: int, epochs: list[int]) -> list[dict[str, int]]:
+        """Where a sample is consumed in the named epochs of the run; a repeated pack occurs twice.
+
+        Raises:
+            InputError: the sample is not in the plan (its ledger reason is named).
+        """
+        plan, ranks = self.aligned.plan, self.aligned.world_size
+        found = np.flatnonzero(np.asarray(plan.indices) == sample)
+        if len(found) == 0:
+            reasons = dict(plan.ledger)
+            why = (
+                f"it is in the ledger: {reasons[sample]}" if sample in reasons else "there is no such sample"
+            )
+            raise InputError(
+                f"sample {sample} is in no pack; {why}", hint="see `packtrain show PLAN --ledger`"
+            )
+        pack = int(np.searchsorted(np.asarray(plan.offsets), found[0], side="right")) - 1
+        rows = []
+        for epoch in epochs:
+            packs = self.aligned.pack_ids_at(self.positions(0, self.steps, epoch))
+            for place in np.flatnonzero(packs == pack).tolist():
+                step, rest = divmod(place, ranks * self.grad_accum)
+                if self.run_steps is not None and epoch * self.steps + step >= self.run_steps:
+                    continue
+                rows.append(
+                    {
+                        "epoch": epoch,
+                        "step": step,
+                        "run_step": epoch * self.steps + step,
+                        "micro_step": rest // ranks,
+                        "rank": rest % ranks,
+                        "pack": pack,
+                    }
+                )
+        return rows
+
+
+def order_of(
+    folder: Path, *, world_size: int | None, grad_accum: int | None, seed: int | None, balance: str | None
+) -> Order:
+    """The order of a run folder, or of a plan folder with the settings given.
+
+    Raises:
+        FormatError: the folder is neither. InputError: a setting contradicts the run.
+    """
+    if (folder / "run.json").is_file():
+        given = {"world_size": world_size, "grad_accum": grad_accum, "seed": seed, "balance": balance}
+        named = [name for name, value in given.items() if value is not None]
+        if named:
+            raise InputError(f"{folder} is a run: it knows its {', '.join(named)}", hint="leave them out")
+        return _of_run(folder, files.read_json(folder / "run.json"))
+    if not (folder / "plan.json").is_file():
+        raise FormatError(f"{folder} holds no plan and no finished run", hint="name a run or plan folder")
+    plan = PackPlan.load(folder)
+    aligned = plan.align(world_size or 1)
+    own = aligned.block // aligned.world_size if aligned.block > 1 else None
+    if own is not None and grad_accum not in (None, own):
+        raise InputError(
+            f"--grad-accum is {grad_accum}, a step of this plan has {own} micro steps on "
+            f"{aligned.world_size} ranks",
+            hint="leave --grad-accum out",
+        )
+    return Order(
+        aligned=aligned,
+        grad_accum=own or grad_accum or 1,
+        seed=seed,
+        balance=balance,
+        run_steps=None,
+        folder=folder,
+    )
+
+
+def _of_run(folder: Path, told: Mapping[str, Any]) -> Order:
+    from ..train.config import load_config
+    from ..train.steps import accumulation_of, balance_of
+
+    config = load_config(told["config"])
+    ranks = int(told["result"]["world_size"])
+    place = folder / "plan"
+    plan = PackPlan.load(place)
+    accumulation = accumulation_of(config, plan, ranks)
+    training = config.training
+    aligned = plan.align(ranks, training.dataloader_drop_last)
+    steps = -(-aligned.steps // accumulation)
+    asked = training.max_steps if training.max_steps > 0 else int(np.ceil(training.num_train_epochs * steps))
+    return Order(
+        aligned=aligned,
+        grad_accum=accumulation,
+        seed=training.seed,
+        balance=balance_of(config, accumulation),
+        run_steps=max(1, asked),
+        folder=place,
+    )
+
+
+def rows_of(folder: Path, ids: list[int]) -> list[str] | None:
+    """Where samples stand in their source, or None when the source is not at hand."""
+    from .inputs import Inputs
+
+    try:
+        source = Inputs.of_artefact(folder).open_source()
+        return [source.where(i) for i in ids]
+    except (PacktrainError, OSError):
+        return None
