@@ -104,3 +104,12 @@ class NeedsGpu:
 
         torch.zeros(1, device="cuda")
         return [1] * len(samples)
+
+
+def die_once(context: str, shard: tuple[int, int]) -> tuple[int, int]:
+    """The first process that gets shard 20 notes it in the file `context` and is killed."""
+    if shard[0] == 20 and not os.path.exists(context):
+        with open(context, "w") as handle:
+            handle.write(str(shard[0]))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return shard

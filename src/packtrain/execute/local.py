@@ -26,7 +26,7 @@ from typing import Any
 
 from ..errors import InputError
 
-__all__ = ["available_cpus", "map_shards"]
+__all__ = ["answer_of", "available_cpus", "failure_of", "map_shards", "packed", "shard_name"]
 
 #: Shards per worker that may be finished and not yet handed out.
 _AHEAD = 4
@@ -63,7 +63,7 @@ def map_shards(
         raise InputError(f"workers is {count}", hint="at least 1")
     if count == 1 or len(todo) <= 1:
         return _serial(work, todo, context)
-    return _parallel(_pack(work, context), todo, min(count, len(todo)))
+    return _parallel(packed(work, context), todo, min(count, len(todo)))
 
 
 def _serial(work: Work, shards: Sequence[Any], context: Any) -> Iterator[Any]:
@@ -71,7 +71,7 @@ def _serial(work: Work, shards: Sequence[Any], context: Any) -> Iterator[Any]:
         yield work(context, shard)
 
 
-def _pack(work: Work, context: Any) -> bytes:
+def packed(work: Work, context: Any) -> bytes:
     """Pickle once, in the parent, where a failure can be explained."""
     try:
         return pickle.dumps((work, context), protocol=pickle.HIGHEST_PROTOCOL)
@@ -166,8 +166,18 @@ def _receive(worker: _Worker, shards: Sequence[Any]) -> tuple[int, Any]:
     except (EOFError, ConnectionResetError, BrokenPipeError):
         raise _death(worker, shard) from None
     worker.shard = None
+    return number, _result(ok, value, trace, shard)
+
+
+def answer_of(answer: bytes, shard: Any) -> Any:
+    """What a worker's answer holds: a value, or the exception that is raised here."""
+    _, ok, value, trace = pickle.loads(answer)
+    return _result(ok, value, trace, shard)
+
+
+def _result(ok: bool, value: Any, trace: str, shard: Any) -> Any:
     if ok:
-        return number, value
+        return value
     if not isinstance(value, BaseException):  # it could not be sent; only its text came
         raise InputError(f"shard {shard!r} failed in a worker: {value}", hint=f"the worker said: {trace}")
     value.add_note(f"in a worker process, shard {shard!r}:\n{trace}")
@@ -181,17 +191,19 @@ def _death(worker: _Worker, shard: Any) -> InputError:
     if code is not None and code < 0:
         with contextlib.suppress(ValueError):
             how = f"killed by {signal.Signals(-code).name}"
-    where = f"ids {shard[0]} to {shard[1] - 1}" if _is_range(shard) else f"shard {shard!r}"
     hint = "run it with workers=1 to see the cause"
     if code == -getattr(signal, "SIGKILL", 9):
         hint = "most likely out of memory: use fewer workers"
     elif code == 1:
         hint = "a script that starts workers needs `if __name__ == '__main__':` around its entry; " + hint
-    return InputError(f"a worker died on {where} ({how})", hint=hint)
+    return InputError(f"a worker died on {shard_name(shard)} ({how})", hint=hint)
 
 
-def _is_range(shard: Any) -> bool:
-    return isinstance(shard, tuple) and len(shard) == 2 and all(isinstance(edge, int) for edge in shard)
+def shard_name(shard: Any) -> str:
+    """What to call a shard in messages."""
+    if isinstance(shard, tuple) and len(shard) == 2 and all(isinstance(edge, int) for edge in shard):
+        return f"ids {shard[0]} to {shard[1] - 1}"
+    return f"shard {shard!r}"
 
 
 def _serve(pipe: Connection) -> None:
@@ -210,11 +222,11 @@ def _serve(pipe: Connection) -> None:
                     payload = b""
                 answer = pickle.dumps((number, True, loaded[0](loaded[1], shard), ""))
             except Exception as error:
-                answer = _failure(number, error)
+                answer = failure_of(number, error)
             pipe.send_bytes(answer)
 
 
-def _failure(number: int, error: Exception) -> bytes:
+def failure_of(number: int, error: Exception) -> bytes:
     """An exception as bytes; only its text where it cannot be rebuilt on the other side."""
     trace = traceback.format_exc()
     try:

@@ -1,0 +1,157 @@
+"""Ordered map over shards as tasks of a Ray cluster, or of Ray on this machine.
+
+The work and what all shards share (source and template) are put into Ray's object store once and unpickled
+once per worker process. Each shard is a task; a task whose worker or node dies is run again elsewhere
+(`RETRIES` times), so nothing is lost; an error that the work itself raises is not retried and comes back
+with its type. Results come in shard order, with a bounded number in flight, and equal those of the local
+executor: who runs a pure function does not matter.
+
+Every node must have packtrain installed and see the source, its media and the index under the same paths
+(a shared file system). A cluster that is connected to already is used and left as it is; one that is started
+here is stopped when the map ends. Needs the extra `ray`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from ..errors import InputError, MissingExtraError
+from .local import answer_of, failure_of, packed, shard_name
+
+__all__ = ["RETRIES", "map_shards"]
+
+#: How often a shard is tried again after the worker that had it died.
+RETRIES = 3
+
+#: Shards per worker that may be submitted, and finished but not yet handed out.
+_QUEUED, _AHEAD = 2, 4
+
+Work = Callable[[Any, Any], Any]
+
+#: In a worker process: the work and context of the job it served last.
+_loaded: dict[str, tuple[Work, Any]] = {}
+
+
+def map_shards(
+    work: Work,
+    shards: Iterable[Any],
+    *,
+    workers: int | None = None,
+    context: Any = None,
+    address: str | None = None,
+) -> Iterator[Any]:
+    """Yield `work(context, shard)` for each shard, in order.
+
+    Args:
+        work: a module-level function; pure, so that it may run twice.
+        shards: small picklable values, for example (start, stop) ranges of ids.
+        workers: tasks that run at a time, one CPU each; None = one per CPU of the cluster.
+        context: what all shards share; stored once.
+        address: of a Ray cluster (`auto`, `host:port`, `ray://…`); None = the connected one, the one that
+            `RAY_ADDRESS` names, else Ray is started on this machine.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        InputError: `work` or `context` cannot be pickled, `workers` < 1, the cluster cannot be reached, or
+            a shard failed `RETRIES` + 1 times because its worker died.
+        Exception: whatever `work` raised, with its type; shard and traceback are in its notes.
+    """
+    if workers is not None and workers < 1:
+        raise InputError(f"workers is {workers}", hint="at least 1")
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError("ray", "ray") from None
+    return _mapped(ray, packed(work, context), list(shards), workers, address)
+
+
+def _mapped(
+    ray: Any, payload: bytes, shards: Sequence[Any], workers: int | None, address: str | None
+) -> Iterator[Any]:
+    started = _connect(ray, address)
+    running: dict[Any, int] = {}
+    done: dict[int, Any] = {}
+    given = handed = 0
+    try:
+        count = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        queued = count if workers else _QUEUED * count
+        task = ray.remote(num_cpus=1, max_retries=RETRIES, retry_exceptions=False)(_serve)
+        job, held = uuid.uuid4().hex, ray.put(payload)
+        while handed < len(shards):
+            while len(running) < queued and given < min(len(shards), handed + _AHEAD * count):
+                # in a list, so that the worker fetches the payload only when it has not unpickled it
+                running[task.remote(job, [held], given, shards[given])] = given
+                given += 1
+            while handed in done:
+                yield done.pop(handed)
+                handed += 1
+            if running:
+                for reference in ray.wait(list(running), num_returns=1)[0]:
+                    number = running.pop(reference)
+                    done[number] = _received(ray, reference, shards[number])
+    finally:
+        for reference in running:
+            ray.cancel(reference, force=True)
+        if started:
+            ray.shutdown()
+
+
+def _connect(ray: Any, address: str | None) -> bool:
+    """Be connected to a cluster; True when it was done here."""
+    if ray.is_initialized():
+        return False
+    _reach(address)
+    options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "WARNING"}
+    try:
+        ray.init(**options)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"no Ray cluster at {address or 'this machine'}: {' '.join(str(error).split())[:200]}",
+            hint="start one with `ray start --head`, or leave the address out",
+        ) from None
+    return True
+
+
+def _reach(address: str | None) -> None:
+    """A cluster that nobody serves is said at once: Ray itself would try for minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"no Ray cluster at {address}: {error}",
+            hint="start one with `ray start --head`, or leave the address out",
+        ) from None
+
+
+def _received(ray: Any, reference: Any, shard: Any) -> Any:
+    """The answer of a task, or the error that stands for it."""
+    try:
+        answer = ray.get(reference)
+    except ray.exceptions.RayError as error:
+        raise InputError(
+            f"{shard_name(shard)} failed {RETRIES + 1} times, because its worker died: "
+            f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
+            hint="most likely out of memory: use fewer workers; or run it with --executor local --workers 1",
+        ) from None
+    return answer_of(answer, shard)
+
+
+def _serve(job: str, held: list[Any], number: int, shard: Any) -> bytes:
+    """Task: one shard. The work is unpickled when this process sees the job for the first time."""
+    try:
+        if job not in _loaded:
+            import ray
+
+            _loaded.clear()
+            _loaded[job] = pickle.loads(ray.get(held[0]))
+        work, context = _loaded[job]
+        return pickle.dumps((number, True, work(context, shard), ""))
+    except Exception as error:
+        return failure_of(number, error)
