@@ -4,9 +4,10 @@
     python bench/corpus.py --folder /tmp/corpus --records 20000 --lines 1000000
 
 Prints samples per second of CPU (decoding records, media headers, rendering, counting, publishing), growth
-of the peak memory from the smaller to the larger corpus, the most that a killed run measures again, and how
-long a JSONL file of 10 M lines takes to open again. Each measurement is a process of its own; files are read
-once before.
+of the memory from the smaller to the larger corpus (sampled from the first range on until the lengths are
+published: start-up has a peak of its own that would hide it), the most that a killed run measures again,
+and how long a JSONL file of 10 M lines takes to open again. Each measurement is a process of its own; files
+are read once before.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def make(folder: Path, records: int, words: list[str]) -> Path:
 
 def measure(source: str, processor: str, out: str) -> None:
     """One measurement; its figures as one JSON line."""
-    import resource
+    import threading
+
+    import psutil
 
     import packtrain as pt
     from packtrain.sources import open_source
@@ -71,19 +74,32 @@ def measure(source: str, processor: str, out: str) -> None:
 
     template = HFTemplate(load_processor(processor))
     chats = ChatSource(open_source(source))
-    begun, cpu = time.perf_counter(), time.process_time()
     reached: list[int] = []
+    highest = [0]
+    ended = threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(0.05):
+            if reached:
+                highest[0] = max(highest[0], psutil.Process().memory_info().rss)
 
     def progress(done: int, total: int) -> None:
+        if not reached:
+            starts.append((time.perf_counter(), time.process_time()))
         reached.append(done)
         print(done, file=sys.stderr, flush=True)
 
+    threading.Thread(target=sample, daemon=True).start()
+    starts = [(time.perf_counter(), time.process_time())]
+
     lengths = pt.measure(chats, template, out, workers=1, progress=progress)
+    ended.set()
     figures = {
         "samples": len(lengths),
-        "wall": time.perf_counter() - begun,
-        "cpu": time.process_time() - cpu,
-        "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "wall": time.perf_counter() - starts[0][0],
+        "cpu": time.process_time() - starts[0][1],
+        "begin": starts[1][1] - starts[0][1],
+        "rss": highest[0] / 1e6,
         "digest": lengths.digest,
         "first": reached[0],
     }
@@ -159,7 +175,8 @@ def main() -> None:
         run = runs[-1]
         print(
             f"{records:>10,} records: {run['wall']:.1f} s, {run['cpu']:.1f} s CPU, "
-            f"{records / run['cpu']:,.0f} samples/s/core, peak {run['rss']:,.0f} MB",
+            f"{records / run['cpu']:,.0f} samples/s/core ({run['begin']:.1f} s to the first range), "
+            f"{run['rss']:,.0f} MB",
             flush=True,
         )
     found["samples/s/core"] = args.records / runs[-1]["cpu"]
