@@ -191,6 +191,7 @@ def test_shards_append_and_audit_of_encoded_rows(shell: Shell, tmp_path: Path) -
         assert code == 0 and (json.loads(out)["samples"], json.loads(out)["audited"]) == (20, 10)
         if shard == "0/2":
             assert "missing: 1/2" in shell.refused("merge", tmp_path / "l")
+            assert "not merged" in shell.refused("show", tmp_path / "l")
     code, out, _ = shell("merge", tmp_path / "l", "--json")
     assert code == 0 and json.loads(out)["samples"] == 40
     assert json.loads(shell(*measure, "--shard", "1/2")[1])["samples"] == 40  # merged already

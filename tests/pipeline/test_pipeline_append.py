@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,6 +187,44 @@ def test_rows_tell_their_shards(tmp_path: Path) -> None:
     grown = open_source(tmp_path / "rows", kind="encoded")
     lengths = measure(grown, EncodedTemplate(), tmp_path / "l", append=True)
     assert lengths.tokens.tolist() == [3, 1, 4, 1, 5, 6, 5, 3]
+
+
+def tar(path: Path, first: int, last: int, said: str = "w w w") -> None:
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, "w") as out:
+        for i in range(first, last):
+            for name, held in ((f"{i}.jpg", bytes([i]) * 40), (f"{i}.txt", said.encode())):
+                info = tarfile.TarInfo(name)
+                info.size = len(held)
+                out.addfile(info, io.BytesIO(held))
+
+
+def test_tars_and_the_media_in_them(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    for number in range(3):
+        tar(folder / f"{number}.tar", 10 * number, 10 * number + 10)
+
+    def change() -> None:
+        tar(folder / "1.tar", 10, 18, "another caption")
+        os.remove(folder / "2.tar")
+        tar(folder / "4.tar", 40, 45)
+
+    assert grown_equals_fresh(tmp_path, folder, change) == 8 + 5
+
+
+def test_changed_media_of_copied_samples_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    write(folder / "a.jsonl", 0, 10)
+    write(folder / "b.jsonl", 10, 20)
+    measure(chats(folder), Seen(), tmp_path / "l")
+    before = snapshot(tmp_path / "l")
+    for name in ("c.jsonl", "b.jsonl"):  # grown, then changed
+        write(folder / name, 20, 25)
+        (folder / "1.jpg").write_bytes(b"another picture")
+        with pytest.raises(ForeignArtefactError, match=r"other media: 1\.jpg"):
+            measure(chats(folder), Seen(), tmp_path / "l", append=True)
+        now = {name: held for name, held in snapshot(tmp_path / "l").items() if "partial" not in name}
+        assert now == before
 
 
 @pytest.mark.parametrize("change", ["grown", "changed"])

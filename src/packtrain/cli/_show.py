@@ -29,6 +29,8 @@ def artefact_kind(folder: Path) -> str:
         raise FormatError(f"{folder} does not exist", hint="name a lengths, plan or run folder")
     if (folder / "partial").is_dir():
         raise FormatError(f"{folder} is an unfinished measurement", hint="run the same measure command again")
+    if any(folder.glob("shard_*_of_*/partial")):
+        raise FormatError(f"{folder} holds shards that are not merged", hint=f"run packtrain merge {folder}")
     raise FormatError(f"{folder} holds no lengths, plan or run", hint="name the folder given as --out")
 
 

@@ -94,10 +94,11 @@ def _mapped(
                     number = running.pop(reference)
                     done[number] = _received(ray, reference, shards[number])
     finally:
-        for reference in running:
-            ray.cancel(reference, force=True)
-        if started:
-            ray.shutdown()
+        if ray.is_initialized():  # else asking Ray for anything would start it again
+            for reference in running:
+                ray.cancel(reference, force=True)
+            if started:
+                ray.shutdown()
 
 
 def _connect(ray: Any, address: str | None) -> bool:

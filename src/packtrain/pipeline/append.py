@@ -7,18 +7,21 @@ stop in between is finished by the next run (`finish_exchange`). So readers find
 ones, or for the time of some renames none: never a mixture.
 
 Media: where the source has only grown, the old table is merged with the rows of what is new. Otherwise the
-media of copied ids are identified again, without measuring.
+media of copied ids are identified again, without measuring; media of files that left do not matter.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import extend, files
 from ..errors import ForeignArtefactError, FormatError
@@ -28,7 +31,7 @@ from ..store import lengths as lengths_store
 from ..store import parts
 from ..store.media import read_media
 from .growth import Piece, is_whole, may_have_grown, pieces_of, read_layout
-from .publish import Identity, details, origin_of, publish
+from .publish import Identity, details, origin_of, publish, refuse_changed_media
 from .ranges import How, cut, gathered, part_of
 
 __all__ = ["append_lengths", "clear_next", "finish_exchange"]
@@ -45,13 +48,16 @@ def append_lengths(
     identity: Identity,
     how: How,
     origin: dict[str, Any] | None,
+    *,
+    verify_content: bool = False,
 ) -> None:
     """Bring the lengths in `folder` up to date with `source`.
 
-    The caller has made sure that the template is the same and that no medium has changed.
+    The caller has made sure that the template is the same.
 
     Raises:
-        ForeignArtefactError: the source is not the measured one grown; the folder stays as it is.
+        ForeignArtefactError: the source is not the measured one grown, or media of ids that would be copied
+            have changed; the folder stays as it is.
     """
     lengths, marker = lengths_store.read(folder)
     before = read_layout(folder)
@@ -63,6 +69,8 @@ def append_lengths(
     old = _Old(folder, lengths)
     pieces = _pieces(folder, before, source, identity, old)
     grown = is_whole(before, pieces)
+    if grown:
+        refuse_changed_media(folder, identity, verify_content)
     key = {**identity.key, "from": marker["fingerprint"]}
     everything = {**key, "everything": True}
     if parts.key_of(folder) == everything:
@@ -109,9 +117,24 @@ class _Old:
         self.lengths = lengths
         self.details = details(folder)
         self.faults = sorted(lengths.reasons)
+        self.folder = folder
+        self._media: NDArray[np.uint64] | None = None
 
     def faulty(self, start: int, stop: int) -> bool:
         return bisect_left(self.faults, start) < bisect_left(self.faults, stop)
+
+    def check_media(self, rows: list[parts.MediaRow]) -> None:
+        """ForeignArtefactError when a medium is not what was measured before."""
+        if self._media is None:  # 8 bytes a medium
+            held = array("Q", map(_row_digest, read_media(self.folder)))
+            self._media = np.sort(np.asarray(held, dtype=np.uint64), kind="stable")
+        for row in rows:
+            place = int(np.searchsorted(self._media, np.uint64(_row_digest(row))))
+            if place == len(self._media) or int(self._media[place]) != _row_digest(row):
+                raise ForeignArtefactError(
+                    f"{self.folder} was measured from other media: {row[0]} changed since",
+                    hint="measure again with --overwrite",
+                )
 
     def part(self, piece: Piece, start: int, stop: int, *, zeros: bool) -> parts.Part:
         """The ids [start, stop) of a copied piece; costs that are all 0 only with `zeros`."""
@@ -128,6 +151,10 @@ class _Old:
             costs={name: values for name, values in costs.items() if zeros or values.any()},
             reasons=[(i - shift + start, self.lengths.reasons[i], self.details.get(i, "")) for i in faults],
         )
+
+
+def _row_digest(row: parts.MediaRow) -> int:
+    return int.from_bytes(hashlib.sha256(files.canonical_json(row)).digest()[:8], "little")
 
 
 def _pieces(
@@ -191,6 +218,7 @@ def _results(
         part = old.part(piece, start, stop, zeros=grown)
         if not grown:
             part.media = next(answers)
+            old.check_media(part.media)
         yield part
 
 

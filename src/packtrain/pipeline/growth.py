@@ -36,11 +36,15 @@ def layout_of(source: extend.Source) -> dict[str, Any] | None:
     """The layout of a source: its fingerprint, options and files; None when its ids are not of files."""
     inner: Any = source
     options: list[Any] = []
-    while hasattr(inner, "source") and len(inner.source) == len(source):
+    while callable(getattr(inner, "fields", None)) and isinstance(
+        getattr(inner, "source", None), extend.Source
+    ):
+        if len(inner.source) != len(source):
+            return None
         options.append({name: value for name, value in inner.fields().items() if name != "source"})
         inner = inner.source
     shards = getattr(inner, "shards", None)
-    if shards is None:
+    if shards is None or not callable(getattr(inner, "fields", None)):
         return None
     fields = dict(inner.fields())
     held = fields.get("files") or []

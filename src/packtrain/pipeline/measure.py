@@ -20,10 +20,9 @@ from ..measuring.run import measure_range
 from ..planning.lengths import Lengths
 from ..store import lengths as lengths_store
 from ..store import parts
-from ..store.media import changed_media
 from .append import append_lengths, clear_next, finish_exchange
 from .growth import may_have_grown, read_layout
-from .publish import Identity, details, origin_of, publish
+from .publish import Identity, details, origin_of, publish, refuse_changed_media
 from .ranges import SERIAL, How, Progress, cut, gathered, part_of
 
 __all__ = ["SERIAL", "details", "measure", "origin_of"]
@@ -84,8 +83,7 @@ def measure(
         lengths, marker = lengths_store.read(folder)
         differs = _differences(marker, identity)
         if differs and append and differs <= {"samples", "source"}:
-            refuse_changed_media(folder, identity, verify_content)
-            append_lengths(folder, source, template, identity, how, origin)
+            append_lengths(folder, source, template, identity, how, origin, verify_content=verify_content)
             return Lengths.load(folder)
         if differs:
             raise _foreign(folder, marker, identity, differs)
@@ -110,17 +108,6 @@ def measure(
     publish(folder, paths, identity, media=parts.media_rows(paths), origin=origin_of(origin))
     parts.clear_parts(folder)
     return Lengths.load(folder)
-
-
-def refuse_changed_media(folder: Path, identity: Identity, verify_content: bool) -> None:
-    """ForeignArtefactError when a medium is no longer what was measured."""
-    changed = changed_media(folder, identity.root, verify_content=verify_content)
-    if changed:
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise ForeignArtefactError(
-            f"{folder} was measured from other media: {changed[0]}{more} changed since",
-            hint="measure again with --overwrite",
-        )
 
 
 def _differences(marker: dict[str, Any], identity: Identity) -> set[str]:

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import extend, files
-from ..errors import InputError
+from ..errors import ForeignArtefactError, InputError
 from ..planning.lengths import STATUS_OK, Lengths
 from ..store import lengths as lengths_store
 from ..store import parts
-from ..store.media import save_media
+from ..store.media import changed_media, save_media
 from .growth import LAYOUT, layout_of
 
-__all__ = ["KEY_SCHEMA", "Identity", "details", "origin_of", "publish"]
+__all__ = ["KEY_SCHEMA", "Identity", "details", "origin_of", "publish", "refuse_changed_media"]
 
 #: What reads lengths of this folder must agree on; raised when equal inputs would give other lengths.
 KEY_SCHEMA = 1
@@ -111,6 +111,17 @@ def publish(
         fields={"key": identity.key, "media": digest},
         origin=origin,
     )
+
+
+def refuse_changed_media(folder: Path, identity: Identity, verify_content: bool) -> None:
+    """ForeignArtefactError when a medium is no longer what was measured."""
+    changed = changed_media(folder, identity.root, verify_content=verify_content)
+    if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise ForeignArtefactError(
+            f"{folder} was measured from other media: {changed[0]}{more} changed since",
+            hint="measure again with --overwrite",
+        )
 
 
 def details(folder: str | Path) -> dict[int, str]:
