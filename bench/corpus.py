@@ -4,7 +4,7 @@
     python bench/corpus.py --folder /tmp/corpus --records 20000 --lines 1000000
 
 Prints samples per second of CPU (decoding records, media headers, rendering, counting, publishing), growth
-of the memory from the smaller to the larger corpus (sampled from the first range on until the lengths are
+of the memory from the smaller to the larger corpus (sampled over the second half and until the lengths are
 published: start-up has a peak of its own that would hide it), the most that a killed run measures again,
 and how long a JSONL file of 10 M lines takes to open again. Each measurement is a process of its own; files
 are read once before.
@@ -75,13 +75,17 @@ def measure(source: str, processor: str, out: str) -> None:
     template = HFTemplate(load_processor(processor))
     chats = ChatSource(open_source(source))
     reached: list[int] = []
-    highest = [0]
+    earlier: list[int] = []
+    highest: list[int] = []
     ended = threading.Event()
 
     def sample() -> None:
         while not ended.wait(0.05):
-            if reached:
-                highest[0] = max(highest[0], psutil.Process().memory_info().rss)
+            held = psutil.Process().memory_info().rss
+            if reached and reached[-1] >= len(chats) // 2:
+                highest.append(held)
+            elif reached:
+                earlier.append(held)
 
     def progress(done: int, total: int) -> None:
         if not reached:
@@ -99,7 +103,9 @@ def measure(source: str, processor: str, out: str) -> None:
         "wall": time.perf_counter() - starts[0][0],
         "cpu": time.process_time() - starts[0][1],
         "begin": starts[1][1] - starts[0][1],
-        "rss": highest[0] / 1e6,
+        "rss": max(highest) / 1e6,
+        "half": highest[0] / 1e6,
+        "earlier": max(earlier) / 1e6,
         "digest": lengths.digest,
         "first": reached[0],
     }
@@ -176,7 +182,7 @@ def main() -> None:
         print(
             f"{records:>10,} records: {run['wall']:.1f} s, {run['cpu']:.1f} s CPU, "
             f"{records / run['cpu']:,.0f} samples/s/core ({run['begin']:.1f} s to the first range), "
-            f"{run['rss']:,.0f} MB",
+            f"{run['rss']:,.0f} MB ({run['half']:,.0f} half-way, {run['earlier']:,.0f} at most before)",
             flush=True,
         )
     found["samples/s/core"] = args.records / runs[-1]["cpu"]
