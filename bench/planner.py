@@ -186,8 +186,9 @@ def peers(kind: str, n: int, cap: int) -> list[dict[str, Any]]:
     return out
 
 
-TIGHT = ((16384, 8, 40960, 24), (32768, 16, 96000, 64), (8192, 6, 22000, 16), (8192, 10, 30000, 64),
-         (8192, 8, 26000, 32))  # fmt: skip
+# tokens, images, patches, samples: first where one dimension binds, then where three or four do
+TIGHT = ((16384, 8, 40960, 24), (32768, 16, 96000, 64), (8192, 17, 26200, 64), (8192, 19, 29000, 64),
+         (8192, 17, 26200, 8))  # fmt: skip
 
 
 def image_chats(n: int, seed: int = 0) -> pt.Lengths:

@@ -49,12 +49,22 @@ def test_compiled_equals_plain_with_several_limits() -> None:
     for options in (
         {"limits": {"images": 8, "patches": 26000}, "max_samples": 12},
         {"limits": {"patches": 26000}},
+        {"limits": {"images": 17, "patches": 26200}, "max_samples": 64},
         {"max_samples": 5, "multiple_of": 8, "seed": 4},
     ):
         with plain_path():
             plain = pt.plan(lengths, 8192, **options)
         with compiled_path():
             assert pt.plan(lengths, 8192, **options) == plain
+
+
+def test_three_limits_that_bind_at_once() -> None:
+    """Packs that are full in the third dimension don't block the search; the bound is of one dimension."""
+    lengths = corpus(60_000)
+    options = {"limits": {"images": 19, "patches": 29000}, "max_samples": 64}
+    plan = pt.plan(lengths, 8192, **options)
+    check_laws(plan, lengths)
+    assert plan.certificate.gap <= 0.05
 
 
 def test_a_sample_that_alone_breaks_a_limit_follows_its_policy() -> None:

@@ -6,6 +6,9 @@ packs are found by (plane, room) with one room bitset a plane. For a type every 
 searched for the smallest room that fits; of at most TRIES candidates a plane the one with the least left
 over wins. Without the planes, packs that are full in the other dimension block the search.
 
+Where three dimensions bind at once, packs that are full in the third block the search in the same way: when a
+plan stays 1 % over its bound, the third most demanded dimension is cut into planes too.
+
 Which order of types is best differs by instance: the largest relative need first, the sum of needs first,
 or needs weighted by scarcity; and so does which dimension serves as rooms. All are run, until one is within
 1/10,000 of the bound, and the fewest packs win. Integers only.
@@ -27,6 +30,8 @@ __all__ = ["largest_need", "needs", "pack_limits", "types_of"]
 I64 = NDArray[np.int64]
 
 _PLANES = 16
+_SECONDS = 8  # planes of a third dimension
+_COARSE = 1 << 11  # rooms when there are those
 _ROOMS = 1 << 14
 _TRIES = 16
 _FINE = 64
@@ -74,14 +79,17 @@ def pack_limits(problem: PackProblem) -> I64:
     )
     compiled = use_jit(len(need))
     best: tuple[int, I64, Any] | None = None
-    for columns in _layouts(share, caps):
-        view = np.ascontiguousarray(rows[:, columns])
-        for order in _orders(view, caps[columns], share[columns]):
-            patterns, packs = _run(view[order], counts[order], caps[columns], compiled)
-            if best is None or packs < best[0]:
-                best = (packs, order, patterns)
-            if best[0] - bound <= bound // 10_000:  # nothing can gain more than one pack in 10,000
-                return _assign(best[1], best[2], ids)
+    for seconds in (1, _SECONDS) if len(caps) > 2 else (1,):
+        if best is not None and best[0] - bound <= bound // 100:
+            break
+        for columns in _layouts(share, caps)[: 2 if seconds == 1 else 1]:
+            view = np.ascontiguousarray(rows[:, columns])
+            for order in _orders(view, caps[columns], share[columns]):
+                patterns, packs = _run(view[order], counts[order], caps[columns], seconds, compiled)
+                if best is None or packs < best[0]:
+                    best = (packs, order, patterns)
+                if best[0] - bound <= bound // 10_000:  # nothing can gain more than one pack in 10,000
+                    return _assign(best[1], best[2], ids)
     assert best is not None  # there is always a layout
     return _assign(best[1], best[2], ids)
 
@@ -96,7 +104,7 @@ def _layouts(share: I64, caps: I64) -> list[list[int]]:
     out = []
     for rooms in (0, next((d for d in by_share if caps[d] > _FINE), 0)):
         planes = next(d for d in by_share if d != rooms)
-        layout = [rooms, planes, *(d for d in range(len(caps)) if d not in (rooms, planes))]
+        layout = [rooms, planes, *(d for d in by_share if d not in (rooms, planes))]
         if layout not in out:
             out.append(layout)
     return out
@@ -120,19 +128,19 @@ def _orders(rows: I64, caps: I64, share: I64) -> list[I64]:
     return [np.argsort(-key, kind="stable") for key in keys]
 
 
-def _run(rows: I64, counts: I64, caps: I64, compiled: bool) -> tuple[Any, int]:
+def _run(rows: I64, counts: I64, caps: I64, seconds: int, compiled: bool) -> tuple[Any, int]:
     """Patterns over types (repeat, offsets, type, number), and the number of packs."""
     planes = int(min(_PLANES, caps[1])) + 1
     shift = 0
-    while int(caps[0]) >> shift > _ROOMS:
+    while int(caps[0]) >> shift > (_ROOMS if seconds == 1 else _COARSE):
         shift += 1
     floor = rows.min(axis=0)  # a pack with less left than any sample needs is closed
     if compiled:
         from ._multi_kernel import fill_types
 
-        patterns = fill_types(rows, counts, caps, floor, planes, shift, _TRIES)
+        patterns = fill_types(rows, counts, caps, floor, planes, seconds, shift, _TRIES)
     else:
-        patterns = _PlainFill(caps, floor, planes, shift).run(rows, counts)
+        patterns = _PlainFill(caps, floor, planes, seconds, shift).run(rows, counts)
     return patterns, int(patterns[0].sum())
 
 
@@ -156,13 +164,15 @@ def _assign(order: I64, patterns: Any, ids: I64) -> I64:
 class _PlainFill:
     """The plain path: for each plane a sorted list of occupied rooms and a stack of groups for each."""
 
-    def __init__(self, caps: I64, floor: I64, planes: int, shift: int) -> None:
+    def __init__(self, caps: I64, floor: I64, planes: int, seconds: int, shift: int) -> None:
         self.caps: list[int] = caps.tolist()
         self.floor: list[int] = floor.tolist()
-        self.planes, self.shift = planes, shift
+        self.planes, self.seconds, self.shift = planes, seconds, shift
+        self.second = 2 if seconds > 1 else 1
+        self.second_cap = max(1, self.caps[self.second])
         self.plane_cap = max(1, self.caps[1])
-        self.rooms: list[list[int]] = [[] for _ in range(planes)]
-        self.at_room: list[dict[int, list[int]]] = [{} for _ in range(planes)]
+        self.rooms: list[list[int]] = [[] for _ in range(planes * seconds)]
+        self.at_room: list[dict[int, list[int]]] = [{} for _ in range(planes * seconds)]
         self.left: list[list[int]] = []
         self.repeat: list[int] = []
         self.content: list[Any] = []
@@ -212,13 +222,19 @@ class _PlainFill:
         """The open group that has least left over, taken out of its stack."""
         best = best_at = None
         low_room = need[0] >> self.shift
-        for plane in range(need[1] * (self.planes - 1) // self.plane_cap, self.planes):
+        low_second = need[self.second] * (self.seconds - 1) // self.second_cap
+        low_plane = need[1] * (self.planes - 1) // self.plane_cap
+        for plane in range(low_plane * self.seconds, self.planes * self.seconds):
+            if plane % self.seconds < low_second:
+                continue
             rooms = self.rooms[plane]
             at = self.first_fit(rooms, self.at_room[plane], bisect_left(rooms, low_room), need)
             if at is None:
                 continue
             left = self.left[self.at_room[plane][at[0]][at[1]]]
             score = 2 * ((left[0] << 20) // self.caps[0]) + (left[1] << 20) // self.plane_cap
+            if self.seconds > 1:
+                score += (left[2] << 20) // self.second_cap
             if best is None or score < best:
                 best, best_at = score, (plane, *at)
         if best_at is None:
@@ -250,7 +266,8 @@ class _PlainFill:
         if repeat == 0:
             return
         if all(a >= b for a, b in zip(left, self.floor, strict=True)):
-            plane = left[1] * (self.planes - 1) // self.plane_cap
+            plane = left[1] * (self.planes - 1) // self.plane_cap * self.seconds
+            plane += left[self.second] * (self.seconds - 1) // self.second_cap
             room = left[0] >> self.shift
             stack = self.at_room[plane].setdefault(room, [])
             if not stack:

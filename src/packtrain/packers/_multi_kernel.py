@@ -13,7 +13,7 @@ __all__ = ["fill_types"]
 
 @kernel
 def fill_types(
-    rows: Any, counts: Any, caps: Any, floor: Any, planes: Any, shift: Any, tries: Any
+    rows: Any, counts: Any, caps: Any, floor: Any, planes: Any, seconds: Any, shift: Any, tries: Any
 ) -> Any:  # pragma: no cover
     """Patterns over types (repeat, offsets, type, number); rows in the order in which they are placed."""
     one = np.uint64(1)
@@ -21,9 +21,11 @@ def fill_types(
     dims = rows.shape[1]
     n_rooms = (caps[0] >> shift) + 1
     n_words = (n_rooms >> 6) + 1
-    words = np.zeros((planes, n_words), dtype=np.uint64)
-    head = np.full((planes, n_rooms), -1, dtype=np.int64)
+    words = np.zeros((planes * seconds, n_words), dtype=np.uint64)
+    head = np.full((planes * seconds, n_rooms), -1, dtype=np.int64)
     plane_cap = max(np.int64(1), caps[1])
+    second = 2 if seconds > 1 else 1  # the dimension of the second planes
+    second_cap = max(np.int64(1), caps[second])
     size = 1024
     left = np.empty((size, dims), dtype=np.int64)
     repeat = np.empty(size, dtype=np.int64)
@@ -46,8 +48,11 @@ def fill_types(
             found_room = 0
             best = np.int64(-1)
             low_plane = rows[t, 1] * (planes - 1) // plane_cap
+            low_second = rows[t, second] * (seconds - 1) // second_cap
             low_room = rows[t, 0] >> shift
-            for i in range(low_plane, planes):
+            for i in range(low_plane * seconds, planes * seconds):
+                if i % seconds < low_second:
+                    continue
                 tried = 0
                 w = low_room >> 6
                 bits = words[i, w] & (~zero << np.uint64(low_room & 63))
@@ -88,6 +93,8 @@ def fill_types(
                         tried += 1
                         if fits:
                             score = 2 * ((left[g, 0] << 20) // caps[0]) + (left[g, 1] << 20) // plane_cap
+                            if seconds > 1:
+                                score += (left[g, 2] << 20) // second_cap
                             if best < 0 or score < best:
                                 best = score
                                 found = g
@@ -159,7 +166,8 @@ def fill_types(
                     if left[n_groups, d] < floor[d]:
                         is_open = False
                 if is_open:
-                    i = left[n_groups, 1] * (planes - 1) // plane_cap
+                    i = left[n_groups, 1] * (planes - 1) // plane_cap * seconds
+                    i += left[n_groups, second] * (seconds - 1) // second_cap
                     place = left[n_groups, 0] >> shift
                     chain[n_groups] = head[i, place]
                     head[i, place] = n_groups

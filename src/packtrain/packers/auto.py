@@ -15,7 +15,7 @@ from ._multi import pack_limits
 
 __all__ = ["HISTOGRAM", "LIMITS", "VERSION", "pack"]
 
-VERSION = 2
+VERSION = 3
 HISTOGRAM = True
 LIMITS = True
 

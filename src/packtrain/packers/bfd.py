@@ -20,7 +20,7 @@ from ._jit import DENSE_LIMIT, use_jit
 
 __all__ = ["HISTOGRAM", "LIMITS", "VERSION", "pack"]
 
-VERSION = 1
+VERSION = 2
 
 #: Reads `sizes` and `counts` only, so the planner need not gather `costs`.
 HISTOGRAM = True
