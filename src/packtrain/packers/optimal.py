@@ -115,12 +115,12 @@ def _quiet_solver() -> tuple[Any, float]:
     except ImportError:
         raise MissingExtraError("highspy", "optimal") from None
 
-    class Quiet(highspy.Highs):
+    class Quiet(highspy.Highs):  # type: ignore[misc]
         def enableCallbacks(self) -> Any:
             self.setOptionValue("output_flag", False)
-            return super().enableCallbacks()  # type: ignore[no-untyped-call]
+            return super().enableCallbacks()
 
-    return Quiet(), float(highspy.kHighsInf)  # type: ignore[no-untyped-call]
+    return Quiet(), float(highspy.kHighsInf)
 
 
 class _Master:
