@@ -17,7 +17,7 @@ BEGIN, END = "<!-- tree -->\n```\n", "```\n<!-- end of tree -->"
 
 # In the order of the layers, the lowest first.
 ORDER = [
-    *("errors", "extend", "world", "files", "version", "packers", "planning", "media", "families"),
+    *("errors", "extend", "world", "files", "version", "waiting", "packers", "planning", "media", "families"),
     *("sources", "measuring", "execute", "store", "template", "collate", "data"),
     *("demo", "export", "report", "train", "pipeline", "integrations", "cli", "testing", "__main__"),
 ]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +23,56 @@ def data() -> Path:
     if not DATA.is_dir():
         pytest.skip(f"real data are not there: {DATA} (set PACKTRAIN_TEST_DATA)")
     return DATA
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small real tokenizer with a chat template, without images."""
+    from packtrain.demo.processor import save_processor, train_tokenizer
+    from packtrain.template import load_processor
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    texts = [f"Count to {i}. {' '.join(map(str, range(i)))}" for i in range(24)]
+    save_processor(folder / "processor", train_tokenizer(texts, 400))
+    processor = load_processor(str(folder / "processor"))
+    processor.tokenizer.chat_template = processor.chat_template or processor.tokenizer.chat_template
+    processor.tokenizer.save_pretrained(str(folder / "text"))
+    return folder / "text"
+
+
+@pytest.fixture
+def text_run(tmp_path: Path, tokenizer_folder: Path) -> Callable[..., dict[str, Any]]:
+    """Makes the values of a small text run: `text_run(samples=40, output_dir=…, **training)`."""
+
+    def make(
+        samples: int = 40,
+        output_dir: Path | None = None,
+        name: str = "train",
+        cap: int = 128,
+        **training: Any,
+    ) -> dict[str, Any]:
+        path = tmp_path / f"{name}.jsonl"
+        if not path.exists():
+            rows = [
+                {"question": f"Count to {i % 23}.", "answer": " ".join(str(j) for j in range(i * 7 % 23 + 1))}
+                for i in range(samples)
+            ]
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return {
+            "global_max_length": cap,
+            "model": {"name_or_path": "tiny:qwen3"},
+            "template": {"processor": str(tokenizer_folder)},
+            "custom": {"train_jsonl": str(path), "columns": {"prompt": "question", "response": "answer"}},
+            "training": {
+                "output_dir": str(output_dir or tmp_path / "run"),
+                "packing_length_precompute_workers": 1,
+                "save_strategy": "no",
+                "logging_steps": 1,
+                **training,
+            },
+        }
+
+    return make
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

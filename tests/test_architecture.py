@@ -22,6 +22,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = [
     ["version", "errors"],
     ["extend", "world", "files"],
+    ["waiting"],
     ["packers"],
     ["planning"],
     ["media"],

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -27,13 +28,16 @@ __all__ = [
     "digest_json",
     "make_folder",
     "move",
+    "private_folder",
     "publish",
     "publish_array",
     "publish_json",
+    "publish_new",
     "publish_text",
     "read_json",
     "remove",
     "remove_leftovers",
+    "remove_tree",
     "sha256_file",
 ]
 
@@ -58,7 +62,7 @@ def publish(path: str | Path) -> Iterator[IO[bytes]]:
     """
     path = Path(path)
     make_folder(path.parent)
-    temporary = path.with_name(f".{path.name}{_TMP}{os.getpid()}")
+    temporary = _temporary(path)
     try:
         with _create(temporary) as handle:
             yield handle
@@ -75,6 +79,55 @@ def publish(path: str | Path) -> Iterator[IO[bytes]]:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
         raise
+
+
+def publish_new(path: str | Path, text: str) -> bool:
+    """Publish a text only where `path` does not exist; False when it does.
+
+    Of any number of processes, on any number of hosts, one gets True. No operating-system lock is used:
+    the finished file is linked to its name, which fails where the name is taken. File systems without
+    hard links get an exclusive create, after which a reader may see the file torn for a moment.
+    """
+    path = Path(path)
+    make_folder(path.parent)
+    temporary = _temporary(path)
+    try:
+        with _create(temporary) as handle:
+            handle.write(text.encode("utf-8", "backslashreplace"))
+            handle.flush()
+            os.fsync(handle.fileno())
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError:
+            return _create_new(path, text)
+        step("link", path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+    return True
+
+
+def _create_new(path: Path, text: str) -> bool:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        return False
+    try:
+        os.write(descriptor, text.encode("utf-8", "backslashreplace"))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    step("create", path)
+    sync_folder(path.parent)
+    return True
+
+
+def _temporary(path: Path) -> Path:
+    """A name that no other writer has: hosts and containers may share a process id, never these bytes."""
+    return path.with_name(f".{path.name}{_TMP}{os.getpid()}.{os.urandom(4).hex()}")
 
 
 def _create(path: Path) -> IO[bytes]:
@@ -140,6 +193,22 @@ def make_folder(folder: str | Path) -> None:
             raise InputError(f"no permission to create {folder}", hint="choose a writable folder") from None
 
 
+def private_folder(name: str) -> Path:
+    """A folder for processes of this user on this machine, in the system's temporary folder.
+
+    Raises:
+        InputError: the name is taken by something that is not this user's folder.
+    """
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    folder = Path(tempfile.gettempdir()) / f"packtrain-{user}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if folder.is_symlink() or not folder.is_dir() or folder.stat().st_uid != user:
+        raise InputError(f"{folder} is not a folder of this user", hint="remove it, or set TMPDIR")
+    make_folder(folder / name)
+    return folder / name
+
+
 def remove(path: str | Path) -> None:
     """Remove a file if it is there, durably."""
     path = Path(path)
@@ -157,6 +226,20 @@ def move(path: str | Path, target: str | Path) -> None:
     os.replace(path, target)
     step("rename", target)
     sync_folder(target.parent)
+
+
+def remove_tree(folder: str | Path) -> None:
+    """Remove a folder with all in it; what another process removes meanwhile is no error."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            remove_tree(path)
+        else:
+            remove(path)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def remove_leftovers(folder: str | Path) -> None:

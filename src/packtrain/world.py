@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .errors import InputError
 
-__all__ = ["World", "cache_dir", "jit_allowed", "world"]
+__all__ = ["Node", "World", "cache_dir", "jit_allowed", "node", "world"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,37 @@ def world(rank: int | None = None, size: int | None = None) -> World:
             rank = distributed.get_rank() if rank is None else rank
             size = distributed.get_world_size() if size is None else size
     return World(rank=0 if rank is None else rank, size=1 if size is None else size)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """This process among those of its machine, as its launcher says.
+
+    Attributes:
+        rank: position on the machine; 0 polls for all.
+        size: processes on the machine; 1 where the launcher does not say, and each polls for itself.
+        index: number of the machine.
+        launch: names the launch, the same on every rank (address and port where ranks meet).
+    """
+
+    rank: int = 0
+    size: int = 1
+    index: int = 0
+    launch: str = ""
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or not 0 <= self.rank < self.size:
+            raise InputError(f"local rank {self.rank} of {self.size} processes is not a position")
+
+
+def node(place: World) -> Node:
+    """Where the launcher put this process on its machine, from LOCAL_RANK and its companions."""
+    if "LOCAL_RANK" not in os.environ or "LOCAL_WORLD_SIZE" not in os.environ or place.size == 1:
+        return Node(index=place.rank)
+    size = _integer("LOCAL_WORLD_SIZE")
+    index = _integer("GROUP_RANK") if "GROUP_RANK" in os.environ else place.rank // max(1, size)
+    launch = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+    return Node(_integer("LOCAL_RANK"), size, index, launch)
 
 
 def cache_dir() -> Path:

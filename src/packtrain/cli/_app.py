@@ -21,7 +21,7 @@ import click
 from ..errors import InputError, PacktrainError, nearest
 from ..version import __version__
 
-__all__ = ["app", "emit", "main", "progress"]
+__all__ = ["app", "emit", "main", "progress", "show_runtime"]
 
 _VERBS = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
 
@@ -98,6 +98,11 @@ def _fail(message: str, hint: str | None, code: int, as_json: bool) -> None:
     if hint:
         click.echo(f"  hint: {' '.join(hint.split())}", err=True)
     raise SystemExit(code)
+
+
+def show_runtime() -> None:
+    """Show the start-up lines of a run (packs, steps, checksums) without `-v` too."""
+    logging.getLogger(f"{__name__.partition('.')[0]}.train.runtime").setLevel(logging.INFO)
 
 
 def emit(value: dict[str, Any]) -> None:

@@ -9,11 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from .. import files
 from ..errors import FormatError, LengthError
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 
-__all__ = ["artefact_kind", "lengths_figures", "open_lengths", "print_lengths", "print_plan", "table"]
+__all__ = [
+    "artefact_kind",
+    "folder_of_run",
+    "lengths_figures",
+    "open_lengths",
+    "print_lengths",
+    "print_plan",
+    "table",
+]
 
 
 def artefact_kind(folder: Path) -> str:
@@ -34,11 +43,21 @@ def artefact_kind(folder: Path) -> str:
     raise FormatError(f"{folder} holds no lengths, plan or run", hint="name the folder given as --out")
 
 
+def folder_of_run(run: Path, name: str) -> Path:
+    """Where a run's `lengths` or `plan` lie: in its own folder, or in the cache that `run.json` names."""
+    if (run / name).is_dir():
+        return run / name
+    named = files.read_json(run / "run.json").get("result", {}).get(f"{name}_folder")
+    if named is None:
+        raise FormatError(f"{run} holds no {name}, and its run.json names none")
+    return Path(named)
+
+
 def open_lengths(path: Path) -> Lengths:
     """A lengths folder, or an array of token counts in a .npy or .json file."""
     if path.is_dir():
         if artefact_kind(path) == "run":
-            path = path / "lengths"
+            path = folder_of_run(path, "lengths")
         return Lengths.load(path)
     if not path.exists():
         raise FormatError(f"{path} does not exist", hint="name a lengths folder, or a .npy or .json file")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ._app import emit, progress
+from ..world import world
+from ._app import emit, progress, show_runtime
 from ._show import plan_rows, table
 
 if TYPE_CHECKING:
@@ -34,17 +35,19 @@ def command(config: Path, output_dir: str | None, overwrite: bool, no_html: bool
     from ..pipeline.run import run
     from ..train.config import load_config
 
+    show_runtime()
     settings = load_config(config)
     if output_dir is not None:
-        changed = {**settings.to_dict()}
-        changed["training"] = {**changed["training"], "output_dir": output_dir}
-        settings = load_config(changed)
+        training = settings.training.model_copy(update={"output_dir": output_dir})
+        settings = settings.model_copy(update={"training": training})
     result = run(
         settings,
         overwrite=overwrite,
         html=False if no_html else None,
         stage=lambda name: progress(name, quiet=as_json),
     )
+    if not world().is_writer:
+        return
     if as_json:
         emit({"run": str(result.folder), **result.figures})
     else:

@@ -11,7 +11,7 @@ from ..errors import FormatError, InputError
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ._app import emit
-from ._show import artefact_kind, print_lengths, print_plan, table
+from ._show import artefact_kind, folder_of_run, print_lengths, print_plan, table
 
 __all__ = ["command"]
 
@@ -42,7 +42,7 @@ def command(artefact: Path, html: Path | None, pack: int | None, ledger: bool, a
             return
         print_lengths(artefact, lengths)
         return
-    folder = artefact / "plan" if kind == "run" else artefact
+    folder = folder_of_run(artefact, "plan") if kind == "run" else artefact
     plan = PackPlan.load(folder)
     if pack is not None:
         _print_pack(plan, pack, as_json)

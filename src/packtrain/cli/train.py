@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from ._app import emit, progress
+from ..errors import InputError
+from ..world import World, world
+from ._app import emit, progress, show_runtime
+from ._show import table
 from .run import print_run
+
+if TYPE_CHECKING:
+    from ..train.config import RunConfig
 
 __all__ = ["command"]
 
 
 @click.command("train")
 @click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")
+@click.option("--dry-run", is_flag=True, help="Measure, plan, print the resolved runtime, and stop.")
+@click.option("--world-size", type=int, help="Ranks to resolve for [default: as launched]; with --dry-run.")
 @click.option("--overwrite", is_flag=True, help="Replace what the output folder holds of another run.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def command(config: Path, overwrite: bool, as_json: bool) -> None:
+def command(config: Path, dry_run: bool, world_size: int | None, overwrite: bool, as_json: bool) -> None:
     """Train as CONFIG (YAML) says; lengths and plan in its output folder are used when they are equal.
 
     Unlike `run`, it neither compares packed with unpacked loss nor writes a page.
@@ -24,18 +33,57 @@ def command(config: Path, overwrite: bool, as_json: bool) -> None:
     \b
     Example:
       packtrain train examples/demo.yaml
+      packtrain train examples/demo.yaml --dry-run --world-size 8
+      torchrun --nproc-per-node 2 -m packtrain train examples/demo.yaml
     """
     from ..pipeline.run import run
     from ..train.config import load_config
 
+    show_runtime()
+    settings = load_config(config)
+    if dry_run:
+        _dry_run(settings, world_size, overwrite, as_json)
+        return
+    if world_size is not None:
+        raise InputError(
+            "--world-size needs --dry-run",
+            hint="the launcher says how many ranks train, for example torchrun",
+        )
     result = run(
-        load_config(config),
+        settings,
         overwrite=overwrite,
         compare=False,
         html=False,
         stage=lambda name: progress(name, quiet=as_json),
     )
+    if not world().is_writer:
+        return
     if as_json:
         emit({"run": str(result.folder), **result.figures})
     else:
         print_run(result)
+
+
+def _dry_run(settings: RunConfig, world_size: int | None, overwrite: bool, as_json: bool) -> None:
+    from ..pipeline.run import dry_run
+
+    place = world()
+    if world_size is not None:
+        if world_size < 1:
+            raise InputError(f"--world-size is {world_size}", hint="use 1 or more ranks")
+        place = World(0, world_size)
+    if not place.is_writer:
+        return
+    runtime = dry_run(
+        settings, overwrite=overwrite, stage=lambda name: progress(name, quiet=as_json), place=place
+    )
+    values = runtime.to_dict()
+    if as_json:
+        emit(values)
+        return
+    table(
+        f"{settings.training.output_dir} on {place.size} ranks",
+        {name.replace("_", " "): value for name, value in values.items() if name not in ("warnings", "eval")},
+    )
+    for warning in runtime.warnings:
+        click.echo(f"warning: {warning}")

@@ -8,7 +8,7 @@ import click
 
 from ..errors import FormatError, LawError
 from ._app import emit
-from ._show import artefact_kind, table
+from ._show import artefact_kind, folder_of_run, table
 
 __all__ = ["command"]
 
@@ -35,10 +35,10 @@ def command(
     done: dict[str, str] = {}
     folders = {"run": ("lengths", "plan")}.get(kind, ("",))
     for name in folders:
-        folder = artefact / name if name else artefact
+        folder = folder_of_run(artefact, name) if name else artefact
         done.update(_verify_lengths(folder) if (name or kind) == "lengths" else _verify_plan(folder))
     if model is not None:
-        plan_folder = artefact / "plan" if kind == "run" else artefact
+        plan_folder = folder_of_run(artefact, "plan") if kind == "run" else artefact
         done.update(_prove(plan_folder, model, samples, backends or ("sdpa", "eager")))
     if as_json:
         emit({"artefact": str(artefact), "ok": True, "checks": done})

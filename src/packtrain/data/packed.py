@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 from ..collate import IGNORE, filler_pack
 from ..errors import DriftError, InputError, LawError, SampleError
 from ..files import append_line
+from ..measuring.eligibility import set_epoch
 from ..planning.align import AlignedPlan
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 FILLER = -1
 
 _ON_ERROR = ("raise", "zero")
+_REPEAT_LOSS = ("keep", "zero")
 
 
 class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
@@ -50,6 +52,8 @@ class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
             planned length (of 1 token when `lengths` is not given), in the pack it was planned for.
         ledger_file: JSON lines file that "zero" adds {sample_id, reason, detail} to; needed for "zero".
             A sample that fails in every epoch stands in it once.
+        repeat_loss: "keep", or "zero": packs that an aligned plan repeats carry no label, so that every
+            sample weighs once an epoch.
 
     Position -1 is the filler pack. Other negative positions are refused: no position is an alias.
     """
@@ -63,7 +67,10 @@ class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
         lengths: Lengths | Any | None = None,
         on_error: str = "raise",
         ledger_file: str | Path | None = None,
+        repeat_loss: str = "keep",
     ) -> None:
+        if repeat_loss not in _REPEAT_LOSS:
+            raise InputError(f"repeat_loss is {repeat_loss!r}", hint="use 'keep' or 'zero'")
         if on_error not in _ON_ERROR:
             raise InputError(f"on_error is {on_error!r}", hint="use 'raise' or 'zero'")
         if on_error == "zero" and ledger_file is None:
@@ -77,6 +84,7 @@ class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
         self.lengths: Any = None if lengths is None else getattr(lengths, "tokens", lengths)
         self.on_error = on_error
         self.ledger_file = None if ledger_file is None else Path(ledger_file)
+        self.repeat_loss = repeat_loss
 
     def __len__(self) -> int:
         return len(self.packs)
@@ -105,7 +113,20 @@ class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
             return filler_pack()
         members = [self._fetch(sample_id) for sample_id in self.packs[position].tolist()]
         self._check_sum(position, members)
+        if self.repeat_loss == "zero" and self.is_repeat(position):
+            return [_without_labels(member) for member in members]
         return members
+
+    def is_repeat(self, position: int) -> bool:
+        """Does this position hold a pack that another position of the epoch holds too?"""
+        return isinstance(self.packs, AlignedPlan) and position >= self.packs.kept
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the samples, where they listen, which epoch begins. The plan does not change.
+
+        Loader workers hold a copy of the samples: start them after this call.
+        """
+        set_epoch(self.samples, epoch)
 
     def _fetch(self, sample_id: int) -> dict[str, Any]:
         try:
@@ -178,6 +199,11 @@ class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
 
 
 _DRIFT = "the source, template or processor changed since it was measured; measure and plan again"
+
+
+def _without_labels(member: dict[str, Any]) -> dict[str, Any]:
+    labels = torch.full((_length(member),), IGNORE, dtype=torch.int64)
+    return {**member, "labels": labels}
 
 
 def _length(encoded: Mapping[str, Any]) -> int:

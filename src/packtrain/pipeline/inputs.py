@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
-from ..errors import FormatError, InputError
+from ..errors import ConfigError, FormatError
 from ..sources import open_source
 from ..sources.chat import ChatSource
 from ..sources.encoded import EncodedTemplate
@@ -57,10 +57,15 @@ class Inputs:
             ConfigError: the file is not named.
         """
         custom, model = config.custom, config.model
-        source = custom.val_jsonl if validation else custom.train_jsonl
+        source = custom.val_jsonl if validation else custom.train_jsonl or custom.fusion_config
+        if not validation and custom.train_jsonl is not None and custom.fusion_config is not None:
+            raise ConfigError(
+                "custom.train_jsonl and custom.fusion_config are both set",
+                hint="name the file of samples among the sources of the mixture",
+            )
         if source is None:
             key = "val_jsonl" if validation else "train_jsonl"
-            raise InputError(f"custom.{key} is not set", hint="name a .jsonl or .json file of samples")
+            raise ConfigError(f"custom.{key} is not set", hint="name a file of samples, or a mixture of them")
         given = model.max_model_len
         separate = given is not None and config.template.max_length is not None
         placeholders: Any = custom.placeholders

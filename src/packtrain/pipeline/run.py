@@ -1,63 +1,40 @@
 """The main job: measure, audit, plan, train on the plan, compare, report. One folder holds it all.
 
     <output_dir>/lengths  plan  val_lengths  val_plan     artefacts, as the single verbs write them
+                 startup/                                 who writes here, and its heartbeat
                  train_log.jsonl  failed.jsonl  model/     what training leaves
                  report.html  run.json                     the page, and the figures (written last)
 
 Every stage is found again when it is there and equal, so a stopped run goes on. `run.json` is removed at the
-start and written at the end: a folder with it is a finished run.
+start and written at the end: a folder with it is a finished run. On many ranks one process makes the
+artefacts while the others wait on files (`ranks`), before any process group exists; rank 0 alone compares and
+reports.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
-from ..errors import ConfigError
-from ..measuring.audit import audit
-from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..version import __version__
-from ..world import world
-from .inputs import Inputs
-from .measure import measure
-from .plan import ledger_rows, plan_lengths
+from ..world import World, world
+from .plan import ledger_rows
+from .prepare import Prepared, Stage, prepare, prepare_ranks, silent
+from .ranks import StartUp
 
 if TYPE_CHECKING:
-    from ..sources.chat import ChatSource
-    from ..template import HFTemplate
     from ..train.config import RunConfig
+    from ..train.runtime import Runtime
     from ..train.sft import TrainResult
 
-__all__ = ["RunResult", "prepare", "run"]
-
-_log = logging.getLogger(__name__)
-
-#: Opens a progress display for a stage and gives its callback (done, total).
-Stage = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
-
-#: Samples encoded for real before planning.
-AUDITED = 32
+__all__ = ["Prepared", "RunResult", "dry_run", "prepare", "run"]
 
 #: Packed and unpacked loss of the trained model differ by less, or something leaks (float32 noise is 1e-7).
 TOLERANCE = 1e-4
-
-
-@dataclass(kw_only=True)
-class Prepared:
-    """Measured and planned inputs of a run."""
-
-    source: ChatSource
-    template: HFTemplate
-    lengths: Lengths
-    plan: PackPlan
-    lengths_folder: Path
-    audited: int
 
 
 @dataclass(kw_only=True)
@@ -78,142 +55,140 @@ def run(
     compare: bool = True,
     html: bool | None = None,
     stage: Stage | None = None,
+    place: World | None = None,
 ) -> RunResult:
-    """The main job of a configuration.
+    """The main job of a configuration, on this rank.
 
     Args:
         config: from `train.load_config`.
         overwrite: replace what `training.output_dir` holds of another run.
         compare: also evaluate the trained model sample by sample, to print packed minus unpacked loss.
         html: write report.html; None = as the configuration says.
-        stage: progress display per stage.
+        stage: progress display per stage (rank 0).
+        place: rank and world size; None: from the launcher's environment.
 
     Raises:
-        PacktrainError: what any stage raises; see `measure`, `plan_lengths`, `train.train`.
+        PacktrainError: what any stage raises; see `prepare`, `train.train`.
     """
-    from ..data import PackedDataset
-    from ..train import evaluate_packed_vs_unpacked, train
+    from ..train import train
+    from ..train.runtime import check_runtime, resolve_runtime
 
-    _refuse_without_effect(config)
-    shown = stage or _silent
+    place = place or world()
+    check_runtime(config, place.size)
+    shown = stage if stage is not None and place.is_writer else silent
     folder = Path(config.training.output_dir)
     files.make_folder(folder)
-    files.remove(folder / "run.json")
     _steady(config)
-    prepared = prepare(config, folder, overwrite=overwrite, stage=shown)
-    val = None
-    if config.custom.val_jsonl is not None:
-        checked = prepare(config, folder, validation=True, overwrite=overwrite, stage=shown)
-        val = (checked.plan, checked.source, checked.lengths)
-    with shown("training") as report:
-        trained = train(
+    with StartUp(folder, place=place, timeout_s=config.training.packing_wait_timeout_s) as start:
+        prepared, checked = prepare_ranks(
             config,
-            prepared.plan,
-            prepared.source,
-            prepared.template,
-            lengths=prepared.lengths,
-            val=val,
-            progress=report,
+            start,
+            before=lambda: files.remove(folder / "run.json"),
+            overwrite=overwrite,
+            stage=shown,
         )
-    comparison = None
-    if compare:
-        dataset = PackedDataset(
-            prepared.plan,
-            prepared.source,
-            prepared.template.encode,
-            lengths=prepared.lengths,
-            on_error=config.training.on_error,
-            ledger_file=folder / "failed.jsonl",
+        start.calm()
+        runtime = resolve_runtime(
+            config, prepared.plan, place.size, None if checked is None else checked.plan
         )
-        with shown("comparing packed with unpacked") as report:
-            found = evaluate_packed_vs_unpacked(trained.model, dataset, progress=report)
-        comparison = {
-            "packed": found.packed,
-            "unpacked": found.unpacked,
-            "difference": found.difference,
-            "tolerance": TOLERANCE,
-        }
-    figures = _figures(config, prepared, trained, comparison)
-    page = None
-    if config.report.html if html is None else html:
-        page = _write_page(folder, config, prepared, trained, comparison)
-        figures["report"] = str(page)
-    files.publish_json(
-        folder / "run.json", {"schema": "packtrain.run/1", "config": config.to_dict(), "result": figures}
-    )
+        if place.is_writer:
+            runtime.log()
+        val = None if checked is None else (checked.plan, checked.source, checked.lengths)
+        with shown("training") as report, _group():
+            trained = train(
+                config,
+                prepared.plan,
+                prepared.source,
+                prepared.template,
+                lengths=prepared.lengths,
+                val=val,
+                place=place,
+                runtime=runtime,
+                progress=report,
+            )
+        start.check()
+        comparison = _compare(config, prepared, trained, shown) if compare and place.is_writer else None
+        figures = _figures(prepared, trained, comparison, runtime)
+        page = None
+        if place.is_writer:
+            if config.report.html if html is None else html:
+                page = _write_page(folder, config, prepared, trained, comparison)
+                figures["report"] = str(page)
+            files.publish_json(
+                folder / "run.json",
+                {"schema": "packtrain.run/1", "config": config.to_dict(), "result": figures},
+            )
     return RunResult(
         folder=folder, plan=prepared.plan, figures=figures, report=page, loss_curve=trained.losses
     )
 
 
-def prepare(
-    config: RunConfig,
-    folder: Path,
-    *,
-    validation: bool = False,
-    overwrite: bool = False,
-    stage: Stage | None = None,
-) -> Prepared:
-    """Measure, audit and plan the training (or validation) samples into `folder`.
+def dry_run(
+    config: RunConfig, *, overwrite: bool = False, stage: Stage | None = None, place: World | None = None
+) -> Runtime:
+    """Measure and plan as `run` would on `place.size` ranks, and stop before a model is built.
 
-    Validation never drops a sample for its fill, and its plan is made by the same pipeline.
+    The world size may be any: this one process makes the artefacts, a later run finds them.
     """
-    shown = stage or _silent
-    prefix = "val_" if validation else ""
-    inputs = Inputs.of_config(config, validation=validation)
-    source = inputs.open_source()
-    template = inputs.open_template(source)
-    if not validation and hasattr(template, "verify_limits"):
-        template.verify_limits()
-    with shown(f"measuring {'validation' if validation else 'training'} samples") as report:
-        lengths = measure(
-            source,
-            template,
-            folder / f"{prefix}lengths",
-            workers=_workers(config, len(source)),
-            overwrite=overwrite,
-            persist_every=config.training.packing_length_cache_persist_every,
-            origin={"inputs": inputs.to_dict()},
-            progress=report,
+    from ..train.runtime import check_runtime, resolve_runtime
+    from ..train.steps import announce_steps
+
+    place = place or world()
+    check_runtime(config, place.size)
+    folder = Path(config.training.output_dir)
+    files.make_folder(folder)
+    alone = World(0, 1)
+    with StartUp(folder, place=alone, timeout_s=config.training.packing_wait_timeout_s) as start:
+        prepared, checked = prepare_ranks(
+            config, start, overwrite=overwrite, stage=stage, world_size=place.size
         )
-    checked = audit(source, lengths, template.encode, count=AUDITED, seed=config.training.seed)
-    from ..train.steps import step_plan_options
-
-    training = config.training
-    drop_thin = training.packing_drop_last and not validation
-    plan = plan_lengths(
-        lengths,
-        folder / f"{prefix}plan",
-        lengths_folder=folder / f"{prefix}lengths",
-        min_fill_ratio=training.packing_min_fill_ratio if drop_thin else None,
-        max_drop_fraction=training.max_drop_fraction,
-        overwrite=overwrite,
-        pack_length=config.pack_length,
-        packer=training.packing_strategy,
-        long_samples="single" if training.packing_allow_single_long else "drop",
-        long_rule=">=",
-        **({} if validation else step_plan_options(config, world().size)),
+    runtime = resolve_runtime(config, prepared.plan, place.size, None if checked is None else checked.plan)
+    runtime.log()
+    announce_steps(
+        prepared.plan.align(place.size, config.training.dataloader_drop_last),
+        runtime.gradient_accumulation_steps,
+        config.training.seed,
     )
-    return Prepared(
-        source=source,
-        template=template,
-        lengths=lengths,
-        plan=plan,
-        lengths_folder=folder / f"{prefix}lengths",
-        audited=len(checked.ids),
+    return runtime
+
+
+def _compare(config: RunConfig, prepared: Prepared, trained: TrainResult, shown: Stage) -> dict[str, Any]:
+    """Loss of the trained model over packed and over single samples."""
+    from ..data import PackedDataset
+    from ..train import evaluate_packed_vs_unpacked
+
+    dataset = PackedDataset(
+        prepared.plan,
+        prepared.source,
+        prepared.template.encode,
+        lengths=prepared.lengths,
+        on_error=config.training.on_error,
+        ledger_file=Path(config.training.output_dir) / "failed.jsonl",
     )
+    with shown("comparing packed with unpacked") as report:
+        found = evaluate_packed_vs_unpacked(trained.model, dataset, progress=report)
+    return {
+        "packed": found.packed,
+        "unpacked": found.unpacked,
+        "difference": found.difference,
+        "tolerance": TOLERANCE,
+    }
 
 
-def _refuse_without_effect(config: RunConfig) -> None:
-    from ..train.steps import check_steps
+class _group:
+    """Ends a process group that began inside the block."""
 
-    check_steps(config)
-    if not config.training.packing:
-        raise ConfigError(
-            "training.packing is false: there is nothing to plan", hint="set training.packing: true"
-        )
-    if config.custom.fusion_config is not None:
-        raise ConfigError("custom.fusion_config is not read by this version", hint="merge the files first")
+    def __enter__(self) -> None:
+        self._before = self._is_up()
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_up() and not self._before:
+            sys.modules["torch"].distributed.destroy_process_group()
+
+    @staticmethod
+    def _is_up() -> bool:
+        torch = sys.modules.get("torch")
+        return torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _steady(config: RunConfig) -> None:
@@ -226,33 +201,20 @@ def _steady(config: RunConfig) -> None:
         torch.set_num_threads(1)
 
 
-def _workers(config: RunConfig, samples: int) -> int:
-    """As configured, but never more than there are cores and 2,048-sample shares."""
-    from ..execute.local import available_cpus
-    from .measure import SERIAL
-
-    asked = config.training.packing_length_precompute_workers
-    return max(1, min(asked, available_cpus(), -(-samples // SERIAL)))
-
-
 def _figures(
-    config: RunConfig, prepared: Prepared, trained: TrainResult, comparison: dict[str, Any] | None
+    prepared: Prepared, trained: TrainResult, comparison: dict[str, Any] | None, runtime: Runtime
 ) -> dict[str, Any]:
     from ..report.numbers import token_slots
 
-    plan = prepared.plan
-    place = world()
-    aligned = plan.align(place.size, config.training.dataloader_drop_last)
-    slots = token_slots(prepared.lengths.tokens, plan)
+    slots = token_slots(prepared.lengths.tokens, prepared.plan)
     curve = trained.losses
     figures: dict[str, Any] = {
-        **plan.stats(),
+        **prepared.plan.stats(),
+        **runtime.figures(),
         "packtrain": __version__,
-        "checksum": plan.checksum,
-        "aligned_checksum": aligned.checksum,
-        "n_raw_packs": len(plan),
-        "n_aligned_packs": len(aligned),
-        "world_size": place.size,
+        "checksum": prepared.plan.checksum,
+        "lengths_folder": str(prepared.lengths_folder),
+        "plan_folder": str(prepared.plan_folder),
         "audited": prepared.audited,
         "padding_saved": slots.saved(slots.batched),
         "padding_saved_to_cap": slots.saved(slots.capped),
@@ -285,8 +247,3 @@ def _write_page(
         comparison=comparison,
         config=config.to_dict(),
     )
-
-
-def _silent(name: str) -> AbstractContextManager[Callable[[int, int], None]]:
-    _log.info("%s", name)
-    return nullcontext(lambda done, total: None)

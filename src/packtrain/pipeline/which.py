@@ -183,6 +183,8 @@ def _of_run(folder: Path, told: Mapping[str, Any]) -> Order:
     config = load_config(told["config"])
     ranks = int(told["result"]["world_size"])
     place = folder / "plan"
+    if not place.is_dir() and "plan_folder" in told["result"]:
+        place = Path(told["result"]["plan_folder"])  # in a shared cache
     plan = PackPlan.load(place)
     accumulation = accumulation_of(config, plan, ranks)
     training = config.training

@@ -18,16 +18,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from ..errors import ConfigError, nearest
 from ._yaml import parse_yaml
+from .sections import (
+    ATTENTIONS,
+    CacheConfig,
+    CustomConfig,
+    ModelConfig,
+    ReportConfig,
+    Section,
+    TemplateConfig,
+    Tokens,
+    TrainingConfig,
+)
 from .trainer_keys import check_trainer_keys, trainer_fields
 
 __all__ = [
     "ATTENTIONS",
+    "CacheConfig",
     "CustomConfig",
     "ModelConfig",
     "ReportConfig",
@@ -37,104 +49,13 @@ __all__ = [
     "load_config",
 ]
 
-ATTENTIONS = ("auto", "varlen", "flash_attention_2", "flash_attention_3", "flex_attention", "sdpa", "eager")
-
 _ATTENTION_ALIASES = {"flash_attn": "flash_attention_2", "flash_attn_2": "flash_attention_2"}
-_Attention = Literal[
-    "auto", "varlen", "flash_attention_2", "flash_attention_3", "flex_attention", "sdpa", "eager"
-]
-_Count = Annotated[int, Field(ge=1)]
-_Tokens = Annotated[int, Field(ge=1, le=2**31)]
-_Fraction = Annotated[float, Field(ge=0, le=1)]
-_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
-
-class ModelConfig(_Section):
-    """Which network, and how its attention runs."""
-
-    name_or_path: str | None = None
-    """Folder, hub name, or tiny:qwen2_5_vl / tiny:qwen3 …: a small random network of the real class."""
-    attn: _Attention = "auto"
-    max_model_len: _Tokens | None = None
-    """The longest sample the model can take; longer ones go to the ledger (beyond_model)."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-
-
-class TemplateConfig(_Section):
-    """How a sample becomes tokens."""
-
-    processor: str | None = None
-    """Default: model.name_or_path."""
-    max_length: _Tokens | None = None
-    """The pack length. A longer sample follows the long-sample policy, or `truncation`."""
-    system: str | None = None
-    truncation: Literal["error", "left", "right"] = "error"
-
-
-class CustomConfig(_Section):
-    """Where the samples are and how a record is read."""
-
-    train_jsonl: str | None = None
-    val_jsonl: str | None = None
-    media_root: str | None = None
-    columns: dict[str, str] = Field(default_factory=dict)
-    fusion_config: str | None = None
-    shape: str = "auto"
-    placeholders: dict[str, str] | list[str] | None = None
-    media_without_placeholder: str | None = None
-
-
-class TrainingConfig(_Section):
-    """How packs are made and trained on."""
-
-    output_dir: str = "runs/run"
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
-    packing: bool = True
-    packing_mode: Literal["static"] = "static"
-    eval_packing: bool = True
-    packing_strategy: str = "auto"
-    packing_allow_single_long: bool = True
-    packing_drop_last: bool = False
-    packing_min_fill_ratio: _Fraction = 0.65
-    packing_wait_timeout_s: _Seconds = 7200.0
-    """0 waits for ever."""
-    packing_length_cache_persist_every: _Count | None = None
-    packing_length_precompute_workers: _Count = 8
-    effective_batch_size: _Count | None = None
-    """Packs per optimizer step, over all ranks."""
-    samples_per_step: _Count | None = None
-    """Samples per optimizer step, over all ranks: the plan is made step by step."""
-    skip_samples: str | None = None
-    """File of sample ids to leave out of the plan (ledger: skipped)."""
-    per_device_train_batch_size: _Count = 1
-    gradient_accumulation_steps: _Count = 1
-    dataloader_drop_last: bool = False
-    balance: Literal["step", "window", "global"] | None = "step"
-    loss_reduction: Literal["token"] = "token"
-    num_train_epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0e-4
-    max_steps: Annotated[int, Field(ge=-1)] = -1
-    on_error: Literal["raise", "zero"] = "raise"
-    max_drop_fraction: _Fraction | None = None
-    """The run fails when a larger share of the samples went to the ledger."""
-    proof: bool = True
-    """Prove on the first packs, before training, that packed samples do not read each other."""
-    trainer: dict[str, Any] = Field(default_factory=dict)
-    """Further TrainingArguments, checked; in the YAML they stand directly under `training`."""
-
-
-class ReportConfig(_Section):
-    html: bool = True
-
-
-class RunConfig(_Section):
+class RunConfig(Section):
     """A whole run. Immutable."""
 
-    global_max_length: _Tokens | None = None
+    global_max_length: Tokens | None = None
     """Sets template.max_length and model.max_model_len unless they are given."""
     model: ModelConfig = ModelConfig()
     template: TemplateConfig = TemplateConfig()
@@ -176,13 +97,13 @@ class RunConfig(_Section):
         wanted = self.training.effective_batch_size
         if wanted is None:
             return self.training.per_device_train_batch_size * self.training.gradient_accumulation_steps
+        lower = wanted // world_size
         if wanted % world_size:
             raise ConfigError(
                 f"training.effective_batch_size {wanted} is not divisible by the world size {world_size}",
-                hint=f"use {wanted // world_size * world_size or world_size} or "
-                f"{(wanted // world_size + 1) * world_size}",
+                hint="use " + " or ".join(str(n * world_size) for n in (lower, lower + 1) if n),
             )
-        return wanted // world_size
+        return lower
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, as a file of this layout would hold them."""
@@ -191,7 +112,7 @@ class RunConfig(_Section):
         return values
 
 
-_SECTIONS: dict[str, type[_Section]] = {
+_SECTIONS: dict[str, type[Section]] = {
     "model": ModelConfig,
     "template": TemplateConfig,
     "custom": CustomConfig,
@@ -206,6 +127,10 @@ _MOVED = {
     "custom.packing": "use training.packing",
     "custom.packing_length": _LENGTH_HINT,
     "training.packing_length": _LENGTH_HINT,
+    "training.packing_buffer": "a static plan has no buffer; remove the key",
+    "training.encoded_sample_cache": "samples are measured from metadata and encoded when they are fetched; "
+    "remove the key",
+    "custom.val_sample_with_replacement": "evaluation reads every sample exactly once; remove the key",
 }
 
 
@@ -268,11 +193,12 @@ def _move_aliases(sections: dict[str, Any]) -> None:
     mode = training.get("packing_mode")
     if mode is not None and mode != "static":
         raise ConfigError(
-            f"training.packing_mode {mode!r} is not supported", hint="set training.packing_mode: static"
+            f"training.packing_mode {mode!r} is not supported: packs are planned before training",
+            hint="set training.packing_mode: static",
         )
 
 
-def _check_keys(section: str, kind: type[_Section], given: dict[str, Any]) -> None:
+def _check_keys(section: str, kind: type[Section], given: dict[str, Any]) -> None:
     known = [name for name in kind.model_fields if name != "trainer"]
     further = {}
     for key in list(given):
@@ -332,10 +258,12 @@ def _resolve_paths(sections: dict[str, Any], base: Path) -> None:
 def _one_line(error: ValidationError) -> ConfigError:
     first, *others = error.errors(include_url=False)
     dotted = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return ConfigError(f"unknown key {dotted!r}", hint="see docs/config.md for the keys")
     more = f" (and {len(others)} more)" if others else ""
     return ConfigError(f"{dotted} is {first['input']!r}: {_plain(first)}{more}", hint=f"correct {dotted}")
 
 
 def _plain(detail: Any) -> str:
-    message = str(detail["msg"])
+    message = str(detail["msg"]).removeprefix("Value error, ")
     return message[0].lower() + message[1:]

@@ -30,6 +30,7 @@ __all__ = [
     "CHUNK",
     "bare_model",
     "chunked_cross_entropy",
+    "count_correct",
     "fused_head",
     "plain_head",
     "shift_labels",
@@ -47,6 +48,30 @@ _SCALED = (
     "lm_head_multiplier",
     "output_multiplier",
 )
+
+
+#: Where `count_correct` collects; None: nobody counts.
+_counted: list[torch.Tensor] | None = None
+
+
+@contextlib.contextmanager
+def count_correct() -> Iterator[list[torch.Tensor]]:
+    """Inside, every loss adds to the list how many of its targets were the likeliest token (0-d int64).
+
+    Not thread-safe: one training loop a process.
+    """
+    global _counted
+    before, _counted = _counted, []
+    try:
+        yield _counted
+    finally:
+        _counted = before
+
+
+def _count(logits: torch.Tensor, targets: torch.Tensor) -> None:
+    """logits [K, V], targets [K]; ignored targets are never hit."""
+    if _counted is not None:
+        _counted.append((logits.argmax(-1) == targets).sum())
 
 
 def shift_labels(labels: torch.Tensor) -> torch.Tensor:
@@ -114,6 +139,7 @@ class _ChunkedLoss(torch.autograd.Function):  # type: ignore[misc]
         for start in range(0, rows.shape[0], chunk):
             part = slice(start, start + chunk)
             logits = functional.linear(rows[part], head, None if bias is None else bias.to(rows.dtype))
+            _count(logits, targets[part])
             loss, slopes = _chunk_loss(logits.to(wide), targets[part], token_weights, part)
             total += loss
             if grad_rows is not None:
@@ -260,6 +286,7 @@ def token_loss_sum(
     logits = model(**kwargs).logits
     flat = logits.reshape(-1, logits.shape[-1]).float()
     targets = shift_labels(labels).reshape(-1).to(flat.device)
+    _count(flat.detach(), targets)
     losses = functional.cross_entropy(flat, targets, ignore_index=IGNORE, reduction="none")
     if weights is not None:
         losses = losses * functional.pad(weights[..., 1:], (0, 1)).reshape(-1).to(losses)

@@ -33,6 +33,7 @@ from .config import RunConfig
 from .loss import bare_model, plain_head, token_loss_sum
 from .model import load_model, no_progress_bars
 from .proof import IsolationReport, proof_samples, prove_isolation
+from .runtime import Runtime
 from .steps import accumulation_of, announce_steps, balance_of, check_steps
 
 __all__ = ["TrainResult", "train"]
@@ -80,6 +81,7 @@ def train(
     val: Validation | None = None,
     model: Any = None,
     place: World | None = None,
+    runtime: Runtime | None = None,
     progress: Progress | None = None,
 ) -> TrainResult:
     """Train on a plan.
@@ -94,6 +96,7 @@ def train(
             `training.eval_strategy` says otherwise, and at the end.
         model: a loaded model; None: `config.model` is loaded.
         place: rank and world size; None: from the launcher's environment.
+        runtime: the resolved runtime; its figures are the first row that is logged.
         progress: called with (steps done, steps in total).
 
     Raises:
@@ -135,7 +138,9 @@ def train(
         fused=fused,
         log_file=log_file,
         progress=progress,
+        banner=None if runtime is None else runtime.row(),
     )
+    trainer.check_same_plan()
     return _run(config, trainer, template, folder, log_file, proof)
 
 
@@ -169,6 +174,7 @@ def _dataset(
         lengths=lengths,
         on_error=config.training.on_error,
         ledger_file=Path(config.training.output_dir) / "failed.jsonl",
+        repeat_loss=config.training.repeat_loss,
     )
 
 

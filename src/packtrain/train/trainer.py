@@ -21,14 +21,16 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ..collate import IGNORE, PackBatch, PaddingFreeCollator
+from ..collate import PackBatch, PaddingFreeCollator
 from ..data import PackedDataset, PackSampler
-from ..errors import ConfigError, InputError
+from ..errors import ChecksumError, ConfigError, InputError
 from ..files import append_line
+from ..measuring.eligibility import listens
 from ..planning.align import AlignedPlan
 from ..template import ensure_torchvision
 from .attention import check_batch
-from .loss import bare_model, token_loss_sum
+from .loss import bare_model, count_correct, token_loss_sum
+from .meter import Meter, supervised
 
 ensure_torchvision()  # transformers imports torchvision with its Trainer
 
@@ -55,6 +57,7 @@ class PackTrainer(Trainer):  # type: ignore[misc]
         fused: False: build logits although the head is plain.
         log_file: JSON lines file of everything that is logged (rank 0), or None.
         progress: called with (steps done, steps in total).
+        banner: figures of the run, logged once before the first row.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class PackTrainer(Trainer):  # type: ignore[misc]
         fused: bool = True,
         log_file: Path | None = None,
         progress: Progress | None = None,
+        banner: dict[str, float | int | str] | None = None,
     ) -> None:
         if args.per_device_train_batch_size != 1 or args.remove_unused_columns:
             raise ConfigError(
@@ -89,8 +93,11 @@ class PackTrainer(Trainer):  # type: ignore[misc]
             data_collator=PaddingFreeCollator(bare_model(model)),
             train_dataset=train_data,
             eval_dataset=eval_data,
-            callbacks=[_Epochs(self.train_sampler), _Log(log_file, progress)],
+            callbacks=[_Epochs(self.train_sampler, train_data), _Log(log_file, progress)],
         )
+        self.meter = Meter(_aligned(train_data).plan.spec.pack_length, self._summed)
+        self._banner = banner
+        _check_workers(self.args, train_data)
         self.remove_callback(PrinterCallback)
         if self.args.n_gpu > 1:
             raise ConfigError(
@@ -112,7 +119,8 @@ class PackTrainer(Trainer):  # type: ignore[misc]
         batches = [batch for _, batch in zip(range(num_batches), epoch_iterator, strict=False)]
         for batch in batches:
             check_batch(batch, bare_model(self.model))
-        count = torch.tensor(sum(_supervised(batch) for batch in batches), device=device)
+        self.meter.add(batches)
+        count = torch.tensor(sum(supervised(batch) for batch in batches), device=device)
         count = self.accelerator.reduce(count, reduction="sum")
         if batches and not int(count):
             self.unsupervised_steps += 1
@@ -131,8 +139,10 @@ class PackTrainer(Trainer):  # type: ignore[misc]
         Args:
             num_items_in_batch: supervised tokens of the step on all ranks; None: of this pack alone.
         """
-        total = token_loss_sum(model, inputs, fused=self.fused)
-        count = _supervised(inputs) if num_items_in_batch is None else num_items_in_batch
+        with count_correct() as correct:
+            total = token_loss_sum(model, inputs, fused=self.fused)
+        self.meter.correct += correct
+        count = supervised(inputs) if num_items_in_batch is None else num_items_in_batch
         tokens = torch.as_tensor(count, device=total.device).clamp(min=1)
         # Ranks' gradients are averaged, so each rank counts W times.
         loss = total * self.accelerator.num_processes / tokens
@@ -144,26 +154,29 @@ class PackTrainer(Trainer):  # type: ignore[misc]
         """Exact token mean over a validation plan; a repeated pack counts once.
 
         Returns:
-            `<prefix>_loss`, `<prefix>_tokens` (supervised), `<prefix>_packs`, `<prefix>_samples`.
+            `<prefix>_loss`, `<prefix>_token_acc`, `<prefix>_tokens` (supervised), `<prefix>_packs`,
+            `<prefix>_samples`.
         """
         data = self.eval_dataset if eval_dataset is None else eval_dataset
         if data is None:
             raise InputError("there is no validation plan", hint="set custom.val_jsonl")
         loader = self.get_eval_dataloader(data)
         self.model.eval()
-        sums = torch.zeros(4, dtype=torch.float64)
+        sums = torch.zeros(5, dtype=torch.float64)
         for batch, position in zip(
             loader, PackSampler(_aligned(data), self.rank, shuffle=False), strict=True
         ):
             check_batch(batch, bare_model(self.model))
-            with torch.no_grad():
+            with torch.no_grad(), count_correct() as correct:
                 total = token_loss_sum(self.model, self._prepare_inputs(batch), fused=self.fused)
             if position < _aligned(data).kept:
-                found = [float(total), _supervised(batch), 1, len(batch.sample_ids)]
+                hits = float(torch.stack(correct).sum()) if correct else 0.0
+                found = [float(total), supervised(batch), 1, len(batch.sample_ids), hits]
                 sums += torch.tensor(found, dtype=torch.float64)
-        loss, tokens, packs, samples = self.accelerator.reduce(sums.to(self.args.device), "sum").tolist()
+        loss, tokens, packs, samples, hits = self._summed(sums).tolist()
         metrics = {
             f"{metric_key_prefix}_loss": loss / max(1.0, tokens),
+            f"{metric_key_prefix}_token_acc": hits / max(1.0, tokens),
             f"{metric_key_prefix}_tokens": int(tokens),
             f"{metric_key_prefix}_packs": int(packs),
             f"{metric_key_prefix}_samples": int(samples),
@@ -171,6 +184,35 @@ class PackTrainer(Trainer):  # type: ignore[misc]
         self.log(dict(metrics))
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """Trainer's log; a row with the training loss also gets the aggregate figures of `Meter`."""
+        if "loss" in logs:
+            if self._banner is not None:
+                banner, self._banner = self._banner, None
+                super().log(dict(banner))
+            logs.update(self.meter.row())
+        super().log(logs, start_time)
+
+    def check_same_plan(self) -> None:
+        """Every rank must have the same view of the same plan (one collective).
+
+        Raises:
+            ChecksumError: the checksums of the ranks differ.
+        """
+        mine = _aligned(self.train_dataset).checksum
+        number = torch.tensor([int(mine[:12], 16)], device=self.args.device)
+        numbers = self.accelerator.gather(number).tolist()
+        if len(set(numbers)) > 1:
+            each = ", ".join(f"rank {rank}: {n:012x}" for rank, n in enumerate(numbers))
+            raise ChecksumError(
+                f"the ranks hold different plans: {each}",
+                hint="they read different files; use one shared output folder, or equal inputs on every node",
+            )
+
+    def _summed(self, values: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = self.accelerator.reduce(values.to(self.args.device), "sum")
+        return total
 
     def _prepare_inputs(self, inputs: PackBatch) -> PackBatch:
         moved = super()._prepare_inputs(inputs)
@@ -200,18 +242,25 @@ def _aligned(data: PackedDataset) -> AlignedPlan:
     return data.packs
 
 
-def _supervised(batch: PackBatch) -> int:
-    return int((batch["labels"] != IGNORE).sum())
+def _check_workers(args: Any, data: PackedDataset) -> None:
+    if args.dataloader_num_workers and args.dataloader_persistent_workers and listens(data.samples):
+        raise ConfigError(
+            "training.dataloader_persistent_workers would keep the samples of the first epoch: "
+            "this source has set_epoch",
+            hint="set training.dataloader_persistent_workers: false",
+        )
 
 
 class _Epochs(TrainerCallback):  # type: ignore[misc]
-    """Tells the sampler which epoch begins: Trainer reaches no sampler this deep itself."""
+    """Tells sampler and samples which epoch begins: Trainer reaches neither this deep itself."""
 
-    def __init__(self, sampler: PackSampler) -> None:
-        self.sampler = sampler
+    def __init__(self, sampler: PackSampler, data: PackedDataset) -> None:
+        self.sampler, self.data = sampler, data
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.sampler.set_epoch(int((state.epoch or 0) + 1e-6))
+        epoch = int((state.epoch or 0) + 1e-6)
+        self.sampler.set_epoch(epoch)
+        self.data.set_epoch(epoch)
 
 
 class _Log(TrainerCallback):  # type: ignore[misc]

@@ -1,0 +1,179 @@
+"""May a static plan be made of this source? Items are fetched for real, in several orders and epochs.
+
+A static plan fixes which ids stand together before training, for all epochs. That holds only when item i is
+the same whenever and in whatever order it is read. The probe encodes PROBED items forward, backward and,
+where the source has `set_epoch`, in the next epoch, and compares ids, content and length:
+
+- another content for the same id and epoch: the items depend on the order of reading;
+- in the next epoch another number of items, other ids, items that moved to other ids, or another length:
+  the source draws its samples anew for each epoch;
+- in the next epoch another content of the same length (say, objects listed in another order): allowed.
+
+What 16 items cannot show is caught later: every fetch in training compares the length with the plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError, SampleError
+from ..files import canonical_json
+
+__all__ = ["PROBED", "epoch_of", "listens", "probe_static", "set_epoch"]
+
+#: Items that are encoded, evenly spaced, the last one included.
+PROBED = 16
+
+_FIX = "write the samples of all epochs to one file, or use a mixture with fixed weights, and train on that"
+_EPOCHS = ("epoch", "_epoch", "current_epoch")
+
+#: id the record carries (None without), digest of the content, tokens; or the reason of a faulty sample.
+Seen = tuple[Any, str, int | str]
+
+
+def probe_static(
+    source: Any, encode: Callable[[Any], Mapping[str, Any]], *, count: int = PROBED
+) -> dict[int, int | str]:
+    """Refuse sources whose items change with order or epoch.
+
+    Args:
+        source: indexable samples; `set_epoch` is called, and set back, when there is one.
+        encode: sample -> encoded sample with `input_ids`.
+        count: items to encode.
+
+    Returns:
+        Probed id -> tokens, or the reason of a sample that cannot be used.
+
+    Raises:
+        InputError: a static plan would not describe what training reads; says why and what to do.
+    """
+    total = len(source)
+    ids = probed_ids(total, count)
+    forward = {i: _fetch(source, encode, i) for i in ids}
+    for i in reversed(ids):
+        again = _fetch(source, encode, i)
+        if again != forward[i]:
+            what = _differs(forward[i], again)
+            raise InputError(
+                f"{_where(source, i)} is another item when it is read in another order ({what})",
+                hint=f"items must not depend on what was read before; {_FIX}",
+            )
+    if _epochs(source):
+        _probe_next_epoch(source, encode, forward, total)
+    return {i: seen[2] for i, seen in forward.items()}
+
+
+def probed_ids(total: int, count: int) -> list[int]:
+    """Up to `count` ids, evenly spaced, with the first and the last."""
+    if total <= count:
+        return list(range(total))
+    return sorted({step * (total - 1) // (count - 1) for step in range(count)})
+
+
+def set_epoch(source: Any, epoch: int) -> bool:
+    """Tell a source, and those it wraps, which epoch begins; True when one of them listens."""
+    listening = _epochs(source)
+    for inner in listening:
+        inner.set_epoch(epoch)
+    return bool(listening)
+
+
+def listens(source: Any) -> bool:
+    """Does the source, or one it wraps, have `set_epoch`?"""
+    return bool(_epochs(source))
+
+
+def epoch_of(source: Any) -> int:
+    """The epoch a source says it is in; 0 when it says nothing."""
+    for inner in _epochs(source):
+        for name in _EPOCHS:
+            value = getattr(inner, name, None)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
+    return 0
+
+
+def _epochs(source: Any) -> list[Any]:
+    """The source and what it wraps (`.source`, `.dataset`), as far as they have `set_epoch`."""
+    return [inner for inner in _layers(source) if callable(getattr(inner, "set_epoch", None))]
+
+
+def _layers(source: Any) -> Iterator[Any]:
+    seen: set[int] = set()
+    while source is not None and id(source) not in seen:
+        seen.add(id(source))
+        yield source
+        source = getattr(source, "source", None) or getattr(source, "dataset", None)
+
+
+def _probe_next_epoch(
+    source: Any, encode: Callable[[Any], Mapping[str, Any]], first: dict[int, Seen], total: int
+) -> None:
+    before = epoch_of(source)
+    set_epoch(source, before + 1)
+    try:
+        if len(source) != total:
+            raise _resampled(f"{total} items in one epoch, {len(source)} in the next")
+        later = {i: _fetch(source, encode, i) for i in first}
+    finally:
+        set_epoch(source, before)
+    homes = {seen[1]: i for i, seen in first.items()}
+    for i, seen in later.items():
+        was = first[i]
+        if seen[0] != was[0]:
+            raise _resampled(f"{_where(source, i)} holds id {was[0]!r}, in the next epoch {seen[0]!r}")
+        if seen[2] != was[2]:
+            raise _resampled(f"{_where(source, i)} has {was[2]} tokens, in the next epoch {seen[2]}")
+        if seen[1] != was[1] and homes.get(seen[1], i) != i:
+            raise _resampled(f"{_where(source, i)} holds in the next epoch what {homes[seen[1]]} held before")
+    for i, seen in first.items():
+        if _fetch(source, encode, i) != seen:
+            raise _resampled(f"{_where(source, i)} does not come back when the epoch is set back")
+
+
+def _resampled(what: str) -> InputError:
+    return InputError(f"the source draws its samples anew for each epoch: {what}", hint=_FIX)
+
+
+def _fetch(source: Any, encode: Callable[[Any], Mapping[str, Any]], index: int) -> Seen:
+    try:
+        sample = source[index]
+        encoded = encode(sample)
+    except SampleError as error:
+        return None, error.reason, error.reason
+    carried = sample.get("sample_id", sample.get("id")) if isinstance(sample, Mapping) else None
+    digest = hashlib.sha256()
+    for name in sorted(encoded, key=str):
+        digest.update(canonical_json(str(name)))
+        digest.update(_bytes(encoded[name]))
+    return carried, digest.hexdigest(), int(np.shape(encoded["input_ids"])[-1])
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, str | bytes):
+        return value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass")
+    if hasattr(value, "float") and str(getattr(value, "dtype", "")) == "torch.bfloat16":
+        value = value.float()  # numpy has no such type
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        return repr(value).encode()
+    if array.dtype.hasobject:
+        return repr(value).encode()
+    return f"{array.dtype.str}{array.shape}".encode() + np.ascontiguousarray(array).tobytes()
+
+
+def _where(source: Any, index: int) -> str:
+    where = getattr(source, "where", None)
+    return f"item {index}" + (f" ({where(index)})" if callable(where) else "")
+
+
+def _differs(one: Seen, two: Seen) -> str:
+    for name, a, b in zip(("id", "content", "tokens"), one, two, strict=True):
+        if a != b and name != "content":
+            return f"{name} {a!r}, then {b!r}"
+    return "its content differs"

@@ -1,0 +1,248 @@
+"""Measured, audited and planned inputs of a run: made by one rank, opened by the others.
+
+`prepare` makes them for training or validation; `prepare_ranks` does both for a run of any number of ranks.
+In the run's own folder an artefact of another run is refused; with `training.static_packing_cache.root_dir`
+lengths and plans lie in a cache that runs share (`cache`). A planner option never measures again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import FormatError
+from ..measuring.audit import audit
+from ..measuring.eligibility import probe_static
+from ..planning.lengths import Lengths
+from ..planning.packplan import PackPlan
+from ..store import lengths as lengths_store
+from ..store import plans as plans_store
+from ..world import world
+from .cache import CacheRoot
+from .inputs import Inputs
+from .measure import measure
+from .plan import plan_lengths
+from .ranks import StartUp, Tell
+
+if TYPE_CHECKING:
+    from ..sources.chat import ChatSource
+    from ..template import HFTemplate
+    from ..train.config import RunConfig
+
+__all__ = ["Prepared", "Stage", "prepare", "prepare_ranks", "silent"]
+
+#: Opens a progress display for a stage and gives its callback (done, total).
+Stage = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
+
+#: Samples encoded for real before planning.
+AUDITED = 32
+
+
+@dataclass(kw_only=True)
+class Prepared:
+    """Measured and planned inputs of a run."""
+
+    source: ChatSource
+    template: HFTemplate
+    lengths: Lengths
+    plan: PackPlan
+    lengths_folder: Path
+    plan_folder: Path
+    audited: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """What another rank needs to open the same."""
+        return {
+            "lengths": str(self.lengths_folder.absolute()),
+            "plan": str(self.plan_folder.absolute()),
+            "lengths_digest": self.lengths.digest,
+            "checksum": self.plan.checksum,
+            "audited": self.audited,
+        }
+
+
+def prepare(
+    config: RunConfig,
+    folder: Path,
+    *,
+    validation: bool = False,
+    overwrite: bool = False,
+    stage: Stage | None = None,
+    world_size: int | None = None,
+) -> Prepared:
+    """Measure, probe, audit and plan the training (or validation) samples.
+
+    Validation never drops a pack for its fill. With `training.eval_packing: false` each of its samples is a
+    pack of its own, planned by the same pipeline. `world_size` (None: as launched) only matters to plans
+    by steps of samples.
+
+    Raises:
+        PacktrainError: what any step raises; see `measure`, `probe_static`, `audit`, `plan_lengths`.
+    """
+    shown = stage or silent
+    prefix = "val_" if validation else ""
+    training = config.training
+    root = training.static_packing_cache.root_dir
+    cache = None if root is None else CacheRoot(root, training.packing_wait_timeout_s)
+    inputs = Inputs.of_config(config, validation=validation)
+    source = inputs.open_source()
+    template = inputs.open_template(source)
+    if not validation and hasattr(template, "verify_limits"):
+        template.verify_limits()
+    lengths_folder, plan_folder = folder / f"{prefix}lengths", folder / f"{prefix}plan"
+    with shown(f"measuring {'validation' if validation else 'training'} samples") as report:
+        options: dict[str, Any] = {
+            "workers": _workers(config, len(source)),
+            "persist_every": training.packing_length_cache_persist_every,
+            "origin": {"inputs": inputs.to_dict()},
+            "progress": report,
+        }
+        if cache is None:
+            lengths = measure(source, template, lengths_folder, overwrite=overwrite, **options)
+        else:
+            lengths, lengths_folder = cache.lengths(source, template, **options)
+        lengths_store.verify(lengths_folder)
+    with shown("checking the samples") as report:
+        probe_static(source, template.encode)
+        checked = audit(source, lengths, template.encode, count=AUDITED, seed=training.seed)
+        report(1, 1)
+    with shown("planning") as report:
+        wanted = _plan_options(config, validation, world_size or world().size)
+        if cache is None:
+            plan = plan_lengths(
+                lengths, plan_folder, lengths_folder=lengths_folder, overwrite=overwrite, **wanted
+            )
+        else:
+            plan, plan_folder = cache.plan(lengths, lengths_folder, **wanted)
+        plans_store.verify(plan_folder)
+        report(1, 1)
+    return Prepared(
+        source=source,
+        template=template,
+        lengths=lengths,
+        plan=plan,
+        lengths_folder=lengths_folder,
+        plan_folder=plan_folder,
+        audited=len(checked.ids),
+    )
+
+
+def prepare_ranks(
+    config: RunConfig,
+    start: StartUp,
+    *,
+    before: Callable[[], None] | None = None,
+    overwrite: bool = False,
+    stage: Stage | None = None,
+    world_size: int | None = None,
+) -> tuple[Prepared, Prepared | None]:
+    """Training and validation inputs on every rank; one rank per disk makes them.
+
+    Args:
+        before: called by the rank that makes them, before it begins.
+        world_size: ranks that will train; None: those that start.
+    """
+    made: dict[str, Prepared] = {}
+    names = ["train"] if config.custom.val_jsonl is None else ["train", "val"]
+
+    def make(tell: Tell) -> Mapping[str, Any]:
+        if before is not None:
+            before()
+        for name in names:
+            made[name] = prepare(
+                config,
+                start.folder,
+                validation=name == "val",
+                overwrite=overwrite,
+                stage=_telling(stage or silent, tell),
+                world_size=world_size or start.place.size,
+            )
+        return {name: made[name].to_dict() for name in names}
+
+    result = start.share(make)
+    for name in names:
+        if name not in made:
+            made[name] = _open(config, result[name], validation=name == "val", check=start.leads)
+    return made["train"], made.get("val")
+
+
+def silent(name: str) -> AbstractContextManager[Callable[[int, int], None]]:
+    """A stage that shows nothing."""
+    return nullcontext(lambda done, total: None)
+
+
+def _open(config: RunConfig, told: Mapping[str, Any], *, validation: bool, check: bool) -> Prepared:
+    """What another rank made, memory-mapped; one process per machine hashes the plan's bytes."""
+    inputs = Inputs.of_config(config, validation=validation)
+    folder = Path(told["plan"])
+    plan, lengths = PackPlan.load(folder), Lengths.load(told["lengths"])
+    for name, mine, theirs in (
+        ("plan", plan.checksum, told["checksum"]),
+        ("lengths", lengths.digest, told["lengths_digest"]),
+    ):
+        if mine != theirs:
+            raise FormatError(
+                f"{told[name]} holds {name} {mine[:12]}…, rank 0 made {str(theirs)[:12]}…",
+                hint="the ranks see different files; check the mounts of the output folder",
+            )
+    if check:
+        plans_store.verify(folder)
+    source = inputs.open_source()
+    return Prepared(
+        source=source,
+        template=inputs.open_template(source),
+        lengths=lengths,
+        plan=plan,
+        lengths_folder=Path(told["lengths"]),
+        plan_folder=folder,
+        audited=int(told["audited"]),
+    )
+
+
+def _plan_options(config: RunConfig, validation: bool, world_size: int) -> dict[str, Any]:
+    from ..train.steps import step_plan_options
+
+    training = config.training
+    drop_thin = training.packing_drop_last and not validation
+    alone = validation and not training.eval_packing
+    return {
+        "min_fill_ratio": training.packing_min_fill_ratio if drop_thin else None,
+        "max_drop_fraction": training.max_drop_fraction,
+        "pack_length": config.pack_length,
+        "packer": training.packing_strategy,
+        "long_samples": "single" if training.packing_allow_single_long else "drop",
+        "long_rule": ">=",
+        "max_samples": 1 if alone else None,
+        **({} if validation else step_plan_options(config, world_size)),
+    }
+
+
+@contextmanager
+def _shown_and_told(
+    shown: AbstractContextManager[Callable[[int, int], None]], name: str, tell: Tell
+) -> Iterator[Callable[[int, int], None]]:
+    tell(name, 0, 0)
+    with shown as report:
+
+        def both(done: int, total: int) -> None:
+            report(done, total)
+            tell(name, done, total)
+
+        yield both
+
+
+def _telling(stage: Stage, tell: Tell) -> Stage:
+    """A stage that also tells the ranks that wait."""
+    return lambda name: _shown_and_told(stage(name), name, tell)
+
+
+def _workers(config: RunConfig, samples: int) -> int:
+    """As configured, but never more than there are cores and 2,048-sample shares."""
+    from ..execute.local import available_cpus
+    from .measure import SERIAL
+
+    asked = config.training.packing_length_precompute_workers
+    return max(1, min(asked, available_cpus(), -(-samples // SERIAL)))

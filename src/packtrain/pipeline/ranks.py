@@ -1,0 +1,181 @@
+"""Start-up of a run on many ranks: one process makes the artefacts, the others wait on files.
+
+    with StartUp(folder, place=…, timeout_s=7200) as start:
+        result = start.share(make)      # make(tell) -> plain JSON, called on one rank (per disk)
+        … every rank opens what `result` names, then training may set up its process group
+
+Who does what, before any collective exists:
+- rank 0 claims `<folder>/startup`, makes, and tells progress, failure or result through its heartbeat;
+- the first rank of every other machine follows that claim, and passes it on to the other ranks of its machine
+  through a folder on its own disk: one poller per machine on the shared file system;
+- a machine whose `folder` lies on a disk of its own gets no answer there within PROBE_S, and makes its own
+  artefacts (equal bytes; their checksum is compared once the ranks can talk).
+
+The claim is held until the block ends, so two runs in one folder are told apart as long as either lives.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .. import files
+from ..waiting.claim import STALE_S, Claim, error_as_dict
+from ..waiting.follow import follow
+from ..waiting.owner import is_local_disk
+from ..waiting.poll import Clock
+from ..world import Node, World, node
+
+__all__ = ["PROBE_S", "StartUp"]
+
+_log = logging.getLogger(__name__)
+
+Tell = Callable[[str, int, int], None]
+
+#: Seconds without an answer after which a machine with a disk of its own makes its own artefacts.
+PROBE_S = 30.0
+
+#: Seconds between heartbeats once training runs.
+_CALM_S = 15.0
+
+
+class StartUp:
+    """See the module.
+
+    Args:
+        folder: the run's output folder.
+        place: rank and world size.
+        where: this process on its machine; None: as the launcher says.
+        timeout_s: longest wait for the artefacts; 0 = for ever.
+        stale_s, probe_s, clock, relay, local_disk: for tests: limits, time, the folder on this machine's own
+            disk, and the answer to "can another machine share the output folder?".
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        place: World,
+        timeout_s: float,
+        where: Node | None = None,
+        stale_s: float = STALE_S,
+        probe_s: float = PROBE_S,
+        clock: Clock | None = None,
+        relay: Path | None = None,
+        local_disk: bool | None = None,
+    ) -> None:
+        self.folder = folder
+        self.place = place
+        self.where = node(place) if where is None else where
+        self.makes = False
+        """Did this process make the artefacts?"""
+        self._options: dict[str, Any] = {"timeout_s": timeout_s, "stale_s": stale_s, "clock": clock}
+        self._probe_s = probe_s
+        self._relay_folder = relay
+        self._local_disk = local_disk
+        self._held = ExitStack()
+        self._claims: list[Claim] = []
+
+    @property
+    def leads(self) -> bool:
+        """Is this the process that acts for its machine?"""
+        return self.where.rank == 0
+
+    def share(self, make: Callable[[Tell], Mapping[str, Any]]) -> dict[str, Any]:
+        """The result of `make`, on every rank; it is called where nobody else makes it.
+
+        Raises:
+            WaitTimeoutError: the result did not come in time.
+            InputError, LawError: what `make` raised, here or on the rank that called it.
+        """
+        who = f"rank {self.place.rank}"
+        if not self.leads and self.place.rank != 0:
+            writer = "rank 0" if self.where.index == 0 else "the first rank of this machine"
+            return _there(follow(self._relay(), who=who, writer=writer, **self._options))
+        if self.where.size > 1:
+            self._claim(self._relay(), "the start-up folder of this machine", relay=True)
+        try:
+            told = None if self.place.rank == 0 else self._follow(who)
+            result = self._make(make) if told is None else told
+        except BaseException as error:
+            reason = error
+            self._tell_all(lambda claim: claim.fail(reason))
+            raise
+        self._tell_all(lambda claim: claim.ready(result))
+        return dict(result)
+
+    def _make(self, make: Callable[[Tell], Mapping[str, Any]]) -> Mapping[str, Any]:
+        self.makes = True
+        self._claim(self._shared(), str(self.folder))
+        return make(lambda stage, done, total: self._tell_all(lambda claim: claim.say(stage, done, total)))
+
+    def _follow(self, who: str) -> dict[str, Any] | None:
+        """Rank 0's result; None when this machine's disk is its own."""
+        files.make_folder(self.folder)
+        own_disk = is_local_disk(self.folder) if self._local_disk is None else self._local_disk
+        result = follow(
+            self._shared(),
+            who=who,
+            give_up_s=self._probe_s if own_disk and self.where.index != 0 else None,
+            seen=self._pass_on,
+            **self._options,
+        )
+        if result is None:
+            _log.warning(
+                "%s: rank 0 does not answer in %s, a disk of this machine: making the artefacts here",
+                who,
+                self.folder,
+            )
+        return result
+
+    def _pass_on(self, beat: Mapping[str, Any]) -> None:
+        stage, done, total = str(beat.get("stage", "")), int(beat.get("done", 0)), int(beat.get("total", 0))
+        self._tell_all(lambda claim: claim.say(stage, done, total))
+
+    def _claim(self, folder: Path, what: str, *, relay: bool = False) -> None:
+        claim = Claim.take(folder, what=what, refuse=not relay, **self._options)
+        self._held.callback(claim.release, tidy=relay)
+        self._claims.append(claim)
+
+    def _tell_all(self, tell: Callable[[Claim], None]) -> None:
+        for claim in self._claims:
+            tell(claim)
+
+    def _shared(self) -> Path:
+        return self.folder / "startup"
+
+    def _relay(self) -> Path:
+        if self._relay_folder is None:
+            name = files.digest_json([str(self.folder.resolve()), self.where.launch, self.where.index])
+            self._relay_folder = files.private_folder(name[:32])
+        return self._relay_folder
+
+    def calm(self) -> None:
+        """Beat seldom from now on: everyone has started."""
+        for claim in self._claims:
+            claim.interval = _CALM_S
+
+    def check(self) -> None:
+        """InputError when another run took over this one's folder."""
+        self._tell_all(Claim.check)
+
+    def __enter__(self) -> StartUp:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            _log.debug("start-up ends: %s", error_as_dict(error)["message"])
+            for claim in self._claims:
+                claim.fail(error)
+        self._held.close()
+
+
+def _there(result: dict[str, Any] | None) -> dict[str, Any]:
+    assert result is not None  # only give_up_s gives None
+    return result

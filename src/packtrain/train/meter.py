@@ -1,0 +1,69 @@
+"""What a run consumed between two log rows: aggregate figures only, summed over all ranks.
+
+`token_acc` (share of supervised targets that were the likeliest token), `packs`, `tokens_per_s` (real
+tokens), `slots_per_s` (what the packs would take when filled), `samples_per_pack`. Nothing is kept per sample
+or per source.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..collate import IGNORE, PackBatch
+
+__all__ = ["Meter", "supervised"]
+
+Reduce = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Meter:
+    """Sums since the last `row`.
+
+    Args:
+        pack_length: slots of a pack; a longer single sample has as many as it takes.
+        reduce: sums a float64 tensor over the ranks (a collective: every rank calls `row` together).
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, pack_length: int, reduce: Reduce, clock: Callable[[], float] = time.monotonic) -> None:
+        self.pack_length = pack_length
+        self.correct: list[torch.Tensor] = []
+        self._reduce = reduce
+        self._clock = clock
+        self._since = clock()
+        self._sums = [0, 0, 0, 0, 0]
+
+    def add(self, batches: Sequence[PackBatch]) -> None:
+        """Packs that are consumed now. Fillers and pad tails are neither tokens nor packs."""
+        for batch in batches:
+            if batch.filler:
+                continue
+            tokens = sum(batch.lengths) - batch.tail
+            slots = max(self.pack_length, tokens)
+            values = (tokens, slots, 1, len(batch.sample_ids), supervised(batch))
+            self._sums = [a + b for a, b in zip(self._sums, values, strict=True)]
+
+    def row(self) -> dict[str, float]:
+        """The figures since the last call, the same on every rank; starts anew."""
+        correct = int(torch.stack(self.correct).sum()) if self.correct else 0
+        summed = self._reduce(torch.tensor([*self._sums, correct], dtype=torch.float64))
+        tokens, slots, packs, samples, trained, hits = summed.tolist()
+        now = self._clock()
+        seconds = max(now - self._since, 1e-9)
+        self.correct.clear()
+        self._sums, self._since = [0, 0, 0, 0, 0], now
+        return {
+            "token_acc": hits / max(1.0, trained),
+            "packs": packs,
+            "tokens_per_s": tokens / seconds,
+            "slots_per_s": slots / seconds,
+            "samples_per_pack": samples / max(1.0, packs),
+        }
+
+
+def supervised(batch: PackBatch) -> int:
+    """Targets of a batch: labels that are trained (the first label of every segment never is)."""
+    return int((batch["labels"] != IGNORE).sum())

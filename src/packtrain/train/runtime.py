@@ -1,0 +1,237 @@
+"""The resolved runtime of a run: packs per step, steps per epoch, what is repeated or dropped, and warnings.
+
+Packing forces one pack per device and micro step, so accumulation is computed for that: from
+`effective_batch_size` (packs per optimizer step over all ranks) where it is set, else from the product of
+batch size, accumulation and ranks that the file implies. Everything here follows from (configuration, plan,
+world size): no model, no process group, no torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ..errors import ConfigError
+from ..planning.align import AlignedPlan
+from ..planning.packplan import PackPlan
+from .config import RunConfig
+from .steps import accumulation_of, check_steps
+
+__all__ = ["Runtime", "check_runtime", "resolve_runtime", "window_warnings"]
+
+logger = logging.getLogger(__name__)
+
+#: Repeated packs named in a log line.
+_SHOWN = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """What training will do. Fields in the order of `to_dict`; those marked (log) are not in it.
+
+    Attributes:
+        packs_per_step_requested: what the file asks for per optimizer step, over all ranks.
+        packs_per_step_realised: world_size * gradient_accumulation_steps.
+        samples_per_step: mean over the plan; exact where the plan was made by steps of samples.
+        repeated: raw pack ids that occur a second time to fill the last step of all ranks.
+        steps_per_epoch: optimizer steps; a partial window at the end of an epoch is a step.
+        eval: the same figures of the validation plan, or None.
+        plan: (log) statistics of the raw plan.
+        drop_last: (log) packs that do not fill all ranks are dropped instead of repeated.
+    """
+
+    packing_length: int
+    world_size: int
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+    packs_per_step_requested: int
+    packs_per_step_realised: int
+    samples_per_step: float
+    n_raw_packs: int
+    n_aligned_packs: int
+    pad_needed: int
+    repeated: list[int]
+    steps_per_epoch: int
+    raw_checksum: str
+    aligned_checksum: str
+    warnings: list[str]
+    eval: dict[str, Any] | None
+    plan: dict[str, Any] = field(repr=False)
+    drop_last: bool
+    dropped_packs: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON: what `packtrain train --dry-run --json` prints."""
+        hidden = ("plan", "drop_last", "dropped_packs")
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in hidden}
+
+    def figures(self) -> dict[str, Any]:
+        """Everything, for `run.json`: `to_dict`, and fill, long and dropped samples."""
+        return {
+            **self.to_dict(),
+            "dataloader_drop_last": self.drop_last,
+            "dropped_packs": self.dropped_packs,
+            "fill": self.plan["efficiency"],
+            "long_samples": self.plan["long_samples"],
+            "dropped_samples": self.plan["dropped"],
+            "dropped_by_reason": self.plan["dropped_by_reason"],
+        }
+
+    def row(self) -> dict[str, float | int | str]:
+        """The same as one row for Trainer's loggers: numbers and texts only."""
+        out: dict[str, float | int | str] = {}
+        for name, value in self.figures().items():
+            if name == "repeated":
+                out[name] = _short(value)
+            elif name == "dataloader_drop_last":
+                out[name] = int(value)
+            elif isinstance(value, int | float | str):
+                out[name] = value
+        return out
+
+    def log(self) -> None:
+        """The start-up lines, and the warnings."""
+        plan = self.plan
+        logger.info(
+            "static packing: N_raw_packs=%d N_aligned_packs=%d world_size=%d dataloader_drop_last=%s",
+            self.n_raw_packs, self.n_aligned_packs, self.world_size, self.drop_last,
+        )  # fmt: skip
+        if self.pad_needed:
+            logger.info("pad_needed=%d: packs %s are repeated", self.pad_needed, _short(self.repeated))
+        if self.dropped_packs:
+            logger.info("the last %d packs are dropped in every epoch", self.dropped_packs)
+        logger.info("raw_plan checksum %s", self.raw_checksum)
+        logger.info("aligned_plan checksum %s", self.aligned_checksum)
+        logger.info(
+            "fill %.2f%% of %d tokens a pack, %.2f samples a pack; %d of %d samples packed, %d long alone; "
+            "%d left out: %s",
+            100 * plan["efficiency"], self.packing_length, plan["samples_per_pack"], plan["samples"],
+            plan["read"], plan["long_samples"], plan["dropped"], plan["dropped_by_reason"] or "none",
+        )  # fmt: skip
+        logger.info(
+            "packs per optimizer step: %d requested, %d realised (%d ranks x %d accumulated x 1 a device), "
+            "%.1f samples; %d steps an epoch",
+            self.packs_per_step_requested, self.packs_per_step_realised, self.world_size,
+            self.gradient_accumulation_steps, self.samples_per_step, self.steps_per_epoch,
+        )  # fmt: skip
+        for warning in self.warnings:
+            logger.warning("%s", warning)
+
+
+def check_runtime(config: RunConfig, world_size: int) -> None:
+    """Refuse, before anything is measured, what cannot be carried out on so many ranks.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    if not config.training.packing:
+        raise ConfigError(
+            "training.packing is false: there is nothing to plan", hint="set training.packing: true"
+        )
+    _ = config.pack_length
+    check_steps(config)
+    if config.training.samples_per_step is None:
+        config.accumulation(world_size)
+
+
+def resolve_runtime(
+    config: RunConfig, plan: PackPlan, world_size: int, eval_plan: PackPlan | None = None
+) -> Runtime:
+    """The runtime of a plan on `world_size` ranks.
+
+    Raises:
+        ConfigError, PlanError: see `check_runtime`; or the plan holds no packs.
+    """
+    check_runtime(config, world_size)
+    training = config.training
+    aligned = plan.align(world_size, training.dataloader_drop_last)
+    accumulation = accumulation_of(config, plan, world_size)
+    realised = accumulation * world_size
+    asked = training.per_device_train_batch_size * training.gradient_accumulation_steps * world_size
+    if plan.spec.samples_per_step is not None:
+        asked = realised  # the file asks for samples, and the packs of a step follow from the plan
+    stats = plan.stats()
+    return Runtime(
+        packing_length=config.pack_length,
+        world_size=world_size,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=accumulation,
+        packs_per_step_requested=training.effective_batch_size or asked,
+        packs_per_step_realised=realised,
+        samples_per_step=plan.spec.samples_per_step or realised * len(plan.indices) / len(plan),
+        n_raw_packs=len(plan),
+        n_aligned_packs=len(aligned),
+        pad_needed=len(aligned.repeated),
+        repeated=_repeated(aligned),
+        steps_per_epoch=-(-aligned.steps // accumulation),
+        raw_checksum=plan.checksum,
+        aligned_checksum=aligned.checksum,
+        warnings=_warnings(aligned, accumulation),
+        eval=None if eval_plan is None else _eval(config, eval_plan, world_size),
+        plan=stats,
+        drop_last=training.dataloader_drop_last,
+        dropped_packs=len(aligned.dropped),
+    )
+
+
+def window_warnings(per_rank_batches: int, grad_accum: int, world_size: int = 1) -> list[str]:
+    """What to say of an epoch whose packs do not fill whole accumulation windows.
+
+    >>> len(window_warnings(15, 32)), len(window_warnings(15, 8)), len(window_warnings(16, 8))
+    (1, 1, 0)
+    """
+    whole, rest = divmod(per_rank_batches, grad_accum)
+    if not rest:
+        return []
+    realised, last = grad_accum * world_size, rest * world_size
+    if not whole:
+        return [
+            f"{per_rank_batches} packs per rank and epoch are fewer than gradient_accumulation_steps "
+            f"{grad_accum}: the one optimizer step of an epoch holds {last} packs instead of {realised}"
+        ]
+    return [
+        f"{per_rank_batches} packs per rank and epoch are {per_rank_batches / grad_accum:.2f} windows of "
+        f"gradient_accumulation_steps {grad_accum}: the last optimizer step of an epoch holds {last} packs "
+        f"instead of {realised}"
+    ]
+
+
+def _warnings(aligned: AlignedPlan, accumulation: int) -> list[str]:
+    found = window_warnings(aligned.steps, accumulation, aligned.world_size)
+    repeated = len(aligned.repeated)
+    if repeated > len(aligned.plan):
+        found.append(
+            f"{len(aligned.plan)} packs on {aligned.world_size} ranks: packs are repeated "
+            f"{len(aligned) / len(aligned.plan):.1f} times in one micro step"
+        )
+    return found
+
+
+def _eval(config: RunConfig, plan: PackPlan, world_size: int) -> dict[str, Any]:
+    """Evaluation drops nothing, whatever the training options say."""
+    aligned = plan.align(world_size, drop_last=False)
+    return {
+        "packing": config.training.eval_packing,
+        "packing_drop_last": False,
+        "dataloader_drop_last": False,
+        "n_raw_packs": len(plan),
+        "n_aligned_packs": len(aligned),
+        "pad_needed": len(aligned.repeated),
+        "repeated": _repeated(aligned),
+        "raw_checksum": plan.checksum,
+        "aligned_checksum": aligned.checksum,
+    }
+
+
+def _repeated(aligned: AlignedPlan) -> list[int]:
+    ids: list[int] = aligned.pack_ids[aligned.repeated].tolist()
+    return ids
+
+
+def _short(ids: Sequence[int]) -> str:
+    """A list of ids for people: the first and the last of a long one."""
+    if len(ids) <= _SHOWN:
+        return str(list(ids))
+    return f"[{', '.join(map(str, ids[: _SHOWN - 1]))}, …, {ids[-1]}]"

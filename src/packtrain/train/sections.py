@@ -1,0 +1,135 @@
+"""The sections of a run's YAML: every key with its type, default and limits.
+
+`config.py` reads files into them. Numbers are never read from switches: `true` is no count.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+__all__ = [
+    "ATTENTIONS",
+    "CacheConfig",
+    "CustomConfig",
+    "ModelConfig",
+    "ReportConfig",
+    "Section",
+    "TemplateConfig",
+    "Tokens",
+    "TrainingConfig",
+]
+
+ATTENTIONS = ("auto", "varlen", "flash_attention_2", "flash_attention_3", "flex_attention", "sdpa", "eager")
+
+_Attention = Literal[
+    "auto", "varlen", "flash_attention_2", "flash_attention_3", "flex_attention", "sdpa", "eager"
+]
+
+
+def _no_switch(value: Any) -> Any:
+    """YAML's true, yes and on are no numbers."""
+    if isinstance(value, bool):
+        raise ValueError("expected a number")
+    return value
+
+
+_Count = Annotated[int, Field(ge=1), BeforeValidator(_no_switch)]
+Tokens = Annotated[int, Field(ge=1, le=2**31), BeforeValidator(_no_switch)]
+_Fraction = Annotated[float, Field(ge=0, le=1), BeforeValidator(_no_switch)]
+_Fill = Annotated[float, Field(gt=0, le=1), BeforeValidator(_no_switch)]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_switch)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class ModelConfig(Section):
+    """Which network, and how its attention runs."""
+
+    name_or_path: str | None = None
+    """Folder, hub name, or tiny:qwen2_5_vl / tiny:qwen3 …: a small random network of the real class."""
+    attn: _Attention = "auto"
+    max_model_len: Tokens | None = None
+    """The longest sample the model can take; longer ones go to the ledger (beyond_model)."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+
+
+class TemplateConfig(Section):
+    """How a sample becomes tokens."""
+
+    processor: str | None = None
+    """Default: model.name_or_path."""
+    max_length: Tokens | None = None
+    """The pack length. A longer sample follows the long-sample policy, or `truncation`."""
+    system: str | None = None
+    truncation: Literal["error", "left", "right"] = "error"
+
+
+class CustomConfig(Section):
+    """Where the samples are and how a record is read."""
+
+    train_jsonl: str | None = None
+    val_jsonl: str | None = None
+    media_root: str | None = None
+    columns: dict[str, str] = Field(default_factory=dict)
+    fusion_config: str | None = None
+    """A static mixture (`sources/mixture.py`) instead of train_jsonl."""
+    shape: str = "auto"
+    placeholders: dict[str, str] | list[str] | None = None
+    media_without_placeholder: str | None = None
+
+
+class CacheConfig(Section):
+    """Where lengths and plans are kept for other runs."""
+
+    root_dir: str | None = None
+    """A content-addressed folder that runs share; None: the run's own output folder."""
+
+
+class TrainingConfig(Section):
+    """How packs are made and trained on."""
+
+    output_dir: str = "runs/run"
+    seed: Annotated[int, Field(ge=0, lt=2**32), BeforeValidator(_no_switch)] = 42
+    packing: bool = True
+    packing_mode: Literal["static"] = "static"
+    eval_packing: bool = True
+    packing_strategy: str = "auto"
+    packing_allow_single_long: bool = True
+    packing_drop_last: bool = False
+    packing_min_fill_ratio: _Fill = 0.65
+    packing_wait_timeout_s: _Seconds = 7200.0
+    """0 waits for ever."""
+    packing_length_cache_persist_every: _Count | None = None
+    packing_length_precompute_workers: _Count = 8
+    static_packing_cache: CacheConfig = CacheConfig()
+    effective_batch_size: _Count | None = None
+    """Packs per optimizer step, over all ranks."""
+    samples_per_step: _Count | None = None
+    """Samples per optimizer step, over all ranks: the plan is made step by step."""
+    skip_samples: str | None = None
+    """File of sample ids to leave out of the plan (ledger: skipped)."""
+    per_device_train_batch_size: _Count = 1
+    gradient_accumulation_steps: _Count = 1
+    dataloader_drop_last: bool = False
+    repeat_loss: Literal["keep", "zero"] = "keep"
+    """Packs repeated to fill the last step of all ranks: trained again, or without weight."""
+    balance: Literal["step", "window", "global"] | None = "step"
+    loss_reduction: Literal["token"] = "token"
+    num_train_epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0e-4
+    max_steps: Annotated[int, Field(ge=-1), BeforeValidator(_no_switch)] = -1
+    on_error: Literal["raise", "zero"] = "raise"
+    max_drop_fraction: _Fraction | None = None
+    """The run fails when a larger share of the samples went to the ledger."""
+    proof: bool = True
+    """Prove on the first packs, before training, that packed samples do not read each other."""
+    trainer: dict[str, Any] = Field(default_factory=dict)
+    """Further TrainingArguments, checked; in the YAML they stand directly under `training`."""
+
+
+class ReportConfig(Section):
+    html: bool = True

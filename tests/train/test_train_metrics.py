@@ -1,0 +1,153 @@
+"""What a run logs (aggregates only), repeated packs without weight, and epochs that reach the samples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from train_samples import text_sample
+
+from packtrain.collate import PaddingFreeCollator
+from packtrain.data import PackedDataset
+from packtrain.errors import ConfigError, InputError
+from packtrain.planning.build import plan
+from packtrain.planning.lengths import Lengths
+from packtrain.train.config import load_config
+from packtrain.train.loss import count_correct, shift_labels, token_loss_sum
+from packtrain.train.meter import Meter
+from packtrain.train.runtime import resolve_runtime
+from packtrain.train.sft import train
+from packtrain.train.tiny import tiny_model
+
+#: Keys of the Trainer that come with every row of the training loss.
+TRAINERS = {"epoch", "grad_norm", "learning_rate", "loss", "step"}
+OURS = {"token_acc", "packs", "tokens_per_s", "slots_per_s", "samples_per_pack"}
+
+
+class Encoded:
+    """A template for samples that are already encoded."""
+
+    def encode(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return dict(sample)
+
+
+class Listening(list):  # type: ignore[type-arg]
+    """Samples that are told of epochs."""
+
+    def __init__(self, samples: list[dict[str, Any]]) -> None:
+        super().__init__(samples)
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+def run(folder: Path, samples: Any, cap: int = 12, **training: Any) -> Any:
+    lengths = Lengths([len(sample["input_ids"]) for sample in samples])
+    made = plan(lengths, pack_length=cap)
+    config = load_config(
+        {
+            "template": {"max_length": cap},
+            "training": {
+                "output_dir": str(folder),
+                "save_strategy": "no",
+                "logging_steps": 1,
+                "proof": False,
+                **training,
+            },
+        }
+    )
+    model = tiny_model("tiny:qwen3", seed=2)
+    runtime = resolve_runtime(config, made, 1)
+    return train(config, made, samples, Encoded(), lengths=lengths, model=model, runtime=runtime), made
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_correct_tokens_are_counted_as_the_models_own_logits_say(fused: bool) -> None:
+    model = tiny_model("tiny:qwen3", seed=3)
+    batch = PaddingFreeCollator(model)([[text_sample(20, 0, supervised=12), text_sample(9, 1)]])
+    with torch.no_grad():
+        logits = model(**{k: v for k, v in batch.items() if k != "labels"}).logits
+        targets = shift_labels(batch["labels"])
+        likeliest = logits.argmax(-1)
+        half = batch["labels"].clone()  # make half of the targets what the model says
+        half[0, 1::2] = torch.where(targets[0, 0:-1:2] != -100, likeliest[0, 0:-1:2], half[0, 1::2])
+        batch["labels"] = half
+        expected = int((likeliest == shift_labels(half)).sum())
+        with count_correct() as found:
+            token_loss_sum(model, batch, fused=fused, chunk=3) if fused else token_loss_sum(
+                model, batch, fused=False
+            )
+        token_loss_sum(model, batch)  # outside: nobody counts
+    assert sum(int(part) for part in found) == expected > 5
+
+
+def test_rows_hold_aggregates_only_and_the_first_describes_the_plan(tmp_path: Path) -> None:
+    samples = [text_sample(3 + i % 5, i) for i in range(16)]
+    result, made = run(tmp_path, samples, gradient_accumulation_steps=2)
+    rows = [json.loads(line) for line in result.log_file.read_text().splitlines()]
+    first, *rest = rows
+    assert first["raw_checksum"] == made.checksum and first["aligned_checksum"] == made.align(1).checksum
+    assert (first["n_raw_packs"], first["n_aligned_packs"], first["pad_needed"]) == (len(made), len(made), 0)
+    assert first["fill"] == pytest.approx(made.stats()["efficiency"]) and first["dropped_samples"] == 0
+    assert all(isinstance(value, int | float | str) for value in first.values())
+    steps = [row for row in rest if "loss" in row]
+    assert all(set(row) == TRAINERS | OURS for row in steps) and len(steps) == result.metrics["steps"]
+    assert sum(row["packs"] for row in steps) == len(made)
+    assert sum(row["packs"] * row["samples_per_pack"] for row in steps) == pytest.approx(16)
+    assert all(row["slots_per_s"] >= row["tokens_per_s"] > 0 for row in steps)
+    assert first == {**result.history[0]}
+
+
+def test_the_meter_counts_neither_fillers_nor_tails() -> None:
+    time = [100.0]
+    meter = Meter(30, lambda values: values * 2, clock=lambda: time[0])  # two equal ranks
+    collate = PaddingFreeCollator(pad_to_length=30)
+    batch = collate([[text_sample(10, 0, supervised=4), text_sample(6, 1)]])
+    long = PaddingFreeCollator()([[text_sample(40, 2)]])
+    from packtrain.collate import filler_pack
+
+    meter.add([batch, long, PaddingFreeCollator()([filler_pack()])])
+    meter.correct.append(torch.tensor(7))
+    time[0] = 104.0
+    row = meter.row()
+    supervised = 4 + 5 + 39
+    assert row == {
+        "token_acc": pytest.approx(7 / supervised),
+        "packs": 4.0,
+        "tokens_per_s": 2 * 56 / 4,
+        "slots_per_s": 2 * (30 + 40) / 4,
+        "samples_per_pack": 1.5,
+    }
+    time[0] = 105.0
+    assert meter.row()["packs"] == 0
+
+
+def test_repeated_packs_weigh_nothing_when_asked() -> None:
+    samples = [text_sample(6, i) for i in range(3)]
+    view = plan([6, 6, 6], pack_length=6).align(world_size=2)
+    kept, zeroed = PackedDataset(view, samples), PackedDataset(view, samples, repeat_loss="zero")
+    assert [zeroed.is_repeat(position) for position in range(4)] == [False, False, False, True]
+    for position in range(3):
+        assert torch.equal(kept[position][0]["labels"], zeroed[position][0]["labels"])
+    assert kept[3][0]["sample_id"] == zeroed[3][0]["sample_id"] == 0
+    assert torch.equal(kept[3][0]["labels"], samples[0]["labels"])
+    assert torch.equal(kept[3][0]["input_ids"], zeroed[3][0]["input_ids"])
+    assert (torch.as_tensor(zeroed[3][0]["labels"]) == -100).all()
+    assert (samples[0]["labels"] != -100).any()  # the caller's sample is as it was
+    model = tiny_model("tiny:qwen3", seed=3)
+    token_loss_sum(model, PaddingFreeCollator(model)([zeroed[3]])).backward()
+    assert all(bool((parameter.grad == 0).all()) for parameter in model.parameters())
+    with pytest.raises(InputError, match="repeat_loss is 'half'"):
+        PackedDataset(view, samples, repeat_loss="half")
+
+
+def test_epochs_reach_samples_that_listen(tmp_path: Path) -> None:
+    samples = Listening([text_sample(3 + i % 5, i) for i in range(8)])
+    run(tmp_path, samples, num_train_epochs=3)
+    assert samples.epochs == [0, 1, 2]
+    with pytest.raises(ConfigError, match="dataloader_persistent_workers"):
+        run(tmp_path, samples, dataloader_num_workers=1, dataloader_persistent_workers=True)
