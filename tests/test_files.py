@@ -97,3 +97,37 @@ def test_unreadable_places_are_named(tmp_path: Path) -> None:
     (tmp_path / "torn.json").write_bytes(b'{"a": ')
     with pytest.raises(FormatError, match=r"torn\.json is not valid JSON"):
         files.read_json(tmp_path / "torn.json")
+
+
+def test_parallel_writers_of_one_path_never_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hosts or containers may have the same process id."""
+    monkeypatch.setattr("os.getpid", lambda: 1)
+    with files.publish(tmp_path / "a") as one, files.publish(tmp_path / "a") as two:
+        assert one.name != two.name
+        one.write(b"one")
+        two.write(b"two")
+    assert (tmp_path / "a").read_bytes() == b"one" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_new_file_appears_whole_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "b" / "claim"
+    assert files.publish_new(path, "one") and not files.publish_new(path, "two")
+    assert path.read_text() == "one" and [p.name for p in path.parent.iterdir()] == ["claim"]
+    stop_after(monkeypatch, 1)
+    with pytest.raises(Stopped):
+        files.publish_new(tmp_path / "c", "three")
+    assert (tmp_path / "c").read_text() == "three"
+
+
+def test_a_private_folder_belongs_to_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    folder = files.private_folder("x")
+    assert folder.is_dir() and folder.parent.stat().st_mode & 0o777 == 0o700
+    (folder / "sub").mkdir()
+    (folder / "sub" / "f").write_bytes(b"")
+    files.remove_tree(folder.parent)
+    assert not folder.parent.exists()
+    (tmp_path / "elsewhere").mkdir()
+    folder.parent.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="is not a folder of this user"):
+        files.private_folder("x")

@@ -83,7 +83,7 @@ def run(
         prepared, checked = prepare_ranks(
             config,
             start,
-            before=lambda: files.remove(folder / "run.json"),
+            before=lambda: _begin(folder),
             overwrite=overwrite,
             stage=shown,
         )
@@ -150,6 +150,12 @@ def dry_run(
         config.training.seed,
     )
     return runtime
+
+
+def _begin(folder: Path) -> None:
+    """The folder is not a finished run any more, and holds nothing of a writer that was stopped."""
+    files.remove(folder / "run.json")
+    files.remove_leftovers(folder)
 
 
 def _compare(config: RunConfig, prepared: Prepared, trained: TrainResult, shown: Stage) -> dict[str, Any]:

@@ -115,6 +115,7 @@ def measure_shard(
         "files": _described(folder, made.start),
         "origin": origin_of(origin),
     }
+    files.remove_leftovers(folder)
     files.publish_json(folder / MARKER, marker)
     return made
 
