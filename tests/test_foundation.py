@@ -42,7 +42,7 @@ def test_errors_cross_process_borders(error: errors.PacktrainError) -> None:
 
 
 def test_unknown_names_get_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="unknown packer 'bdf'.*did you mean 'bfd'"):
+    with pytest.raises(UnknownNameError, match=r"unknown packer 'bdf'.*did you mean 'bfd'"):
         extend.lookup("packers", "bdf")
     with pytest.raises(UnknownNameError, match=r"unknown packer '_kernels'"):
         extend.lookup("packers", "_kernels")
