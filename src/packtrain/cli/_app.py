@@ -82,9 +82,20 @@ def main(args: list[str] | None = None) -> None:
         _fail("stopped", "run the same command again: it goes on where it was", 130, False)
     except BrokenPipeError:
         raise SystemExit(0) from None
+    except RecursionError:
+        _fail("the input is nested too deeply", "check the file", 2, "--json" in arguments)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}", "check the path, its permissions and free space", 2, False)
+    except Exception as error:
+        _unexpected(error, arguments)
+
+
+def _unexpected(error: Exception, arguments: list[str]) -> None:
+    """A fault nobody expected: one line too, with the trace in the log under -v."""
+    logging.getLogger(__name__).info("trace", exc_info=error)
+    what = f"{type(error).__name__}: {error}"
+    _fail(f"unexpected: {what}", "packtrain -v shows the trace; please report it", 2, "--json" in arguments)
 
 
 def _fail(message: str, hint: str | None, code: int, as_json: bool) -> None:

@@ -18,7 +18,7 @@ def _numbers(option: str, values: tuple[str, ...]) -> dict[str, int]:
     out: dict[str, int] = {}
     for value in values:
         name, equals, number = value.partition("=")
-        if not equals or not name or not number.isdigit():
+        if not equals or not name or not (number.isascii() and number.isdecimal()):
             raise InputError(f"{option} {value!r} is not NAME=NUMBER", hint=f"for example {option} images=64")
         out[name] = int(number)
     return out

@@ -29,6 +29,7 @@ class Inputs:
 
     Attributes:
         model_limit: the longest sample the model takes; longer ones get status 3.
+        tokens_per_second: time scale of video positions, from the model's config; None: the family's.
         kind: file name of the source plug-in; None: by name, then by content.
         source_options: options of that plug-in, such as `split` or `rows`.
     """
@@ -46,6 +47,7 @@ class Inputs:
     max_length: int | None = None
     truncation: str = "error"
     model_limit: int | None = None
+    tokens_per_second: int | None = None
     kind: str | None = None
     source_options: dict[str, Any] = field(default_factory=dict)
 
@@ -86,6 +88,7 @@ class Inputs:
             max_length=config.template.max_length,
             truncation=config.template.truncation,
             model_limit=given if separate and given != config.global_max_length else None,
+            tokens_per_second=_tokens_per_second(model.name_or_path),
         )
 
     @classmethod
@@ -145,6 +148,7 @@ class Inputs:
             max_length=self.max_length,
             truncation=self.truncation,
             model_limit=self.model_limit,
+            tokens_per_second=self.tokens_per_second,
         )
 
 
@@ -171,3 +175,14 @@ def _path(name: str) -> str:
     from ..demo.resolve import resolve_demo
 
     return str(resolve_demo(name)) if name.startswith("demo:") else name
+
+
+def _tokens_per_second(model: str | None) -> int | None:
+    """The model folder's own time scale of video positions (Qwen2.5-VL), where its config says one."""
+    path = Path(model or "") / "config.json"
+    if not path.is_file():
+        return None
+    config = files.read_json(path)
+    vision = config.get("vision_config") if isinstance(config, Mapping) else None
+    value = vision.get("tokens_per_second") if isinstance(vision, Mapping) else None
+    return value if isinstance(value, int) else None

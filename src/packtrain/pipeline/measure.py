@@ -22,7 +22,7 @@ from ..store import lengths as lengths_store
 from ..store import parts
 from .append import append_lengths, clear_next, finish_exchange
 from .growth import may_have_grown, read_layout
-from .publish import Identity, details, origin_of, publish, refuse_changed_media
+from .publish import Identity, details, origin_of, publish, refuse_changed_media, refuse_other_kind
 from .ranges import SERIAL, How, Progress, cut, gathered, part_of
 
 __all__ = ["SERIAL", "details", "measure", "origin_of"]
@@ -71,6 +71,9 @@ def measure(
         InputError: no sample at all can be used.
     """
     folder = Path(out)
+    refuse_other_kind(folder, lengths_store.MARKER)
+    if workers is not None and workers < 1:
+        raise InputError(f"workers is {workers}, expected >= 1", hint="1 measures in this process")
     identity = Identity.of(source, template)
     options = dict(executor_options or {})
     how = How(executor=executor, options=options, workers=workers, every=persist_every, progress=progress)

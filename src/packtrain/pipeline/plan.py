@@ -10,7 +10,7 @@ from ..errors import PlanError
 from ..planning.build import plan
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
-from .measure import details, origin_of
+from .publish import details, origin_of, refuse_other_kind
 
 __all__ = ["check_drops", "ledger_rows", "plan_lengths"]
 
@@ -45,6 +45,9 @@ def plan_lengths(
         PlanError: an option cannot hold, no pack results, or too many samples are left out.
         ForeignArtefactError: `out` holds another plan.
     """
+    refuse_other_kind(out, "plan.json")
+    if max_drop_fraction is not None and not 0 <= max_drop_fraction <= 1:
+        raise PlanError(f"max_drop_fraction is {max_drop_fraction}, expected 0 to 1", hint="0.01 is 1 %")
     made = plan(lengths, **options)
     if min_fill_ratio:
         floor = min_fill_ratio * made.spec.pack_length

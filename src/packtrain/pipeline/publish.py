@@ -25,7 +25,15 @@ from ..store import parts
 from ..store.media import changed_media, save_media
 from .growth import LAYOUT, layout_of
 
-__all__ = ["KEY_SCHEMA", "Identity", "details", "origin_of", "publish", "refuse_changed_media"]
+__all__ = [
+    "KEY_SCHEMA",
+    "Identity",
+    "details",
+    "origin_of",
+    "publish",
+    "refuse_changed_media",
+    "refuse_other_kind",
+]
 
 #: What reads lengths of this folder must agree on; raised when equal inputs would give other lengths.
 KEY_SCHEMA = 1
@@ -63,6 +71,19 @@ class Identity:
             root=None if root is None else os.fspath(root),
             layout=layout_of(source),
         )
+
+
+def refuse_other_kind(folder: str | Path, marker: str) -> None:
+    """One folder holds one artefact: refuse to write lengths or a plan where another kind lies.
+
+    Raises:
+        ForeignArtefactError: the marker of another kind is there.
+    """
+    for other in ("lengths.json", "plan.json", "run.json"):
+        if other != marker and (Path(folder) / other).is_file():
+            raise ForeignArtefactError(
+                f"{folder} holds {other}: it is the folder of another artefact", hint="choose another --out"
+            )
 
 
 def publish(

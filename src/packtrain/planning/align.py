@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["AlignedPlan", "align"]
 
 
+#: Ranks; far above any machine, and low enough that positions stay 64-bit.
+_LARGEST_WORLD = 1 << 24
+
+
 def align(plan: PackPlan, world_size: int, drop_last: bool = False) -> AlignedPlan:
     """The view of `plan` in which every rank gets the same number of packs.
 
@@ -36,6 +40,8 @@ def align(plan: PackPlan, world_size: int, drop_last: bool = False) -> AlignedPl
         size = 0
     if size < 1:
         raise PlanError(f"world_size is {world_size!r}, expected an integer >= 1")
+    if size > _LARGEST_WORLD:
+        raise PlanError(f"world_size is {size}, limit is {_LARGEST_WORLD}")
     n = len(plan)
     if n == 0:
         raise PlanError("the plan holds no packs", hint="see plan.ledger.counts() for where the samples went")

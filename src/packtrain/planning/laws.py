@@ -12,7 +12,7 @@ from ..errors import LawError
 from .lengths import Lengths
 from .packplan import PackPlan
 
-__all__ = ["check_laws"]
+__all__ = ["check_laws", "check_sums"]
 
 
 def check_laws(plan: PackPlan, lengths: Lengths | None = None) -> None:
@@ -34,6 +34,21 @@ def check_laws(plan: PackPlan, lengths: Lengths | None = None) -> None:
         raise LawError(f"sample {int(ids[0])} is packed or in the ledger {int(seen[ids[0]])} times, not once")
     if lengths is not None:
         _capacity(plan, lengths)
+
+
+def check_sums(plan: PackPlan) -> None:
+    """Capacity from the plan alone: the tokens of every pack of two or more samples fit pack_length.
+
+    Weaker than `check_laws` with lengths: later padding and other limits are not seen.
+    """
+    over = (np.diff(plan.offsets) > 1) & (np.asarray(plan.pack_tokens) > plan.spec.pack_length)
+    if bool(over.any()):
+        pack = int(np.flatnonzero(over)[0])
+        raise LawError(
+            f"pack {pack} holds {int(plan.pack_tokens[pack])} tokens, the cap is {plan.spec.pack_length}"
+        )
+    if plan.certificate.bound > len(plan):
+        raise LawError(f"the lower bound {plan.certificate.bound} is above the {len(plan)} packs of the plan")
 
 
 def _order(offsets: np.ndarray, indices: np.ndarray, per_step: int | None) -> None:

@@ -76,6 +76,11 @@ class Lengths:
         self._digest: str | None = None
         self.tokens, self.max_tokens = canonical("tokens", tokens)
         n = len(self.tokens)
+        for field, given in (("costs", costs), ("reasons", reasons)):
+            if given is not None and not isinstance(given, Mapping):
+                raise LengthError(
+                    f"{field} is {type(given).__name__}, expected a mapping", hint="name -> values"
+                )
         self.costs = {}
         for name in sorted(costs or {}):
             _check_cost_name(name)
@@ -160,6 +165,10 @@ def canonical(name: str, values: Any, n: int | None = None) -> tuple[NDArray[Any
 
 
 def _as_array(name: str, values: Any) -> NDArray[Any]:
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        raise LengthError(
+            f"{name} is an array with masked entries", hint="mark failed samples by their status"
+        )
     if isinstance(values, np.ndarray):
         array = values
     else:

@@ -175,6 +175,8 @@ def _at_least(name: str, value: Any, low: int, meaning: str) -> int:
         raise PlanError(f"{name} is {value!r}, expected an integer >= {low}", hint=meaning)
     if number < low:
         raise PlanError(f"{name} is {number}, expected >= {low}", hint=meaning)
+    if number >= 1 << 63 and name != "seed":
+        raise PlanError(f"{name} is {number}, limit is 2**63 - 1", hint=meaning)
     return number
 
 

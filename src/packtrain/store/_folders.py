@@ -17,7 +17,7 @@ from .. import files
 from ..errors import ChecksumError, FormatError, InputError
 from ..planning.digests import block_digests
 
-__all__ = ["check_blocks", "describe", "open_array", "read_marker"]
+__all__ = ["check_blocks", "check_seal", "describe", "open_array", "read_marker", "sealed"]
 
 
 def read_marker(folder: Path, name: str, schema: str) -> dict[str, Any]:
@@ -35,6 +35,21 @@ def read_marker(folder: Path, name: str, schema: str) -> dict[str, Any]:
     if found != schema:
         raise FormatError(f"{path} has schema {found!r}, this version reads {schema!r}")
     return dict(marker)
+
+
+def sealed(marker: Mapping[str, Any]) -> dict[str, Any]:
+    """The marker with a digest of all its other fields, so that `verify` finds an edited one."""
+    return {**marker, "seal": files.digest_json(dict(marker))}
+
+
+def check_seal(folder: Path, name: str) -> dict[str, Any]:
+    """The marker of a folder; ChecksumError when it is not as it was written."""
+    marker = dict(files.read_json(folder / name))
+    if marker.pop("seal", None) != files.digest_json(marker):
+        raise ChecksumError(
+            f"{folder / name} was edited: it differs from its own digest", hint="make it again"
+        )
+    return marker
 
 
 def describe(array: NDArray[Any]) -> dict[str, Any]:
@@ -59,6 +74,9 @@ def open_array(folder: Path, stem: str, described: Mapping[str, Any]) -> NDArray
         raise InputError(f"no permission to read {path}") from None
     except (ValueError, EOFError, OSError) as error:
         raise FormatError(f"{path} is torn or not an array: {error}", hint="make the folder again") from None
+    header = array.offset if isinstance(array, np.memmap) else path.stat().st_size - array.nbytes
+    if path.stat().st_size != header + array.nbytes:
+        raise FormatError(f"{path} has bytes behind its array", hint="make the folder again")
     if array.dtype != want or array.shape != (int(described["length"]),):
         raise FormatError(
             f"{path} holds {array.dtype}{list(array.shape)}, the marker says {want}[{described['length']}]",

@@ -15,7 +15,7 @@ from typing import Any
 from .. import files
 from ..errors import ChecksumError, ForeignArtefactError, FormatError, LengthError
 from ..planning.lengths import Lengths
-from ._folders import check_blocks, describe, open_array, read_marker
+from ._folders import check_blocks, check_seal, describe, open_array, read_marker, sealed
 
 __all__ = ["MARKER", "SCHEMA", "load", "read", "save", "verify"]
 
@@ -78,7 +78,7 @@ def save(
             handle.write(line.encode("utf-8", "backslashreplace"))
     if origin is not None:
         files.publish_json(folder / "origin.json", dict(origin))
-    files.publish_json(folder / MARKER, marker)
+    files.publish_json(folder / MARKER, sealed(marker))
 
 
 def load(folder: str | Path) -> Lengths:
@@ -116,7 +116,10 @@ def read(folder: str | Path) -> tuple[Lengths, dict[str, Any]]:
 def verify(folder: str | Path) -> Lengths:
     """Hash every stored byte of a lengths folder. ChecksumError names the file that differs."""
     folder = Path(folder)
-    lengths, marker = read(folder)
+    lengths, _ = read(folder)
+    marker = check_seal(folder, MARKER)
+    if "media" in marker and files.sha256_file(folder / "media.jsonl") != marker["media"]:
+        raise ChecksumError(f"{folder / 'media.jsonl'} differs from its digest", hint="measure again")
     for stem, array in {"tokens": lengths.tokens, **lengths.costs, "status": lengths.status}.items():
         check_blocks(folder, stem, array, list(marker["blocks"][stem]))
     fresh = Lengths(lengths.tokens, lengths.costs, lengths.status, lengths.reasons)

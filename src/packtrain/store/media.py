@@ -49,11 +49,11 @@ def save_media(folder: Path, rows: Iterable[MediaRow], root: str | None) -> str:
 
 def read_media(folder: Path) -> Iterator[MediaRow]:
     """The rows of the table."""
-    with open(folder / TABLE, encoding="ascii") as handle:
+    with open(folder / TABLE, encoding="ascii", errors="replace") as handle:
         for line in handle:
             try:
                 name, size, header = json.loads(line)
-            except ValueError:
+            except (ValueError, TypeError):
                 raise FormatError(
                     f"{folder / TABLE} is torn", hint="measure again with --overwrite"
                 ) from None
@@ -82,7 +82,7 @@ def changed_media(folder: Path, root: str | None, *, verify_content: bool = Fals
 def _noted(folder: Path) -> NDArray[np.int64] | None:
     try:
         stats: NDArray[np.int64] = np.load(folder / STATS, mmap_mode="r")
-    except (OSError, ValueError):
+    except (OSError, ValueError, EOFError):
         return None
     return stats if stats.ndim == 2 and stats.shape[1] == 2 else None
 

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import files
-from ..errors import ChecksumError, ForeignArtefactError, FormatError, InputError
+from ..errors import ChecksumError, ForeignArtefactError, FormatError, InputError, PacktrainError
 from ..planning.certificate import Certificate
 from ..planning.digests import block_digests
 from ..planning.ledger import Ledger
 from ..planning.packplan import SCHEMA, PackerId, PackPlan, Sums
 from ..planning.spec import PlanSpec
-from ._folders import check_blocks, describe, open_array, read_marker
+from ._folders import check_blocks, check_seal, describe, open_array, read_marker, sealed
 
 __all__ = ["MARKER", "SCHEMA", "load", "save", "verify"]
 
@@ -73,7 +73,7 @@ def save(
         files.publish_array(folder / f"{stem}.npy", array)
     if origin is not None:
         files.publish_json(folder / "origin.json", dict(origin))
-    files.publish_json(folder / MARKER, marker)
+    files.publish_json(folder / MARKER, sealed(marker))
 
 
 def load(folder: str | Path) -> PackPlan:
@@ -103,8 +103,12 @@ def load(folder: str | Path) -> PackPlan:
             stored={"checksum": marker["checksum"], "blocks": marker["blocks"], "stats": marker["stats"]},
             folder=folder,
         )
-    except (KeyError, TypeError) as error:
-        raise FormatError(f"{folder / MARKER} lacks {error}", hint="make the plan again") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, PacktrainError):
+            raise
+        raise FormatError(
+            f"{folder / MARKER} is not a plan's marker: {error}", hint="make the plan again"
+        ) from None
     _check_shape(folder, plan, marker)
     return plan
 
@@ -117,7 +121,7 @@ def verify(folder: str | Path) -> PackPlan:
     """
     folder = Path(folder)
     plan = load(folder)
-    marker = files.read_json(folder / MARKER)
+    marker = check_seal(folder, MARKER)
     for stem, described in marker["arrays"].items():
         check_blocks(folder, stem, open_array(folder, stem, described), list(marker["blocks"].get(stem, [])))
     plan.verify()

@@ -43,6 +43,10 @@ def load_processor(
         raise InputError("no processor is named", hint="give a folder or a hub name")
     folder = Path(name).expanduser()
     is_folder = folder.is_dir()
+    if folder.is_file():
+        raise InputError(
+            f"processor {name} is a file", hint="give the folder that holds processor_config.json"
+        )
     if not is_folder and _looks_like_path(name):
         raise InputError(
             f"processor folder {name} does not exist",

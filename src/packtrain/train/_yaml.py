@@ -40,6 +40,9 @@ def parse_yaml(text: str, path: Path) -> dict[str, Any]:
         where = path if mark is None else f"{path}, line {mark.line + 1}, column {mark.column + 1}"
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ConfigError(f"{where}: {problem}", hint="mend the YAML at this place") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        problem = "nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0]
+        raise ConfigError(f"{path}: {problem}", hint="a key is plain text, a value a plain value") from None
     if values is None:
         values = {}
     if not isinstance(values, dict):

@@ -142,12 +142,17 @@ def load_config(path_or_mapping: str | Path | Mapping[str, Any]) -> RunConfig:
     """
     if isinstance(path_or_mapping, Mapping):
         return _build({str(key): value for key, value in path_or_mapping.items()}, base=None)
+    if not isinstance(path_or_mapping, str | Path):
+        raise ConfigError(
+            f"a configuration is a path or a mapping, not {type(path_or_mapping).__name__}",
+            hint="name a YAML file",
+        )
     path = Path(path_or_mapping)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist", hint="name a YAML file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     return _build(parse_yaml(text, path), base=path.resolve().parent)
 
