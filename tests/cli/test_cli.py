@@ -79,7 +79,7 @@ def test_plan_show_verify(shell: Shell, lengths: Path, tmp_path: Path) -> None:
     assert code == 0 and "proven optimal" in out
     code, out, _ = shell("verify", tmp_path / "plan", "--json")
     checks = json.loads(out)["checks"]
-    assert code == 0 and checks["capacity"].startswith("not checked")
+    assert code == 0 and checks["capacity"].startswith("holds by the plan's own sums")
 
 
 def test_a_changed_byte_is_exit_code_1(shell: Shell, lengths: Path, tmp_path: Path) -> None:
@@ -89,6 +89,49 @@ def test_a_changed_byte_is_exit_code_1(shell: Shell, lengths: Path, tmp_path: Pa
     (tmp_path / "plan" / "indices.npy").write_bytes(raw)
     code, _, err = shell("verify", tmp_path / "plan")
     assert code == 1 and "indices" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"pack_length": 80', '"pack_length": 20'),
+        ('"pack_length": 80', '"pack_length": 200'),
+        ('"bound": 4', '"bound": 1'),
+        ('"efficiency": ', '"efficiency": 7'),
+        ('"packs": 4', '"packs": "x"'),
+        ('"long_samples": 0', '"long_samples": "x"'),
+        ('"blocks": {', '"blocks": 5, "other": {'),
+        ('"stats": {', '"stats": 5, "other": {'),
+    ],
+)
+def test_an_edited_marker_never_passes(
+    shell: Shell, lengths: Path, tmp_path: Path, old: str, new: str
+) -> None:
+    shell("plan", lengths, "-n", 80, "-o", tmp_path / "plan")
+    marker = tmp_path / "plan" / "plan.json"
+    text = marker.read_text()
+    assert old in text
+    marker.write_text(text.replace(old, new, 1))
+    code, _, err = shell("verify", tmp_path / "plan")
+    assert code in (1, 2) and "Traceback" not in err and "unexpected" not in err
+    _, _, err = shell("show", tmp_path / "plan")
+    assert "Traceback" not in err and "unexpected" not in err
+
+
+def test_bytes_behind_an_array_are_found(shell: Shell, lengths: Path, tmp_path: Path) -> None:
+    shell("plan", lengths, "-n", 80, "-o", tmp_path / "plan")
+    with open(tmp_path / "plan" / "indices.npy", "ab") as handle:
+        handle.write(b"x" * 100)
+    assert "bytes behind its array" in shell.refused("verify", tmp_path / "plan")
+
+
+def test_a_plan_never_lands_in_another_artefact(shell: Shell, lengths: Path, tmp_path: Path) -> None:
+    from packtrain.planning.lengths import Lengths
+
+    Lengths([1, 2, 3]).save(tmp_path / "l")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "l").iterdir()}
+    assert "another artefact" in shell.refused("plan", tmp_path / "l", "-n", 8, "-o", tmp_path / "l")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "l").iterdir()} == before
 
 
 def test_the_same_plan_again_is_no_error_and_another_is(shell: Shell, lengths: Path, tmp_path: Path) -> None:
@@ -108,6 +151,12 @@ def bad_calls(tmp: Path) -> list[tuple[list[Any], str]]:
         "key.yaml": "training: {lerning_rate: 1}",
         "broken.yaml": "training: {seed: 1",
         "list.yaml": "- 1",
+        "map.yaml": "? [a]\n: 1",
+        "date.yaml": "training: 2020-99-99",
+        "deep.yaml": "a: " + "[" * 5000,
+        "attn.yaml": "model: {attn: []}",
+        "deep.json": "[" * 100_000,
+        "deep.jsonl": "",
         "moved.yaml": "training: {packing_length: 10}",
         "dynamic.yaml": "training: {packing_mode: dynamic}",
         "nofile.yaml": "model: {name_or_path: 'tiny:qwen3', max_model_len: 9}\n"
@@ -132,6 +181,15 @@ def bad_calls(tmp: Path) -> list[tuple[list[Any], str]]:
         (["plan", tmp / "text.npy", "-n", "8", "-o", tmp / "p"], "is not an array"),
         (["plan", tmp / "minus.json", "-n", "8", "-o", tmp / "p"], "tokens[1] is -2"),
         (["plan", tmp / "half.json", "-n", "8", "-o", tmp / "p"], "expected an integer"),
+        ([*plan, "-n", "8", "--limit", "images=²"], "is not NAME=NUMBER"),
+        ([*plan, "-n", "8", "--max-samples", "9" * 30], "max_samples is 9"),
+        ([*plan, "-n", "8", "--max-drop-fraction", "nan"], "max_drop_fraction is nan"),
+        (["plan", tmp / "deep.json", "-n", "8", "-o", tmp / "p"], "nested"),
+        (["run", tmp / "map.yaml"], "map.yaml"),
+        (["run", tmp / "date.yaml"], "date"),
+        (["run", tmp / "deep.yaml"], "deep.yaml"),
+        (["run", tmp / "attn.yaml"], "attn"),
+        (["measure", tmp / "key.yaml", "-p", tmp / "key.yaml", "-o", tmp / "o"], "key.yaml"),
         (["plan", tmp / "list.json", "-n", "8", "-o", tmp / "p"], "expected"),
         (["plan", tmp, "-n", "8", "-o", tmp / "p"], "holds no lengths"),
         (["show", tmp], "holds no lengths, plan or run"),

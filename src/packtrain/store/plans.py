@@ -85,6 +85,8 @@ def load(folder: str | Path) -> PackPlan:
     folder = Path(folder).absolute()
     marker = read_marker(folder, MARKER, SCHEMA)
     try:
+        shape = int(marker["packs"]), int(marker["samples"])
+        stored = {name: dict(marker[name]) for name in ("blocks", "stats")}
         arrays = {stem: open_array(folder, stem, marker["arrays"][stem]) for stem in marker["arrays"]}
         offsets, indices = arrays["offsets"], arrays["indices"]
         costs = {name: arrays[f"pack_{name}"] for name in marker["costs"]}
@@ -100,7 +102,7 @@ def load(folder: str | Path) -> PackPlan:
             slots=int(marker["slots"]),
             sums=Sums(arrays["pack_tokens"], arrays["pack_sq"], costs),
             lengths_digest=str(marker["lengths_digest"]),
-            stored={"checksum": marker["checksum"], "blocks": marker["blocks"], "stats": marker["stats"]},
+            stored={"checksum": str(marker["checksum"]), **stored},
             folder=folder,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -109,7 +111,7 @@ def load(folder: str | Path) -> PackPlan:
         raise FormatError(
             f"{folder / MARKER} is not a plan's marker: {error}", hint="make the plan again"
         ) from None
-    _check_shape(folder, plan, marker)
+    _check_shape(folder, plan, *shape)
     return plan
 
 
@@ -142,8 +144,7 @@ def _arrays(plan: PackPlan) -> dict[str, NDArray[Any]]:
     }
 
 
-def _check_shape(folder: Path, plan: PackPlan, marker: Mapping[str, Any]) -> None:
-    packs, samples = int(marker["packs"]), int(marker["samples"])
+def _check_shape(folder: Path, plan: PackPlan, packs: int, samples: int) -> None:
     ends = (int(plan.offsets[0]), int(plan.offsets[-1])) if len(plan.offsets) else (-1, -1)
     if len(plan) != packs or len(plan.indices) != samples or ends != (0, samples):
         raise FormatError(

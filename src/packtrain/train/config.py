@@ -189,8 +189,8 @@ def _move_aliases(sections: dict[str, Any]) -> None:
                 f"training.attn_impl is {alias!r} but model.attn is {model['attn']!r}", hint="keep model.attn"
             )
         model["attn"] = alias
-    if model.get("attn") in _ATTENTION_ALIASES:
-        model["attn"] = _ATTENTION_ALIASES[model["attn"]]
+    if isinstance(model.get("attn"), str):
+        model["attn"] = _ATTENTION_ALIASES.get(model["attn"], model["attn"])
     if "padding_free" in template and template.pop("padding_free") is not True:
         raise ConfigError(
             "template.padding_free is not true", hint="packed rows never hold padding; remove the key"
