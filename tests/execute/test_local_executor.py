@@ -109,15 +109,18 @@ def test_stopping_early_ends_the_workers() -> None:
 def test_interrupt_cancels() -> None:
     """Ctrl-C in the parent while workers are busy: KeyboardInterrupt, no process left."""
     code = (
-        "import multiprocessing, local_work\n"
+        "import multiprocessing, signal, local_work\n"
         "from packtrain.execute.local import map_shards\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell may have it ignored
         "try:\n"
+        "    print('ready', flush=True)\n"
         "    list(map_shards(local_work.forever, [1, 2, 3], workers=2))\n"
         "except KeyboardInterrupt:\n"
         "    print('cancelled', len(multiprocessing.active_children()))\n"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    time.sleep(3)
+    assert child.stdout is not None and child.stdout.readline() == "ready\n"
+    time.sleep(2)
     child.send_signal(signal.SIGINT)
     out, _ = child.communicate(timeout=60)
     assert out.strip() == "cancelled 0"
