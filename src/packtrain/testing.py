@@ -37,6 +37,7 @@ __all__ = [
     "compiled_path",
     "crash_points",
     "lengths_and_options",
+    "on_threads",
     "plain_path",
     "snapshot",
 ]
@@ -183,6 +184,17 @@ class PackerLaws:
             assert fast.pack_sq.tolist() == plain_sums
         assert fast == plain and fast.packer == plain.packer and fast.certificate == plain.certificate
 
+    @_LAWS
+    @given(case=st.data())
+    def test_threads_do_not_matter(self, case: st.DataObject) -> None:
+        lengths, options = case.draw(lengths_and_options(limits=self._says("LIMITS")))
+        made = []
+        for count in (1, 2, 3):
+            with on_threads(count):
+                made.append(make_plan(lengths, packer=self.packer, **options))
+                assert made[-1].pack_sq.tolist() == made[0].pack_sq.tolist()
+        assert made[0] == made[1] == made[2] and made[0].certificate == made[2].certificate
+
     def test_larger_instance(self) -> None:
         rng = np.random.default_rng(5)
         lengths = Lengths(np.clip(rng.lognormal(5.5, 1.2, 5000).astype(np.int64), 1, 9000))
@@ -199,6 +211,20 @@ class PackerLaws:
         if not self._says("SEEDED"):
             shapes = [sorted(sorted(lengths.tokens[pack].tolist()) for pack in plan) for plan in plans]
             assert shapes[0] == shapes[1] == shapes[2]
+
+
+@contextlib.contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """Use the compiled kernels on so many threads for any number of samples."""
+    from .packers import _jit
+
+    before = _jit.THREAD_LIMIT, _jit.THREADS
+    _jit.THREAD_LIMIT, _jit.THREADS = 0, count
+    try:
+        with compiled_path():
+            yield
+    finally:
+        _jit.THREAD_LIMIT, _jit.THREADS = before
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .errors import InputError
 
-__all__ = ["Node", "World", "cache_dir", "jit_allowed", "node", "world"]
+__all__ = ["Node", "World", "cache_dir", "jit_allowed", "node", "plan_threads", "world"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,17 @@ def cache_dir() -> Path:
 def jit_allowed() -> bool:
     """False when `PACKTRAIN_JIT=0`: every kernel then runs as plain Python (same bytes, slower)."""
     return os.environ.get("PACKTRAIN_JIT", "1") != "0"
+
+
+def plan_threads() -> int:
+    """Threads that planning may use: `PACKTRAIN_THREADS`, else the CPUs of this process, at most 8."""
+    if os.environ.get("PACKTRAIN_THREADS"):
+        asked = _integer("PACKTRAIN_THREADS")
+        if asked < 1:
+            raise InputError(f"environment variable PACKTRAIN_THREADS={asked}", hint="use 1 or more")
+        return asked
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(8, count or 1)
 
 
 def _integer(name: str) -> int:

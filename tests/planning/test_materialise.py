@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from packtrain.extend import Patterns
+from packtrain.planning import _blocks
 from packtrain.planning._materialise import from_bins, from_patterns
-from packtrain.testing import compiled_path, plain_path
+from packtrain.testing import compiled_path, on_threads, plain_path
 
 
 def brute(bins: list[int]) -> list[list[int]]:
@@ -66,3 +67,37 @@ def test_packs_stay_close_in_index() -> None:
     plan = pt.plan(tokens, 8192, packer="bfd")
     first, last = plan.indices[plan.offsets[:-1]].astype(int), plan.indices[plan.offsets[1:] - 1].astype(int)
     assert float((last - first).mean()) < 0.2 * len(tokens)
+
+
+@pytest.mark.parametrize("packer", ["auto", "bfd", "refine", "diverse"])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_bytes_do_not_depend_on_threads(
+    packer: str, seed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many blocks and rounds, left-out samples, long ones, classes of all widths."""
+    import packtrain as pt
+
+    rng = np.random.default_rng(8)
+    tokens = np.clip(rng.lognormal(5, 1.4, 120_000).astype(np.int64), 0, 3000)
+    made: dict[object, tuple[object, ...]] = {}
+    for count in (1, 2, 3, 7):
+        with on_threads(count):
+            plan = pt.plan(tokens, 2048, packer=packer, seed=seed)
+            made[count] = (plan.checksum, plan.pack_sq.tobytes(), plan.long_samples, plan.slots)
+    monkeypatch.setattr(_blocks, "_STAGED", 0)  # one thread, block by block
+    with on_threads(1):
+        made["staged"] = (pt.plan(tokens, 2048, packer=packer, seed=seed).checksum, *made[1][1:])
+    assert len(set(made.values())) == 1
+    if packer == "bfd":
+        with plain_path():
+            assert pt.plan(tokens, 2048, packer=packer, seed=seed).checksum == made[3][0]
+
+
+def test_blocks_cover_everything_once() -> None:
+    for n in (0, 1, 5, 100):
+        for parts in (1, 2, 3, 8):
+            at = _blocks.even_cuts(n, parts)
+            assert at[0] == 0 and at[-1] == n and at == sorted(at)
+            weights = np.arange(n) % 3
+            at = _blocks.cuts(weights, parts)
+            assert at[0] == 0 and at[-1] == n and at == sorted(at) and len(at) == parts + 1

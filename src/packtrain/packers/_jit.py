@@ -10,18 +10,36 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from itertools import pairwise
 from typing import Any
 
-from ..world import jit_allowed
+from ..world import jit_allowed, plan_threads
 
-__all__ = ["DENSE_LIMIT", "PLAIN_LIMIT", "Kernel", "kernel", "part_of", "use_jit"]
+__all__ = [
+    "DENSE_LIMIT",
+    "PLAIN_LIMIT",
+    "THREAD_LIMIT",
+    "Kernel",
+    "kernel",
+    "over_blocks",
+    "part_of",
+    "threads_for",
+    "use_jit",
+]
 
 logger = logging.getLogger(__name__)
 
 #: Up to this many samples the plain path is used, so that no start-up of the compiler is paid.
 PLAIN_LIMIT = 50_000
+
+#: From this many samples on several threads are worth their start.
+THREAD_LIMIT = 1_000_000
+
+#: Threads to use; None: as many as `plan_threads` allows.
+THREADS: int | None = None
 
 #: Above this capacity classes are sparse: no array of the size of the capacity is made.
 DENSE_LIMIT = 1 << 22
@@ -43,6 +61,20 @@ def part_of(n: int) -> Iterator[None]:
         yield
     finally:
         _samples_in_all.reset(token)
+
+
+def threads_for(n: int) -> int:
+    """Threads on which n samples are planned; results do not depend on it."""
+    return 1 if n < THREAD_LIMIT or not use_jit(n) else max(1, min(THREADS or plan_threads(), n))
+
+
+def over_blocks(ends: Sequence[int], work: Callable[[int, int], Any]) -> list[Any]:
+    """work(low, high) for each block between two ends, in order; a thread each (kernels hold no lock)."""
+    blocks = list(pairwise(ends))
+    if len(blocks) == 1:
+        return [work(*blocks[0])]
+    with ThreadPoolExecutor(max(1, len(blocks))) as pool:
+        return list(pool.map(work, *zip(*blocks, strict=True)))
 
 
 class Kernel:

@@ -72,32 +72,13 @@ def from_patterns(
     starts = np.zeros(top + 2, dtype=np.int64)
     np.cumsum(packed_by_key, out=starts[1:])
     if use_jit(len(keys)):
-        from . import _sweep
+        from . import _blocks
 
-        small = len(keys) < (1 << 31)
-        work = np.int32 if small else np.int64
-        slot, sizes = _sweep.deal(
-            patterns.repeat,
-            patterns.offsets,
-            item_key,
-            patterns.number,
-            starts.astype(work),
-            n_packed,
-            rounds,
-        )
+        work = starts.astype(np.int32 if len(keys) < (1 << 31) else np.int64)
+        slot, sizes = _blocks.deal(patterns, item_key, work, n_packed, rounds, len(keys))
         if seed is not None:
-            _sweep.shuffle_classes(slot, starts, np.uint64(seed64(seed)))
-        return _finish(
-            *_sweep.by_class(
-                keys,
-                top,
-                starts.astype(work),
-                slot,
-                sizes,
-                n_single,
-                np.empty(n_packed + n_single, index_dtype(len(keys))),
-            )
-        )
+            _blocks.shuffle_classes(slot, starts, np.uint64(seed64(seed)))
+        return _finish(*_blocks.sweep(keys, top, work, slot, sizes, n_single, index_dtype(len(keys))))
     slot = _deal(patterns, item_key, rounds)
     if seed is not None:
         _shuffle_classes(slot, starts, seed64(seed))

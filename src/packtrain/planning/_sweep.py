@@ -12,42 +12,7 @@ import numpy as np
 
 from ..packers._jit import kernel
 
-__all__ = ["by_bin", "by_class", "copy_packs", "deal", "move_packs", "shuffle_classes", "sum_packs"]
-
-
-@kernel
-def deal(
-    repeat: Any, offsets: Any, key: Any, number: Any, cursor: Any, n_packed: Any, rounds: Any
-) -> Any:  # pragma: no cover
-    """Raw pack number of every place (in class order) and minus the size of every raw pack."""
-    n_groups = len(repeat)
-    n_packs = np.int64(0)
-    for g in range(n_groups):
-        n_packs += repeat[g]
-    slot = np.empty(n_packed, dtype=cursor.dtype)
-    sizes = np.empty(n_packs, dtype=cursor.dtype)
-    dealt = np.zeros(n_groups, dtype=np.int64)
-    pack = np.int64(0)
-    for t in range(1, rounds + 1):
-        for g in range(n_groups):
-            if t == rounds:
-                target = repeat[g]
-            else:
-                offset = ((g * 2654435761) & 0xFFFFFFFF) % rounds
-                target = min(repeat[g], (t * repeat[g] + offset) // rounds)
-            while dealt[g] < target:
-                size = 0
-                for j in range(offsets[g], offsets[g + 1]):
-                    c = key[j]
-                    p = cursor[c]
-                    for q in range(p, p + number[j]):
-                        slot[q] = pack
-                    cursor[c] = p + number[j]
-                    size += number[j]
-                sizes[pack] = -size
-                pack += 1
-                dealt[g] += 1
-    return slot, sizes
+__all__ = ["by_bin", "by_class", "copy_packs", "move_packs", "shuffle_classes", "sum_packs"]
 
 
 @kernel

@@ -158,14 +158,12 @@ def _cost_of(lengths: Lengths, name: str) -> NDArray[Any]:
 def _count(costs: NDArray[Any], largest: int, cap: int, ledger: Ledger) -> Classes:
     sparse = cap > DENSE_LIMIT
     if not sparse and use_jit(len(costs)):
-        from ..packers._kernels import histogram
+        from ._blocks import count_costs
 
-        counts, singles, single_slots = histogram(costs, min(cap, largest))
+        counts, singles, single_slots = count_costs(costs, min(cap, largest))
         counts[0] = 0
         sizes = np.flatnonzero(counts)
-        return Classes(
-            costs, min(cap, largest), sizes, counts[sizes], False, int(singles), int(single_slots), ledger
-        )
+        return Classes(costs, min(cap, largest), sizes, counts[sizes], False, singles, single_slots, ledger)
     values, number = np.unique(costs, return_counts=True)
     values = values.astype(np.int64)
     above = values > cap

@@ -27,9 +27,8 @@ def sum_over_packs(values: NDArray[Any], offsets: I64, indices: NDArray[Any]) ->
     if len(offsets) == 1:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     if use_jit(len(values)):
-        from ._sweep import sum_packs
+        from ._blocks import sum_packs
 
-        out: tuple[I64, I64] = sum_packs(values, offsets, indices)
-        return out
+        return sum_packs(values, offsets, indices)
     gathered = values[indices].astype(np.int64)
     return np.add.reduceat(gathered, offsets[:-1]), np.add.reduceat(gathered * gathered, offsets[:-1])
