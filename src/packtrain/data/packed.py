@@ -28,6 +28,7 @@ from ..measuring.eligibility import set_epoch
 from ..planning.align import AlignedPlan
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
+from ..planning.replan import EpochPlans
 
 __all__ = ["FILLER", "PackedDataset"]
 
@@ -54,6 +55,7 @@ class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
             A sample that fails in every epoch stands in it once.
         repeat_loss: "keep", or "zero": packs that an aligned plan repeats carry no label, so that every
             sample weighs once an epoch.
+        replan: the plans of the epochs, as given to `PackSampler`: `set_epoch` then chooses the plan too.
 
     Position -1 is the filler pack. Other negative positions are refused: no position is an alias.
     """
@@ -68,6 +70,7 @@ class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
         on_error: str = "raise",
         ledger_file: str | Path | None = None,
         repeat_loss: str = "keep",
+        replan: EpochPlans | None = None,
     ) -> None:
         if repeat_loss not in _REPEAT_LOSS:
             raise InputError(f"repeat_loss is {repeat_loss!r}", hint="use 'keep' or 'zero'")
@@ -85,6 +88,7 @@ class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
         self.on_error = on_error
         self.ledger_file = None if ledger_file is None else Path(ledger_file)
         self.repeat_loss = repeat_loss
+        self.replan = replan
 
     def __len__(self) -> int:
         return len(self.packs)
@@ -122,11 +126,22 @@ class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
         return isinstance(self.packs, AlignedPlan) and position >= self.packs.kept
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the samples, where they listen, which epoch begins. The plan does not change.
+        """Tell the samples, where they listen, which epoch begins. With `replan`: read its plan from now on.
 
-        Loader workers hold a copy of the samples: start them after this call.
+        Loader workers hold a copy of samples and plan: start them after this call.
         """
         set_epoch(self.samples, epoch)
+        if self.replan is None:
+            return
+        self.plan = self.replan.plan(epoch)
+        if isinstance(self.packs, AlignedPlan):
+            self.packs = self.plan.align(self.packs.world_size, self.packs.drop_last)
+        else:
+            self.packs = self.plan
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A worker reads the plan of the epoch it was started in, and needs no lengths to plan anew."""
+        return {**self.__dict__, "replan": None}
 
     def _fetch(self, sample_id: int) -> dict[str, Any]:
         try:

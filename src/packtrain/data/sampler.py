@@ -16,6 +16,7 @@ from torch.utils.data import Sampler
 from ..errors import ForeignArtefactError, InputError
 from ..planning.align import AlignedPlan
 from ..planning.balance import Balance, BalancedPlan, Balancer
+from ..planning.replan import EpochPlans
 from ..planning.steps import consumption
 from ..world import World
 
@@ -37,6 +38,9 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
             every epoch is balanced anew. With one micro step a step, `step` has nothing to rearrange.
         grad_accum: micro steps per optimizer step; kept in the state, so that a resume can tell.
         cost: what `balance` evens out; see `AlignedPlan.balance`.
+        replan: the plans of the epochs (`planning.replan.EpochPlans` of `aligned.plan`): every epoch then
+            reads its own plan, of as many packs. `aligned` is the view of the epoch that was set last; give
+            the same object to `PackedDataset`, whose `set_epoch` must be called too.
 
     A balanced plan holds the order of one epoch already: it is read as it is, with shuffle=False.
 
@@ -54,6 +58,7 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
         grad_accum: int = 1,
         *,
         cost: Any = None,
+        replan: EpochPlans | None = None,
     ) -> None:
         World(rank, aligned.world_size)
         if grad_accum < 1:
@@ -67,7 +72,11 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
             )
         if cost is not None and (balance is None or isinstance(balance, Balance)):
             raise InputError("cost has no effect here", hint="name a balance mode, or put it into Balance")
+        if replan is not None:
+            _check_replan(aligned, replan, balance, cost)
         self.aligned = aligned
+        self.replan = replan
+        self._checksum = aligned.checksum if replan is not None else None
         self.rank = rank
         self.seed = seed
         self.shuffle = shuffle
@@ -77,7 +86,10 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
         self._start = 0
         if isinstance(balance, str):
             balance = Balance(grad_accum=grad_accum, mode=balance, cost="flops" if cost is None else cost)
+        self._balance = balance
         self._balancer = None if balance is None else self._balanced_by(balance)
+        if self._balancer is not None and rank == 0:
+            self._balancer.warn_of_effect(seed if shuffle else None, 0)
 
     def _balanced_by(self, settings: Balance) -> Balancer:
         if settings.grad_accum != self.grad_accum:
@@ -85,10 +97,7 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
                 f"balance has grad_accum {settings.grad_accum}, the sampler {self.grad_accum}",
                 hint="give both the same",
             )
-        made = Balancer(self.aligned, settings)
-        if self.rank == 0:
-            made.warn_of_effect(self.seed if self.shuffle else None, self.epoch)
-        return made
+        return Balancer(self.aligned, settings)
 
     def __len__(self) -> int:
         """Micro steps of a whole epoch on this rank, whatever is left of the current one."""
@@ -96,21 +105,25 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[int]:
         epoch, start, self._start = self.epoch, self._start, 0
+        order = self.aligned, self._balancer
         self.micro_step = start
         if isinstance(self.aligned, BalancedPlan) and self.aligned.seed is not None:
             self._check_epoch(epoch, self.aligned.epoch)
         for block in range(start // _BLOCK * _BLOCK, len(self), _BLOCK):
             first = max(start, block)
-            positions = self._positions(epoch, block, min(len(self), block + _BLOCK))[first - block :]
+            positions = self._positions(order, epoch, block, min(len(self), block + _BLOCK))[first - block :]
             for step, position in enumerate(positions.tolist(), start=first):
                 self.micro_step = step + 1
                 yield position
 
-    def _positions(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+    def _positions(
+        self, order: tuple[AlignedPlan, Balancer | None], epoch: int, start: int, stop: int
+    ) -> NDArray[np.int64]:
         """This rank's aligned positions at micro steps start..stop-1."""
-        if self._balancer is None:
+        aligned, balancer = order
+        if balancer is None:
             return consumption(
-                self.aligned,
+                aligned,
                 self.rank,
                 seed=self.seed,
                 epoch=epoch,
@@ -119,9 +132,9 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
                 count=stop - start,
             )
         first = start // self.grad_accum
-        ranks = self.aligned.world_size
+        ranks = aligned.world_size
         seed = self.seed if self.shuffle else None
-        held = self._balancer.positions(first, -(-stop // self.grad_accum), seed, epoch)
+        held = balancer.positions(first, -(-stop // self.grad_accum), seed, epoch)
         mine = held.reshape(-1, ranks)[:, self.rank]
         return mine[start - first * self.grad_accum : stop - first * self.grad_accum]
 
@@ -139,6 +152,15 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
             raise InputError(f"epoch is {epoch}, expected >= 0")
         if epoch != self.epoch:
             self.epoch, self.micro_step, self._start = epoch, 0, 0
+            self._read_plan()
+
+    def _read_plan(self) -> None:
+        """Read the plan of the epoch."""
+        if self.replan is None:
+            return
+        self.aligned = self.replan.plan(self.epoch).align(self.aligned.world_size, self.aligned.drop_last)
+        if self._balance is not None:
+            self._balancer = self._balanced_by(self._balance)
 
     def state_dict(self, micro_step: int | None = None) -> dict[str, Any]:
         """Where the stream stands.
@@ -149,7 +171,8 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
         """
         return {
             "version": _STATE,
-            "plan": self.aligned.checksum,
+            "plan": self._checksum or self.aligned.checksum,
+            "replan": None if self.replan is None else self.replan.state(self.epoch),
             "epoch": self.epoch,
             "micro_step": self.micro_step if micro_step is None else micro_step,
             "world_size": self.aligned.world_size,
@@ -171,16 +194,49 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
         Raises:
             ForeignArtefactError: the state belongs to another plan, world size, order or version.
         """
-        own = self.state_dict()
-        for key in ("version", "world_size", "plan", "seed", "shuffle", "grad_accum", "balance"):
-            if state.get(key) != own[key]:
-                raise ForeignArtefactError(
-                    f"the saved position has {key} {state.get(key)!r}, this run has {own[key]!r}",
-                    hint="resume with the plan and settings of the saved run, or start anew",
-                )
-        step = int(state["micro_step"])
-        if not 0 <= step <= len(self):
-            raise ForeignArtefactError(f"the saved position is micro step {step} of {len(self)}")
+        step = self.check_state(state)
         over = step == len(self)  # then the next epoch begins
         self.epoch = int(state["epoch"]) + over
         self.micro_step = self._start = 0 if over else step
+        self._read_plan()
+
+    def check_state(self, state: Mapping[str, Any]) -> int:
+        """The micro step at which `state` stands; raises as `load_state_dict` does. Nothing is changed."""
+        own = self.state_dict()
+        for key in ("version", "world_size", "plan", "seed", "shuffle", "grad_accum", "balance"):
+            if state.get(key) != own[key]:
+                raise _foreign(key, state.get(key), own[key])
+        held = state.get("replan")
+        if (held is None) != (self.replan is None):
+            raise _foreign("replan", None if held is None else "epoch", "epoch" if held is None else None)
+        if held is not None and self.replan is not None and self.replan.resume(held) != state.get("epoch"):
+            raise _foreign("epoch", state.get("epoch"), held["epoch"])
+        step = int(state["micro_step"])
+        if not 0 <= step <= len(self):
+            raise ForeignArtefactError(f"the saved position is micro step {step} of {len(self)}")
+        return step
+
+
+def _foreign(key: str, held: object, own: object) -> ForeignArtefactError:
+    return ForeignArtefactError(
+        f"the saved position has {key} {held!r}, this run has {own!r}",
+        hint="resume with the plan and settings of the saved run, or start anew",
+    )
+
+
+def _check_replan(aligned: AlignedPlan, replan: EpochPlans, balance: Any, cost: Any) -> None:
+    if aligned.plan is not replan.base and aligned.plan.checksum != replan.base.checksum:
+        raise InputError(
+            "replan holds the plans of another run", hint="pass EpochPlans(aligned.plan, lengths)"
+        )
+    if isinstance(aligned, BalancedPlan):
+        raise InputError(
+            "the plan is balanced for one epoch and cannot be planned anew",
+            hint="use PackSampler(plan.align(world_size), balance=…)",
+        )
+    given = balance.cost if isinstance(balance, Balance) else cost
+    if isinstance(given, np.ndarray):
+        raise InputError(
+            "a cost for every pack does not hold for the plans of other epochs",
+            hint="name a cost, for example 'flops'",
+        )

@@ -7,7 +7,8 @@ of cost. It costs as much as planning: milliseconds a million samples. What a ru
 again and compares.
 
 Samples of unique cost keep their companions of unique cost. A packer that is itself random, a windowed plan
-and a plan by steps would change shape with the seed, and are refused.
+and a plan by steps would change shape with the seed, and are refused; so is a plan out of which packs were
+taken. `EpochPlans` makes the plan of an epoch when it is asked for, for whoever trains on it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from .. import extend
 from ..errors import ForeignArtefactError, LawError, PlanError
 from ._materialise import mix64, seed64
 from .build import plan, replay
-from .lengths import as_lengths
+from .lengths import Lengths, as_lengths
 from .packplan import PackPlan
 from .spec import PlanSpec
 
-__all__ = ["epoch_seed", "replan", "resume", "state"]
+__all__ = ["EpochPlans", "check_replan", "epoch_seed", "replan", "resume", "state"]
 
 _STATE = 1
 
@@ -50,10 +51,9 @@ def replan(base: PackPlan, lengths: Any, epoch: int) -> PackPlan:
         PlanError: the lengths are others, the epoch is negative, or the shape of such a plan depends on
             its seed.
     """
-    checked = as_lengths(lengths)
-    if checked.digest != base.lengths_digest:
-        raise PlanError("these are not the lengths that the plan was made from", hint="pass its own lengths")
-    _check_spec(base.spec)
+    checked = _lengths_of(base, lengths)
+    check_replan(base.spec)
+    _check_whole(base)
     seed = epoch_seed(base.spec.seed, epoch)
     if epoch == 0:
         return base
@@ -102,7 +102,64 @@ def resume(base: PackPlan, lengths: Any, held: Mapping[str, Any]) -> PackPlan:
     return made
 
 
-def _check_spec(spec: PlanSpec) -> None:
+class EpochPlans:
+    """The plans of a run's epochs, each made when it is asked for; the last one is kept.
+
+    Args:
+        base: the plan of epoch 0.
+        lengths: the lengths that it was made from.
+
+    Raises:
+        PlanError: see `replan`.
+    """
+
+    def __init__(self, base: PackPlan, lengths: Any) -> None:
+        self.base = base
+        self.lengths = _lengths_of(base, lengths)
+        check_replan(base.spec)
+        _check_whole(base)
+        self._last = (0, base)
+
+    def plan(self, epoch: int) -> PackPlan:
+        """The plan of an epoch."""
+        if self._last[0] != epoch:
+            self._last = (epoch, replan(self.base, self.lengths, epoch))
+        return self._last[1]
+
+    def state(self, epoch: int) -> dict[str, Any]:
+        """What is kept to plan the epoch again: plain JSON values."""
+        return state(self.base, self.plan(epoch), epoch)
+
+    def resume(self, held: Mapping[str, Any]) -> int:
+        """The epoch in which `held` was taken, planned again and compared; raises as `resume` does."""
+        self._last = (0, self.base)
+        made = resume(self.base, self.lengths, held)
+        self._last = (int(held["epoch"]), made)
+        return self._last[0]
+
+
+def _lengths_of(base: PackPlan, lengths: Any) -> Lengths:
+    checked = as_lengths(lengths)
+    if checked.digest != base.lengths_digest:
+        raise PlanError("these are not the lengths that the plan was made from", hint="pass its own lengths")
+    return checked
+
+
+def _check_whole(base: PackPlan) -> None:
+    gone = [name.removeprefix("packs_") for name in base.packer.notes if name.startswith("packs_")]
+    if gone:
+        raise PlanError(
+            f"packs were taken out of the plan ({', '.join(gone)}) and would not be those of another epoch",
+            hint="plan without dropping packs, or use the same plan in every epoch",
+        )
+
+
+def check_replan(spec: PlanSpec) -> None:
+    """Refuse specs whose plans change shape with the seed.
+
+    Raises:
+        PlanError: names the setting.
+    """
     reason = None
     if spec.window is not None:
         reason = f"window={spec.window}"
