@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from packtrain.demo.resolve import resolve_demo
-from packtrain.errors import ConfigError, DriftError, ForeignArtefactError, PlanError
+from packtrain.errors import ConfigError, DriftError, ForeignArtefactError, InputError, PlanError
 from packtrain.pipeline.inputs import Inputs
 from packtrain.pipeline.plan import ledger_rows
 from packtrain.pipeline.run import prepare, run
@@ -147,11 +147,13 @@ def test_which_knows_a_run(finished: Any) -> None:
 
     order = order_of(finished.folder, world_size=None, grad_accum=None, seed=None, balance=None)
     assert order.run_steps == finished.result.figures["metrics"]["steps"] == 24 and order.epochs == 1
-    held = [i for step in range(order.steps) for i in order.step(step)["ids"]]
-    assert sorted(set(held)) == sorted(finished.result.plan.indices.tolist())
+    held = [i for step in range(24) for i in order.step(step)["ids"]]
+    assert len(held) == len(set(held)) and set(held) < set(finished.result.plan.indices.tolist())
     rows = rows_of(order.folder, held[:2])
     assert rows is not None and len(rows) == 2 and ".jsonl:" in rows[0]
     places = order.sample(held[0], [0])
     assert [place["step"] for place in places] == [0]
-    late = order.step(order.steps - 1)["ids"][0]
+    late = next(i for i in finished.result.plan.indices.tolist() if i not in held)
     assert order.sample(late, [0]) == [], "the run stopped before it"
+    with pytest.raises(InputError, match="step 24 of a run of 24 steps"):
+        order.step(24)

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ import click
 
 from ..errors import InputError, PacktrainError, nearest
 from ..version import __version__
+from ..world import world
 
 __all__ = ["app", "emit", "main", "progress", "show_runtime"]
 
@@ -71,7 +73,7 @@ def main(args: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if args is None else args
     try:
         code = app.main(args=arguments, prog_name="packtrain", standalone_mode=False)
-        raise SystemExit(code if isinstance(code, int) else 0)
+        _leave(code if isinstance(code, int) else 0)
     except PacktrainError as error:
         _fail(error.message, error.hint, error.exit_code, "--json" in arguments)
     except click.ClickException as error:
@@ -89,6 +91,20 @@ def main(args: list[str] | None = None) -> None:
         _fail(f"{where}{error.strerror or error}", "check the path, its permissions and free space", 2, False)
     except Exception as error:
         _unexpected(error, arguments)
+
+
+def _leave(code: int) -> None:
+    """End with `code`. A rank of a launched group ends at once, with nothing left to run.
+
+    Threads of communication libraries can abort an interpreter that winds down (seen with gloo: one of nine
+    finished two-rank runs ended with -6), and a launcher takes that for a failed job.
+    """
+    if world().size > 1:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise SystemExit(code)
 
 
 def _unexpected(error: Exception, arguments: list[str]) -> None:

@@ -20,7 +20,7 @@ _SHOWN = 5
 
 def plan_lengths(
     lengths: Lengths,
-    out: str | Path,
+    out: str | Path | None,
     *,
     lengths_folder: str | Path | None = None,
     min_fill_ratio: float | None = None,
@@ -32,7 +32,7 @@ def plan_lengths(
 
     Args:
         lengths: what to plan.
-        out: the plan folder. A folder that holds another plan is refused.
+        out: the plan folder; None: nothing is written. A folder that holds another plan is refused.
         lengths_folder: where `lengths` lie; kept as the plan's origin.
         min_fill_ratio: drop packs that are filled less, into the ledger (`under_filled`); None = none.
         max_drop_fraction: refuse a plan that leaves out a larger share of the samples.
@@ -45,7 +45,8 @@ def plan_lengths(
         PlanError: an option cannot hold, no pack results, or too many samples are left out.
         ForeignArtefactError: `out` holds another plan.
     """
-    refuse_other_kind(out, "plan.json")
+    if out is not None:
+        refuse_other_kind(out, "plan.json")
     if max_drop_fraction is not None and not 0 <= max_drop_fraction <= 1:
         raise PlanError(f"max_drop_fraction is {max_drop_fraction}, expected 0 to 1", hint="0.01 is 1 %")
     made = plan(lengths, **options)
@@ -53,6 +54,8 @@ def plan_lengths(
         floor = min_fill_ratio * made.spec.pack_length
         made = made.without(made.pack_tokens < floor, "under_filled")
     check_drops(made, lengths_folder, max_drop_fraction)
+    if out is None:
+        return made
     folder = None if lengths_folder is None else str(Path(lengths_folder).resolve())
     made.save(out, origin=origin_of({"lengths": folder}), overwrite=overwrite)
     return PackPlan.load(out)

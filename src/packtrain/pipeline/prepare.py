@@ -72,12 +72,13 @@ def prepare(
     overwrite: bool = False,
     stage: Stage | None = None,
     world_size: int | None = None,
+    keep_plan: bool = True,
 ) -> Prepared:
     """Measure, probe, audit and plan the training (or validation) samples.
 
     Validation never drops a pack for its fill. With `training.eval_packing: false` each of its samples is a
     pack of its own, planned by the same pipeline. `world_size` (None: as launched) only matters to plans
-    by steps of samples.
+    by steps of samples. Without `keep_plan` the plan is not written to the run's folder.
 
     Raises:
         PacktrainError: what any step raises; see `measure`, `probe_static`, `audit`, `plan_lengths`.
@@ -112,12 +113,12 @@ def prepare(
     with shown("planning") as report:
         wanted = _plan_options(config, validation, world_size or world().size)
         if cache is None:
-            plan = plan_lengths(
-                lengths, plan_folder, lengths_folder=lengths_folder, overwrite=overwrite, **wanted
-            )
+            place = plan_folder if keep_plan else None
+            plan = plan_lengths(lengths, place, lengths_folder=lengths_folder, overwrite=overwrite, **wanted)
         else:
             plan, plan_folder = cache.plan(lengths, lengths_folder, **wanted)
-        plans_store.verify(plan_folder)
+        if cache is not None or keep_plan:
+            plans_store.verify(plan_folder)
         report(1, 1)
     return Prepared(
         source=source,
@@ -138,12 +139,14 @@ def prepare_ranks(
     overwrite: bool = False,
     stage: Stage | None = None,
     world_size: int | None = None,
+    keep_plan: bool = True,
 ) -> tuple[Prepared, Prepared | None]:
     """Training and validation inputs on every rank; one rank per disk makes them.
 
     Args:
         before: called by the rank that makes them, before it begins.
         world_size: ranks that will train; None: those that start.
+        keep_plan: False: the training plan is not written (one rank only).
     """
     made: dict[str, Prepared] = {}
     names = ["train"] if config.custom.val_jsonl is None else ["train", "val"]
@@ -159,6 +162,7 @@ def prepare_ranks(
                 overwrite=overwrite,
                 stage=_telling(stage or silent, tell),
                 world_size=world_size or start.place.size,
+                keep_plan=keep_plan or name == "val",
             )
         return {name: made[name].to_dict() for name in names}
 

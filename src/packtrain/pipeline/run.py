@@ -128,7 +128,8 @@ def dry_run(
 ) -> Runtime:
     """Measure and plan as `run` would on `place.size` ranks, and stop before a model is built.
 
-    The world size may be any: this one process makes the artefacts, a later run finds them.
+    The world size may be any: this one process makes the artefacts, a later run finds them. A plan by steps
+    of samples depends on the world size and is not written.
     """
     from ..train.runtime import check_runtime, resolve_runtime
     from ..train.steps import announce_steps
@@ -140,7 +141,12 @@ def dry_run(
     alone = World(0, 1)
     with StartUp(folder, place=alone, timeout_s=config.training.packing_wait_timeout_s) as start:
         prepared, checked = prepare_ranks(
-            config, start, overwrite=overwrite, stage=stage, world_size=place.size
+            config,
+            start,
+            overwrite=overwrite,
+            stage=stage,
+            world_size=place.size,
+            keep_plan=config.training.samples_per_step is None,
         )
     runtime = resolve_runtime(config, prepared.plan, place.size, None if checked is None else checked.plan)
     runtime.log()

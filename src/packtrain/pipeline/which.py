@@ -34,7 +34,7 @@ class Order:
         aligned: the plan for its ranks.
         grad_accum: micro steps of a step.
         seed: of the epoch orders; None = plan order.
-        balance: mode of the sampler, or None.
+        balance: how the sampler rearranges packs, or None.
         run_steps: steps of the whole run; None = not known.
         folder: plan folder, to find the source again.
     """
@@ -42,7 +42,7 @@ class Order:
     aligned: AlignedPlan
     grad_accum: int
     seed: int | None
-    balance: str | None
+    balance: Balance | None
     run_steps: int | None
     folder: Path
 
@@ -58,9 +58,8 @@ class Order:
 
     def positions(self, start: int, stop: int, epoch: int) -> I64:
         """Aligned positions of steps start..stop-1 of an epoch, micro step by micro step, rank by rank."""
-        if self.balance is not None and (self.grad_accum > 1 or self.balance != "step"):
-            settings = Balance(grad_accum=self.grad_accum, mode=self.balance)
-            return Balancer(self.aligned, settings).positions(start, stop, self.seed, epoch)
+        if self.balance is not None:
+            return Balancer(self.aligned, self.balance).positions(start, stop, self.seed, epoch)
         width = self.aligned.world_size * self.grad_accum
         places = np.arange(start * width, min(stop * width, len(self.aligned)), dtype=np.int64)
         return epoch_positions(self.aligned, places, self.seed or 0, epoch, shuffle=self.seed is not None)
@@ -84,6 +83,11 @@ class Order:
                 hint=f"0 to {self.steps - 1}, or leave --epoch out to count over the whole run",
             )
         of_epoch, inside = divmod(step, self.steps) if epoch is None else (epoch, step)
+        if self.run_steps is not None and of_epoch * self.steps + inside >= self.run_steps:
+            raise InputError(
+                f"step {of_epoch * self.steps + inside} of a run of {self.run_steps} steps",
+                hint=f"0 to {self.run_steps - 1}",
+            )
         packs = self.aligned.pack_ids_at(self.positions(inside, inside + 1, of_epoch))
         rows = [
             {
@@ -166,11 +170,13 @@ def order_of(
             f"{aligned.world_size} ranks",
             hint="leave --grad-accum out",
         )
+    accumulation = own or grad_accum or 1
+    moves = balance is not None and (accumulation > 1 or balance != "step")
     return Order(
         aligned=aligned,
-        grad_accum=own or grad_accum or 1,
+        grad_accum=accumulation,
         seed=seed,
-        balance=balance,
+        balance=Balance(grad_accum=accumulation, mode=str(balance)) if moves else None,
         run_steps=None,
         folder=folder,
     )

@@ -23,7 +23,7 @@ from .deal import deal, rank_totals
 if TYPE_CHECKING:
     from .packplan import PackPlan
 
-__all__ = ["UNEVEN", "StepAlignedPlan", "report_steps", "step_evenness", "step_packs"]
+__all__ = ["UNEVEN", "StepAlignedPlan", "report_steps", "step_evenness", "step_packs", "step_warnings"]
 
 logger = logging.getLogger(__name__)
 I64 = NDArray[np.int64]
@@ -150,25 +150,31 @@ def step_evenness(plan: PackPlan, world_size: int, limit: int = 1 << 18) -> floa
 
 
 def report_steps(plan: PackPlan) -> None:
-    """Warn when the steps of a new plan are too small for `packs_multiple` ranks, with the figures."""
-    ranks = plan.spec.packs_multiple
-    batch = plan.spec.samples_per_step or 1
-    if ranks == 1 or len(plan) == 0:
-        return
-    uneven = step_evenness(plan, ranks)
-    fillers = plan.step_count * packs_per_step(plan) - len(plan)
+    """Log `step_warnings` of a new plan for as many ranks as `packs_multiple`."""
+    for warning in step_warnings(plan, plan.spec.packs_multiple):
+        logger.warning("%s", warning)
+
+
+def step_warnings(plan: PackPlan, ranks: int) -> list[str]:
+    """What to say when the steps of a plan are too small for `ranks` ranks, with the figures."""
+    batch = plan.spec.samples_per_step
+    if batch is None or len(plan) == 0:
+        return []
+    found: list[str] = []
+    uneven = step_evenness(plan, ranks) if ranks > 1 else 1.0
     if uneven > UNEVEN:
         able = max(
             (w for w in range(1, ranks) if ranks % w == 0 and step_evenness(plan, w, 1 << 14) <= UNEVEN),
             default=1,
         )
-        logger.warning(
-            "samples_per_step=%d is small for packs_multiple=%d: on as many ranks the slowest takes %.2f "
-            "times the mean; up to %d ranks are even; use samples_per_step >= %d for more",
-            batch, ranks, uneven, able, batch * -(-ranks // able),
-        )  # fmt: skip
-    if fillers:
-        logger.warning(
-            "%d of %d places in the steps are fillers (one untrained token): steps of %d samples, %d packs",
-            fillers, plan.step_count * packs_per_step(plan), batch, packs_per_step(plan),
-        )  # fmt: skip
+        found.append(
+            f"samples_per_step={batch} is small for {ranks} ranks: the slowest takes {uneven:.2f} times the "
+            f"mean; up to {able} ranks are even; use samples_per_step >= {batch * -(-ranks // able)} for more"
+        )
+    places = plan.step_count * packs_per_step(plan)
+    if fillers := places - len(plan):
+        found.append(
+            f"{fillers} of {places} places in the steps are fillers (one untrained token): steps of {batch} "
+            f"samples, {packs_per_step(plan)} packs"
+        )
+    return found

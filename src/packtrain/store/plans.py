@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import files
-from ..errors import ChecksumError, ForeignArtefactError, FormatError, InputError, PacktrainError
+from ..errors import ForeignArtefactError, FormatError, PacktrainError
 from ..planning.certificate import Certificate
 from ..planning.digests import block_digests
 from ..planning.ledger import Ledger
@@ -42,6 +42,7 @@ def save(
 
     Raises:
         ForeignArtefactError: the folder holds another plan and `overwrite` is False.
+        FormatError, ChecksumError: it holds a plan whose files were cut or changed, and `overwrite` is False.
     """
     folder = Path(folder)
     arrays = _arrays(plan)
@@ -64,8 +65,8 @@ def save(
         "long_samples": plan.long_samples,
         "slots": plan.slots,
     }
-    if _refuse_foreign(folder, marker, overwrite) and plan.folder is not None:
-        return  # the plan is a view of this very folder
+    if _holds_this(folder, marker, overwrite):
+        return
     files.make_folder(folder)
     files.remove_leftovers(folder)
     files.remove(folder / MARKER)
@@ -153,19 +154,23 @@ def _check_shape(folder: Path, plan: PackPlan, packs: int, samples: int) -> None
         )
 
 
-def _refuse_foreign(folder: Path, marker: Mapping[str, Any], overwrite: bool) -> bool:
-    """True when the folder holds this plan whole; refuses to write over another one."""
-    if not (folder / MARKER).is_file():
+def _holds_this(folder: Path, marker: Mapping[str, Any], overwrite: bool) -> bool:
+    """True when the folder holds this very plan, whole; refuses to write over another or a damaged one.
+
+    The marker is written last and removed first, so a marker beside damaged arrays is no leftover of a
+    stopped writer: somebody changed them.
+    """
+    if overwrite or not (folder / MARKER).is_file():
         return False
     try:
         held = read_marker(folder, MARKER, SCHEMA)
-        load(folder)
-    except (ChecksumError, InputError):
-        return False  # a torn plan is a leftover
+    except FormatError:
+        return False  # of another version, or no marker at all
     differs = [key for key in ("lengths_digest", "spec", "checksum") if held.get(key) != marker[key]]
-    if differs and not overwrite:
+    if differs:
         raise ForeignArtefactError(
             f"{folder} holds another plan: {', '.join(differs)} differ",
-            hint="choose another folder or pass overwrite",
+            hint="choose another folder, or replace it with --overwrite",
         )
-    return not differs
+    verify(folder)
+    return True

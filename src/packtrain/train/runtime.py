@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..planning.align import AlignedPlan
 from ..planning.packplan import PackPlan
+from ..planning.step_view import step_warnings
 from .config import RunConfig
 from .steps import accumulation_of, check_steps
 
@@ -200,6 +201,7 @@ def window_warnings(per_rank_batches: int, grad_accum: int, world_size: int = 1)
 
 def _warnings(aligned: AlignedPlan, accumulation: int) -> list[str]:
     found = window_warnings(aligned.steps, accumulation, aligned.world_size)
+    found += step_warnings(aligned.plan, aligned.world_size)
     repeated = len(aligned.repeated)
     if repeated > len(aligned.plan):
         found.append(

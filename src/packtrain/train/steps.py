@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError
+from ..errors import ConfigError, InputError, UnknownNameError
+from ..extend import lookup
 from ..planning.align import AlignedPlan
 from ..planning.balance import Balance, Balancer
 from ..planning.packplan import PackPlan
@@ -35,12 +36,16 @@ _PLACES = 1 << 20
 
 
 def check_steps(config: RunConfig) -> None:
-    """Refuse settings that contradict `training.samples_per_step`.
+    """Refuse an unknown packer, and settings that contradict `training.samples_per_step`.
 
     Raises:
         ConfigError: names both keys.
     """
     training = config.training
+    try:
+        lookup("packers", training.packing_strategy)
+    except UnknownNameError as error:
+        raise ConfigError(f"training.packing_strategy: {error.message}", hint=error.hint) from None
     if training.samples_per_step is None:
         return
     if training.effective_batch_size is not None:
@@ -70,7 +75,7 @@ def step_plan_options(config: RunConfig, world_size: int) -> dict[str, Any]:
     training = config.training
     made: dict[str, Any] = {}
     if training.skip_samples is not None:
-        made["skip"] = read_skip_file(training.skip_samples)
+        made["skip"] = _skipped(training.skip_samples)
     if training.samples_per_step is not None:
         product = training.per_device_train_batch_size * training.gradient_accumulation_steps
         made["samples_per_step"] = training.samples_per_step
@@ -80,6 +85,18 @@ def step_plan_options(config: RunConfig, world_size: int) -> dict[str, Any]:
     return made
 
 
+def _skipped(path: str) -> tuple[int, ...]:
+    try:
+        ids = read_skip_file(path)
+    except InputError as error:
+        raise ConfigError(
+            f"training.skip_samples: {error.message}", hint=error.hint or "one id a line, or a JSON list"
+        ) from None
+    if not ids:
+        raise ConfigError(f"training.skip_samples: {path} names no sample", hint="remove the key")
+    return ids
+
+
 def accumulation_of(config: RunConfig, plan: PackPlan, world_size: int) -> int:
     """Micro steps of an optimizer step: from the plan where it was made by steps, else from the file."""
     if plan.spec.samples_per_step is None:
@@ -87,10 +104,18 @@ def accumulation_of(config: RunConfig, plan: PackPlan, world_size: int) -> int:
     return plan.align(world_size).block // world_size
 
 
-def balance_of(config: RunConfig, accumulation: int) -> str | None:
-    """The sampler's balance. Where `step` has nothing to rearrange: None."""
+def balance_of(config: RunConfig, accumulation: int) -> Balance | None:
+    """The sampler's balance. Where `step` has nothing to rearrange: None.
+
+    Data-parallel ranks of the Trainer meet once an optimizer step, so their step totals are evened out.
+    Sharded ones (fsdp, deepspeed) gather weights in every micro step, so every micro step is.
+    """
     mode = config.training.balance
-    return None if mode == "step" and accumulation == 1 else mode
+    if mode is None or (mode == "step" and accumulation == 1):
+        return None
+    sharded = any(config.training.trainer.get(key) for key in ("fsdp", "fsdp_config", "deepspeed"))
+    sync = "step" if mode == "step" and not sharded else "micro"
+    return Balance(grad_accum=accumulation, mode=mode, sync=sync)
 
 
 def announce_steps(aligned: AlignedPlan, accumulation: int, seed: int) -> None:

@@ -27,6 +27,7 @@ from ..errors import ChecksumError, ConfigError, InputError
 from ..files import append_line
 from ..measuring.eligibility import listens
 from ..planning.align import AlignedPlan
+from ..planning.balance import Balance
 from ..template import ensure_torchvision
 from .attention import check_batch
 from .loss import bare_model, count_correct, token_loss_sum
@@ -69,7 +70,7 @@ class PackTrainer(Trainer):  # type: ignore[misc]
         *,
         rank: int = 0,
         shuffle: bool = True,
-        balance: str | None = None,
+        balance: Balance | None = None,
         fused: bool = True,
         log_file: Path | None = None,
         progress: Progress | None = None,

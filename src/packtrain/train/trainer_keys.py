@@ -18,10 +18,19 @@ __all__ = ["check_trainer_keys", "trainer_fields"]
 
 #: Field -> (the only value it may have, why).
 _FIXED: dict[str, tuple[Any, str]] = {
+    "accelerator_config": (None, "the plan decides what each rank reads"),
     "auto_find_batch_size": (False, "a device step is one pack; lower the pack length instead"),
     "average_tokens_across_devices": (True, "the loss is the mean over all supervised tokens of a step"),
+    "batch_eval_metrics": (False, "evaluation sums token losses; there are no metrics per batch"),
+    "data_seed": (None, "training.seed decides the order"),
+    "do_train": (True, "packtrain train trains; use packtrain measure and plan to stop before"),
+    "eval_accumulation_steps": (None, "evaluation keeps no predictions"),
+    "include_for_metrics": ([], "evaluation keeps no predictions"),
+    "label_names": (None, "the labels of packs are named labels"),
     "label_smoothing_factor": (0, "the loss is computed in chunks, without label smoothing"),
+    "length_column_name": ("length", "lengths are measured, not read from a column"),
     "per_device_eval_batch_size": (1, "a device step is one pack"),
+    "prediction_loss_only": (True, "evaluation keeps no predictions"),
     "remove_unused_columns": (False, "it would remove the boundaries of the packs"),
     "torch_compile": (False, "isolation is proven on the model as it is, not on a compiled one"),
     "train_sampling_strategy": (None, "the plan decides the order"),
