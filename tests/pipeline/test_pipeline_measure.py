@@ -15,7 +15,7 @@ import pytest
 from words import Texts, Words, many
 
 import packtrain as pt
-from packtrain.errors import ForeignArtefactError, InputError
+from packtrain.errors import ForeignArtefactError, InputError, SourceError
 from packtrain.pipeline import ranges as module
 from packtrain.pipeline.measure import details, measure
 from packtrain.planning.lengths import Lengths
@@ -174,6 +174,11 @@ def test_no_usable_sample_is_an_error_that_names_the_first(tmp_path: Path) -> No
     with pytest.raises(InputError, match=r"none of the 3 samples can be used; the first: empty: texts\[0\]"):
         measure(Texts(["", "", ""]), Words(), tmp_path / "l")
     assert not (tmp_path / "l" / "lengths.json").exists()
+
+
+def test_a_one_shot_generator_is_told_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="generator is no source"):
+        measure(({"text": t} for t in ["a"]), Words(), tmp_path / "l")  # type: ignore[arg-type]
 
 
 class Pictured(Texts):

@@ -23,7 +23,7 @@ from ..errors import InputError, PacktrainError, nearest
 from ..version import __version__
 from ..world import world
 
-__all__ = ["app", "emit", "main", "progress", "show_runtime"]
+__all__ = ["app", "emit", "end_of_training", "main", "progress", "show_runtime"]
 
 _VERBS = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
 
@@ -73,7 +73,7 @@ def main(args: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if args is None else args
     try:
         code = app.main(args=arguments, prog_name="packtrain", standalone_mode=False)
-        _leave(code if isinstance(code, int) else 0)
+        raise SystemExit(code if isinstance(code, int) else 0)
     except PacktrainError as error:
         _fail(error.message, error.hint, error.exit_code, "--json" in arguments)
     except click.ClickException as error:
@@ -93,8 +93,8 @@ def main(args: list[str] | None = None) -> None:
         _unexpected(error, arguments)
 
 
-def _leave(code: int) -> None:
-    """End with `code`. A rank of a launched group ends at once, with nothing left to run.
+def end_of_training() -> None:
+    """The last call of a verb that trained: a rank of a launched group ends here, successfully and at once.
 
     Threads of communication libraries can abort an interpreter that winds down (seen with gloo: one of nine
     finished two-rank runs ended with -6), and a launcher takes that for a failed job.
@@ -103,8 +103,7 @@ def _leave(code: int) -> None:
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
-    raise SystemExit(code)
+        os._exit(0)
 
 
 def _unexpected(error: Exception, arguments: list[str]) -> None:

@@ -77,6 +77,7 @@ def _audited(text: str, usable: int) -> int:
 @click.option("--option", "source_options", multiple=True, metavar="NAME=VALUE", help="Option of the kind.")
 @click.option("--media-root", help="Folder of relative media paths [default: the source's folder].")
 @click.option("--media-prefix", help="Cut from the front of relative media paths.")
+@click.option("--trust-hints", is_flag=True, help="Take sizes from the data, after an audit of a sample.")
 @click.option("--allow-outside", is_flag=True, help="Let media paths leave the media root.")
 @click.option("--media-without-placeholder", default="error", show_default=True, help="error or prepend.")
 @click.option("--system", help="System turn for samples that have none.")

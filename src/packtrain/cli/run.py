@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..world import world
-from ._app import emit, progress, show_runtime
+from ._app import emit, end_of_training, progress, show_runtime
 from ._show import plan_rows, table
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ def command(config: Path, output_dir: str | None, overwrite: bool, no_html: bool
         html=False if no_html else None,
         stage=lambda name: progress(name, quiet=as_json),
     )
-    if not world().is_writer:
-        return
-    if as_json:
-        emit({"run": str(result.folder), **result.figures})
-    else:
-        print_run(result)
+    if world().is_writer:
+        if as_json:
+            emit({"run": str(result.folder), **result.figures})
+        else:
+            print_run(result)
+    end_of_training()
 
 
 def print_run(result: RunResult) -> None:

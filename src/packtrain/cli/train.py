@@ -9,7 +9,7 @@ import click
 
 from ..errors import InputError
 from ..world import World, world
-from ._app import emit, progress, show_runtime
+from ._app import emit, end_of_training, progress, show_runtime
 from ._show import table
 from .run import print_run
 
@@ -56,12 +56,12 @@ def command(config: Path, dry_run: bool, world_size: int | None, overwrite: bool
         html=False,
         stage=lambda name: progress(name, quiet=as_json),
     )
-    if not world().is_writer:
-        return
-    if as_json:
-        emit({"run": str(result.folder), **result.figures})
-    else:
-        print_run(result)
+    if world().is_writer:
+        if as_json:
+            emit({"run": str(result.folder), **result.figures})
+        else:
+            print_run(result)
+    end_of_training()
 
 
 def _dry_run(settings: RunConfig, world_size: int | None, overwrite: bool, as_json: bool) -> None:

@@ -30,6 +30,7 @@ class Inputs:
     Attributes:
         model_limit: the longest sample the model takes; longer ones get status 3.
         tokens_per_second: time scale of video positions, from the model's config; None: the family's.
+        trust_hints: take sizes from the data where they give them, after an audit of a sample.
         kind: file name of the source plug-in; None: by name, then by content.
         source_options: options of that plug-in, such as `split` or `rows`.
     """
@@ -48,6 +49,7 @@ class Inputs:
     truncation: str = "error"
     model_limit: int | None = None
     tokens_per_second: int | None = None
+    trust_hints: bool = False
     kind: str | None = None
     source_options: dict[str, Any] = field(default_factory=dict)
 
@@ -89,6 +91,10 @@ class Inputs:
             truncation=config.template.truncation,
             model_limit=given if separate and given != config.global_max_length else None,
             tokens_per_second=_tokens_per_second(model.name_or_path),
+            trust_hints=custom.trust_hints,
+            media_prefix=custom.media_prefix,
+            kind=custom.kind,
+            source_options=dict(custom.source_options),
         )
 
     @classmethod
@@ -149,6 +155,7 @@ class Inputs:
             truncation=self.truncation,
             model_limit=self.model_limit,
             tokens_per_second=self.tokens_per_second,
+            trust_hints=self.trust_hints,
         )
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import extend, files
-from ..errors import ForeignArtefactError, InputError
+from ..errors import ForeignArtefactError, InputError, SourceError
+from ..measuring.hint_audit import audit_hints
 from ..measuring.run import measure_range
 from ..planning.lengths import Lengths
 from ..store import lengths as lengths_store
@@ -67,10 +68,16 @@ def measure(
 
     Raises:
         ForeignArtefactError: `out` holds lengths of another source, template or media.
+        DriftError: the template trusts sizes given in the data, and some are not those of the media.
         SourceError: the source is empty, or changed while it was read.
         InputError: no sample at all can be used.
     """
     folder = Path(out)
+    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+        raise SourceError(
+            f"{type(source).__name__} is no source: samples must be indexable and counted",
+            hint="write a one-shot generator to a JSONL file first, and open that",
+        )
     refuse_other_kind(folder, lengths_store.MARKER)
     if workers is not None and workers < 1:
         raise InputError(f"workers is {workers}, expected >= 1", hint="1 measures in this process")
@@ -95,6 +102,8 @@ def measure(
         clear_next(folder)
         parts.clear_parts(folder)
         return lengths
+    if getattr(template, "trust_hints", False):
+        audit_hints(source)
     total = len(source)
     done, unlike = parts.open_parts(folder, identity.key)
     if unlike is not None:

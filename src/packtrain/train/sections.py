@@ -78,8 +78,14 @@ class CustomConfig(Section):
     fusion_config: str | None = None
     """A static mixture (`sources/mixture.py`) instead of train_jsonl."""
     shape: str = "auto"
-    placeholders: dict[str, str] | list[str] | None = None
+    placeholders: dict[str, str | list[str]] | list[str] | None = None
     media_without_placeholder: str | None = None
+    media_prefix: str | None = None
+    kind: str | None = None
+    """Kind of source; None: by name, then by content."""
+    source_options: dict[str, Any] = Field(default_factory=dict)
+    trust_hints: bool = False
+    """Take sizes of media from the data where they give them, after an audit of a sample."""
 
 
 class CacheConfig(Section):
