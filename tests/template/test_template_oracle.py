@@ -75,6 +75,14 @@ def dependent() -> Any:
     return Dependent
 
 
+def from_three_on() -> Any:
+    class FromThreeOn(base()):  # type: ignore[misc]
+        def tokens(self, image: Any, others: int) -> int:
+            return 1 if others > 2 else image.width // 40 + 1
+
+    return FromThreeOn
+
+
 @pytest.fixture
 def make(processor: Any) -> Any:
     shipped = processor("qwen2_vl")
@@ -103,6 +111,7 @@ def ask(*parts: Any) -> dict[str, Any]:
         (lambda: with_api(True), "api"),
         (lambda: with_api(False), "probe"),
         (dependent, "encode"),
+        (from_three_on, "encode"),
     ],
 )
 def test_unknown_processors(kind: Any, mode: str, make: Any, tmp_path: Path, caplog: Any) -> None:
@@ -116,6 +125,7 @@ def test_unknown_processors(kind: Any, mode: str, make: Any, tmp_path: Path, cap
     samples = [ask("see", picture(tmp_path, *size), "?") for size in sizes]
     for a, b in itertools.pairwise(sizes):
         samples.append(ask(picture(tmp_path, *a), " and\n", picture(tmp_path, *b)))
+    samples.append(ask(*(picture(tmp_path, *size) for size in sizes[:3])))
     samples.append(ask("no picture"))
     for sample, measured in zip(samples, template.measure_batch(samples), strict=True):
         encoded = template.encode(sample)
@@ -138,3 +148,23 @@ def test_it_cannot_be_packed_without_a_family(make: Any) -> None:
     for backend in BACKENDS:
         with pytest.raises(IsolationError, match="no family describes Own"):
             template.family.allowed_kwargs(backend)
+
+
+def test_a_known_class_with_settings_of_no_known_rule_is_probed(processor: Any, tmp_path: Path) -> None:
+    """LLaVA-1.5 without its centre crop: tokens follow the image's shape."""
+    shipped = processor("llava_onevision")
+    from transformers import CLIPImageProcessor, LlavaProcessor
+
+    own = LlavaProcessor(
+        CLIPImageProcessor(size={"shortest_edge": 336}, do_center_crop=False),
+        shipped.tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=shipped.chat_template,
+    )
+    template = HFTemplate(own)
+    assert template.config()["media"]["oracle"] == "probe"
+    for width, height in ((640, 300), (300, 640), (77, 500)):
+        sample = ask(picture(tmp_path, width, height), "what?")
+        assert template.measure(sample) == len(template.encode(sample)["input_ids"]) > 576

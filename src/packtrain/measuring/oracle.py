@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 #: Sizes (height, width) with which the library's count is compared.
 PROBES = ((64, 48), (37, 411), (640, 480), (480, 1000), (333, 334), (1200, 200))
 
+_TOGETHER = 5  # media of one sample that are tried at most
 _SURROUNDINGS = (("", ""), ("a ", " b"), ("\n", "\n"), ("word", "word"), (" ", "\n\n"))
 _NAMES = {"image": "images", "video": "videos", "audio": "audio"}
 
@@ -122,7 +123,7 @@ class Oracle:
         return "api"
 
     def _additive(self, kind: str) -> bool:
-        """Whether a medium adds the same number of tokens in any surroundings and beside another one."""
+        """Whether a medium adds as many tokens in any surroundings, and beside one to four others."""
         token = self.tokens[kind]
         found = self.tokenizer.convert_tokens_to_ids(token)
         if not isinstance(found, int) or found == self.tokenizer.unk_token_id:
@@ -136,8 +137,19 @@ class Oracle:
         for before, after in _SURROUNDINGS:
             if self._added(f"{before}{token}{after}", kind, [one]) != alone:
                 return False
-        pair = self._added(f"{token} and {token}", kind, [one, other])
-        return bool(pair == alone + self._probed(kind, other))
+        try:
+            return self._adds_up(kind, (one, other))
+        except SampleError:  # it takes no media of unlike sizes together
+            return self._adds_up(kind, (one, one))
+
+    def _adds_up(self, kind: str, pair: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
+        """Whether up to `_TOGETHER` media, in turn of two shapes, add what they add alone."""
+        for number in range(2, _TOGETHER + 1):
+            shapes = [pair[place % 2] for place in range(number)]
+            together = self._added(" and ".join([self.tokens[kind]] * number), kind, shapes)
+            if together != sum(self._probed(kind, shape) for shape in shapes):
+                return False
+        return True
 
     def _asked(self, height: int, width: int) -> int:
         data = self.processor._get_num_multimodal_tokens(image_sizes=[[height, width]])

@@ -6,6 +6,7 @@ processor class hands to its parts (`videos_kwargs` …) goes before the attribu
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,8 @@ from ..measuring.media import MediaRules
 from ..measuring.video import video_rule
 
 __all__ = ["VideoSampler", "bind_media", "media_ids", "processor_options"]
+
+logger = logging.getLogger(__name__)
 
 _KINDS = ("image", "video", "audio")
 _UNEQUAL = ("frames", "clip", "omni")  # video rules whose processors take videos of unlike lengths
@@ -48,7 +51,10 @@ def bind_media(
     if family.image_rule == "pixels":
         image = rule_of(getattr(processor, "image_processor", None), size=options["image"].get("size"))
     elif family.image_rule is not None:
-        image = crop_rule(processor, family.image_rule, tokens["image"], options["image"])
+        try:
+            image = crop_rule(processor, family.image_rule, tokens["image"], options["image"])
+        except ConfigError as error:
+            logger.warning("%s; images are counted by asking or probing it", error.message)
     if family.video_rule is not None and "video" in tokens:
         video = video_rule(processor, family.video_rule, tokens, options["video"])
         if family.time_unit == "seconds":
