@@ -444,3 +444,20 @@ def test_real_media_are_found(data: Path) -> None:
     first = source[0]["messages"]
     assert [part["type"] for part in first[0]["content"]] == ["image", "text"]
     assert [part["type"] for part in first[2]["content"]] == ["text", "image"]
+
+
+def test_plain_text_is_a_column_without_a_prompt(data: Path) -> None:
+    source = ChatSource(open_source(data / "text_sft" / "c4_demo.jsonl"), columns={"response": "text"})
+    assert len(source) == 300
+    for index in range(len(source)):
+        (message,) = source[index]["messages"]
+        assert message["role"] == "assistant" and message["content"][0]["text"]
+
+
+def test_self_instruct_tasks_with_their_one_instance(data: Path) -> None:
+    source = ChatSource(open_source(data / "text_sft" / "self_instruct_seed_tasks.jsonl"))
+    roles = [[message["role"] for message in source[index]["messages"]] for index in range(len(source))]
+    assert roles == [["user", "assistant"]] * 175
+    two = {"instruction": "do", "instances": [{"input": "", "output": "a"}, {"input": "", "output": "b"}]}
+    with pytest.raises(SampleError, match="exactly one instance"):
+        ChatSource(Rows(two))[0]

@@ -7,6 +7,7 @@ random sample and compares. One difference stops the measurement.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from ..extend import Source
 from ..media.hints import HINTS, differences
 
 __all__ = ["audit_hints"]
+
+logger = logging.getLogger(__name__)
 
 _SHOWN = 3  # differences named in the message
 
@@ -40,12 +43,13 @@ def audit_hints(source: Source, *, count: int = 64, seed: int = 0) -> int:
     if count < total:
         generator = np.random.Generator(np.random.PCG64(seed))
         chosen = np.sort(generator.choice(total, size=count, replace=False), kind="stable").tolist()
-    compared, wrong = 0, []
+    compared, unread, wrong = 0, 0, []
     for index in chosen:
         for part in _hinted_parts(source, index):
             try:
                 found = differences(part)
             except SampleError:
+                unread += 1
                 continue
             compared += 1
             wrong += [f"{source.where(index)}: {line}" for line in found]
@@ -55,6 +59,8 @@ def audit_hints(source: Source, *, count: int = 64, seed: int = 0) -> int:
             f"sizes given in the data are not those of the media: {'; '.join(wrong[:_SHOWN])}{more}",
             hint="measure without trusting them (leave --trust-hints out)",
         )
+    if unread and not compared:
+        logger.warning("sizes in the data are trusted, but none of %d media could be read to compare", unread)
     return compared
 
 

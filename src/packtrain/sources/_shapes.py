@@ -3,7 +3,7 @@
     messages   {"messages": [{"role", "content"}, …], "images"?, "tools"?, "system"?}
     sharegpt   {"conversations": [{"from", "value"}, …], "image" | "images"?, "tools"?, "system"?}
     alpaca     {"instruction", "input"?, "output", "history"?: [[q, a], …], "system"?}
-    columns    {prompt, response, "system"?, "image" | "images"?} with the names that `columns` maps
+    columns    {prompt?, response, "system"?, "image" | "images"?} with the names that `columns` maps
 
 Any of them may list "video" | "videos" and "audio" | "audios" as it lists images.
 
@@ -115,7 +115,9 @@ def detect(fields: Fields) -> str:
         return "messages"
     if fields.get("conversations") is not None:
         return "sharegpt"
-    if fields.get("instruction") is not None and fields.get("output") is not None:
+    if fields.get("instruction") is not None and (
+        fields.get("output") is not None or fields.get("instances") is not None
+    ):
         return "alpaca"
     if fields.get("prompt") is not None and fields.get("response") is not None:
         return "columns"
@@ -139,17 +141,31 @@ def _alpaca(fields: Fields, structured: bool) -> Draft:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
             raise fault(f"item {number} of {fields.name('history')!r} is not a [question, answer] pair")
         turns += [Turn("user", pair[0], {}), Turn("assistant", pair[1], {})]
-    asked = [fields.text("instruction", needed=True), fields.text("input")]
+    task = _instance(fields)
+    asked = [fields.text("instruction", needed=True), task.text("input")]
     turns.append(Turn("user", "\n".join(text for text in asked if text), {}))
-    turns.append(Turn("assistant", fields.text("output", needed=True), {}))
+    turns.append(Turn("assistant", task.text("output", needed=True), {}))
     return Draft(_with_system(turns, fields), _tools(fields))
 
 
+def _instance(fields: Fields) -> Fields:
+    """Where `input` and `output` stand: in the record, or in its one instance (self-instruct)."""
+    instances = fields.get("instances")
+    if instances is None or fields.get("output") is not None:
+        return fields
+    if not isinstance(instances, list) or len(instances) != 1 or not isinstance(instances[0], Mapping):
+        raise fault(
+            f"field {fields.name('instances')!r} does not hold exactly one instance",
+            hint="write a record for each instance",
+        )
+    return Fields(instances[0], fields.columns)
+
+
 def _columns(fields: Fields, structured: bool) -> Draft:
-    turns = [
-        Turn("user", fields.text("prompt", needed=True), {}),
-        Turn("assistant", fields.text("response", needed=True), {}),
-    ]
+    answer = Turn("assistant", fields.text("response", needed=True), {})
+    if "response" in fields.columns and "prompt" not in fields.columns:
+        return Draft(_with_system([answer], fields), _tools(fields))  # plain text: all of it is trained
+    turns = [Turn("user", fields.text("prompt", needed=True), {}), answer]
     return Draft(_with_system(turns, fields), _tools(fields))
 
 
