@@ -11,6 +11,7 @@ import pytest
 import packtrain as pt
 from packtrain.cli import main
 from packtrain.data import PackSampler
+from packtrain.planning.replan import EpochPlans
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, Any, str]:
@@ -79,3 +80,24 @@ def test_text_and_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert code == 2 and match in err, err
     code, _, err = call(capsys, "which", tmp_path, "--step", 0)
     assert code == 2 and "no plan and no finished run" in err
+
+
+def test_replan_names_the_packs_of_the_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = pt.Lengths([20 + (i * 37) % 6 for i in range(100)])
+    lengths.save(tmp_path / "lengths")
+    plan = pt.plan(lengths, 100)
+    plan.save(tmp_path / "plan", origin={"lengths": str(tmp_path / "lengths")})
+    words = [tmp_path / "plan", "--replan", "epoch", "--world-size", 2, "--seed", 5, "--json"]
+    for epoch in (0, 1, 2):
+        plans = EpochPlans(plan, lengths)
+        view = plans.plan(epoch).align(2)
+        sampler = PackSampler(plan.align(2), 1, 5, replan=plans)
+        sampler.set_epoch(epoch)
+        for step, position in enumerate(list(sampler)[:4]):
+            args = ("--step", step, "--epoch", epoch, "--rank", 1)
+            code, told, _ = call(capsys, "which", *words, *args)
+            assert code == 0 and told["ids"] == view[position].tolist()
+        code, told, _ = call(capsys, "which", *words, "--sample", told["ids"][0], "--epoch", epoch)
+        assert code == 0 and (step, 1) in {(row["step"], row["rank"]) for row in told["steps"]}
+    code, _, err = call(capsys, "which", tmp_path / "plan", "--step", 0, "--replan", "step")
+    assert code == 2 and "epoch" in err

@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 from packtrain.cli import main
+from packtrain.planning.lengths import Lengths
 from packtrain.planning.packplan import PackPlan
+from packtrain.planning.replan import replan
 
 KEYS = {
     *("packing_length", "world_size", "per_device_train_batch_size", "gradient_accumulation_steps"),
@@ -95,6 +97,8 @@ def test_no_model_is_needed_or_built(
         ({"packing": False}, (), "training.packing"),
         ({"samples_per_step": 4, "effective_batch_size": 4}, (), "training.samples_per_step"),
         ({"samples_per_step": 4, "balance": "global"}, (), "training.balance"),
+        ({"replan": "epoch", "samples_per_step": 4}, (), "training.replan"),
+        ({"replan": "epoch", "packing_strategy": "random_fit"}, (), "training.replan"),
         ({"repeat_loss": "half"}, (), "training.repeat_loss"),
         ({}, ("--world-size", 0), "--world-size"),
     ],
@@ -113,6 +117,15 @@ def test_steps_of_samples_are_resolved_for_the_asked_ranks(dry: Callable[..., An
     assert code == 0 and told["samples_per_step"] == 8 and told["steps_per_epoch"] == 5
     assert told["packs_per_step_realised"] == 2 * told["gradient_accumulation_steps"]
     assert told["n_aligned_packs"] == 5 * told["packs_per_step_realised"] and told["warnings"] == []
+
+
+def test_a_new_plan_every_epoch_is_told_with_its_checksums(dry: Callable[..., Any], tmp_path: Path) -> None:
+    code, out, _ = dry("--dry-run", "--json", replan="epoch", num_train_epochs=3)
+    told = json.loads(out)
+    base, lengths = PackPlan.load(tmp_path / "run" / "plan"), Lengths.load(tmp_path / "run" / "lengths")
+    assert code == 0 and set(told) == {*KEYS, "replan", "epoch_checksums"} and told["replan"] == "epoch"
+    assert told["epoch_checksums"] == [replan(base, lengths, epoch).checksum for epoch in range(3)]
+    assert told["raw_checksum"] == told["epoch_checksums"][0] and len(set(told["epoch_checksums"])) == 3
 
 
 def test_world_size_without_dry_run_is_refused(dry: Callable[..., Any]) -> None:

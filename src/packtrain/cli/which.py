@@ -23,6 +23,7 @@ __all__ = ["command"]
 @click.option("--grad-accum", type=int, help="Micro steps a step, for a plan by packs [default: 1].")
 @click.option("--seed", type=int, help="Seed of the epoch orders, for a plan [default: plan order].")
 @click.option("--balance", help="Balance of the sampler, for a plan: step, window or global.")
+@click.option("--replan", type=click.Choice(["epoch"]), help="For a plan: every epoch has a plan of its own.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
     artefact: Path,

@@ -148,7 +148,8 @@ def dry_run(
             world_size=place.size,
             keep_plan=config.training.samples_per_step is None,
         )
-    runtime = resolve_runtime(config, prepared.plan, place.size, None if checked is None else checked.plan)
+    val = None if checked is None else checked.plan
+    runtime = resolve_runtime(config, prepared.plan, place.size, val, prepared.lengths)
     runtime.log()
     announce_steps(
         prepared.plan.align(place.size, config.training.dataloader_drop_last),

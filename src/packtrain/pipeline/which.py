@@ -18,8 +18,11 @@ from .. import files
 from ..errors import FormatError, InputError, PacktrainError
 from ..planning.align import AlignedPlan
 from ..planning.balance import Balance, Balancer
+from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
+from ..planning.replan import EpochPlans
 from ..planning.steps import epoch_positions
+from .inputs import lengths_of_plan
 
 __all__ = ["Order", "order_of", "rows_of"]
 
@@ -37,6 +40,7 @@ class Order:
         balance: how the sampler rearranges packs, or None.
         run_steps: steps of the whole run; None = not known.
         folder: plan folder, to find the source again.
+        replan: the plans of the epochs, or None: the same in all.
     """
 
     aligned: AlignedPlan
@@ -45,6 +49,13 @@ class Order:
     balance: Balance | None
     run_steps: int | None
     folder: Path
+    replan: EpochPlans | None = None
+
+    def view(self, epoch: int) -> AlignedPlan:
+        """The plan of an epoch for the ranks."""
+        if self.replan is None:
+            return self.aligned
+        return self.replan.plan(epoch).align(self.aligned.world_size, self.aligned.drop_last)
 
     @property
     def steps(self) -> int:
@@ -59,7 +70,7 @@ class Order:
     def positions(self, start: int, stop: int, epoch: int) -> I64:
         """Aligned positions of steps start..stop-1 of an epoch, micro step by micro step, rank by rank."""
         if self.balance is not None:
-            return Balancer(self.aligned, self.balance).positions(start, stop, self.seed, epoch)
+            return Balancer(self.view(epoch), self.balance).positions(start, stop, self.seed, epoch)
         width = self.aligned.world_size * self.grad_accum
         places = np.arange(start * width, min(stop * width, len(self.aligned)), dtype=np.int64)
         return epoch_positions(self.aligned, places, self.seed or 0, epoch, shuffle=self.seed is not None)
@@ -88,13 +99,14 @@ class Order:
                 f"step {of_epoch * self.steps + inside} of a run of {self.run_steps} steps",
                 hint=f"0 to {self.run_steps - 1}",
             )
-        packs = self.aligned.pack_ids_at(self.positions(inside, inside + 1, of_epoch))
+        view = self.view(of_epoch)
+        packs = view.pack_ids_at(self.positions(inside, inside + 1, of_epoch))
         rows = [
             {
                 "micro_step": place // ranks,
                 "rank": place % ranks,
                 "pack": pack,
-                "ids": [] if pack < 0 else self.aligned.plan[pack].tolist(),
+                "ids": [] if pack < 0 else view.plan[pack].tolist(),
             }
             for place, pack in enumerate(packs.tolist())
             if rank is None or place % ranks == rank
@@ -114,19 +126,10 @@ class Order:
         Raises:
             InputError: the sample is not in the plan (its ledger reason is named).
         """
-        plan, ranks = self.aligned.plan, self.aligned.world_size
-        found = np.flatnonzero(np.asarray(plan.indices) == sample)
-        if len(found) == 0:
-            reasons = dict(plan.ledger)
-            why = (
-                f"it is in the ledger: {reasons[sample]}" if sample in reasons else "there is no such sample"
-            )
-            raise InputError(
-                f"sample {sample} is in no pack; {why}", hint="see `packtrain show PLAN --ledger`"
-            )
-        pack = int(np.searchsorted(np.asarray(plan.offsets), found[0], side="right")) - 1
+        ranks = self.aligned.world_size
         rows = []
         for epoch in epochs:
+            pack = self._pack_of(sample, epoch)
             packs = self.aligned.pack_ids_at(self.positions(0, self.steps, epoch))
             for place in np.flatnonzero(packs == pack).tolist():
                 step, rest = divmod(place, ranks * self.grad_accum)
@@ -144,17 +147,40 @@ class Order:
                 )
         return rows
 
+    def _pack_of(self, sample: int, epoch: int) -> int:
+        """The raw pack that holds a sample in an epoch."""
+        plan = self.view(epoch).plan
+        found = np.flatnonzero(np.asarray(plan.indices) == sample)
+        if len(found) == 0:
+            reasons = dict(plan.ledger)
+            why = (
+                f"it is in the ledger: {reasons[sample]}" if sample in reasons else "there is no such sample"
+            )
+            raise InputError(
+                f"sample {sample} is in no pack; {why}", hint="see `packtrain show PLAN --ledger`"
+            )
+        return int(np.searchsorted(np.asarray(plan.offsets), found[0], side="right")) - 1
+
 
 def order_of(
-    folder: Path, *, world_size: int | None, grad_accum: int | None, seed: int | None, balance: str | None
+    folder: Path,
+    *,
+    world_size: int | None,
+    grad_accum: int | None,
+    seed: int | None,
+    balance: str | None,
+    replan: str | None = None,
 ) -> Order:
     """The order of a run folder, or of a plan folder with the settings given.
+
+    `replan` "epoch": every epoch has a plan of its own, made from the lengths that the plan names.
 
     Raises:
         FormatError: the folder is neither. InputError: a setting contradicts the run.
     """
     if (folder / "run.json").is_file():
         given = {"world_size": world_size, "grad_accum": grad_accum, "seed": seed, "balance": balance}
+        given["replan"] = replan
         named = [name for name, value in given.items() if value is not None]
         if named:
             raise InputError(f"{folder} is a run: it knows its {', '.join(named)}", hint="leave them out")
@@ -179,6 +205,7 @@ def order_of(
         balance=Balance(grad_accum=accumulation, mode=str(balance)) if moves else None,
         run_steps=None,
         folder=folder,
+        replan=None if replan is None else EpochPlans(plan, Lengths.load(lengths_of_plan(folder))),
     )
 
 
@@ -204,6 +231,7 @@ def _of_run(folder: Path, told: Mapping[str, Any]) -> Order:
         balance=balance_of(config, accumulation),
         run_steps=max(1, asked),
         folder=place,
+        replan=None if training.replan is None else EpochPlans(plan, Lengths.load(lengths_of_plan(place))),
     )
 
 

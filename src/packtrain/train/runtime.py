@@ -18,6 +18,7 @@ from ..planning.align import AlignedPlan
 from ..planning.packplan import PackPlan
 from ..planning.step_view import step_warnings
 from .config import RunConfig
+from .epochs import epoch_checksums
 from .steps import accumulation_of, check_steps
 
 __all__ = ["Runtime", "check_runtime", "resolve_runtime", "window_warnings"]
@@ -40,6 +41,8 @@ class Runtime:
         steps_per_epoch: optimizer steps; a partial window at the end of an epoch is a step.
         eval: the same figures of the validation plan, or None.
         plan: (log) statistics of the raw plan.
+        replan: None; "epoch": every epoch has a plan of its own, of as many packs (only then in `to_dict`).
+        epoch_checksums: of the raw plans of the first epochs, where a dry run made them; else None.
         drop_last: (log) packs that do not fill all ranks are dropped instead of repeated.
     """
 
@@ -62,10 +65,13 @@ class Runtime:
     plan: dict[str, Any] = field(repr=False)
     drop_last: bool
     dropped_packs: int
+    replan: str | None = None
+    epoch_checksums: list[str] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON: what `packtrain train --dry-run --json` prints."""
-        hidden = ("plan", "drop_last", "dropped_packs")
+        hidden = ["plan", "drop_last", "dropped_packs"]
+        hidden += [name for name in ("replan", "epoch_checksums") if getattr(self, name) is None]
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in hidden}
 
     def figures(self) -> dict[str, Any]:
@@ -105,6 +111,9 @@ class Runtime:
             logger.info("the last %d packs are dropped in every epoch", self.dropped_packs)
         logger.info("raw_plan checksum %s", self.raw_checksum)
         logger.info("aligned_plan checksum %s", self.aligned_checksum)
+        if self.replan is not None:
+            later = ", ".join((self.epoch_checksums or [])[1:]) or "told as they begin"
+            logger.info("a new plan every epoch, of as many packs; checksums after epoch 0: %s", later)
         logger.info(
             "fill %.2f%% of %d tokens a pack, %.2f samples a pack; %d of %d samples packed, %d long alone; "
             "%d left out: %s",
@@ -138,9 +147,15 @@ def check_runtime(config: RunConfig, world_size: int) -> None:
 
 
 def resolve_runtime(
-    config: RunConfig, plan: PackPlan, world_size: int, eval_plan: PackPlan | None = None
+    config: RunConfig,
+    plan: PackPlan,
+    world_size: int,
+    eval_plan: PackPlan | None = None,
+    lengths: Any = None,
 ) -> Runtime:
     """The runtime of a plan on `world_size` ranks.
+
+    With `lengths`, and `training.replan`, the plans of the next epochs are made too, for their checksums.
 
     Raises:
         ConfigError, PlanError: see `check_runtime`; or the plan holds no packs.
@@ -154,6 +169,7 @@ def resolve_runtime(
     if plan.spec.samples_per_step is not None:
         asked = realised  # the file asks for samples, and the packs of a step follow from the plan
     stats = plan.stats()
+    steps = -(-aligned.steps // accumulation)
     return Runtime(
         packing_length=config.pack_length,
         world_size=world_size,
@@ -166,7 +182,7 @@ def resolve_runtime(
         n_aligned_packs=len(aligned),
         pad_needed=len(aligned.repeated),
         repeated=_repeated(aligned),
-        steps_per_epoch=-(-aligned.steps // accumulation),
+        steps_per_epoch=steps,
         raw_checksum=plan.checksum,
         aligned_checksum=aligned.checksum,
         warnings=_warnings(aligned, accumulation),
@@ -174,6 +190,8 @@ def resolve_runtime(
         plan=stats,
         drop_last=training.dataloader_drop_last,
         dropped_packs=len(aligned.dropped),
+        replan=training.replan,
+        epoch_checksums=None if lengths is None else epoch_checksums(config, plan, lengths, steps),
     )
 
 

@@ -118,6 +118,8 @@ class TrainingConfig(Section):
     """Samples per optimizer step, over all ranks: the plan is made step by step."""
     skip_samples: str | None = None
     """File of sample ids to leave out of the plan (ledger: skipped)."""
+    replan: Literal["epoch"] | None = None
+    """`epoch`: a new plan every epoch, of as many packs, in which samples of equal length change places."""
     per_device_train_batch_size: _Count = 1
     gradient_accumulation_steps: _Count = 1
     dataloader_drop_last: bool = False

@@ -26,10 +26,12 @@ from ..errors import ConfigError, IsolationError
 from ..files import make_folder, remove
 from ..planning.align import AlignedPlan
 from ..planning.packplan import PackPlan
+from ..planning.replan import EpochPlans
 from ..template import ensure_torchvision
 from ..world import World, world
 from .attention import check_attention
 from .config import RunConfig
+from .epochs import epoch_plans
 from .loss import bare_model, plain_head, token_loss_sum
 from .model import load_model, no_progress_bars
 from .proof import IsolationReport, proof_samples, prove_isolation
@@ -116,7 +118,8 @@ def train(
     accumulation = accumulation_of(config, plan, place.size)
     if place.is_writer:
         announce_steps(aligned, accumulation, config.training.seed)
-    data = _dataset(config, aligned, source, template, lengths)
+    plans = epoch_plans(config, plan, lengths)
+    data = _dataset(config, aligned, source, template, lengths, plans)
     val_data = None
     if val is not None:
         val_plan, val_source, val_lengths = val
@@ -165,7 +168,12 @@ def _refuse_auxiliary_loss(model: Any) -> None:
 
 
 def _dataset(
-    config: RunConfig, aligned: AlignedPlan, source: Any, template: Any, lengths: Any
+    config: RunConfig,
+    aligned: AlignedPlan,
+    source: Any,
+    template: Any,
+    lengths: Any,
+    replan: EpochPlans | None = None,
 ) -> PackedDataset:
     return PackedDataset(
         aligned,
@@ -175,6 +183,7 @@ def _dataset(
         on_error=config.training.on_error,
         ledger_file=Path(config.training.output_dir) / "failed.jsonl",
         repeat_loss=config.training.repeat_loss,
+        replan=replan,
     )
 
 
@@ -269,7 +278,11 @@ def _run(
     log_file: Path,
     proof: IsolationReport | None,
 ) -> TrainResult:
-    outcome = trainer.train(resume_from_checkpoint=config.training.trainer.get("resume_from_checkpoint"))
+    from .positions import check_resume
+
+    resumed = config.training.trainer.get("resume_from_checkpoint")
+    check_resume(trainer.train_sampler, resumed, config.training.output_dir)
+    outcome = trainer.train(resume_from_checkpoint=resumed)
     history = trainer.state.log_history
     steps = trainer.state.global_step
     metrics: dict[str, float] = {"train_loss": float(outcome.training_loss), "steps": steps}

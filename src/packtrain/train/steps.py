@@ -19,6 +19,7 @@ from ..planning.balance import Balance, Balancer
 from ..planning.packplan import PackPlan
 from ..planning.skip import read_skip_file
 from .config import RunConfig
+from .epochs import check_epoch_plans
 
 __all__ = [
     "accumulation_of",
@@ -36,7 +37,7 @@ _PLACES = 1 << 20
 
 
 def check_steps(config: RunConfig) -> None:
-    """Refuse an unknown packer, and settings that contradict `training.samples_per_step`.
+    """Refuse an unknown packer, and settings that contradict `samples_per_step` or `replan` of `training`.
 
     Raises:
         ConfigError: names both keys.
@@ -46,6 +47,7 @@ def check_steps(config: RunConfig) -> None:
         lookup("packers", training.packing_strategy)
     except UnknownNameError as error:
         raise ConfigError(f"training.packing_strategy: {error.message}", hint=error.hint) from None
+    check_epoch_plans(training)
     if training.samples_per_step is None:
         return
     if training.effective_batch_size is not None:

@@ -37,6 +37,8 @@ ensure_torchvision()  # transformers imports torchvision with its Trainer
 
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 
+from .positions import Positions  # noqa: E402
+
 __all__ = ["PackTrainer", "pack_loader"]
 
 logger = logging.getLogger(__name__)
@@ -84,7 +86,13 @@ class PackTrainer(Trainer):  # type: ignore[misc]
         self.rank = rank
         self.fused = fused
         self.train_sampler = PackSampler(
-            _aligned(train_data), rank, args.seed, shuffle, balance, args.gradient_accumulation_steps
+            _aligned(train_data),
+            rank,
+            args.seed,
+            shuffle,
+            balance,
+            args.gradient_accumulation_steps,
+            replan=train_data.replan,
         )
         self.loss_is_scaled_for_ga = True
         self.unsupervised_steps = 0
@@ -94,7 +102,10 @@ class PackTrainer(Trainer):  # type: ignore[misc]
             data_collator=PaddingFreeCollator(bare_model(model)),
             train_dataset=train_data,
             eval_dataset=eval_data,
-            callbacks=[_Epochs(self.train_sampler, train_data), _Log(log_file, progress)],
+            callbacks=[
+                Positions(self.train_sampler, train_data, self.check_same_plan),
+                _Log(log_file, progress),
+            ],
         )
         self.meter = Meter(_aligned(train_data).plan.spec.pack_length, self._summed)
         self._banner = banner
@@ -244,24 +255,17 @@ def _aligned(data: PackedDataset) -> AlignedPlan:
 
 
 def _check_workers(args: Any, data: PackedDataset) -> None:
-    if args.dataloader_num_workers and args.dataloader_persistent_workers and listens(data.samples):
-        raise ConfigError(
-            "training.dataloader_persistent_workers would keep the samples of the first epoch: "
-            "this source has set_epoch",
-            hint="set training.dataloader_persistent_workers: false",
-        )
-
-
-class _Epochs(TrainerCallback):  # type: ignore[misc]
-    """Tells sampler and samples which epoch begins: Trainer reaches neither this deep itself."""
-
-    def __init__(self, sampler: PackSampler, data: PackedDataset) -> None:
-        self.sampler, self.data = sampler, data
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        epoch = int((state.epoch or 0) + 1e-6)
-        self.sampler.set_epoch(epoch)
-        self.data.set_epoch(epoch)
+    if not (args.dataloader_num_workers and args.dataloader_persistent_workers):
+        return
+    for keeps, what, why in (
+        (listens(data.samples), "samples", "this source has set_epoch"),
+        (data.replan is not None, "packs", "training.replan is set"),
+    ):
+        if keeps:
+            raise ConfigError(
+                f"training.dataloader_persistent_workers would keep the {what} of the first epoch: {why}",
+                hint="set training.dataloader_persistent_workers: false",
+            )
 
 
 class _Log(TrainerCallback):  # type: ignore[misc]
