@@ -34,7 +34,7 @@ def test_triplets_come_within_two_packs_of_the_bound(
     plan = pt.plan(lengths, capacity, packer="optimal")
     check_laws(plan, lengths)
     assert len(plan) <= n // 3 + 2 and len(plan) <= len(pt.plan(lengths, capacity))
-    assert plan.packer.notes["chosen"] == "optimal/1"
+    assert plan.packer.notes["chosen"] == "optimal/2"
     assert capfd.readouterr() == ("", ""), "the solver prints nothing"
 
 
@@ -69,3 +69,26 @@ def test_beyond_its_limits_it_says_so(caplog: pytest.LogCaptureFixture) -> None:
         plan = pt.plan(tokens, 60_000, packer="optimal")
     assert "left out" in plan.packer.notes["lp"] and "packer optimal" in caplog.text
     assert len(plan) == len(pt.plan(tokens, 60_000))
+
+
+@pytest.mark.parametrize(("n", "capacity"), [(20_000, 256), (100_000, 512)])
+def test_uniform_lengths_are_proven_optimal(n: int, capacity: int) -> None:
+    """Many small lengths have no weight in the program: patterns must be read past them."""
+    tokens = np.random.default_rng(0).integers(1, capacity + 1, n)
+    plan = pt.plan(tokens, capacity, packer="optimal")
+    assert plan.certificate.optimal
+    assert len(pt.plan(tokens, capacity)) <= plan.certificate.bound * (1 + 1e-4) + 1
+
+
+def test_priced_patterns_weigh_what_pricing_says() -> None:
+    from packtrain.packers.optimal import _SCALE, _price
+
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        capacity = int(rng.integers(20, 200))
+        sizes = np.unique(rng.integers(1, capacity + 1, 12))
+        weights = np.where(rng.random(len(sizes)) < 0.5, 0, rng.integers(0, _SCALE, len(sizes)))
+        most, patterns = _price(sizes, weights, capacity)
+        worth = [sum(int(weights[k]) * held for k, held in pattern.items()) for pattern in patterns]
+        assert all(sum(int(sizes[k]) * held for k, held in p.items()) <= capacity for p in patterns)
+        assert all(value > _SCALE for value in worth) and max(worth, default=most) == most

@@ -31,7 +31,7 @@ from ._jit import part_of
 
 __all__ = ["HISTOGRAM", "VERSION", "pack"]
 
-VERSION = 1
+VERSION = 2
 HISTOGRAM = True
 
 ROUNDS = 60
@@ -189,9 +189,10 @@ def _price(sizes: I64, weights: I64, capacity: int) -> tuple[int, list[Pattern]]
     for k in order.tolist():
         pattern = {k: 1}
         room = capacity - int(sizes[k])
-        while item[room] >= 0 and weights[item[room]] > 0:
+        while item[room] >= 0:
             other = int(item[room])
-            pattern[other] = pattern.get(other, 0) + 1
+            if weights[other] > 0:  # else it only stands for room that is left
+                pattern[other] = pattern.get(other, 0) + 1
             room -= int(sizes[other])
         patterns.append(pattern)
     return int(best[capacity]), patterns
