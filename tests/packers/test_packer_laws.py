@@ -15,7 +15,7 @@ import pytest
 import packtrain as pt
 from packtrain import extend
 from packtrain.errors import UnknownNameError
-from packtrain.testing import PackerLaws, compiled_path, plain_path
+from packtrain.testing import PackerLaws, compiled_path, on_threads, plain_path
 
 PACKERS = extend.names("packers")
 
@@ -200,3 +200,15 @@ def test_diverse_places_every_sample_and_tells_its_phases() -> None:
     small = np.clip(rng.lognormal(5, 0.3, 20_000).astype(np.int64), 1, 400)
     tokens = small
     assert kinds(pt.plan(small, 4096, packer="diverse")) > 1.2 * kinds(pt.plan(small, 4096, packer="bfd"))
+
+
+def test_passes_side_by_side_give_the_same_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    from packtrain.packers import refine
+
+    tokens = np.random.default_rng(2).integers(1, 4097, 30_000)
+    made = []
+    for many in (1 << 40, 0):
+        monkeypatch.setattr(refine, "_MANY_SIZES", many)
+        with on_threads(2):
+            made.append(pt.plan(tokens, 4096, packer="refine"))
+    assert made[0].checksum == made[1].checksum

@@ -38,7 +38,7 @@ ROUNDS = 60
 DIVES = 30
 CLASSES = 8192
 CAPACITY = 1 << 17
-_COLUMNS = 400  # patterns taken over in a round
+_COLUMNS = 400  # patterns taken over in a round, or one for every four classes
 _SCALE = 1 << 30  # duals as integers
 
 logger = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ def _price(sizes: I64, weights: I64, capacity: int) -> tuple[int, list[Pattern]]
         best[room], item[room] = values[k], k
     through = weights + best[capacity - sizes]
     order = np.argsort(-through, kind="stable")
-    order = order[through[order] > _SCALE][:_COLUMNS]
+    order = order[through[order] > _SCALE][: max(_COLUMNS, len(sizes) // 4)]
     patterns: list[Pattern] = []
     for k in order.tolist():
         pattern = {k: 1}

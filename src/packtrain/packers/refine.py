@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ..extend import PackProblem, Patterns
 from ._bounds import best_bound
-from ._jit import DENSE_LIMIT, part_of, use_jit
+from ._jit import DENSE_LIMIT, over_blocks, part_of, threads_for, use_jit
 
 __all__ = ["HISTOGRAM", "VERSION", "pack"]
 
@@ -38,6 +38,8 @@ DEAD_ENDS = 200
 EVENS = 8
 STAGES = (3, 12)  # up to _FEW samples, and above
 _FEW = 50_000
+_MANY_SIZES = 16_384
+_A_CLASS = 16  # samples' worth of work that a size is, when it is asked whether to compile
 
 I64 = NDArray[np.int64]
 
@@ -50,18 +52,29 @@ def budget(samples: int) -> int:
 def pack(problem: PackProblem) -> Patterns:
     """Patterns of exact fill: the best of the passes."""
     samples = int(problem.counts.sum())
+    work = max(samples, _A_CLASS * len(problem.sizes))
     stages = STAGES[samples > _FEW]
-    best, packs, bound = None, 0, 0
-    for evens, parts in ((0, 1), (EVENS, 1), (0, stages), (EVENS, stages)):
-        with part_of(samples):  # stages are small, but many
-            made = _staged(problem, evens, parts)
-        count = int(made.repeat.sum())
-        if best is None or count < packs:
-            best, packs = made, count
-        bound = bound or best_bound(problem.sizes, problem.counts, problem.capacity, packs, cheap=True)[0]
+    passes = ((0, 1), (EVENS, 1), (0, stages), (EVENS, stages))
+
+    def run(k: int) -> Patterns:
+        with part_of(work):  # stages are small, but many
+            return _staged(problem, *passes[k])
+
+    best = run(0)
+    packs = int(best.repeat.sum())
+    bound = best_bound(problem.sizes, problem.counts, problem.capacity, packs, cheap=True)[0]
+    if packs <= bound:
+        return best
+    # Many sizes take seconds: then the other passes run side by side.
+    ahead = threads_for(work) > 1 and len(problem.sizes) > _MANY_SIZES
+    made = over_blocks(range(1, 5), lambda k, _: run(k)) if ahead else []
+    for k in range(1, 4):
+        other = made[k - 1] if ahead else run(k)
+        count = int(other.repeat.sum())
+        if count < packs:
+            best, packs = other, count
         if packs <= bound:
             break
-    assert best is not None  # there is a first pass
     return best
 
 
