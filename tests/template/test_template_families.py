@@ -274,3 +274,13 @@ def test_a_changed_video_limit_is_caught(demo: Path, data: Path) -> None:
     loaded.video_processor.size = type(size)(shortest_edge=3136, longest_edge=28 * 28 * 40)
     with pytest.raises(DriftError, match="measuring gives"):
         ours.encode(ask(part("video", str(demo / "4.mp4"))))
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_two_thousand_sizes_as_the_library_counts_them(
+    name: str, any_template: Callable[[str], HFTemplate]
+) -> None:
+    template = any_template(name)
+    sizes = [(int(h), int(w)) for h, w in np.random.default_rng(7).integers(1, 5000, (2000, 2))]
+    theirs = template.processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"]
+    assert [template.media.image.expand(h, w).widths[0] for h, w in sizes] == list(theirs)
