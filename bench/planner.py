@@ -319,6 +319,7 @@ def main() -> None:
             raise SystemExit("plans differ between CPU feature settings")
         return
     machine = facts()
+    os.environ.setdefault("PACKTRAIN_THREADS", "1")  # CPU seconds add up over threads; see threads.py
     print(json.dumps(machine))
     for packer in args.packers:  # compile
         pt.plan(np.arange(1, 60_001) % 500 + 1, 1024, packer=packer)
