@@ -78,3 +78,16 @@ def test_world_resolves_argument_then_environment(monkeypatch: pytest.MonkeyPatc
         world.world()
     with pytest.raises(InputError, match="not a position"):
         world.World(rank=2, size=2)
+
+
+def test_threads_of_planning_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from packtrain.world import plan_threads
+
+    monkeypatch.delenv("PACKTRAIN_THREADS", raising=False)
+    assert 1 <= plan_threads() <= 8
+    monkeypatch.setenv("PACKTRAIN_THREADS", "3")
+    assert plan_threads() == 3
+    for wrong in ("0", "two"):
+        monkeypatch.setenv("PACKTRAIN_THREADS", wrong)
+        with pytest.raises(InputError, match="PACKTRAIN_THREADS"):
+            plan_threads()
