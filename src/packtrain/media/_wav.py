@@ -53,9 +53,11 @@ def parse(head: Head) -> ParsedAudio | None:
     if plan is None:
         raise head.fail("unreadable_media", "is a broken WAVE: no format before its samples")
     codec, channels, rate, block = plan
-    if codec not in _PLAIN:
-        return None
     held = head.size - position - 8
+    if codec not in _PLAIN:
+        if length > held and length not in _STREAMED:
+            raise head.fail("truncated_media", "is cut short: its WAV data end before its samples do")
+        return None
     if length == 0xFFFFFFFF and large is not None:
         length = large
     elif length in _STREAMED:

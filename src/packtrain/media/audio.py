@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ..errors import MissingExtraError, SampleError
 from . import _flac, _mp3, _ogg, _wav
+from ._cut import is_cut
 from ._head import Head, as_file
 from ._parsed import ParsedAudio
 from .location import Ref, name_of, open_head, read_bytes
@@ -138,8 +139,8 @@ def _after_id3(data: bytes) -> int:
 
 def _ask(head: Head) -> tuple[str, ParsedAudio]:
     """What soundfile says, for formats without an own header reader."""
-    if head.bytes[:4] == b"FORM" and int.from_bytes(head.bytes[4:8], "big") + 8 > head.size + 1:
-        raise head.fail("truncated_media", "is cut short: its AIFF data end before its samples do")
+    if is_cut(head):
+        raise head.fail("truncated_media", "is cut short: it holds fewer bytes than its header says")
     soundfile = _soundfile()
     try:
         with soundfile.SoundFile(as_file(head)) as sound:

@@ -9,6 +9,7 @@ state of a source that has grown is brought up to date on request (`append`, see
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,8 @@ from ..measuring.run import measure_range
 from ..planning.lengths import Lengths
 from ..store import lengths as lengths_store
 from ..store import parts
+from ..waiting.claim import Claim
+from .alone import PLACE, alone
 from .append import append_lengths, clear_next, finish_exchange
 from .growth import may_have_grown, read_layout
 from .publish import Identity, details, origin_of, publish, refuse_changed_media, refuse_other_kind
@@ -70,7 +73,7 @@ def measure(
         ForeignArtefactError: `out` holds lengths of another source, template or media.
         DriftError: the template trusts sizes given in the data, and some are not those of the media.
         SourceError: the source is empty, or changed while it was read.
-        InputError: no sample at all can be used.
+        InputError: no sample at all can be used, or another process works in `out`.
     """
     folder = Path(out)
     if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
@@ -84,24 +87,43 @@ def measure(
     identity = Identity.of(source, template)
     options = dict(executor_options or {})
     how = How(executor=executor, options=options, workers=workers, every=persist_every, progress=progress)
-    if overwrite:
-        files.remove(folder / lengths_store.MARKER)
-        clear_next(folder)
+    is_whole = (folder / lengths_store.MARKER).is_file() and not (folder / PLACE).exists()
+    reads_only = is_whole and not (overwrite or append)
+    with contextlib.nullcontext() if reads_only else alone(folder) as claim:
+        if overwrite:
+            files.remove(folder / lengths_store.MARKER)
+            clear_next(folder)
+            parts.clear_parts(folder)
+        finish_exchange(folder)
+        if (folder / lengths_store.MARKER).is_file():
+            lengths, marker = lengths_store.read(folder)
+            differs = _differences(marker, identity)
+            if differs and append and differs <= {"samples", "source"}:
+                append_lengths(folder, source, template, identity, how, origin, verify_content=verify_content)
+                return Lengths.load(folder)
+            if differs:
+                raise _foreign(folder, marker, identity, differs)
+            refuse_changed_media(folder, identity, verify_content)
+            _log.info("%s: lengths of %d samples are there", folder, len(lengths))
+            clear_next(folder)
+            parts.clear_parts(folder)
+            return lengths
+        _measure_all(source, template, folder, identity, how, claim)
+        paths = parts.finished(folder)
+        publish(folder, paths, identity, media=parts.media_rows(paths), origin=origin_of(origin))
         parts.clear_parts(folder)
-    finish_exchange(folder)
-    if (folder / lengths_store.MARKER).is_file():
-        lengths, marker = lengths_store.read(folder)
-        differs = _differences(marker, identity)
-        if differs and append and differs <= {"samples", "source"}:
-            append_lengths(folder, source, template, identity, how, origin, verify_content=verify_content)
-            return Lengths.load(folder)
-        if differs:
-            raise _foreign(folder, marker, identity, differs)
-        refuse_changed_media(folder, identity, verify_content)
-        _log.info("%s: lengths of %d samples are there", folder, len(lengths))
-        clear_next(folder)
-        parts.clear_parts(folder)
-        return lengths
+        return Lengths.load(folder)
+
+
+def _measure_all(
+    source: extend.Source,
+    template: extend.Template,
+    folder: Path,
+    identity: Identity,
+    how: How,
+    claim: Claim | None,
+) -> None:
+    """Publish the parts that are not measured yet."""
     if getattr(template, "trust_hints", False):
         audit_hints(source)
     total = len(source)
@@ -116,10 +138,9 @@ def measure(
     results = how.map(measure_range, cut(done, total), (source, template))
     for part in gathered(map(part_of, results), 0, total, how):
         parts.add_part(folder, part)
-    paths = parts.finished(folder)
-    publish(folder, paths, identity, media=parts.media_rows(paths), origin=origin_of(origin))
-    parts.clear_parts(folder)
-    return Lengths.load(folder)
+        if claim is not None:
+            claim.pulse()
+            claim.check()
 
 
 def _differences(marker: dict[str, Any], identity: Identity) -> set[str]:

@@ -123,6 +123,7 @@ class Claim:
         stale_s: float = STALE_S,
         clock: Clock | None = None,
         threaded: bool = True,
+        hint: str = "choose another training.output_dir, or stop the other run",
     ) -> Claim | None:
         """Claim a folder, waiting while a living process holds it.
 
@@ -135,6 +136,7 @@ class Claim:
             stale_s: see the module.
             clock: this process's time.
             threaded: keep the heartbeat going in a thread; False: the caller calls `pulse`.
+            hint: what to do about a living holder (`refuse`).
 
         Returns:
             The claim, or None when `made` said True.
@@ -159,8 +161,7 @@ class Claim:
             alive = watch.changes > 0 or (held.owner is not None and held.owner.can_be_looked_up)
             if refuse and alive:
                 raise InputError(
-                    f"{what} is being written by another run: {held.owner} ({folder})",
-                    hint="choose another training.output_dir, or stop the other run",
+                    f"{what} is being written by another run: {held.owner} ({folder})", hint=hint
                 )
             waited = clock.now() - began
             if timeout_s and waited >= timeout_s:

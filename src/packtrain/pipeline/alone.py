@@ -1,0 +1,50 @@
+"""One process at a time works in an output folder; a second one is told who is there.
+
+The right is a claim (`waiting.claim`) in `<folder>/claim`, gone again when the work ends. It beats with
+the work itself (`pulse` after each part), not from a thread, so what is written and in which order
+depends on the work alone. A claim that this very process left behind (an interrupted call) is no rival.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from .. import files
+from ..waiting.claim import Claim, look
+from ..waiting.owner import Owner
+
+__all__ = ["PLACE", "alone"]
+
+#: Name of the claim inside the folder.
+PLACE = "claim"
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[Claim]:
+    """Hold `folder` for the length of the block.
+
+    Raises:
+        InputError: a living process works in it, named with its id and host.
+    """
+    place = folder / PLACE
+    held = look(place)
+    if held is not None and held.owner is not None and _is_here(held.owner):
+        files.remove_tree(place)
+    claim = Claim.take(
+        place,
+        what=str(folder),
+        refuse=True,
+        threaded=False,
+        hint="wait for it, stop it, or choose another output folder",
+    )
+    try:
+        yield claim
+    finally:
+        claim.release(tidy=True)
+
+
+def _is_here(owner: Owner) -> bool:
+    me = Owner.here()
+    return (owner.machine, owner.pid, owner.started) == (me.machine, me.pid, me.started)
