@@ -242,12 +242,14 @@ def remove_tree(folder: str | Path) -> None:
         folder.rmdir()
 
 
-def remove_leftovers(folder: str | Path) -> None:
-    """Remove temporary files that a stopped writer left in `folder`."""
+def remove_leftovers(folder: str | Path, name: str | None = None) -> None:
+    """Remove temporary files that a stopped writer left in `folder`: all, or those of one file's `name`."""
     folder = Path(folder)
+    start = "." if name is None else f".{name}{_TMP}"
     if folder.is_dir():
         for path in sorted(folder.glob(f".*{_TMP}*")):
-            remove(path)
+            if path.name.startswith(start):
+                remove(path)
 
 
 def sync_folder(folder: Path) -> None:

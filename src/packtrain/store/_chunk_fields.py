@@ -1,0 +1,177 @@
+"""Values of encoded samples as flat arrays with a type and a shape, and back, bit for bit.
+
+    value                           type in the chunk        stored as
+    torch tensor                    torch.int64, …           its numbers; bfloat16 by its bits, bool as uint8
+    numpy array                     int64, …                 its numbers
+    list of numbers                 list.int64, list.float64 its numbers
+    anything else that is JSON      json                     UTF-8 text
+
+Integers are narrowed to the smallest type that holds all values of a field in the chunk and come back in
+their own. `palette` is the lossless form of decoded pictures: a pixel tensor that was normalised from bytes
+has at most 256 values in each colour channel, so one byte and a table of values give every bit back. A
+tensor with more values (sound features, pictures scaled in floating point) has none and stays as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import files
+from ..errors import InputError
+
+__all__ = ["JSON", "Value", "from_palette", "narrowest", "read_value", "restore", "to_palette"]
+
+JSON = "json"
+
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_INTEGERS = (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A field of one sample: `array` is flat and C-ordered, `shape` what it is folded to."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    array: NDArray[Any]
+
+
+def read_value(value: Any, name: str) -> Value:
+    """A value as numbers, with what is needed to restore it.
+
+    Raises:
+        InputError: the value is neither an array of numbers nor JSON.
+    """
+    if type(value).__module__.startswith("torch"):
+        return _of_tensor(value, name)
+    if isinstance(value, np.ndarray | np.generic):
+        return _of_array(np.asarray(value), str(np.asarray(value).dtype), name)
+    if isinstance(value, list) and value and all(type(item) in (int, float) for item in value):
+        whole = all(type(item) is int for item in value)
+        array = np.array(value, dtype=np.int64 if whole else np.float64)
+        return _of_array(array, f"list.{array.dtype}", name)
+    try:
+        text = files.canonical_json(value)
+        same = json.loads(text) == value
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        raise InputError(
+            f"{name} is a {type(value).__name__} that a chunk cannot hold",
+            hint="give numbers as tensors, arrays or lists, and anything else as JSON values",
+        )
+    return Value(JSON, (), np.frombuffer(text, dtype=np.uint8))
+
+
+def _of_tensor(tensor: Any, name: str) -> Value:
+    import torch
+
+    flat = tensor.detach().cpu().contiguous()
+    dtype, shape = str(tensor.dtype), tuple(int(size) for size in tensor.shape)
+    if flat.dtype is torch.bfloat16:
+        return Value(dtype, shape, flat.reshape(-1).view(torch.int16).numpy().view(np.uint16))
+    try:
+        array = flat.numpy()
+    except (TypeError, RuntimeError):
+        raise InputError(
+            f"{name} is a tensor of {dtype} on {tensor.device}", hint="use a dense number type"
+        ) from None
+    return Value(dtype, shape, _of_array(array, dtype, name).array)
+
+
+def _of_array(array: NDArray[Any], dtype: str, name: str) -> Value:
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        raise InputError(f"{name} is an array of {array.dtype}", hint="use integers, floats or booleans")
+    shape = array.shape
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if flat.dtype.byteorder == ">":
+        flat = flat.astype(flat.dtype.newbyteorder("<"))
+        dtype = str(flat.dtype)
+    return Value(dtype, shape, flat.view(np.uint8) if flat.dtype.kind == "b" else flat)
+
+
+def restore(flat: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> Any:
+    """The value that `read_value` saw. Only narrowed integers, lists and JSON are copied."""
+    if dtype == JSON:
+        return json.loads(flat.tobytes())
+    if dtype.startswith("list."):
+        return flat.tolist()
+    if not dtype.startswith("torch."):
+        return _as(flat, np.dtype(dtype)).reshape(shape)
+    import torch
+
+    name = dtype.removeprefix("torch.")
+    if name == "bfloat16":
+        return torch.from_numpy(flat.view(np.int16)).view(torch.bfloat16).reshape(shape)
+    return torch.from_numpy(_as(flat, np.dtype(name))).reshape(shape)
+
+
+def _as(flat: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    if dtype.kind == "b":
+        return flat.view(np.bool_)
+    return flat if flat.dtype == dtype else flat.astype(dtype)
+
+
+def narrowest(low: int, high: int) -> np.dtype[Any]:
+    """The smallest integer type that holds low..high; unsigned before signed of one size."""
+    for kind in _INTEGERS:
+        held = np.iinfo(kind)
+        if held.min <= low and high <= held.max:
+            return np.dtype(kind)
+    raise InputError(f"integers from {low} to {high} fit no 64-bit type")
+
+
+# --------------------------------------------------------------------------------------------
+# palettes
+# --------------------------------------------------------------------------------------------
+def to_palette(value: Value) -> tuple[NDArray[np.uint8], NDArray[Any]] | None:
+    """(uint8 codes in the order of the value, table [channels, values]); None when it has no palette."""
+    if value.array.dtype.kind != "f" and value.dtype != "torch.bfloat16":
+        return None
+    outer, channels, inner = _channels(value.shape)
+    bits = value.array.view(_BITS[value.array.dtype.itemsize]).reshape(outer, channels, inner)
+    codes = np.empty((outer, channels, inner), dtype=np.uint8)
+    tables = []
+    for channel in range(channels):
+        plane = bits[:, channel]
+        if len(np.unique(plane[: max(1, 4096 // max(1, inner))])) > 256:
+            return None
+        values, places = np.unique(plane, return_inverse=True)
+        if len(values) > 256:
+            return None
+        tables.append(values)
+        codes[:, channel] = places.reshape(plane.shape)
+    width = max((len(table) for table in tables), default=0)
+    whole = np.zeros((channels, width), dtype=bits.dtype)
+    for channel, table in enumerate(tables):
+        whole[channel, : len(table)] = table
+    return codes.reshape(-1), whole.view(value.array.dtype)
+
+
+def from_palette(
+    codes: NDArray[np.uint8], table: NDArray[Any], dtype: str, shape: tuple[int, ...]
+) -> NDArray[Any]:
+    """The flat values of a palette, in their own type."""
+    outer, channels, inner = _channels(shape)
+    planes = codes.reshape(outer, channels, inner)
+    out = np.empty(planes.shape, dtype=table.dtype)
+    for channel in range(channels):
+        out[:, channel] = table.reshape(channels, -1)[channel][planes[:, channel]]
+    return out.reshape(-1)
+
+
+def _channels(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """A shape as (outer, colour channels, inner): pixels [.., 3, h, w], or patches [n, 3 * pixels]."""
+    size = int(np.prod(shape, dtype=np.int64))
+    for axis in range(len(shape) - 3, -1, -1):
+        if shape[axis] == 3:
+            outer = int(np.prod(shape[:axis], dtype=np.int64))
+            return outer, 3, size // max(1, outer * 3)
+    if len(shape) == 2 and shape[1] % 3 == 0 and shape[1]:
+        return shape[0], 3, shape[1] // 3
+    return 1, 1, size

@@ -1,0 +1,263 @@
+"""Reading a chunk: its manifest is checked, its file is mapped, and a pack is decoded when it is asked for.
+
+The map is private: a tensor that lies in it may be written to, which changes neither the file nor another
+process. Nothing of a chunk is held but the map and the footer, so an open chunk costs next to no memory.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import files
+from ..errors import ChecksumError, FormatError, MissingExtraError
+from ._chunk_fields import JSON, from_palette, restore
+from ._chunk_media import MEDIA_BYTES, MEDIA_FIELDS, MEDIA_RECORD, encode_again
+from ._folders import check_seal
+
+__all__ = ["CHUNK_SCHEMA", "ChunkReader", "manifest_of"]
+
+CHUNK_SCHEMA = "packtrain-chunk-1"
+
+
+def manifest_of(path: str | Path) -> Path:
+    """Where the manifest of a chunk lies."""
+    return Path(path).with_suffix(".json")
+
+
+class ChunkReader:
+    """The packs of one chunk. Picklable; a worker process maps the file anew.
+
+    Args:
+        path: the chunk's `.arrow` file.
+        encode: makes media tensors of a sample again; needed where the chunk holds media as their bytes.
+
+    Raises:
+        FormatError: no manifest, or a file that is not as long as the manifest says.
+        ChecksumError: the manifest was edited.
+    """
+
+    def __init__(self, path: str | Path, *, encode: Callable[[Any], Mapping[str, Any]] | None = None) -> None:
+        self.path = Path(path)
+        self.encode = encode
+        self.manifest = _manifest(self.path)
+        self._map = _mapped(self.path, int(self.manifest["bytes"]))
+        self._open()
+
+    def _open(self) -> None:
+        try:
+            import pyarrow as pa
+            import pyarrow.ipc
+        except ImportError:
+            raise MissingExtraError("pyarrow", "arrow") from None
+        whole = pa.py_buffer(self._map)
+        self._start = whole.address
+        try:
+            self._file = pyarrow.ipc.open_file(whole)
+            told = json.loads(self._file.schema.metadata[b"packtrain"])
+        except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"{self.path} is not a chunk: {error}", hint="make it again") from None
+        self._fields: dict[str, Any] = told["fields"]
+        self._column = {name: place for place, name in enumerate(self._file.schema.names)}
+        if self._file.num_record_batches != self.manifest["packs"]:
+            raise FormatError(
+                f"{self.path} holds {self._file.num_record_batches} packs, its manifest says "
+                f"{self.manifest['packs']}",
+                hint="the files belong to different chunks; make it again",
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_reopened, (self.path, self.encode))
+
+    @property
+    def fields(self) -> list[str]:
+        """Names of the fields that samples of this chunk have."""
+        return [name for name in self._fields if name not in (MEDIA_RECORD, MEDIA_FIELDS)]
+
+    def __len__(self) -> int:
+        return int(self.manifest["packs"])
+
+    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+        return (self[number] for number in range(len(self)))
+
+    def __getitem__(self, number: int) -> list[dict[str, Any]]:
+        """The encoded samples of a pack, each with its `sample_id`, as they were added."""
+        batch = self._batch(number)
+        samples: list[dict[str, Any]] = [
+            {} if one is None else {"sample_id": one} for one in self._ids(batch)
+        ]
+        for name in self._fields:
+            self._fill(batch, name, samples)
+        if MEDIA_BYTES in self._column:
+            self._decode_media(number, batch, samples)
+        return samples
+
+    def row(self, number: int) -> dict[str, Any]:
+        """A pack as one row.
+
+        Returns:
+            `input_ids`, `labels`, `position_ids` and every other per-token field [T] (position ids of mRoPE
+            families [3,T]); `lengths` int64[segments], `cu_seq_lens` int32[segments + 1], `sample_ids` list;
+            media tensors of all samples joined along their first axis. Values of one per sample
+            (`weight`, `channel`, …), and media that do not join, are lists with None where one is lacking.
+        """
+        batch = self._batch(number)
+        lengths = np.diff(self._offsets(batch, "input_ids"))
+        row = {
+            name: restore(self._numbers(batch, name), told["dtypes"][0], (-1,))
+            for name, told in self._fields.items()
+            if told["per_token"] and not told["dtypes"][0].startswith(("list.", JSON))
+        }
+        if len(row) < len(self._fields):
+            samples = self[number]
+            names = dict.fromkeys(name for sample in samples for name in sample if name != "sample_id")
+            rest = {
+                name: _joined(name, [s.get(name) for s in samples], lengths)
+                for name in names
+                if name not in row
+            }
+            row = {name: row[name] if name in row else rest[name] for name in names}
+        row["lengths"] = lengths
+        row["cu_seq_lens"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        row["sample_ids"] = [one for one in self._ids(batch) if one is not None]
+        return row
+
+    def lengths(self, number: int) -> NDArray[np.int64]:
+        """Tokens of each sample of a pack, without reading them."""
+        out: NDArray[np.int64] = np.diff(self._offsets(self._batch(number), "input_ids"))
+        return out
+
+    def sample_ids(self, number: int) -> list[int | str | None]:
+        """Ids of the samples of a pack, without reading them; None for a filler."""
+        return list(self._ids(self._batch(number)))
+
+    def verify(self) -> None:
+        """Hash the file and count what it holds.
+
+        Raises:
+            ChecksumError: the bytes are not those that were written.
+        """
+        found = files.sha256_file(self.path)
+        if found != self.manifest["sha256"]:
+            raise ChecksumError(f"{self.path} differs from its digest", hint="make it again")
+        segments = tokens = 0
+        for number in range(len(self)):
+            lengths = self.lengths(number)
+            segments, tokens = segments + len(lengths), tokens + int(lengths.sum())
+        if (segments, tokens) != (self.manifest["segments"], self.manifest["tokens"]):
+            raise ChecksumError(
+                f"{self.path} holds {segments} samples of {tokens} tokens, its manifest says "
+                f"{self.manifest['segments']} of {self.manifest['tokens']}"
+            )
+
+    # ------------------------------------------------------------------------------------ columns
+    def _batch(self, number: int) -> Any:
+        place = operator.index(number)
+        if not 0 <= place < len(self):
+            raise IndexError(f"pack {place} of {len(self)} in {self.path}")
+        return self._file.get_batch(place)
+
+    def _ids(self, batch: Any) -> list[Any]:
+        ids: list[Any] = batch.column(0).to_pylist()
+        return ids
+
+    def _offsets(self, batch: Any, name: str) -> NDArray[np.int64]:
+        offsets: NDArray[np.int64] = batch.column(self._column[name]).offsets.to_numpy()
+        return offsets
+
+    def _numbers(self, batch: Any, name: str) -> NDArray[Any]:
+        """The numbers of all samples of a pack as a view of the map."""
+        values = batch.column(self._column[name]).values
+        dtype = np.dtype(self._fields[name]["stored"])
+        buffer = values.buffers()[1]
+        if buffer is None or not len(values):
+            return np.zeros(0, dtype)
+        start = buffer.address - self._start + values.offset * dtype.itemsize
+        return np.frombuffer(self._map, dtype, len(values), start)
+
+    def _fill(self, batch: Any, name: str, samples: list[dict[str, Any]]) -> None:
+        """Put a field into the samples that have it."""
+        told = self._fields[name]
+        numbers, offsets = self._numbers(batch, name), self._offsets(batch, name).tolist()
+        if told["per_token"]:
+            whole = restore(numbers, told["dtypes"][0], (-1,))
+            for number, sample in enumerate(samples):
+                sample[name] = whole[offsets[number] : offsets[number + 1]]
+            return
+        shapes = batch.column(self._column[f"{name}.shape"]).to_pylist()
+        dtypes = batch.column(self._column[f"{name}.dtype"]).to_pylist()
+        tables = batch.column(self._column[f"{name}.palette"]) if told["palette"] else None
+        for number, (sample, dtype, shape) in enumerate(zip(samples, dtypes, shapes, strict=True)):
+            if dtype is None:
+                continue
+            flat = numbers[offsets[number] : offsets[number + 1]]
+            if tables is not None:
+                table = tables[number].values.to_numpy()
+                flat = from_palette(flat, table, dtype, tuple(shape))
+            sample[name] = restore(flat, dtype, tuple(shape))
+
+    def _decode_media(self, number: int, batch: Any, samples: list[dict[str, Any]]) -> None:
+        media = batch.column(self._column[MEDIA_BYTES]).to_pylist()
+        for sample, held in zip(samples, media, strict=True):
+            if held is None:
+                continue
+            record, wanted = sample.pop(MEDIA_RECORD), sample.pop(MEDIA_FIELDS)
+            where = f"sample {sample.get('sample_id')} (pack {number} of {self.path.name})"
+            sample.update(encode_again(record, held, self.encode, wanted, sample["input_ids"], where))
+
+
+def _reopened(path: Path, encode: Callable[[Any], Mapping[str, Any]] | None) -> ChunkReader:
+    return ChunkReader(path, encode=encode)
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    manifest = manifest_of(path)
+    if not manifest.is_file():
+        raise FormatError(
+            f"{manifest} is missing", hint="its writer was stopped before the chunk was whole: run it again"
+        )
+    told = files.read_json(manifest)
+    if not isinstance(told, dict) or told.get("schema") != CHUNK_SCHEMA:
+        raise FormatError(f"{manifest} is not the manifest of a chunk ({CHUNK_SCHEMA})")
+    return check_seal(manifest.parent, manifest.name)
+
+
+def _mapped(path: Path, size: int) -> mmap.mmap:
+    try:
+        with open(path, "rb") as handle:
+            found = handle.seek(0, 2)
+            if found != size:
+                raise FormatError(
+                    f"{path} has {found:,} bytes, its manifest says {size:,}",
+                    hint="a torn copy: copy it again, or make it again",
+                )
+            return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)
+    except FileNotFoundError:
+        raise FormatError(f"{path} is missing", hint="its manifest is there: copy the file too") from None
+
+
+def _joined(name: str, values: list[Any], lengths: NDArray[np.int64]) -> Any:
+    """One value of a row: tensors of all samples joined, along the tokens or along their first axis."""
+    given = [value for value in values if value is not None]
+    shaped = all(hasattr(value, "shape") and len(value.shape) for value in given)
+    if not shaped or len({type(value) for value in given}) > 1 or len({v.dtype for v in given}) > 1:
+        return values
+    per_token = len(given) == len(values) and all(
+        value.shape[-1] == length for value, length in zip(values, lengths.tolist(), strict=True)
+    )
+    axis = -1 if per_token and (name == "position_ids" or given[0].ndim == 1) else 0
+    rest = {value.shape[:-1] if axis == -1 else value.shape[1:] for value in given}
+    if len(rest) > 1:
+        return values
+    if isinstance(given[0], np.ndarray):
+        return np.concatenate(given, axis=axis)
+    import torch
+
+    return torch.cat(given, dim=axis)

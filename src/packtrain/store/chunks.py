@@ -1,0 +1,317 @@
+"""A chunk: packs that are already encoded, in one Arrow IPC file with a manifest, read through a memory map.
+
+    with ChunkWriter("out/chunk_00000000.arrow", media="tensor") as writer:
+        writer.add(pack)                 # a pack: encoded samples, each with its `sample_id`
+    writer.manifest                      # what chunk_00000000.json holds
+
+    reader = ChunkReader("out/chunk_00000000.arrow")
+    reader[7]                            # list of encoded samples: goes into PaddingFreeCollator
+    reader.row(7)                        # the same as one row: input_ids … cu_seq_lens lengths sample_ids
+
+One record batch is one pack, one row one sample (segment). Columns: `sample_id` (int64, else text), and for
+each field `<name>` (`large_list`, the numbers of the sample one after the other), `<name>.shape` and
+`<name>.dtype` (what they are folded to and restored as), `<name>.palette` where pictures are kept as `uint8`;
+`media.record`, `media.fields` and `media.bytes` where they are kept as bytes. A field that a sample lacks
+is null. All integers take the smallest type that holds every value of the field in the chunk (ids of a
+vocabulary under 65,536: uint16) and come back in their own, bit for bit, as do all other values.
+
+`media` says how tensors that are neither per token nor per sample are kept:
+
+    source   the bytes of the media and the record; reading encodes them again (the default; needs `records`)
+    uint8    tensors; pixels that were normalised from bytes as those bytes and a table (exact, a quarter)
+    tensor   tensors as they are: read without any copy
+
+A chunk is absent or whole: the file is renamed to its name when it is complete, and the manifest (size,
+SHA-256, counts, and what the caller gives as `meta`) comes last. The same packs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+
+from .. import files
+from ..errors import InputError, MissingExtraError, UnknownNameError
+from ._chunk_fields import from_palette
+from ._chunk_media import MEDIA_BYTES, MEDIA_FIELDS, MEDIA_RECORD, pull_media
+from ._chunk_reader import CHUNK_SCHEMA, ChunkReader, manifest_of
+from ._chunk_spool import Held, Spool, is_media
+from ._folders import sealed
+
+__all__ = ["CHUNK_SCHEMA", "MEDIA", "ChunkReader", "ChunkWriter", "manifest_of"]
+
+#: How media may be kept.
+MEDIA = ("source", "uint8", "tensor")
+
+
+class ChunkWriter:
+    """Collects packs and publishes them as one chunk.
+
+    Args:
+        path: the chunk's file (`.arrow`); the manifest goes beside it (`.json`).
+        media: see the module.
+        meta: plain JSON for the manifest. More may be put into `self.meta` until `close`.
+
+    Attributes:
+        packs, segments, tokens, bytes: what was added so far.
+        manifest: as published; empty before `close`.
+
+    Raises:
+        MissingExtraError: pyarrow is not installed.
+        InputError: a sample that a chunk cannot hold; names pack, member and field.
+    """
+
+    def __init__(
+        self, path: str | Path, *, media: str = "source", meta: Mapping[str, Any] | None = None
+    ) -> None:
+        if media not in MEDIA:
+            raise UnknownNameError("media", media, MEDIA)
+        arrow()
+        self.path = Path(path)
+        self.media = media
+        self.meta = dict(meta or {})
+        self.manifest: dict[str, Any] = {}
+        self.packs = self.segments = self.tokens = self.bytes = 0
+        self._spool: Spool | None = Spool(self.path.parent, palettes=media == "uint8")
+        self._sources: list[list[tuple[dict[str, Any], list[bytes]] | None]] = []
+
+    def add(
+        self, pack: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        """Add one pack.
+
+        Args:
+            pack: encoded samples; `sample_id` is an int, a text or absent (a filler).
+            records: the chat samples they were encoded from; needed by `media="source"` where samples have
+                media.
+        """
+        assert self._spool is not None, "the writer is closed"
+        if not len(pack):
+            raise InputError("a pack without samples", hint="leave empty packs out")
+        sources: list[tuple[dict[str, Any], list[bytes]] | None] = []
+        samples: list[Mapping[str, Any]] = []
+        for number, sample in enumerate(pack):
+            if "input_ids" not in sample or not np.shape(sample["input_ids"])[-1]:
+                raise InputError(f"member {number} of pack {self.packs} has no input_ids")
+            record = None if records is None else records[number]
+            kept, source = self._without_media(dict(sample), record)
+            kept.pop("sample_id", None)
+            samples.append(kept)
+            sources.append(source)
+        try:
+            self.bytes += self._spool.add(samples, [_id_of(sample.get("sample_id")) for sample in pack])
+        except InputError as error:
+            raise InputError(f"pack {self.packs}: {error.message}", hint=error.hint) from None
+        self._sources.append(sources)
+        self.packs += 1
+        self.segments += len(pack)
+        self.tokens += sum(int(np.shape(sample["input_ids"])[-1]) for sample in pack)
+
+    def _without_media(
+        self, sample: dict[str, Any], record: Mapping[str, Any] | None
+    ) -> tuple[dict[str, Any], tuple[dict[str, Any], list[bytes]] | None]:
+        """The sample as it is stored, and where media go by their bytes its source."""
+        if self.media != "source":
+            return sample, None
+        length = int(np.shape(sample["input_ids"])[-1])
+        arrays = {name: value for name, value in sample.items() if hasattr(value, "shape")}
+        names = sorted(
+            name
+            for name, value in arrays.items()
+            if name != "sample_id" and is_media(name, tuple(value.shape), length)
+        )
+        if not names:
+            return sample, None
+        if record is None:
+            raise InputError(
+                f"sample {sample.get('sample_id')} of pack {self.packs} has media ({names[0]}) but no record",
+                hint="pass records, or keep tensors: media='tensor'",
+            )
+        plain, media = pull_media(record)
+        self.bytes += sum(map(len, media))
+        kept = {name: value for name, value in sample.items() if name not in names}
+        return {**kept, MEDIA_RECORD: plain, MEDIA_FIELDS: names}, (plain, media)
+
+    def close(self) -> dict[str, Any]:
+        """Publish the chunk, then its manifest; returns the manifest."""
+        spool, self._spool = self._spool, None
+        if spool is None:
+            return self.manifest
+        try:
+            if not self.packs:
+                raise InputError(f"{self.path} would hold no pack", hint="a chunk has at least one")
+            for path in (manifest_of(self.path), self.path):
+                files.remove_leftovers(path.parent, path.name)
+            files.remove(manifest_of(self.path))
+            with files.publish(self.path) as handle:
+                hashed = _Hashed(handle)
+                described = _write(hashed, spool, self._sources, self.media)
+        finally:
+            spool.close()
+        ids = [one for many in spool.ids for one in many if one is not None]
+        self.manifest = sealed(
+            {
+                "schema": CHUNK_SCHEMA,
+                "file": self.path.name,
+                "bytes": hashed.size,
+                "sha256": hashed.digest.hexdigest(),
+                "packs": self.packs,
+                "segments": self.segments,
+                "samples": len(ids),
+                "tokens": self.tokens,
+                "first_id": ids[0] if ids else None,
+                "last_id": ids[-1] if ids else None,
+                "media": self.media,
+                "fields": described,
+                "meta": self.meta,
+            }
+        )
+        files.publish_json(manifest_of(self.path), self.manifest)
+        return self.manifest
+
+    def discard(self) -> None:
+        """Drop what was added; nothing was published."""
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None
+
+    def __enter__(self) -> ChunkWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.discard()
+
+
+class _Hashed:
+    """A file that is hashed as it is written."""
+
+    closed = False
+
+    def __init__(self, handle: IO[bytes]) -> None:
+        self._handle = handle
+        self.digest = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self.digest.update(view)
+        self.size += view.nbytes
+        self._handle.write(view)
+        return view.nbytes
+
+    def flush(self) -> None:
+        self._handle.flush()
+
+
+def _write(handle: _Hashed, spool: Spool, sources: list[list[Any]], media: str) -> dict[str, dict[str, Any]]:
+    """All packs as record batches; what is to be said about the fields."""
+    pa = arrow()
+    ids = [one for many in spool.ids for one in many if one is not None]
+    id_type = pa.int64() if all(isinstance(one, int) for one in ids) else pa.large_string()
+    names = spool.names()
+    described: dict[str, dict[str, Any]] = {}
+    columns: list[Any] = [pa.field("sample_id", id_type)]
+    for name in names:
+        facts = spool.facts[name]
+        whole = all(name in segment for pack in spool.packs for segment in pack)
+        described[name] = {
+            "dtypes": facts.dtypes,
+            "stored": str(facts.stored()),
+            "palette": facts.palette,
+            # A field that every sample has, with one value per token: read a pack at a time.
+            "per_token": facts.is_token and whole and len(facts.dtypes) == 1,
+        }
+        columns += _columns(pa, name, pa.from_numpy_dtype(facts.stored()), facts.palette, spool)
+    has_media = any(one for many in sources for one in many)
+    if has_media:
+        columns.append(pa.field(MEDIA_BYTES, pa.list_(pa.large_binary())))
+    told = {"schema": CHUNK_SCHEMA, "media": media, "fields": described}
+    schema = pa.schema(columns, metadata={"packtrain": json.dumps(told, sort_keys=True)})
+    with pa.ipc.new_file(pa.PythonFile(handle, mode="w"), schema) as out:
+        for number, pack in enumerate(spool.packs):
+            row_ids = [one if one is None or id_type == pa.int64() else str(one) for one in spool.ids[number]]
+            arrays = [pa.array(row_ids, type=id_type)]
+            for name in names:
+                arrays += _arrays(pa, name, spool, [segment.get(name) for segment in pack])
+            if has_media:
+                kept = [None if one is None else one[1] for one in sources[number]]
+                arrays.append(pa.array(kept, type=pa.list_(pa.large_binary())))
+            out.write_batch(pa.record_batch(arrays, schema=schema))
+    return described
+
+
+def _columns(pa: Any, name: str, stored: Any, palette: bool, spool: Spool) -> list[Any]:
+    columns = [
+        pa.field(name, pa.large_list(pa.field("item", stored, nullable=False))),
+        pa.field(f"{name}.shape", pa.list_(pa.int64())),
+        pa.field(f"{name}.dtype", pa.dictionary(pa.int8(), pa.string())),
+    ]
+    if palette:
+        columns.append(pa.field(f"{name}.palette", pa.large_list(_table_type(pa, name, spool))))
+    return columns
+
+
+def _table_type(pa: Any, name: str, spool: Spool) -> Any:
+    return pa.from_numpy_dtype(next(iter(spool.facts[name].kinds)).partition("/")[0])
+
+
+def _arrays(pa: Any, name: str, spool: Spool, held: list[Held | None]) -> list[Any]:
+    """The columns of one field in one pack."""
+    facts = spool.facts[name]
+    stored = facts.stored()
+    flats = [np.zeros(0, stored) if one is None else _flat(spool, one, facts.palette) for one in held]
+    absent = pa.array([one is None for one in held])
+    offsets = np.concatenate([[0], np.cumsum([len(flat) for flat in flats])]).astype(np.int64)
+    whole = np.concatenate([flat.astype(stored, copy=False) for flat in flats])
+    codes = pa.array([None if one is None else facts.dtypes.index(one.dtype) for one in held], pa.int8())
+    list_type = pa.large_list(pa.field("item", pa.from_numpy_dtype(stored), nullable=False))
+    out = [
+        pa.LargeListArray.from_arrays(offsets, pa.array(whole), type=list_type, mask=absent),
+        pa.array([None if one is None else list(one.shape) for one in held], pa.list_(pa.int64())),
+        pa.DictionaryArray.from_arrays(codes, pa.array(facts.dtypes, pa.string())),
+    ]
+    if facts.palette:
+        tables = [None if one is None or one.table is None else one.table.reshape(-1) for one in held]
+        out.append(pa.array(tables, pa.large_list(_table_type(pa, name, spool))))
+    return out
+
+
+def _flat(spool: Spool, held: Held, palette: bool) -> Any:
+    flat = spool.read(held)
+    if held.table is None or palette:
+        return flat
+    return from_palette(flat, held.table, held.dtype, held.shape)
+
+
+def _id_of(value: Any) -> int | str | None:
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise InputError(f"sample_id {value!r} is neither a number nor a text") from None
+
+
+def arrow() -> Any:
+    """pyarrow.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.ipc
+    except ImportError:
+        raise MissingExtraError("pyarrow", "arrow") from None
+    return pa
