@@ -28,7 +28,7 @@ def alone(folder: Path) -> Iterator[Claim]:
     Raises:
         InputError: a living process works in it, named with its id and host.
     """
-    place = folder / PLACE
+    place, was_there = folder / PLACE, folder.is_dir()
     held = look(place)
     if held is not None and held.owner is not None and _is_here(held.owner):
         files.remove_tree(place)
@@ -43,6 +43,8 @@ def alone(folder: Path) -> Iterator[Claim]:
         yield claim
     finally:
         claim.release(tidy=True)
+        if not was_there and folder.is_dir() and not any(folder.iterdir()):
+            files.remove_tree(folder)  # nothing was made
 
 
 def _is_here(owner: Owner) -> bool:
