@@ -26,12 +26,12 @@ __all__ = [
 
 
 def artefact_kind(folder: Path) -> str:
-    """`lengths`, `plan` or `run`, by the marker that lies in `folder`.
+    """`lengths`, `plan`, `run` or `stream`, by the marker that lies in `folder`.
 
     Raises:
         FormatError: it holds none.
     """
-    for marker in ("run", "plan", "lengths"):
+    for marker in ("run", "plan", "lengths", "stream"):
         if (folder / f"{marker}.json").is_file():
             return marker
     if not folder.exists():
@@ -40,7 +40,9 @@ def artefact_kind(folder: Path) -> str:
         raise FormatError(f"{folder} is an unfinished measurement", hint="run the same measure command again")
     if any(folder.glob("shard_*_of_*/partial")):
         raise FormatError(f"{folder} holds shards that are not merged", hint=f"run packtrain merge {folder}")
-    raise FormatError(f"{folder} holds no lengths, plan or run", hint="name the folder given as --out")
+    raise FormatError(
+        f"{folder} holds no lengths, plan or run, and no stream", hint="name the folder given as --out"
+    )
 
 
 def folder_of_run(run: Path, name: str) -> Path:

@@ -12,6 +12,7 @@ from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ._app import emit
 from ._show import artefact_kind, folder_of_run, print_lengths, print_plan, table
+from ._stream import follow_stream, ledger_of, stream_figures, stream_rows
 
 __all__ = ["command"]
 
@@ -23,16 +24,34 @@ __all__ = ["command"]
 )
 @click.option("--pack", type=int, help="Print the sample ids of one pack of a plan.")
 @click.option("--ledger", is_flag=True, help="Print every sample that is not in the plan, with its reason.")
+@click.option("--follow", is_flag=True, help="Print a growing directory whenever it changes, until its end.")
+@click.option("--interval", default=2.0, show_default=True, help="Seconds between two looks of --follow.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def command(artefact: Path, html: Path | None, pack: int | None, ledger: bool, as_json: bool) -> None:
-    """Show a lengths, plan or run folder.
+def command(
+    artefact: Path,
+    html: Path | None,
+    pack: int | None,
+    ledger: bool,
+    follow: bool,
+    interval: float,
+    as_json: bool,
+) -> None:
+    """Show a lengths, plan or run folder, or a directory of chunks that grows.
 
     \b
     Example:
       packtrain show runs/demo/plan --html plan.html
       packtrain show runs/demo/plan --pack 0
+      packtrain show packed/ --follow
     """
     kind = artefact_kind(artefact)
+    if kind == "stream":
+        if html or pack is not None:
+            raise InputError("--html and --pack need a plan", hint="a stream of chunks has none")
+        _show_stream(artefact, ledger, follow, interval, as_json)
+        return
+    if follow:
+        raise InputError(f"--follow has no effect on a {kind} folder", hint="it is whole: leave it out")
     if kind == "lengths":
         if html or pack is not None or ledger:
             raise InputError("--html, --pack and --ledger need a plan", hint="plan these lengths first")
@@ -60,6 +79,22 @@ def command(artefact: Path, html: Path | None, pack: int | None, ledger: bool, a
             table(f"Run in {artefact}", files.read_json(artefact / "run.json").get("result", {}))
         if html is not None:
             click.echo(f"page: {html}")
+
+
+def _show_stream(folder: Path, ledger: bool, follow: bool, interval: float, as_json: bool) -> None:
+    if ledger:
+        rows = ledger_of(folder)
+        if as_json:
+            emit({"ledger": rows})
+            return
+        for row in rows:
+            click.echo(f"{row['id']}\t{row['reason']}\t{row['shard']}:{row['row']}\t{row['detail']}")
+        return
+    for figures in follow_stream(folder, interval) if follow else [stream_figures(folder)]:
+        if as_json:
+            emit(figures)
+        else:
+            table(f"Chunks in {folder}", stream_rows(figures))
 
 
 def _print_pack(plan: PackPlan, pack: int, as_json: bool) -> None:

@@ -24,7 +24,8 @@ __all__ = ["command"]
 def command(
     artefact: Path, model: str | None, samples: int, backends: tuple[str, ...], as_json: bool
 ) -> None:
-    """Check digests, partition, capacity and order of a lengths, plan or run folder. Exit 1 on a broken law.
+    """Check digests, partition, capacity and order of a lengths, plan, run or chunk folder. Exit 1: a
+    broken law.
 
     \b
     Example:
@@ -32,6 +33,11 @@ def command(
       packtrain verify runs/demo/plan --model tiny:qwen2_5_vl
     """
     kind = artefact_kind(artefact)
+    if kind == "stream":
+        from ._stream import verify_stream
+
+        _print(artefact, verify_stream(artefact), as_json)
+        return
     done: dict[str, str] = {}
     folders = {"run": ("lengths", "plan")}.get(kind, ("",))
     for name in folders:
@@ -40,6 +46,10 @@ def command(
     if model is not None:
         plan_folder = folder_of_run(artefact, "plan") if kind == "run" else artefact
         done.update(_prove(plan_folder, model, samples, backends or ("sdpa", "eager")))
+    _print(artefact, done, as_json)
+
+
+def _print(artefact: Path, done: dict[str, str], as_json: bool) -> None:
     if as_json:
         emit({"artefact": str(artefact), "ok": True, "checks": done})
     else:

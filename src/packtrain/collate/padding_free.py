@@ -30,6 +30,7 @@ from .boundaries import choose_kwargs, family_for
 from .fields import IGNORE, TOKEN_FIELDS, Segment, media_rules, mrope_keys, read_sample
 from .media import check_placeholders, join_media, placeholders_of
 from .positions import join_positions
+from .rows import members_of
 
 __all__ = ["PackBatch", "PaddingFreeCollator", "filler_pack"]
 
@@ -115,7 +116,7 @@ class PaddingFreeCollator:
 
     def __call__(self, packs: Sequence[Any]) -> PackBatch:
         """One row of all samples of `packs` (a list of packs; a flat list of samples is one pack)."""
-        segments = self._read(packs)
+        segments = self._read(members_of(packs))
         self._same_fields(segments)
         tail = self._tail(sum(segment.length for segment in segments))
         lengths = tuple(segment.length for segment in segments) + ((tail,) if tail else ())

@@ -1,6 +1,7 @@
-"""Datasets and samplers over a plan (torch)."""
+"""Datasets and samplers over a plan, and over directories of chunks (torch)."""
 
+from .lazy import LazyShardedDataset
 from .packed import FILLER, PackedDataset
 from .sampler import PackSampler
 
-__all__ = ["FILLER", "PackSampler", "PackedDataset"]
+__all__ = ["FILLER", "LazyShardedDataset", "PackSampler", "PackedDataset"]

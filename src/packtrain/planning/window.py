@@ -53,12 +53,14 @@ class WindowPacker:
 
     Args:
         spec: the plan's spec; `spec.window` samples are planned together.
+        max_age: windows a sample may be carried over.
     """
 
-    def __init__(self, spec: PlanSpec) -> None:
+    def __init__(self, spec: PlanSpec, *, max_age: int = MAX_AGE) -> None:
         if spec.window is None:
             raise PlanError("a WindowPacker needs spec.window", hint="for example window=1000")
         self.spec = spec
+        self.max_age = max_age
         self.windows = 0
         self._empty()
 
@@ -156,7 +158,7 @@ class WindowPacker:
         oldest = np.array(
             [int(age[csr.indices[csr.offsets[p] : csr.offsets[p + 1]]].max()) for p in emptiest]
         )
-        emptiest = emptiest[oldest < MAX_AGE] if len(emptiest) else emptiest
+        emptiest = emptiest[oldest < self.max_age] if len(emptiest) else emptiest
         emptiest = emptiest[np.argsort(fill[emptiest], kind="stable")][: -(-n_packs // SHARE)]
         out = np.zeros(n_packs, dtype=bool)
         out[emptiest] = True

@@ -62,7 +62,8 @@ class ChunkReader:
         try:
             self._file = pyarrow.ipc.open_file(whole)
             told = json.loads(self._file.schema.metadata[b"packtrain"])
-        except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
+        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+            self._check_digest()
             raise FormatError(f"{self.path} is not a chunk: {error}", hint="make it again") from None
         self._fields: dict[str, Any] = told["fields"]
         self._column = {name: place for place, name in enumerate(self._file.schema.names)}
@@ -144,9 +145,7 @@ class ChunkReader:
         Raises:
             ChecksumError: the bytes are not those that were written.
         """
-        found = files.sha256_file(self.path)
-        if found != self.manifest["sha256"]:
-            raise ChecksumError(f"{self.path} differs from its digest", hint="make it again")
+        self._check_digest()
         segments = tokens = 0
         for number in range(len(self)):
             lengths = self.lengths(number)
@@ -157,12 +156,20 @@ class ChunkReader:
                 f"{self.manifest['segments']} of {self.manifest['tokens']}"
             )
 
+    def _check_digest(self) -> None:
+        if files.sha256_file(self.path) != self.manifest["sha256"]:
+            raise ChecksumError(f"{self.path} differs from its digest", hint="make it again")
+
     # ------------------------------------------------------------------------------------ columns
     def _batch(self, number: int) -> Any:
         place = operator.index(number)
         if not 0 <= place < len(self):
             raise IndexError(f"pack {place} of {len(self)} in {self.path}")
-        return self._file.get_batch(place)
+        try:
+            return self._file.get_batch(place)
+        except OSError as error:
+            self._check_digest()
+            raise FormatError(f"pack {place} of {self.path}: {error}", hint="make it again") from None
 
     def _ids(self, batch: Any) -> list[Any]:
         ids: list[Any] = batch.column(0).to_pylist()

@@ -262,9 +262,15 @@ class Claim:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
+        if error is None:
+            self.release()
+            return
+        try:
             self.fail(error)
-        self.release()
+        except OSError as fault:  # a full disk, perhaps: what failed is told by the error itself
+            _log.warning("%s could not be told that this process failed: %s", self.folder, fault)
+        with contextlib.suppress(OSError):
+            self.release()
 
 
 def error_as_dict(error: BaseException) -> dict[str, Any]:

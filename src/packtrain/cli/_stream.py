@@ -1,0 +1,149 @@
+"""What a growing directory holds, for `show`, `verify` and `produce`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .. import files
+from ..errors import LawError
+from ..store.growing import COMPLETED, PRODUCER, View, acknowledged, chunk_name
+from ..waiting.claim import look
+
+__all__ = ["follow_stream", "ledger_of", "stream_figures", "stream_rows", "verify_stream"]
+
+
+def stream_figures(folder: Path, view: View | None = None) -> dict[str, Any]:
+    """Counts of the stream, how far readers are, and what the producer is doing."""
+    view = view or View(folder)
+    view.refresh()
+    assert view.stream is not None
+    newest = len(view.counts) - 1
+    told: dict[str, Any] = {"pack_length": view.stream["config"].get("pack_length")}
+    if view.end is not None:
+        told = dict(view.end["stats"])
+    elif newest >= 0:
+        told = dict(files.read_json((folder / chunk_name(newest)).with_suffix(".json"))["meta"]["stats"])
+    told["chunks"], told["packs"] = len(view.counts), sum(view.counts)
+    slots = told["packs"] * (told["pack_length"] or 0)
+    told["efficiency"] = round(told.get("tokens", 0) / slots, 6) if slots else 0.0
+    told["samples_per_pack"] = round(told.get("packed", 0) / told["packs"], 4) if told["packs"] else 0.0
+    told["lag_samples"] = told.get("read", 0) - told.get("packed", 0) - sum(told.get("dropped", {}).values())
+    cursor = acknowledged(folder, view.stream["stream"])
+    present = [name for name in view.names if name.startswith("chunk_") and name.endswith(".arrow")]
+    told["chunks_on_disk"] = len(present)
+    told["chunks_completed"] = sum(name.endswith(COMPLETED) for name in view.names)
+    told["packs_acknowledged"] = 0 if cursor is None else min(int(cursor["slots"]), told["packs"])
+    told["ended"] = view.is_complete
+    told["producer"] = _doing(folder)
+    return {"stream": view.stream["stream"], "out": str(folder), **told}
+
+
+def _doing(folder: Path) -> str:
+    held = look(folder / PRODUCER)
+    if held is None or held.owner is None:
+        return "none"
+    state = str(held.beat.get("state", "working"))
+    if state == "failed":
+        return f"failed: {(held.beat.get('error') or {}).get('message', '')}"
+    if state == "released":
+        return "stopped"
+    return "gone without a word" if held.owner.is_dead else f"{held.owner}: {held.beat.get('stage', state)}"
+
+
+def stream_rows(figures: dict[str, Any]) -> dict[str, str]:
+    """Figures as text."""
+    rows = {
+        "samples": f"{figures.get('packed', 0):,} packed of {figures.get('read', 0):,} read, "
+        f"{figures['lag_samples']:,} waiting",
+        "packs": f"{figures['packs']:,} of {figures['pack_length'] or 0:,} tokens, "
+        f"{figures['chunks']:,} chunks",
+        "tokens": f"{figures.get('tokens', 0):,}",
+        "efficiency": f"{figures['efficiency']:.2%} of slots are real tokens",
+        "samples per pack": f"{figures['samples_per_pack']:.2f}",
+        "raw shards": f"{figures.get('shards', 0):,}"
+        + (f", {figures['duplicates']:,} twice" if figures.get("duplicates") else "")
+        + (f", {figures['faulty']:,} unreadable" if figures.get("faulty") else ""),
+        "ledger": f"{sum(figures.get('dropped', {}).values()):,} samples",
+    }
+    rows.update({f"  {reason}": f"{count:,}" for reason, count in figures.get("dropped", {}).items()})
+    if "producer" in figures:
+        rows["readers"] = (
+            f"{figures['packs_acknowledged']:,} packs acknowledged; chunks: "
+            f"{figures['chunks_completed']:,} used up, {figures['chunks_on_disk']:,} on disk"
+        )
+        rows["producer"] = str(figures["producer"])
+        rows["ended"] = "yes" if figures["ended"] else "no"
+    return rows
+
+
+def follow_stream(folder: Path, interval: float) -> Iterator[dict[str, Any]]:
+    """Figures each time they change, until the stream has ended."""
+    view, last = View(folder), None
+    while True:
+        figures = stream_figures(folder, view)
+        if figures != last:
+            yield figures
+            last = figures
+        if figures["ended"]:
+            return
+        time.sleep(interval)
+
+
+def ledger_of(folder: Path) -> list[dict[str, Any]]:
+    """Every sample that is in no pack, as far as its chunk's manifest is there."""
+    rows: list[dict[str, Any]] = []
+    for path in sorted(folder.glob("chunk_*.json")):
+        rows += files.read_json(path)["meta"].get("ledger", [])
+    end = folder / "END"
+    return rows + (files.read_json(end)["ledger"] if end.is_file() else [])
+
+
+def verify_stream(folder: Path) -> dict[str, str]:
+    """Hash every chunk and check the laws over all of them.
+
+    Raises:
+        LawError: a sample is in two packs, a pack is over its cap, or the counts do not add up.
+    """
+    from ..store.chunks import ChunkReader
+
+    view = View(folder)
+    view.refresh()
+    assert view.stream is not None
+    cap = int(view.stream["config"]["pack_length"])
+    seen: set[Any] = set()
+    chunks = tokens = 0
+    for number in range(len(view.counts)):
+        path = folder / chunk_name(number)
+        if not path.exists() and not path.with_suffix(".json").exists():
+            continue  # acknowledged and removed
+        reader = ChunkReader(path)
+        reader.verify()
+        chunks, tokens = chunks + 1, tokens + int(reader.manifest["tokens"])
+        for row in range(len(reader)):
+            lengths = reader.lengths(row)
+            if len(lengths) > 1 and int(lengths.sum()) > cap:
+                raise LawError(
+                    f"pack {row} of {path.name} holds {int(lengths.sum())} tokens, the cap is {cap}"
+                )
+            for one in reader.sample_ids(row):
+                if one in seen:
+                    raise LawError(f"sample {one} is in two packs, one of them pack {row} of {path.name}")
+                seen.add(one)
+    rows = ledger_of(folder)
+    left = {row["id"] for row in rows}
+    if left & seen or len(left) != len(rows):
+        raise LawError(f"sample {sorted(left & seen)[:1]} is in a pack and in the ledger")
+    done = {"chunks": f"{chunks:,} equal to their digests", "capacity": f"holds at {cap:,} tokens"}
+    if view.end is None or chunks < len(view.counts):
+        done["partition"] = f"no sample of {len(seen):,} twice; the stream is not all here"
+        return done
+    if seen | left != set(range(int(view.end["stats"]["read"]))):
+        raise LawError(
+            f"{folder} holds {len(seen)} samples and {len(left)} in its ledger, "
+            f"{view.end['stats']['read']} were read"
+        )
+    done["partition"] = f"{len(seen):,} packed and {len(left):,} in the ledger are all that was read"
+    return done

@@ -1,0 +1,120 @@
+"""`packtrain produce`: raw shards that arrive over time become chunks of packs that training reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import InputError
+from ._app import emit, progress
+from ._show import table
+from ._stream import stream_rows
+from .measure import _pairs, _placeholders
+
+__all__ = ["command"]
+
+
+@click.command("produce")
+@click.argument("inputs", type=click.Path(path_type=Path), metavar="IN")
+@click.argument("output", type=click.Path(path_type=Path), metavar="OUT")
+@click.option("--processor", "-p", default="", help="Folder or hub name of the processor or tokenizer.")
+@click.option("--pack-length", "-n", type=int, required=True, help="Cap of a pack in tokens.")
+@click.option(
+    "--watch/--once", default=False, show_default=True, help="Go on until IN/END, or take what is there."
+)
+@click.option("--packs-per-chunk", default=100, show_default=True, help="Packs of a chunk.")
+@click.option("--window", default=1000, show_default=True, help="Samples planned together.")
+@click.option("--packer", default="auto", show_default=True, help="How a window is packed.")
+@click.option("--seed", type=int, help="Shuffle samples of equal length inside a window.")
+@click.option(
+    "--limit", "limits", multiple=True, metavar="COST=CAP", help="Further cap of a pack; repeatable."
+)
+@click.option("--max-samples", type=int, help="Samples of a pack.")
+@click.option("--multiple-of", default=1, show_default=True, help="Later padding of every sample.")
+@click.option("--long-samples", default="drop", show_default=True, help="drop, single or error.")
+@click.option(
+    "--media", default="tensor", show_default=True, help="How chunks hold media: tensor uint8 source."
+)
+@click.option("--ready", help="A shard is complete: rename marker stable [default: stable with --watch].")
+@click.option("--stable", "stable_s", default=5.0, show_default=True, help="Seconds for --ready stable.")
+@click.option("--max-age", default=16, show_default=True, help="Windows a sample may be carried over.")
+@click.option(
+    "--flush", "flush_s", default=10.0, show_default=True, help="Seconds until a small window is planned."
+)
+@click.option("--max-ahead", type=int, help="Wait while so many chunks are not acknowledged.")
+@click.option("--keep-completed", type=int, help="Remove acknowledged chunks but the newest so many.")
+@click.option(
+    "--poll", "poll_interval", default=1.0, show_default=True, help="Seconds between two looks at IN."
+)
+@click.option(
+    "--shape", default="auto", show_default=True, help="Chat shape: auto messages sharegpt alpaca columns."
+)
+@click.option(
+    "--column", "columns", multiple=True, metavar="NAME=FIELD", help="Field of plain pairs; repeatable."
+)
+@click.option("--placeholder", "placeholders", multiple=True, help="[image=|video=|audio=]TEXT; repeatable.")
+@click.option("--kind", help="Kind of the raw shards [default: by name, then by content].")
+@click.option("--option", "source_options", multiple=True, metavar="NAME=VALUE", help="Option of the kind.")
+@click.option("--media-root", help="Folder of relative media paths [default: the shard's folder].")
+@click.option("--media-prefix", help="Cut from the front of relative media paths.")
+@click.option("--allow-outside", is_flag=True, help="Let media paths leave the media root.")
+@click.option("--media-without-placeholder", default="error", show_default=True, help="error or prepend.")
+@click.option("--system", help="System turn for samples that have none.")
+@click.option("--max-length", type=int, help="Cap of a sample with --truncation left or right.")
+@click.option("--truncation", default="error", show_default=True, help="error, left or right.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def command(inputs: Path, output: Path, watch: bool, as_json: bool, **options: Any) -> None:
+    """Measure, encode and pack the raw shards in IN into numbered chunks in OUT, for training that reads
+    along.
+
+    \b
+    Example:
+      packtrain produce raw/ packed/ --processor Qwen/Qwen2-Audio-7B-Instruct --pack-length 8192 --watch
+      packtrain produce raw/ packed/ -p ./qwen -n 4096 --once --json
+    """
+    from ..export import PackingProducer
+    from ..pipeline.inputs import Inputs
+
+    options["columns"] = _pairs("--column", options["columns"])
+    options["source_options"] = _pairs("--option", options["source_options"])
+    options["placeholders"] = _placeholders(options["placeholders"])
+    names = {field.name for field in dataclasses.fields(Inputs)} & options.keys()
+    opened = Inputs(source=str(inputs), **{name: options.pop(name) for name in names})
+    options["ready"] = options["ready"] or ("stable" if watch else "rename")
+    options["limits"] = _limits(options["limits"])
+    with progress("packing", quiet=as_json) as report:
+        producer = PackingProducer(
+            inputs,
+            output,
+            _template(opened),
+            open_shard=lambda path: dataclasses.replace(opened, source=str(path)).open_source(),
+            progress=report,
+            **options,
+        )
+        stats = producer.run(watch=watch)
+    figures = {"out": str(output), **stats.figures()}
+    if as_json:
+        emit(figures)
+    else:
+        table(f"Chunks in {output}", stream_rows(figures))
+
+
+def _template(inputs: Any) -> Any:
+    from ..sources.encoded import EncodedTemplate
+
+    if inputs.kind == "encoded":
+        return EncodedTemplate()
+    if not inputs.processor:
+        raise InputError("--processor is not set", hint="name a folder or hub name, or use --kind encoded")
+    return inputs.open_template()
+
+
+def _limits(values: tuple[str, ...]) -> dict[str, int]:
+    pairs = _pairs("--limit", values)
+    for name, cap in pairs.items():
+        if not cap.isdecimal():
+            raise InputError(f"--limit {name}={cap} is no number", hint="for example --limit images=64")
+    return {name: int(cap) for name, cap in pairs.items()}

@@ -1,0 +1,116 @@
+"""Cursors of readers on disk: how far every rank has acknowledged, and which chunks are used up.
+
+A cursor is published whole, one file for each rank, and only ever counts what a saved checkpoint covers. What
+all ranks of one launch have acknowledged is the least of their cursors: behind that nobody goes back, and
+only chunks that lie wholly before it may be removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import files
+from ..errors import ForeignArtefactError, FormatError
+from ..store.growing import ACKS, COMPLETED, Order, View, acknowledged, chunk_name
+
+__all__ = ["Cursor", "acknowledged", "mark_completed", "publish_cursor"]
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where a rank stands: it takes slot `start + step * world_size + rank` next.
+
+    Attributes:
+        order_world: ranks that the chunks are dealt to; that of the first launch on the stream.
+        start: first slot of this launch's numbering of steps.
+    """
+
+    order_world: int
+    start: int
+    world_size: int
+    rank: int
+    step: int
+
+    def slot(self, step: int) -> int:
+        return self.start + step * self.world_size + self.rank
+
+    @property
+    def slots(self) -> int:
+        """Slots that all ranks together have used."""
+        return self.start + self.step * self.world_size
+
+    @property
+    def reads_own(self) -> bool:
+        """Does this launch deal chunks as the order does?"""
+        return self.world_size == self.order_world and self.start % self.world_size == 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "slots": self.slots}
+
+    @classmethod
+    def of_dict(cls, state: Mapping[str, Any]) -> Cursor:
+        try:
+            names = ("order_world", "start", "world_size", "rank", "step")
+            return cls(*(int(state[name]) for name in names))
+        except (KeyError, TypeError, ValueError):
+            raise FormatError(
+                f"{dict(state)} is not the state of a reader", hint="use what state_dict gave"
+            ) from None
+
+    @classmethod
+    def resumed(cls, state: Mapping[str, Any], stream: str, world_size: int, rank: int) -> Cursor:
+        """The cursor of `rank` of `world_size` behind a state.
+
+        Raises:
+            ForeignArtefactError: the state is of another stream.
+        """
+        was = cls.of_dict(state)
+        if state.get("stream") != stream:
+            raise ForeignArtefactError(
+                f"the state is of stream {str(state.get('stream'))[:12]}, the folder holds {stream[:12]}",
+                hint="resume on the folder that the checkpoint was trained on",
+            )
+        if world_size == was.world_size:
+            return cls(was.order_world, was.start, world_size, rank, was.step)
+        return cls(was.order_world, was.slots, world_size, rank, 0)
+
+
+def publish_cursor(folder: Path, stream: str, cursor: Cursor, slots: int) -> None:
+    """Write what one rank has acknowledged."""
+    step = (slots - cursor.start) // cursor.world_size
+    told = Cursor(cursor.order_world, cursor.start, cursor.world_size, cursor.rank, step).to_dict()
+    path = folder / ACKS / f"w{cursor.world_size:05d}_r{cursor.rank:05d}.json"
+    files.remove_leftovers(path.parent, path.name)
+    files.publish_json(path, {**told, "stream": stream})
+
+
+def mark_completed(
+    folder: Path, view: View, order: Order, cursor: Cursor, slots: int, first: int
+) -> tuple[int, list[int]]:
+    """Mark this rank's chunks that lie wholly before `slots`.
+
+    Returns:
+        (chunk to begin with next time, numbers that were marked now)
+    """
+    own = cursor.reads_own
+    if not own:  # ranks read chunks of each other: a chunk is used up when all are past it
+        least = acknowledged(folder, str((view.stream or {})["stream"]))
+        slots = 0 if least is None else min(slots, int(least["slots"]))
+    marked: list[int] = []
+    begin = first
+    for chunk in range(first + (cursor.rank - first) % cursor.world_size, order.chunks, cursor.world_size):
+        if order.end_of(chunk) > slots:
+            if own:
+                break
+            continue
+        path = folder / f"{chunk_name(chunk)}{COMPLETED}"
+        if chunk_name(chunk) in view.names and not path.exists():
+            files.remove_leftovers(folder, path.name)
+            files.publish_text(path, "")
+            marked.append(chunk)
+        if own:
+            begin = chunk + cursor.world_size
+    return begin, marked

@@ -1,0 +1,43 @@
+"""LazyShardedDataset for DataLoaders: a sampler of its slots, and an iterable that workers share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from torch.utils.data import IterableDataset, Sampler, get_worker_info
+
+from .pack_row import PackRow
+
+if TYPE_CHECKING:
+    from .lazy import LazyShardedDataset
+
+__all__ = ["SlotSampler", "SlotStream"]
+
+
+class SlotSampler(Sampler[int]):  # type: ignore[misc]
+    """Slots of the dataset's rank, each when its micro step can be taken by all ranks."""
+
+    def __init__(self, dataset: LazyShardedDataset) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[int]:
+        return self.dataset.slots()
+
+    def __len__(self) -> int:
+        """Micro steps of a pass; raises while the stream has no end."""
+        return self.dataset.steps
+
+
+class SlotStream(IterableDataset[PackRow]):  # type: ignore[misc]
+    """The packs of the dataset's rank. Worker w of N reads micro steps w, w + N, …: the order stays."""
+
+    def __init__(self, dataset: LazyShardedDataset) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[PackRow]:
+        worker = get_worker_info()
+        mine, of = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for number, slot in enumerate(self.dataset.slots()):
+            if number % of == mine:
+                yield self.dataset[slot]

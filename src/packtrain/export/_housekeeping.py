@@ -1,0 +1,73 @@
+"""What a producer does with chunks that were published: index them, count what readers lag behind, remove."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .. import files
+from ..store._folders import sealed
+from ..store.growing import COMPLETED, INDEX, Order, acknowledged, chunk_name, number_of
+from ..waiting.poll import fresh_names
+
+__all__ = ["Housekeeping"]
+
+#: The newest chunks stay: a restart goes on behind them.
+KEPT = 2
+
+
+class Housekeeping:
+    """Chunks of one stream.
+
+    Attributes:
+        packs: packs of every chunk that was published, removed ones too.
+    """
+
+    def __init__(self, output: Path, stream: str, packs: list[int]) -> None:
+        self.output = output
+        self.stream = stream
+        self.packs = packs
+        self._order: Order | None = None
+
+    def publish_index(self) -> None:
+        """Rewrite `index.json`."""
+        files.publish_json(self.output / INDEX, sealed({"stream": self.stream, "packs": self.packs}))
+
+    def used_up(self) -> set[int]:
+        """Chunks that lie wholly before what all readers have acknowledged."""
+        cursor = acknowledged(self.output, self.stream)
+        if cursor is None:
+            return set()
+        world, slots = int(cursor["order_world"]), int(cursor["slots"])
+        if self._order is None or self._order.world != world:
+            self._order = Order(world)
+        for packs in self.packs[self._order.chunks :]:
+            self._order.append(packs)
+        order = self._order
+        return {chunk for chunk in range(order.chunks) if order.end_of(chunk) <= slots}
+
+    def ahead(self) -> int:
+        """Chunks that are published and not used up."""
+        return len(self.packs) - len(self.used_up())
+
+    def clean(self, keep: int) -> list[int]:
+        """Remove chunks that are used up and marked, but the newest `keep` of these; returns their numbers.
+
+        The mark goes last, so that a removal that was stopped is finished by the next one.
+        """
+        marked = {
+            number
+            for name in fresh_names(self.output)
+            if name.endswith(COMPLETED)
+            and (number := number_of(name.replace(f".arrow{COMPLETED}", ".json"))) is not None
+        }
+        allowed = {number for number in marked & self.used_up() if number < len(self.packs) - KEPT}
+        newest = sorted(marked)[len(marked) - keep :] if keep else []
+        gone = sorted(allowed - set(newest))
+        if gone:
+            self.publish_index()
+        for number in gone:
+            path = self.output / chunk_name(number)
+            files.remove(path)
+            files.remove(path.with_suffix(".json"))
+            files.remove(path.with_name(f"{path.name}{COMPLETED}"))
+        return gone

@@ -1,0 +1,193 @@
+"""The producer's input side: complete shards get ids, ids are measured and, later, encoded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DriftError, InputError, SampleError, SourceError
+from ..extend import Source, Template
+from ..measuring.run import measure_range
+from ..planning.lengths import Lengths
+from ..sources import open_source
+from ..sources.chat import ChatSource
+from ..store.chunks import ChunkWriter
+from ._journal import Journal, RawShard
+from ._raw_shards import content_digest
+
+__all__ = ["Intake", "opener"]
+
+logger = logging.getLogger(__name__)
+
+#: Values of a raw record that travel with its sample, where the template does not make them itself.
+CARRIED = ("weight", "channel", "source")
+
+#: Shards whose sources stay open.
+_OPEN = 64
+
+
+class Intake:
+    """Shards by number, samples by id.
+
+    Args:
+        journal: gives ids, durably.
+        open_shard: path -> Source of what the template takes.
+        template: measures and encodes.
+    """
+
+    def __init__(self, journal: Journal, open_shard: Callable[[Path], Source], template: Template) -> None:
+        self.journal = journal
+        self.details: dict[int, str] = {}
+        self._open_shard = open_shard
+        self._template = template
+        self._sources: dict[int, Source] = {}
+
+    def admit(self, say: Callable[[str], None]) -> int:
+        """Take the shards that became complete; returns how many."""
+        raw = self.journal.raw
+        names = [name for name in raw.complete() if self.journal.is_new(name)]
+        for name in names:
+            say(f"opening {name}")
+            path = raw.path(name)
+            self.journal.remember(name)
+            digest, size = content_digest(path)
+            source: Source | None = None
+            fault = None
+            try:
+                source = self._open_shard(path)
+            except InputError as error:
+                fault = error.message
+                logger.warning("%s cannot be read and is left out: %s", path, fault)
+            shard = self.journal.admit(name, 0 if source is None else len(source), digest, size, fault)
+            if shard.duplicate_of is not None:
+                logger.warning("%s has the bytes of %s, which was read: left out", path, shard.duplicate_of)
+            elif source is not None:
+                self._keep(shard, source)
+        return len(names)
+
+    def source(self, shard: RawShard) -> Source:
+        """A shard's samples.
+
+        Raises:
+            SourceError: its file is gone, or was written again.
+        """
+        source = self._sources.get(shard.number)
+        if source is None:
+            path = self.journal.raw.path(shard.name)
+            if not path.exists():
+                raise SourceError(
+                    f"{path} is gone, and samples of it are not published yet",
+                    hint="put it back; remove a raw shard only when its samples are in chunks",
+                )
+            self.journal.is_new(shard.name)
+            source = self._open_shard(path)
+            self._keep(shard, source)
+        return source
+
+    def _keep(self, shard: RawShard, source: Source) -> None:
+        self._sources[shard.number] = source
+        while len(self._sources) > _OPEN:
+            del self._sources[next(iter(self._sources))]
+
+    def where(self, sample_id: int) -> str:
+        """Raw shard and record of a sample: `part-3.jsonl:17`."""
+        shard = self.journal.shard_of(sample_id)
+        return self.source(shard).where(sample_id - shard.start)
+
+    def measure(self, start: int, stop: int) -> Lengths:
+        """Lengths of the ids start … stop - 1; `details` then holds a line on each that cannot be used."""
+        parts: list[tuple[RawShard, Any]] = []
+        self.details = {}
+        place = start
+        while place < stop:
+            shard = self.journal.shard_of(place)
+            end = min(stop, shard.start + shard.rows)
+            part = measure_range(
+                (self.source(shard), self._template), (place - shard.start, end - shard.start)
+            )
+            parts.append((shard, part))
+            self.details.update({shard.start + row: line for row, line in part.details.items()})
+            place = end
+        names = sorted({name for _, part in parts for name in part.costs})
+        return Lengths(
+            _joined([part.tokens for _, part in parts]),
+            {
+                name: _joined([part.costs.get(name, np.zeros_like(part.tokens)) for _, part in parts])
+                for name in names
+            },
+            _joined([part.status for _, part in parts], np.uint8),
+            {
+                shard.start + row - start: reason
+                for shard, part in parts
+                for row, reason in part.reasons.items()
+            },
+        )
+
+    def encode(self, sample_id: int) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        """(encoded sample with its id and carried values, the sample it was encoded from).
+
+        Raises:
+            SampleError: it cannot be encoded.
+        """
+        shard = self.journal.shard_of(sample_id)
+        source = self.source(shard)
+        row = sample_id - shard.start
+        sample = source[row]
+        encoded = {"sample_id": sample_id, **self._template.encode(sample)}
+        record = getattr(source, "source", None)
+        record = sample if record is None else record[row]
+        for name in CARRIED:
+            value = record.get(name) if isinstance(record, Mapping) else None
+            if name not in encoded and isinstance(value, str | int | float):
+                encoded[name] = value
+        scale = record.get("loss_scale") if isinstance(record, Mapping) else None
+        if isinstance(scale, list) and len(scale) == len(encoded["input_ids"]):
+            encoded.setdefault("loss_scale", np.asarray(scale, dtype=np.float32))
+        return encoded, sample
+
+    def add_pack(
+        self, writer: ChunkWriter, pack: list[int], cap: int, failed: dict[int, SampleError]
+    ) -> None:
+        """Encode a pack into a chunk. Samples that fail are noted and left out; none takes their place.
+
+        Raises:
+            DriftError: the samples encode to more than `cap` tokens.
+        """
+        samples, records = [], []
+        for sample_id in pack:
+            try:
+                sample, record = self.encode(sample_id)
+            except SampleError as error:
+                failed[sample_id] = error
+                continue
+            samples.append(sample)
+            records.append(record)
+        tokens = sum(int(np.shape(sample["input_ids"])[-1]) for sample in samples)
+        if len(samples) > 1 and tokens > cap:
+            raise DriftError(
+                f"the pack of samples {pack} encodes to {tokens} tokens, the cap is {cap}",
+                hint="the template measures other lengths than it encodes; packtrain measure --audit",
+            )
+        if samples:
+            writer.add(samples, records)
+
+
+def opener(
+    chat: Mapping[str, Any], kind: str | None, source_options: Mapping[str, Any]
+) -> Callable[[Path], Source]:
+    """path -> the samples in it: encoded rows as they are, all else as chats."""
+
+    def opened(path: Path) -> Source:
+        source = open_source(path, kind=kind, **source_options)
+        return source if getattr(source, "encoded", False) else ChatSource(source, **chat)
+
+    return opened
+
+
+def _joined(parts: list[NDArray[Any]], dtype: Any = np.int64) -> NDArray[Any]:
+    return np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype)

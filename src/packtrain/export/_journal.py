@@ -1,0 +1,194 @@
+"""The producer's journal: which raw shards were taken and under which ids, and the state behind each chunk.
+
+    journal/shard_00000007.json    name, first id, records, bytes, SHA-256: written before any of its
+    samples is
+                                   used, so that ids never move
+    journal/state_00000041.json    what waits and what was counted when chunk 41 was finished; written
+    before its
+                                   manifest
+
+A restart goes on from the state of the newest chunk that is whole: all that came after it is planned anew
+from the raw shards, which gives the same packs, so nothing is lost or doubled and numbering continues.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import files
+from ..errors import FormatError, SourceError
+from ..store._folders import sealed
+from ..store.growing import JOURNAL, chunk_name, is_sealed, number_of
+from ..waiting.poll import fresh_names
+from ._raw_shards import RawFolder, content_digest, signature
+
+__all__ = ["Journal", "RawShard"]
+
+_KEPT_STATES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RawShard:
+    """A raw shard that was taken.
+
+    Attributes:
+        start, rows: its samples have the ids start … start + rows - 1.
+        fault: why it could not be read (rows is 0 then), or None.
+        duplicate_of: name of a shard with the same bytes that was taken before (rows is 0 then), or None.
+    """
+
+    number: int
+    name: str
+    start: int
+    rows: int
+    bytes: int
+    sha256: str
+    fault: str | None = None
+    duplicate_of: str | None = None
+
+
+class Journal:
+    """Shards and states in `OUT/journal`."""
+
+    def __init__(self, output: Path, raw: RawFolder) -> None:
+        self.folder = output / JOURNAL
+        self.output = output
+        self.raw = raw
+        self.shards: list[RawShard] = []
+        self._stops: list[int] = []
+        self._signatures: dict[str, Any] = {}
+        self._latest: dict[str, RawShard] = {}
+        self._by_digest: dict[str, RawShard] = {}
+
+    @property
+    def read(self) -> int:
+        """Samples of all shards that were taken."""
+        return self._stops[-1] if self._stops else 0
+
+    def load(self) -> None:
+        """Read the shards that were taken."""
+        files.remove_leftovers(self.folder)
+        for name in fresh_names(self.folder):
+            if not name.startswith("shard_"):
+                continue
+            told = files.read_json(self.folder / name)
+            if not is_sealed(told):
+                raise FormatError(
+                    f"{self.folder / name} was edited", hint="produce into a new folder: ids may have moved"
+                )
+            self._take(RawShard(**{key: value for key, value in told.items() if key != "seal"}))
+
+    def admit(self, name: str, rows: int, sha256: str, size: int, fault: str | None) -> RawShard:
+        """Give a shard its ids, durably."""
+        same = self._by_digest.get(sha256)
+        shard = RawShard(
+            number=len(self.shards),
+            name=name,
+            start=self.read,
+            rows=rows if same is None else 0,
+            bytes=size,
+            sha256=sha256,
+            fault=fault,
+            duplicate_of=None if same is None else same.name,
+        )
+        files.publish_json(self.folder / f"shard_{shard.number:08d}.json", sealed(asdict(shard)))
+        self._take(shard)
+        return shard
+
+    def _take(self, shard: RawShard) -> None:
+        self.shards.append(shard)
+        self._stops.append(shard.start + shard.rows)
+        self._latest[shard.name] = shard
+        if shard.rows:
+            self._by_digest.setdefault(shard.sha256, shard)
+
+    def is_new(self, name: str) -> bool:
+        """Has nobody taken this shard as it is now?
+
+        Raises:
+            SourceError: it was taken, and has other bytes now.
+        """
+        known = self._latest.get(name)
+        if known is None:
+            return True
+        path = self.raw.path(name)
+        now = signature(path)
+        if self._signatures.get(name) == now:
+            return False
+        found = content_digest(path)[0]
+        if found != known.sha256:
+            if not known.rows and known.duplicate_of is None:
+                return True  # nothing was read of it: whoever wrote it has repaired it
+            raise SourceError(
+                f"{path} was written again after it was read: {known.rows} samples came from other bytes",
+                hint="put the old file back, and deliver new samples under a new name",
+            )
+        self._signatures[name] = now
+        return False
+
+    def remember(self, name: str) -> None:
+        """This shard is now as it was when it was hashed."""
+        self._signatures[name] = signature(self.raw.path(name))
+
+    def shard_of(self, sample_id: int) -> RawShard:
+        """The shard that a sample came from."""
+        return self.shards[bisect.bisect_right(self._stops, sample_id)]
+
+    # ------------------------------------------------------------------------------------- states
+    def newest(self) -> tuple[int, dict[str, Any] | None]:
+        """(number of the next chunk, state behind the one before it; None where there is none).
+
+        Chunks behind the newest whole one were never finished, or are torn: they are removed and made anew.
+
+        Raises:
+            FormatError: more chunks are torn than there are states.
+        """
+        numbers = sorted(
+            number for name in fresh_names(self.output) if (number := number_of(name)) is not None
+        )
+        torn = []
+        while numbers and not self._is_whole(numbers[-1]):
+            torn.append(numbers.pop())
+        number = numbers[-1] + 1 if numbers else 0
+        state: dict[str, Any] | None = None
+        if number:
+            state = files.read_json(self._state(number - 1)) if self._state(number - 1).is_file() else {}
+        if not is_sealed(state if number else sealed({})) or (not number and self._knows_chunks()):
+            raise FormatError(
+                f"{self.output} cannot go on behind chunk {number - 1}: the state behind it is gone"
+                + (f" ({len(torn)} later chunks are torn)" if torn else ""),
+                hint="produce into a new folder",
+            )
+        for one in torn:
+            files.remove((self.output / chunk_name(one)).with_suffix(".json"))
+            files.remove(self.output / chunk_name(one))
+        return number, state
+
+    def _knows_chunks(self) -> bool:
+        """Was any chunk but the first finished here?"""
+        return any(name.startswith("state_") and int(name[6:14]) for name in fresh_names(self.folder))
+
+    def _is_whole(self, number: int) -> bool:
+        path = self.output / chunk_name(number)
+        try:
+            told = files.read_json(path.with_suffix(".json"))
+        except FormatError:
+            return False
+        return is_sealed(told) and path.is_file() and path.stat().st_size == told["bytes"]
+
+    def _state(self, number: int) -> Path:
+        return self.folder / f"state_{number:08d}.json"
+
+    def write_state(self, number: int, state: Mapping[str, Any]) -> None:
+        """The state behind chunk `number`, before its manifest is written."""
+        files.publish_json(self._state(number), sealed(dict(state)))
+
+    def forget_states(self, number: int) -> None:
+        """Drop states that no restart needs once chunk `number` is whole."""
+        for name in fresh_names(self.folder):
+            if name.startswith("state_") and int(name[6:14]) <= number - _KEPT_STATES:
+                files.remove(self.folder / name)

@@ -1,0 +1,349 @@
+"""PackingProducer: raw shards that arrive over time become numbered chunks of packs for `LazyShardedDataset`.
+
+    raw shards ──complete──► ids ──measured──► windows with carry ──► packs ──encoded──► chunk, manifest,
+    ledger
+
+Samples are measured from metadata when their window is planned and encoded when their chunk is written, so
+what waits is numbers only. A window is `window` samples, or what is there when nothing more has come for
+`flush_s`; packs that are not full enough give their samples back to the next window, at most `max_age` times.
+Everything a restart needs lies in the journal (`_journal`): after a stop at any point the same command goes
+on with the same ids, packs and chunk numbers.
+
+Law: read = packed + dropped by reason + waiting. A sample whose media fail while it is encoded leaves its
+pack and goes into the ledger of the chunk; none takes its place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import files
+from ..errors import InputError, SampleError, SourceError
+from ..extend import Source, Template
+from ..planning.spec import PlanSpec
+from ..planning.window import MAX_AGE, WindowPacker
+from ..store.chunks import ChunkWriter
+from ..store.growing import END, PRODUCER, View, chunk_name
+from ..waiting.claim import Claim
+from ..waiting.poll import Clock, SystemClock
+from ._housekeeping import Housekeeping
+from ._intake import Intake, opener
+from ._journal import Journal
+from ._produce_stats import ProduceStats
+from ._raw_shards import RawFolder
+from ._stream import check_ended, publish_end, publish_stream, read_checked, stream_config
+
+__all__ = ["PackingProducer"]
+
+logger = logging.getLogger(__name__)
+
+#: Chunks between two rewrites of `index.json`.
+INDEX_EVERY = 64
+
+
+class PackingProducer:
+    """Packs raw shards into chunks.
+
+    Args:
+        inputs: folder that raw shards come to (or one file).
+        output: folder of the chunks.
+        template: measures and encodes; `HFTemplate(processor)` for Hugging Face processors.
+        pack_length: cap of a pack in tokens.
+        packs_per_chunk: packs of a chunk; only the last one has fewer.
+        window: samples planned together.
+        packer, seed, limits, max_samples, multiple_of: as in `packtrain.plan`.
+        long_samples: `drop` (into the ledger; packs then have one size), `single` or `error`.
+        media: `tensor`, `uint8` or `source`; see `store.chunks`.
+        ready: when a raw shard is complete: `rename`, `marker` or `stable` (for `stable_s` seconds).
+        max_age: windows after which a carried sample is packed whatever the fill.
+        flush_s: with `watch`, plan what is there when nothing has come for so long. 0: only full windows.
+        max_ahead: stop while so many chunks are not acknowledged (back-pressure); None: never.
+        keep_completed: remove acknowledged chunks but the newest so many; None: remove none.
+        open_shard: path -> Source of what the template takes; default: `open_source`, then `ChatSource`.
+        chat: options of `ChatSource`.
+        kind, source_options: as of `open_source`.
+        poll_interval: seconds between two looks at the input.
+        clock: this process's time.
+        progress: called with (samples published or dropped, samples read).
+
+    Raises:
+        ForeignArtefactError: `output` holds a stream that was made with other options; names them.
+        InputError: another producer is at work in `output`.
+        SourceError: a raw shard was written again after it was read, or is gone while it is still needed.
+    """
+
+    def __init__(
+        self,
+        inputs: str | Path,
+        output: str | Path,
+        template: Template,
+        *,
+        pack_length: int,
+        packs_per_chunk: int = 100,
+        window: int = 1000,
+        packer: str = "auto",
+        seed: int | None = None,
+        limits: Mapping[str, int] | None = None,
+        max_samples: int | None = None,
+        multiple_of: int = 1,
+        long_samples: str = "drop",
+        media: str = "tensor",
+        ready: str = "rename",
+        stable_s: float = 5.0,
+        max_age: int = MAX_AGE,
+        flush_s: float = 10.0,
+        max_ahead: int | None = None,
+        keep_completed: int | None = None,
+        open_shard: Callable[[Path], Source] | None = None,
+        chat: Mapping[str, Any] | None = None,
+        kind: str | None = None,
+        source_options: Mapping[str, Any] | None = None,
+        poll_interval: float = 1.0,
+        clock: Clock | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        for name, value, low in (
+            ("packs_per_chunk", packs_per_chunk, 1),
+            ("max_age", max_age, 0),
+            ("max_ahead", max_ahead, 1),
+            ("keep_completed", keep_completed, 0),
+        ):
+            if value is not None and value < low:
+                raise InputError(f"{name} is {value}, expected >= {low}")
+        self.spec = PlanSpec(
+            pack_length=pack_length,
+            packer=packer,
+            seed=seed,
+            limits=dict(limits or {}),
+            max_samples=max_samples,
+            multiple_of=multiple_of,
+            long_samples=long_samples,
+            window=window,
+        )
+        self.output = Path(output)
+        self.template = template
+        self.packs_per_chunk, self.media, self.max_age = packs_per_chunk, media, max_age
+        self.flush_s, self.max_ahead, self.keep_completed = flush_s, max_ahead, keep_completed
+        self.poll_interval, self.progress = poll_interval, progress
+        self._clock = clock or SystemClock()
+        self._raw = RawFolder(inputs, ready=ready, stable_s=stable_s, clock=self._clock)
+        self._open_shard = open_shard or opener(chat or {}, kind, source_options or {})
+        self._claim: Claim | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self.stats = ProduceStats(self.spec.pack_length)
+        self._journal = Journal(self.output, self._raw)
+        self._intake = Intake(self._journal, self._open_shard, self.template)
+        self._packer = WindowPacker(self.spec, max_age=self.max_age)
+        self._pending: list[list[int]] = []
+        self._ledger: list[dict[str, Any]] = []
+        self._house: Housekeeping | None = None
+
+    # --------------------------------------------------------------------------------------- run
+    def run(self, *, watch: bool = False) -> ProduceStats:
+        """Produce until the input ends.
+
+        Args:
+            watch: go on looking for new shards until a file END (or _END) lies in the input; otherwise take
+                what is there, once.
+
+        Returns:
+            The counts; `output/END` holds them too.
+        """
+        with Claim.take(
+            self.output / PRODUCER,
+            what=str(self.output),
+            refuse=True,
+            hint="stop the other producer, or choose another folder",
+        ) as self._claim:
+            self._recover()
+            if (self.output / END).exists():
+                self.stats = check_ended(self.output, self._journal)
+            else:
+                self._work(watch)
+        self._claim = None
+        return self.stats
+
+    def _work(self, watch: bool) -> None:
+        window = self.spec.window or 1
+        came = self._clock.now()
+        while True:
+            last = not watch or self._raw.says_last
+            if self._intake.admit(self._say):
+                came = self._clock.now()
+            if self._house is None and self._journal.shards:
+                stream = publish_stream(self.output, self._config(), self._journal.shards[0].sha256)
+                self._house = Housekeeping(self.output, stream, [])
+            backlog = self._journal.read - self.stats.read
+            if backlog >= window:
+                self._plan(window)
+            elif last and all(not self._journal.is_new(name) for name in self._raw.visible()):
+                self._finish(backlog)
+                return
+            elif backlog and watch and self.flush_s and self._clock.now() - came >= self.flush_s:
+                self._plan(backlog)
+            else:
+                self._say("waiting for raw shards")
+                self._clean()
+                self._clock.sleep(self.poll_interval)
+
+    def where(self, sample_id: int) -> str:
+        """Raw shard and record of a sample: `part-3.jsonl:17`."""
+        return self._intake.where(sample_id)
+
+    def _say(self, stage: str) -> None:
+        done = self.stats.packed + sum(self.stats.dropped.values())
+        if self._claim is not None:
+            self._claim.say(stage, done, self._journal.read)
+        if self.progress is not None:
+            self.progress(done, self._journal.read)
+
+    # ----------------------------------------------------------------------------- begin and end
+    def _recover(self) -> None:
+        """Go on behind the newest whole chunk."""
+        files.remove_leftovers(self.output)
+        self._reset()
+        stream = read_checked(self.output, self._config())
+        self._journal.load()
+        number, state = self._journal.newest()
+        if stream is not None:
+            view = View(self.output, self._clock)
+            view.refresh()
+            self._house = Housekeeping(self.output, stream, view.counts[:number])
+        if state is not None:
+            self.stats = ProduceStats.of_dict(state["stats"])
+            self._packer.load_state_dict(state["packer"])
+            self._pending = [list(pack) for pack in state["pending"]]
+            logger.info("%s: going on behind chunk %d", self.output, number - 1)
+
+    def _config(self) -> dict[str, Any]:
+        more = {"packs_per_chunk": self.packs_per_chunk, "max_age": self.max_age, "media": self.media}
+        return stream_config(self.spec, self.template, **more)
+
+    def _finish(self, backlog: int) -> None:
+        """Pack what waits, and say that nothing follows."""
+        if self._house is None:
+            raise SourceError(
+                f"{self._raw.folder} holds no raw shard",
+                hint="JSONL, tars, or folders of clips with transcripts",
+            )
+        if backlog or len(self._packer.waiting):
+            self._plan(backlog, last=True)
+        self._write_chunks(last=True)
+        self._house.publish_index()
+        self._journal.forget_states(self.stats.chunks - 1)
+        self._counted()
+        publish_end(self.output, self._house.stream, self.stats, self._ledger)
+        self._say("ended")
+
+    def _counted(self) -> dict[str, Any]:
+        self.stats.shards = len(self._journal.shards)
+        self.stats.faulty = sum(shard.fault is not None for shard in self._journal.shards)
+        self.stats.duplicates = sum(shard.duplicate_of is not None for shard in self._journal.shards)
+        return self.stats.to_dict()
+
+    # ------------------------------------------------------------------------- windows and chunks
+    def _plan(self, count: int, *, last: bool = False) -> None:
+        """Plan the next `count` samples with those that wait."""
+        first = self.stats.read
+        self._say(f"measuring from sample {first}")
+        lengths = self._intake.measure(first, first + count)
+        limited = {name: lengths.costs.get(name, np.zeros(count, np.int64)) for name in self.spec.limits}
+        planned = type(lengths)(lengths.tokens, limited, lengths.status, lengths.reasons)
+        made = self._packer.push(np.arange(first, first + count), planned, last=last)
+        self.stats.read += count
+        for sample_id, reason in sorted(made.left_out.items()):
+            reason = lengths.reasons.get(sample_id - first, reason)
+            self._leave_out(sample_id, reason, self._intake.details.get(sample_id, ""))
+        bounds, ids = made.offsets.tolist(), made.ids.tolist()
+        self._pending += [ids[a:b] for a, b in itertools.pairwise(bounds)]
+        self._write_chunks()
+
+    def _leave_out(self, sample_id: int, reason: str, detail: str) -> None:
+        shard = self._journal.shard_of(sample_id)
+        row = sample_id - shard.start
+        self.stats.drop(reason)
+        entry = {"id": sample_id, "shard": shard.name, "row": row, "reason": reason, "detail": detail}
+        self._ledger.append(entry)
+        logger.info("sample %d (%s, record %d) is left out: %s", sample_id, shard.name, row, reason)
+
+    def _write_chunks(self, *, last: bool = False) -> None:
+        """Write chunks while there are packs enough; at the end also a smaller one."""
+        while len(self._pending) >= self.packs_per_chunk or (last and self._pending):
+            self._wait_for_room()
+            if not self._write_chunk(last):
+                return
+            self._clean()
+
+    def _write_chunk(self, last: bool) -> bool:
+        """Encode and publish one chunk; False when too few packs were left after samples that failed."""
+        assert self._house is not None
+        number = self.stats.chunks
+        writer = ChunkWriter(self.output / chunk_name(number), media=self.media)
+        failed: dict[int, SampleError] = {}
+        used = 0
+        try:
+            for pack in self._pending:
+                if writer.packs == self.packs_per_chunk:
+                    break
+                self._say(f"encoding chunk {number}")
+                self._intake.add_pack(writer, pack, self.spec.pack_length, failed)
+                used += 1
+        except BaseException:
+            writer.discard()
+            raise
+        if not last and writer.packs < self.packs_per_chunk:
+            writer.discard()
+            return False
+        for sample_id, error in failed.items():
+            self._leave_out(sample_id, error.reason, error.message)
+        self._pending = self._pending[used:]
+        if not writer.packs:
+            writer.discard()
+            return False
+        self._commit(writer, number)
+        return True
+
+    def _commit(self, writer: ChunkWriter, number: int) -> None:
+        """Write the state behind the chunk, the chunk, and its manifest, in this order."""
+        assert self._house is not None
+        stats = self.stats
+        stats.chunks, stats.packs = number + 1, stats.packs + writer.packs
+        stats.packed, stats.tokens = stats.packed + writer.segments, stats.tokens + writer.tokens
+        state = {"stats": self._counted(), "packer": self._packer.state_dict(), "pending": self._pending}
+        self._journal.write_state(number, state)
+        writer.meta = {
+            "stream": self._house.stream,
+            "chunk": number,
+            "packs_before": stats.packs - writer.packs,
+            "ledger": self._ledger,
+            "stats": stats.to_dict(),
+        }
+        writer.close()
+        self._ledger = []
+        self._house.packs.append(writer.packs)
+        self._journal.forget_states(number)
+        if len(self._house.packs) % INDEX_EVERY == 0:
+            self._house.publish_index()
+        logger.info("%s: chunk %d, %d packs", self.output, number, writer.packs)
+
+    def _wait_for_room(self) -> None:
+        """Back-pressure: wait while readers are too far behind."""
+        assert self._house is not None
+        while self.max_ahead is not None and self._house.ahead() >= self.max_ahead:
+            self._say(f"waiting for readers: {self._house.ahead()} chunks ahead")
+            self._clean()
+            self._clock.sleep(self.poll_interval)
+
+    def _clean(self) -> None:
+        if self._house is not None and self.keep_completed is not None:
+            gone = self._house.clean(self.keep_completed)
+            if gone:
+                logger.info("%s: removed %d acknowledged chunks", self.output, len(gone))

@@ -1,0 +1,254 @@
+"""A directory of chunks that grows: its layout, and what a reader sees of it.
+
+    OUT/stream.json                what is produced: pack length, media, template, and the stream's id;
+    never changed
+        chunk_00000000.arrow       chunks, numbered without holes (`store.chunks`; the manifest comes last)
+        chunk_00000000.json
+        chunk_00000000.arrow.completed   the rank that reads this chunk has used it and saved a checkpoint
+        index.json                 packs of each chunk so far, rewritten now and then; also of removed chunks
+        END                        totals; nothing follows
+        journal/                   the producer's own: raw shards and the state after each chunk
+        producer/                  the producer's claim and heartbeat (`waiting.claim`)
+        acks/w00004_r00001.json    how far rank 1 of 4 has acknowledged
+
+A chunk is there when its manifest can be read, is as it was written, and its file has the manifest's size.
+Readers list the folder at every look and never compare clocks. Order of reading: chunk c belongs to rank c
+% W, so a *slot* m * W + q is the m-th pack of the chunks of rank q. Slots are what cursors count.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import ForeignArtefactError, FormatError
+from ..waiting.poll import Clock, SystemClock, Watch, fresh_json, fresh_names
+from ._chunk_reader import CHUNK_SCHEMA
+from ._folders import sealed
+
+__all__ = [
+    "ACKS",
+    "COMPLETED",
+    "END",
+    "INDEX",
+    "JOURNAL",
+    "PRODUCER",
+    "STREAM",
+    "STREAM_SCHEMA",
+    "Order",
+    "View",
+    "acknowledged",
+    "chunk_name",
+    "is_sealed",
+    "number_of",
+    "read_stream",
+]
+
+STREAM_SCHEMA = "packtrain-stream-1"
+STREAM, INDEX, END = "stream.json", "index.json", "END"
+JOURNAL, PRODUCER, ACKS = "journal", "producer", "acks"
+COMPLETED = ".completed"
+
+#: Seconds without a change after which a torn or missing chunk before a whole one is an error.
+TORN_S = 60.0
+
+
+def chunk_name(number: int) -> str:
+    """File of chunk `number`."""
+    return f"chunk_{number:08d}.arrow"
+
+
+def number_of(name: str) -> int | None:
+    """Chunk number of a manifest's name; None for other files."""
+    stem, _, suffix = name.partition(".")
+    digits = stem.removeprefix("chunk_")
+    return int(digits) if suffix == "json" and digits != stem and digits.isdecimal() else None
+
+
+def is_sealed(value: Mapping[str, Any] | None) -> bool:
+    """Is this a marker as it was written?"""
+    if value is None:
+        return False
+    return sealed({name: part for name, part in value.items() if name != "seal"}) == dict(value)
+
+
+def read_stream(folder: Path) -> dict[str, Any] | None:
+    """`stream.json`; None while it is not there.
+
+    Raises:
+        FormatError: it is there and is none.
+    """
+    told = fresh_json(folder / STREAM)
+    if told is None:
+        return None
+    if told.get("schema") != STREAM_SCHEMA or not is_sealed(told):
+        raise FormatError(f"{folder / STREAM} is not what a producer wrote ({STREAM_SCHEMA})")
+    return told
+
+
+def acknowledged(folder: Path, stream: str) -> dict[str, Any] | None:
+    """What all ranks of a launch have acknowledged: the least of their cursors, of the launch that got
+    furthest.
+
+    Returns:
+        A reader's state with `slots`, the slots that are used up; None where not all ranks of a launch have
+        acknowledged anything.
+    """
+    launches: dict[tuple[int, int, int], dict[int, dict[str, Any]]] = {}
+    for name in fresh_names(folder / ACKS):
+        told = fresh_json(folder / ACKS / name) if name.startswith("w") else None
+        if told is not None and told.get("stream") == stream:
+            key = (int(told["order_world"]), int(told["start"]), int(told["world_size"]))
+            launches.setdefault(key, {})[int(told["rank"])] = told
+    best: dict[str, Any] | None = None
+    for (_, _, world), ranks in sorted(launches.items()):
+        if len(ranks) < world:
+            continue
+        least = min(ranks.values(), key=lambda told: int(told["slots"]))
+        if best is None or int(least["slots"]) > int(best["slots"]):
+            best = least
+    return best
+
+
+class Order:
+    """Which pack is in which slot, for `world` ranks. Grows as chunks are seen."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.chunks = 0
+        self._starts: list[list[int]] = [[] for _ in range(world)]  # first local pack of each chunk of a rank
+        self._totals = [0] * world
+
+    def append(self, packs: int) -> None:
+        """The next chunk has so many packs."""
+        owner = self.chunks % self.world
+        self._starts[owner].append(self._totals[owner])
+        self._totals[owner] += packs
+        self.chunks += 1
+
+    def place(self, slot: int) -> tuple[int, int] | None:
+        """(chunk, row) of a slot; None when no chunk that was seen holds it."""
+        local, owner = divmod(slot, self.world)
+        if local >= self._totals[owner]:
+            return None
+        turn = bisect.bisect_right(self._starts[owner], local) - 1
+        return turn * self.world + owner, local - self._starts[owner][turn]
+
+    @property
+    def whole_rounds(self) -> int:
+        """Rounds of `world` slots that every rank can take."""
+        return min(self._totals)
+
+    @property
+    def last_rounds(self) -> int:
+        """Rounds until the rank with most packs has none left."""
+        return max(self._totals)
+
+    def end_of(self, chunk: int) -> int:
+        """One past the slot of the last pack of a chunk that was seen."""
+        turn, owner = divmod(chunk, self.world)
+        starts = self._starts[owner]
+        stop = starts[turn + 1] if turn + 1 < len(starts) else self._totals[owner]
+        return (stop - 1) * self.world + owner + 1
+
+
+class View:
+    """What is visible of a growing directory. `refresh` looks again.
+
+    Attributes:
+        counts: packs of the chunks 0, 1, … without a hole.
+        end: the contents of END, or None.
+        names: names in the folder at the last look.
+
+    Raises (refresh):
+        FormatError: a chunk is torn or missing although later ones are there, and has been so for TORN_S.
+        ForeignArtefactError: END or a chunk is of another stream.
+    """
+
+    def __init__(self, folder: str | Path, clock: Clock | None = None) -> None:
+        self.folder = Path(folder)
+        self.counts: list[int] = []
+        self.end: dict[str, Any] | None = None
+        self.stream: dict[str, Any] | None = None
+        self.names: frozenset[str] = frozenset()
+        self._fault = ""
+        self._watch = Watch(clock or SystemClock())
+
+    def refresh(self) -> None:
+        """Look again."""
+        self.names = frozenset(fresh_names(self.folder))
+        if self.stream is None:
+            self.stream = read_stream(self.folder)
+        n = len(self.counts)
+        if INDEX in self.names and (not n or (self._later(n) and chunk_name(n) not in self.names)):
+            self._read_index()  # at first, and where chunks were removed meanwhile
+        self._fault = ""
+        while (packs := self._packs_of(len(self.counts))) is not None:
+            self.counts.append(packs)
+        if self.end is None and END in self.names:
+            told = fresh_json(self.folder / END)
+            if told is not None and is_sealed(told):
+                self._check_stream(told, END)
+                self.end = told
+        self._check_holes()
+
+    @property
+    def is_complete(self) -> bool:
+        """Every chunk of the stream is visible."""
+        return self.end is not None and len(self.counts) >= int(self.end["chunks"])
+
+    def _read_index(self) -> None:
+        told = fresh_json(self.folder / INDEX)
+        if told is not None and is_sealed(told):
+            self._check_stream(told, INDEX)
+            self.counts += [int(packs) for packs in told["packs"][len(self.counts) :]]
+
+    def _packs_of(self, number: int) -> int | None:
+        """Packs of a chunk that is whole; None while it is not."""
+        name = chunk_name(number)
+        manifest = Path(name).with_suffix(".json").name
+        if manifest not in self.names:
+            if name in self.names:
+                self._fault = f"{self.folder / manifest} is missing"
+            return None
+        told = fresh_json(self.folder / manifest)
+        if told is None or told.get("schema") != CHUNK_SCHEMA or not is_sealed(told):
+            self._fault = f"{self.folder / manifest} is torn or was edited"
+            return None
+        self._check_stream(told["meta"], manifest)
+        try:
+            size = os.stat(self.folder / name).st_size
+        except OSError:
+            self._fault = f"{self.folder / name} is missing"
+            return None
+        if size != told["bytes"]:
+            self._fault = f"{self.folder / name} has {size:,} bytes, its manifest says {told['bytes']:,}"
+            return None
+        return int(told["packs"])
+
+    def _check_stream(self, told: Mapping[str, Any], name: str) -> None:
+        mine = None if self.stream is None else self.stream["stream"]
+        if mine is not None and told.get("stream") != mine:
+            raise ForeignArtefactError(
+                f"{self.folder / name} is of stream {str(told.get('stream'))[:12]}, not {mine[:12]}",
+                hint="two producers wrote here at different times: read each output from its own folder",
+            )
+
+    def _later(self, n: int) -> bool:
+        """Are there chunks behind chunk n?"""
+        return any((number := number_of(name)) is not None and number > n for name in self.names)
+
+    def _check_holes(self) -> None:
+        """A chunk that stays torn or missing while later ones are there will not come any more."""
+        n = len(self.counts)
+        later = self._later(n)
+        lacking = later or (self.end is not None and n < int(self.end["chunks"]))
+        fault = self._fault or f"{self.folder / chunk_name(n)} is missing"
+        if self._watch.quiet((n, lacking and fault)) >= TORN_S and lacking:
+            raise FormatError(
+                f"{fault}, though {'later chunks are there' if later else 'the stream has ended'}",
+                hint="copy it again from where it was produced",
+            )

@@ -1,0 +1,75 @@
+"""`produce`, and `show` and `verify` on what it makes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from packtrain.cli import main
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def run(*args: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main([str(one) for one in args])
+        out = capsys.readouterr()
+        return int(caught.value.code or 0), out.out, out.err
+
+    return run
+
+
+Shell = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    rows = [{"question": f"Count to {i}.", "answer": " ".join(map(str, range(i % 40)))} for i in range(60)]
+    for number in range(3):
+        text = "".join(json.dumps(row) + "\n" for row in rows[20 * number : 20 * number + 20])
+        (tmp_path / "in" / f"{number}.jsonl").write_text(text)
+    return tmp_path / "in"
+
+
+def test_produce_show_verify(shell: Shell, raw: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    columns = ("--column", "prompt=question", "--column", "response=answer")
+    options = ("-p", tokenizer_folder, "-n", 128, "--packs-per-chunk", 2, "--window", 25, *columns)
+    code, text, _ = shell("produce", raw, out, *options, "--json")
+    made = json.loads(text)
+    assert code == 0 and made["read"] == 60 and made["packed"] + sum(made["dropped"].values()) == 60
+    assert made["lag_samples"] == 0 and made["dropped"]["empty"] == 2 and made["efficiency"] > 0.8
+    code, text, _ = shell("show", out, "--json")
+    shown = json.loads(text)
+    assert code == 0 and shown["ended"] and shown["producer"] == "stopped"
+    assert {key: shown[key] for key in ("packs", "chunks", "tokens", "read")} == {
+        key: made[key] for key in ("packs", "chunks", "tokens", "read")
+    }
+    code, text, _ = shell("show", out, "--follow")
+    assert code == 0 and "60 read" in text and "empty" in text
+    code, text, _ = shell("show", out, "--ledger")
+    assert code == 0 and "0\tempty\t0.jsonl:0" in text
+    code, text, _ = shell("verify", out, "--json")
+    assert code == 0 and "are all that was read" in json.loads(text)["checks"]["partition"]
+    path = out / "chunk_00000001.arrow"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20] + bytes([whole[-20] ^ 4]) + whole[-19:])
+    code, _, err = shell("verify", out)
+    assert code == 1 and "chunk_00000001.arrow" in err
+
+
+def test_what_produce_refuses(shell: Shell, raw: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    code, _, err = shell("produce", raw, tmp_path / "out", "-n", 128)
+    assert code == 2 and "--processor is not set" in err
+    code, _, err = shell("produce", raw, tmp_path / "out", "-n", 0, "-p", tokenizer_folder)
+    assert code == 2 and "pack_length" in err
+    code, _, err = shell(
+        "produce", raw, tmp_path / "out", "-n", 9, "-p", tokenizer_folder, "--limit", "images=x"
+    )
+    assert code == 2 and "images=x" in err
+    code, _, err = shell("show", raw)
+    assert code == 2 and "holds no lengths, plan or run, and no stream" in err

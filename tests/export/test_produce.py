@@ -1,0 +1,371 @@
+"""The producer: facts, the ledger, restarts, crash law, bad input."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from words_in import lengths_of, producer, put
+
+from packtrain import files
+from packtrain.data import LazyShardedDataset
+from packtrain.errors import ForeignArtefactError, FormatError, InputError, SampleError, SourceError
+from packtrain.export import PackingProducer
+from packtrain.sources.encoded import EncodedTemplate
+from packtrain.store.chunks import ChunkReader
+from packtrain.testing import crash_points, snapshot
+from packtrain.waiting.claim import Claim
+
+CLAIMS = ("beat.json", *(f"claim.{number:06d}" for number in range(1, 9)))
+
+
+def packs_of(output: Path) -> list[list[int]]:
+    return [
+        reader.sample_ids(row)
+        for path in sorted(output.glob("chunk_*.arrow"))
+        for reader in [ChunkReader(path)]
+        for row in range(len(reader))
+    ]
+
+
+def read_all(output: Path, world: int = 1) -> list[int]:
+    return [
+        one
+        for rank in range(world)
+        for pack in LazyShardedDataset(output, rank, world, start="beginning", max_wait_time=5)
+        for one in pack["sample_ids"]
+    ]
+
+
+def ledger_of(output: Path) -> list[dict[str, Any]]:
+    rows = []
+    for path in sorted(output.glob("chunk_*.json")):
+        rows += files.read_json(path)["meta"]["ledger"]
+    return rows + files.read_json(output / "END")["ledger"]
+
+
+def test_facts(tmp_path: Path) -> None:
+    """[30,70,30,20,30] at 100 -> 2 packs, 180 tokens; 150 is too long; two of 100 stand alone."""
+    put(tmp_path / "in", "a.jsonl", [30, 70, 30, 20, 30])
+    stats = producer(tmp_path / "in", tmp_path / "out").run()
+    assert (stats.packs, stats.tokens, stats.packed, stats.chunks) == (2, 180, 5, 1)
+    assert stats.efficiency == 0.9 and stats.samples_per_pack == 2.5
+    put(tmp_path / "in2", "a.jsonl", [150, 100, 100])
+    stats = producer(tmp_path / "in2", tmp_path / "out2").run()
+    assert (stats.packs, stats.dropped, stats.waiting) == (2, {"over_long": 1}, 0)
+    assert [(row["id"], row["row"], row["reason"]) for row in ledger_of(tmp_path / "out2")] == [
+        (0, 0, "over_long")
+    ]
+
+
+def test_all_samples_once_whatever_the_windows(tmp_path: Path) -> None:
+    for number in range(3):
+        put(tmp_path / "in", f"p{number}.jsonl", lengths_of(50, 50 * number), 50 * number)
+    for window in (7, 50, 1000):
+        out = tmp_path / f"out{window}"
+        stats = producer(tmp_path / "in", out, window=window).run()
+        assert stats.read == stats.packed == 150 and stats.shards == 3
+        assert sorted(one for pack in packs_of(out) for one in pack) == list(range(150))
+        assert all(len(ChunkReader(path)) == 4 for path in sorted(out.glob("chunk_*.arrow"))[:-1])
+        for path in out.glob("chunk_*.arrow"):
+            reader = ChunkReader(path)
+            assert all(int(reader.lengths(row).sum()) <= 100 for row in range(len(reader)))
+
+
+def test_listing_order_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (10, 9, 2, 1):
+        put(tmp_path / "in", f"p{number}.jsonl", lengths_of(20, number))
+    producer(tmp_path / "in", tmp_path / "a").run()
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: sorted(listed(folder), reverse=True))
+    producer(tmp_path / "in", tmp_path / "b").run()
+    assert snapshot(tmp_path / "a", CLAIMS) == snapshot(tmp_path / "b", CLAIMS)
+    assert [shard.name for shard in shards(tmp_path)] == ["p1.jsonl", "p2.jsonl", "p9.jsonl", "p10.jsonl"]
+
+
+def shards(root: Path) -> list[Any]:
+    made = producer(root / "in", root / "a")
+    made._journal.load()
+    return made._journal.shards
+
+
+class Unclaimed:
+    """No claim: a process that was stopped cannot free one, and this process is not dead."""
+
+    @classmethod
+    def take(cls, *args: Any, **options: Any) -> Unclaimed:
+        return cls()
+
+    def say(self, *args: Any) -> None: ...
+
+    def __enter__(self) -> Unclaimed:
+        return self
+
+    def __exit__(self, *args: Any) -> None: ...
+
+
+def test_crash_after_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law 10: stopped after any write, sync, rename or removal, the same command gives the same bytes."""
+    put(tmp_path / "in", "a.jsonl", lengths_of(14))
+    put(tmp_path / "in", "b.jsonl", [150, *lengths_of(9, 14)], 14)
+
+    def check(folder: Path) -> None:
+        for manifest in folder.glob("chunk_*.json"):
+            ChunkReader(manifest.with_suffix(".arrow")).verify()
+
+    def verb(folder: Path) -> None:
+        producer(tmp_path / "in", folder, window=8, packs_per_chunk=3).run()
+
+    monkeypatch.setattr("packtrain.export.producer.Claim", Unclaimed)
+    steps = crash_points(verb, tmp_path / "scratch", check=check, ignore=CLAIMS)
+    assert steps >= 80
+
+
+def test_encoding_faults_go_to_the_ledger(tmp_path: Path) -> None:
+    """A sample that fails only when it is encoded leaves its pack; chunks keep their size."""
+
+    class Fails(EncodedTemplate):
+        def encode(self, sample: Any) -> Any:
+            if len(sample["input_ids"]) in (39, 76):
+                raise SampleError("truncated_media", "cut off")
+            return super().encode(sample)
+
+    put(tmp_path / "in", "a.jsonl", lengths_of(60))
+    made = PackingProducer(
+        tmp_path / "in",
+        tmp_path / "out",
+        Fails(),
+        pack_length=100,
+        packs_per_chunk=3,
+        window=20,
+        kind="encoded",
+    )
+    stats = made.run()
+    bad = [number for number, length in enumerate(lengths_of(60)) if length in (39, 76)]
+    assert bad and stats.dropped == {"truncated_media": len(bad)} and stats.read == stats.packed + len(bad)
+    assert sorted(row["id"] for row in ledger_of(tmp_path / "out")) == bad
+    assert sorted(one for pack in packs_of(tmp_path / "out") for one in pack) == [
+        number for number in range(60) if number not in bad
+    ]
+    assert all(len(ChunkReader(path)) == 3 for path in sorted((tmp_path / "out").glob("*.arrow"))[:-1])
+    assert made.where(5) == "a.jsonl:6"
+
+
+def test_duplicate_faulty_and_rewritten_shards(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    put(tmp_path / "in", "a.jsonl", lengths_of(30))
+    shutil.copy(tmp_path / "in" / "a.jsonl", tmp_path / "in" / "a-again.jsonl")
+    (tmp_path / "in" / "torn.tar").write_bytes(b"\x00garbage" * 9)
+    with pytest.raises(RuntimeError, match="halt"):
+        halted(producer(tmp_path / "in", tmp_path / "out", window=10), after=2).run()
+    put(tmp_path / "in", "a-again.jsonl", lengths_of(31))
+    with pytest.raises(SourceError, match=r"a-again\.jsonl was written again after it was read: 30"):
+        producer(tmp_path / "in", tmp_path / "out", window=10).run()
+    shutil.copy(tmp_path / "in" / "a.jsonl", tmp_path / "in" / "a-again.jsonl")
+    stats = producer(tmp_path / "in", tmp_path / "out", window=10).run()
+    assert (stats.read, stats.packed, stats.duplicates, stats.faulty) == (30, 30, 1, 1)
+    assert (
+        "a.jsonl has the bytes of a-again.jsonl" in caplog.text and "torn.tar cannot be read" in caplog.text
+    )
+
+
+def halted(made: PackingProducer, after: int) -> PackingProducer:
+    """A producer that fails before it writes chunk `after`."""
+    commit = made._commit
+
+    def stop(writer: Any, number: int) -> None:
+        if number == after:
+            writer.discard()
+            raise RuntimeError("halt")
+        commit(writer, number)
+
+    made._commit = stop  # type: ignore[method-assign]
+    return made
+
+
+def test_a_raw_shard_that_is_gone(tmp_path: Path) -> None:
+    path = put(tmp_path / "in", "a.jsonl", lengths_of(60))
+    put(tmp_path / "in", "b.jsonl", lengths_of(20, 60), 60)
+    with pytest.raises(RuntimeError):
+        halted(producer(tmp_path / "in", tmp_path / "out", window=10), after=1).run()
+    path.unlink()
+    with pytest.raises(SourceError, match=r"a\.jsonl is gone"):
+        producer(tmp_path / "in", tmp_path / "out", window=10).run()
+
+
+def test_options_and_folders_that_do_not_fit(tmp_path: Path) -> None:
+    put(tmp_path / "in", "a.jsonl", lengths_of(30))
+    producer(tmp_path / "in", tmp_path / "out").run()
+    with pytest.raises(ForeignArtefactError, match="pack_length 100, not 200"):
+        producer(tmp_path / "in", tmp_path / "out", pack_length=200).run()
+    put(tmp_path / "in", "b.jsonl", lengths_of(3))
+    with pytest.raises(InputError, match=r"has ended, and b\.jsonl"):
+        producer(tmp_path / "in", tmp_path / "out").run()
+    with pytest.raises(SourceError, match="holds no raw shard"):
+        (tmp_path / "empty").mkdir()
+        producer(tmp_path / "empty", tmp_path / "out2").run()
+    with pytest.raises(SourceError, match="does not exist"):
+        producer(tmp_path / "absent", tmp_path / "out3").run()
+    with (
+        Claim.take(tmp_path / "out4" / "producer", threaded=False),
+        pytest.raises(InputError, match="is being written by another run"),
+    ):
+        producer(tmp_path / "in", tmp_path / "out4").run()
+
+
+def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full at each write in turn: the file is named, and the next run goes on."""
+    put(tmp_path / "in", "a.jsonl", lengths_of(40))
+    monkeypatch.setattr("packtrain.export.producer.Claim", Unclaimed)
+    out = tmp_path / "out"
+    fsync, left = os.fsync, 3
+
+    def full(descriptor: int) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    failures = 0
+    for room in range(3, 60, 7):
+        left = room
+        monkeypatch.setattr(os, "fsync", full)
+        try:
+            producer(tmp_path / "in", out, window=10).run()
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+            failures += 1
+        monkeypatch.setattr(os, "fsync", fsync)
+        assert not list(out.glob(".chunk*"))
+    stats = producer(tmp_path / "in", out, window=10).run()
+    assert failures > 2 and stats.packed == 40 and sorted(read_all(out)) == list(range(40))
+
+
+def test_torn_newest_chunk_is_made_again(tmp_path: Path) -> None:
+    put(tmp_path / "in", "a.jsonl", lengths_of(60))
+    with pytest.raises(RuntimeError):
+        halted(producer(tmp_path / "in", tmp_path / "out", window=10), after=4).run()
+    out = tmp_path / "out"
+    whole = (out / "chunk_00000003.arrow").read_bytes()
+    (out / "chunk_00000003.arrow").write_bytes(whole[:100])
+    producer(tmp_path / "in", out, window=10).run()
+    assert (out / "chunk_00000003.arrow").read_bytes() == whole
+    assert sorted(read_all(out, 3)) == list(range(60))
+    for path in sorted(out.glob("chunk_*.arrow"))[2:]:
+        path.write_bytes(b"")
+    (out / "END").unlink()
+    with pytest.raises(FormatError, match="cannot go on behind chunk 1"):
+        producer(tmp_path / "in", out, window=10).run()
+
+
+def test_back_pressure_and_clean_up(tmp_path: Path) -> None:
+    """The producer waits for its reader, and removes only what the reader has acknowledged."""
+    put(tmp_path / "in", "a.jsonl", lengths_of(200))
+    out = tmp_path / "out"
+    reader = LazyShardedDataset(out, max_wait_time=5)
+    seen: list[int] = []
+    most = 0
+
+    class Turn:
+        """Each time the producer waits, the reader trains on one chunk and saves a checkpoint."""
+
+        def __init__(self) -> None:
+            self.time = 0.0
+            self.packs = iter(reader)
+
+        def now(self) -> float:
+            return self.time
+
+        def sleep(self, seconds: float) -> None:
+            nonlocal most
+            self.time += seconds
+            most = max(most, len(list(out.glob("chunk_*.arrow"))))
+            for _ in range(4):
+                seen.extend(next(self.packs)["sample_ids"])
+            reader.acknowledge()
+
+    made = producer(tmp_path / "in", out, window=20, max_ahead=3, keep_completed=1, clock=Turn())
+    stats = made.run()
+    seen += [one for pack in made._clock.packs for one in pack["sample_ids"]]  # type: ignore[attr-defined]
+    assert sorted(seen) == list(range(200)) and stats.packed == 200
+    assert most <= 6 and len(list(out.glob("chunk_*.arrow"))) < stats.chunks // 2
+    with pytest.raises(FormatError, match="was removed: it had been acknowledged"):
+        list(LazyShardedDataset(out, start="beginning", max_wait_time=5))
+    assert list(LazyShardedDataset(out, max_wait_time=5)) != []
+
+
+def test_completeness(tmp_path: Path) -> None:
+    """rename, marker, stable: a shard that is still being written is not read."""
+
+    class Clock:
+        time = 0.0
+
+        def now(self) -> float:
+            return self.time
+
+        def sleep(self, seconds: float) -> None:
+            self.time += seconds
+            if growing.exists() and self.time < 8:
+                with open(growing, "a", encoding="utf-8") as handle:
+                    handle.write(json.dumps({"input_ids": [1, 2], "labels": [1, 2]}) + "\n")
+                os.utime(growing, ns=(0, int(self.time)))  # a clock that stands still elsewhere
+
+    growing = tmp_path / "in" / "b.jsonl"
+    put(tmp_path / "in", "a.jsonl", [5, 6])
+    put(tmp_path / "in", "b.jsonl", [7])
+    put(tmp_path / "in", "c.jsonl.tmp", [9])
+    put(tmp_path / "in", ".hidden.jsonl", [9])
+    stats = producer(tmp_path / "in", tmp_path / "s", ready="stable", stable_s=4, clock=Clock()).run()
+    assert stats.read == 2 + 1 + 7
+    (tmp_path / "in" / "a.jsonl.done").touch()
+    made = producer(tmp_path / "in", tmp_path / "m", ready="marker")
+    assert made._raw.complete() == ["a.jsonl"] and made._raw.visible() == ["a.jsonl", "b.jsonl"]
+    with pytest.raises(InputError, match="ready"):
+        producer(tmp_path / "in", tmp_path / "x", ready="perhaps")
+
+
+def test_watching_until_the_end_marker(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    class Clock:
+        time = 0.0
+
+        def now(self) -> float:
+            return self.time
+
+        def sleep(self, seconds: float) -> None:
+            self.time += seconds
+            number = int(self.time)
+            if number % 5 == 0 and number <= 30:
+                put(tmp_path / "in", f"p{number}.jsonl", lengths_of(11, number), number)
+            if number == 40:
+                (tmp_path / "in" / "END").touch()
+
+    (tmp_path / "in").mkdir()
+    stats = producer(tmp_path / "in", out, packs_per_chunk=2, flush_s=3, clock=Clock()).run(watch=True)
+    assert stats.shards == 6 and stats.packed == stats.read == 66
+    assert sorted(read_all(out, 2)) == list(range(66))
+
+
+def test_weights_and_channels_travel(tmp_path: Path) -> None:
+    rows = [
+        {
+            "input_ids": [1, 2, 3],
+            "labels": [1, 2, 3],
+            "weight": 0.5,
+            "channel": "chat",
+            "loss_scale": [0, 1, 2],
+        },
+        {"input_ids": [4, 5], "labels": [4, 5], "weight": 2, "channel": "maths", "loss_scale": [1, 1]},
+    ]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    producer(tmp_path / "in", tmp_path / "out").run()
+    (pack,) = LazyShardedDataset(tmp_path / "out")
+    assert pack["weight"] == [0.5, 2] and pack["channel"] == ["chat", "maths"]
+    assert pack["loss_scale"].tolist() == [0, 1, 2, 1, 1]

@@ -1,0 +1,33 @@
+"""Raw shards of encoded rows, and producers over them: small, exact, without a tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from packtrain.export import PackingProducer
+from packtrain.sources.encoded import EncodedTemplate
+
+
+def row(length: int, number: int = 0) -> dict[str, Any]:
+    ids = [1 + (number + place) % 200 for place in range(length)]
+    return {"input_ids": ids, "labels": ids}
+
+
+def put(folder: Path, name: str, lengths: list[int], first: int = 0) -> Path:
+    """A raw shard with samples of these lengths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [row(length, first + number) for number, length in enumerate(lengths)]
+    path = folder / name
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
+    return path
+
+
+def producer(folder: Path, output: Path, **options: Any) -> PackingProducer:
+    settings: dict[str, Any] = {"pack_length": 100, "packs_per_chunk": 4, "window": 40, "kind": "encoded"}
+    return PackingProducer(folder, output, EncodedTemplate(), **{**settings, **options})
+
+
+def lengths_of(count: int, start: int = 0) -> list[int]:
+    return [(number * 37) % 90 + 2 for number in range(start, start + count)]
