@@ -25,6 +25,7 @@ bench: $(STAMP)  ## ratios against peers and floors in the same run; slow
 	$(BIN)/python -m bench.planner
 	$(BIN)/python -m bench.planner --limits
 	$(BIN)/python -m bench.planner --laws 3000
+	$(BIN)/python bench/growing.py
 
 clean:
 	rm -rf $(VENV) build runs .mypy_cache .ruff_cache .hypothesis

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import kills
 import pytest
 from words_in import lengths_of, producer, put
 
@@ -369,3 +370,8 @@ def test_weights_and_channels_travel(tmp_path: Path) -> None:
     (pack,) = LazyShardedDataset(tmp_path / "out")
     assert pack["weight"] == [0.5, 2] and pack["channel"] == ["chat", "maths"]
     assert pack["loss_scale"].tolist() == [0, 1, 2, 1, 1]
+
+
+def test_real_kills(tmp_path: Path) -> None:
+    """Producer and reader, killed at random: every sample is used exactly once. (100 kills: make bench.)"""
+    assert kills.run(tmp_path / "killed", 5, seed=3)["kills"] == 5
