@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import InputError
 from ..world import World, world
 from ._app import emit, end_of_training, progress, show_runtime
+from ._recipe import recipe_of, train_stream
 from ._show import table
 from .run import print_run
 
@@ -24,8 +25,16 @@ __all__ = ["command"]
 @click.option("--dry-run", is_flag=True, help="Measure, plan, print the resolved runtime, and stop.")
 @click.option("--world-size", type=int, help="Ranks to resolve for [default: as launched]; with --dry-run.")
 @click.option("--overwrite", is_flag=True, help="Replace what the output folder holds of another run.")
+@click.option("--dataset", help="Directory of chunks that may grow: custom.dataset.")
+@click.option("--sharded_lazy", type=bool, help="Read it while it grows: training.sharded_lazy.")
+@click.option("--sharded_lazy_pre_packed", type=bool, help="It holds packs: has to be true.")
+@click.option("--packing", type=bool, help="training.packing; false for packs.")
+@click.option("--train_dataloader_shuffle", type=bool, help="Has to be false with --sharded_lazy.")
+@click.option("--max_steps", type=int, help="training.max_steps.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def command(config: Path, dry_run: bool, world_size: int | None, overwrite: bool, as_json: bool) -> None:
+def command(
+    config: Path, dry_run: bool, world_size: int | None, overwrite: bool, as_json: bool, **recipe: Any
+) -> None:
     """Train as CONFIG (YAML) says; lengths and plan in its output folder are used when they are equal.
 
     Unlike `run`, it neither compares packed with unpacked loss nor writes a page.
@@ -35,12 +44,17 @@ def command(config: Path, dry_run: bool, world_size: int | None, overwrite: bool
       packtrain train examples/demo.yaml
       packtrain train examples/demo.yaml --dry-run --world-size 8
       torchrun --nproc-per-node 2 -m packtrain train examples/demo.yaml
+      packtrain train run.yaml --dataset packed/ --sharded_lazy true --sharded_lazy_pre_packed true
+        --packing false --train_dataloader_shuffle false
     """
     from ..pipeline.run import run
     from ..train.config import load_config
 
     show_runtime()
-    settings = load_config(config)
+    settings = load_config(config, recipe_of(recipe))
+    if settings.training.sharded_lazy:
+        train_stream(settings, dry_run=dry_run, as_json=as_json)
+        return
     if dry_run:
         _dry_run(settings, world_size, overwrite, as_json)
         return

@@ -7,14 +7,16 @@ says so in its log and waits on, as long as it was told to.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
-from ..store.growing import PRODUCER
+from ..errors import WaitTimeoutError
+from ..store.growing import PRODUCER, View
 from ..waiting.claim import STALE_S, Held
 from ..waiting.claim import look as look_at
 from ..waiting.poll import Clock, Watch
 
-__all__ = ["ProducerWatch"]
+__all__ = ["ProducerWatch", "wait_for"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,3 +59,35 @@ class ProducerWatch:
         if self._quiet >= STALE_S:
             return f"{who} has given no sign of life for {self._quiet:.0f} s"
         return f"{who} is {beat.get('stage', 'working')}"
+
+
+def wait_for(
+    ready: Callable[[], bool],
+    view: View,
+    what: str,
+    rank: int,
+    max_wait_s: float,
+    poll_s: float,
+    clock: Clock,
+) -> None:
+    """Look at the folder until `ready`.
+
+    Raises:
+        WaitTimeoutError: it was not ready within `max_wait_s` (0 = for ever); says what was seen.
+    """
+    watch = ProducerWatch(view.folder, clock)
+    began = clock.now()
+    while True:
+        view.refresh()
+        if ready():
+            return
+        waited = clock.now() - began
+        watch.look(rank, what)
+        if max_wait_s and waited >= max_wait_s:
+            raise WaitTimeoutError(
+                f"rank {rank} waited {waited:.1f} s for {what} in {view.folder}; "
+                f"{len(view.counts)} chunks are there; {watch.said()}",
+                hint="raise max_wait_time (0 = for ever), or see the producer's output",
+            )
+        rest = max_wait_s - waited if max_wait_s else poll_s
+        clock.sleep(max(0.001, min(poll_s, rest)))

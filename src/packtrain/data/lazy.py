@@ -24,14 +24,14 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from ..errors import FormatError, InputError, WaitTimeoutError
+from ..errors import FormatError, InputError
 from ..store.chunks import ChunkReader
 from ..store.growing import STREAM, Order, View, acknowledged, chunk_name
 from ..waiting.poll import Clock, SystemClock
 from ..world import World
 from ._acknowledge import Cursor, mark_completed, publish_cursor
 from ._lazy_views import SlotSampler, SlotStream
-from ._producer_watch import ProducerWatch
+from ._producer_watch import wait_for
 from .pack_row import PackRow
 
 __all__ = ["LazyShardedDataset", "LengthUnknownError"]
@@ -153,6 +153,26 @@ class LazyShardedDataset(Dataset[PackRow]):  # type: ignore[misc]
         """Micro steps of a whole pass; equal on every rank. Raises as `len`."""
         total, cursor = len(self), self._here()
         return (total - cursor.start) // cursor.world_size
+
+    @property
+    def has_ended(self) -> bool:
+        """Is every chunk of the stream visible?"""
+        if not self._view.is_complete:
+            self._view.refresh()
+        return self._view.is_complete
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What the producer was told: `pack_length`, `media`, …; waits for the stream to begin."""
+        self._begin()
+        assert self._view.stream is not None
+        return dict(self._view.stream["config"])
+
+    def peek(self, step: int, count: int) -> list[PackRow]:
+        """Packs of this rank from micro step `step` on, at most `count`; waits for them, uses none up."""
+        self._begin()
+        steps = range(step, step + count)
+        return [self._row(self._here().slot(one)) for one in steps if self._wait_for_step(one)]
 
     def locate(self, local: int) -> tuple[int, int]:
         """(chunk, row) of this rank's pack number `local`; waits for it. IndexError where there is none."""
@@ -288,22 +308,7 @@ class LazyShardedDataset(Dataset[PackRow]):  # type: ignore[misc]
         return self._is_visible(slots) or first < self._end()
 
     def _wait(self, ready: Callable[[], bool], what: str) -> None:
-        watch = ProducerWatch(self.directory, self._clock)
-        began = self._clock.now()
-        while True:
-            self._view.refresh()
-            if ready():
-                return
-            waited = self._clock.now() - began
-            if self.max_wait_time and waited >= self.max_wait_time:
-                raise WaitTimeoutError(
-                    f"rank {self.rank} waited {waited:.1f} s for {what} in {self.directory}; "
-                    f"{len(self._view.counts)} chunks are there; {watch.said()}",
-                    hint="raise max_wait_time (0 = for ever), or see the producer's output",
-                )
-            watch.look(self.rank, what)
-            rest = self.max_wait_time - waited if self.max_wait_time else self.poll_interval
-            self._clock.sleep(max(0.001, min(self.poll_interval, rest)))
+        wait_for(ready, self._view, what, self.rank, self.max_wait_time, self.poll_interval, self._clock)
 
     def _row(self, slot: int) -> PackRow:
         place = self._grown().place(slot)

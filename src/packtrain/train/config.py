@@ -24,6 +24,7 @@ from pydantic import ValidationError
 
 from ..errors import ConfigError, nearest
 from ._yaml import parse_yaml
+from .lazy_keys import check_lazy_keys
 from .sections import (
     ATTENTIONS,
     CacheConfig,
@@ -134,14 +135,22 @@ _MOVED = {
 }
 
 
-def load_config(path_or_mapping: str | Path | Mapping[str, Any]) -> RunConfig:
+def load_config(
+    path_or_mapping: str | Path | Mapping[str, Any],
+    instead: Mapping[str, Mapping[str, Any]] | None = None,
+) -> RunConfig:
     """Read and check a run's configuration.
+
+    Args:
+        path_or_mapping: a YAML file, or what one would hold.
+        instead: keys by section that take the place of the file's.
 
     Raises:
         ConfigError: the file is absent or malformed (with its line), or a key or value cannot hold.
     """
     if isinstance(path_or_mapping, Mapping):
-        return _build({str(key): value for key, value in path_or_mapping.items()}, base=None)
+        values = {str(key): value for key, value in path_or_mapping.items()}
+        return _build(_replaced(values, instead or {}), base=None)
     if not isinstance(path_or_mapping, str | Path):
         raise ConfigError(
             f"a configuration is a path or a mapping, not {type(path_or_mapping).__name__}",
@@ -154,7 +163,15 @@ def load_config(path_or_mapping: str | Path | Mapping[str, Any]) -> RunConfig:
         raise ConfigError(f"{path} does not exist", hint="name a YAML file") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
-    return _build(parse_yaml(text, path), base=path.resolve().parent)
+    return _build(_replaced(parse_yaml(text, path), instead or {}), base=path.resolve().parent)
+
+
+def _replaced(values: dict[str, Any], instead: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    for section, keys in instead.items():
+        held = values.get(section)
+        if keys and (held is None or isinstance(held, Mapping)):
+            values = {**values, section: {**(held or {}), **keys}}
+    return values
 
 
 def _build(values: dict[str, Any], base: Path | None) -> RunConfig:
@@ -170,6 +187,7 @@ def _build(values: dict[str, Any], base: Path | None) -> RunConfig:
     _move_aliases(sections)
     for name, kind in _SECTIONS.items():
         _check_keys(name, kind, sections[name])
+    check_lazy_keys(sections)
     _fill_lengths(sections)
     if base is not None:
         _resolve_paths(sections, base)
@@ -243,7 +261,9 @@ def _fill_lengths(sections: dict[str, Any]) -> None:
 
 
 def _resolve_paths(sections: dict[str, Any], base: Path) -> None:
-    places = [("custom", key) for key in ("train_jsonl", "val_jsonl", "media_root", "fusion_config")]
+    places = [
+        ("custom", key) for key in ("train_jsonl", "val_jsonl", "media_root", "fusion_config", "dataset")
+    ]
     for name, key in [
         *places,
         ("template", "processor"),

@@ -136,6 +136,11 @@ def check_runtime(config: RunConfig, world_size: int) -> None:
     Raises:
         ConfigError: names the key.
     """
+    if config.training.sharded_lazy:
+        raise ConfigError(
+            "training.sharded_lazy is true: its packs are made, there is nothing to measure or plan",
+            hint="use packtrain train",
+        )
     if not config.training.packing:
         raise ConfigError(
             "training.packing is false: there is nothing to plan", hint="set training.packing: true"

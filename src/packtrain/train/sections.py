@@ -75,6 +75,8 @@ class CustomConfig(Section):
     val_jsonl: str | None = None
     media_root: str | None = None
     columns: dict[str, str] = Field(default_factory=dict)
+    dataset: str | None = None
+    """A directory of chunks that may still grow (`training.sharded_lazy`), instead of train_jsonl."""
     fusion_config: str | None = None
     """A static mixture (`sources/mixture.py`) instead of train_jsonl."""
     shape: str = "auto"
@@ -130,6 +132,15 @@ class TrainingConfig(Section):
     num_train_epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0e-4
     max_steps: Annotated[int, Field(ge=-1), BeforeValidator(_no_switch)] = -1
+    sharded_lazy: bool = False
+    """Train on the packs of `custom.dataset`, each rank from its own chunks, while they are made."""
+    sharded_lazy_pre_packed: bool = False
+    """Says that the chunks hold packs; has to be true with `sharded_lazy`."""
+    sharded_lazy_max_wait_s: _Seconds = 0.0
+    """Longest wait for one pack; 0 waits for ever."""
+    sharded_lazy_poll_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    train_dataloader_shuffle: bool = False
+    """Only with `sharded_lazy`, where it has to be false. A static plan shuffles its epochs by the seed."""
     on_error: Literal["raise", "zero"] = "raise"
     max_drop_fraction: _Fraction | None = None
     """The run fails when a larger share of the samples went to the ledger."""

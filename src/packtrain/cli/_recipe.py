@@ -1,0 +1,48 @@
+"""The launch recipe of growing directories: options of `train` that stand for keys, and the run itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..world import world
+from ._app import emit, end_of_training, progress
+from ._show import table
+from ._stream import stream_figures, stream_rows
+
+if TYPE_CHECKING:
+    from ..train.config import RunConfig
+
+__all__ = ["recipe_of", "train_stream"]
+
+
+def recipe_of(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Options that were given, by the section of their key."""
+    given = {name: value for name, value in options.items() if value is not None}
+    custom = {"dataset": given.pop("dataset")} if "dataset" in given else {}
+    return {"custom": custom, "training": given}
+
+
+def train_stream(config: RunConfig, *, dry_run: bool, as_json: bool) -> None:
+    """Train on a directory of chunks; a dry run shows what it holds."""
+    folder = Path(str(config.custom.dataset))
+    if dry_run:
+        figures = stream_figures(folder)
+        emit(figures) if as_json else table(f"Chunks in {folder}", stream_rows(figures))
+        return
+    from ..train.lazy import train_lazy
+
+    with progress("training", quiet=as_json) as report:
+        trained = train_lazy(config, progress=report)
+    if world().is_writer:
+        losses = trained.losses
+        result = {"run": config.training.output_dir, "dataset": str(folder), **trained.metrics}
+        if losses:
+            result |= {"loss_first": losses[0][1], "loss_last": losses[-1][1]}
+        result["proof"] = None if trained.proof is None else len(trained.proof.rows)
+        if as_json:
+            emit(result)
+        else:
+            table(f"Run in {config.training.output_dir}", result)
+    end_of_training()

@@ -1,0 +1,286 @@
+"""Training on a directory of chunks that may still grow: the packs come as they are, each rank from its own.
+
+Nothing is measured, planned or encoded here. The loss, the checks of every batch and the isolation proof are
+those of a static plan (`PackTrainer`). A checkpoint holds the cursor (`stream.json`); when it is saved, every
+rank acknowledges what it covers, which is what lets the producer remove chunks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from .. import files
+from ..collate import PaddingFreeCollator
+from ..data import LazyShardedDataset
+from ..errors import ChecksumError, ConfigError, IsolationError
+from ..world import World, world
+from .attention import check_attention
+from .config import RunConfig
+from .loss import bare_model, plain_head
+from .meter import Meter
+from .model import load_model
+from .proof import IsolationReport, proof_samples, prove_isolation
+from .sft import TrainResult, _arguments, _fused_holds, _save
+from .trainer import PackTrainer, _Log
+
+from transformers import PrinterCallback, Trainer, TrainerCallback  # isort: skip
+from transformers.trainer_utils import get_last_checkpoint  # isort: skip
+
+__all__ = ["STATE_FILE", "LazyTrainer", "train_lazy"]
+
+logger = logging.getLogger(__name__)
+
+STATE_FILE = "stream.json"
+
+
+def train_lazy(
+    config: RunConfig, *, place: World | None = None, progress: Callable[[int, int], None] | None = None
+) -> TrainResult:
+    """Train on `custom.dataset` as its chunks come.
+
+    Args:
+        config: the run's configuration, with `training.sharded_lazy`.
+        place: rank and world size; None: from the launcher's environment.
+        progress: called with (steps done, steps in total).
+
+    Raises:
+        ConfigError: `max_steps` is not set and the stream has no end yet.
+        WaitTimeoutError, FormatError: from reading; see `LazyShardedDataset`.
+    """
+    place = place or world()
+    template = _template(config)
+    dataset = LazyShardedDataset(
+        str(config.custom.dataset),
+        place.rank,
+        place.size,
+        config.training.sharded_lazy_max_wait_s,
+        config.training.sharded_lazy_poll_s,
+        encode=None if template is None else template.encode,
+    )
+    accumulation = config.accumulation(place.size)
+    resumed = _checkpoint(config)
+    if resumed is not None:
+        dataset.load_state_dict(files.read_json(Path(resumed) / STATE_FILE))
+    begun = dataset.state_dict()["step"]
+    if config.model.name_or_path is None:
+        raise ConfigError("no model is named", hint="set model.name_or_path")
+    model = load_model(
+        config.model.name_or_path,
+        attn=config.model.attn,
+        dtype=config.model.dtype,
+        processor=None if template is None else template.processor,
+        seed=config.training.seed,
+    )
+    setup = check_attention(bare_model(model))
+    logger.info("attention: %s", setup.why)
+    folder = Path(config.training.output_dir)
+    files.make_folder(folder)
+    proof, fused = _start_up(config, model, dataset, begun, setup.proven)
+    log_file = folder / "train_log.jsonl"
+    if place.is_writer and resumed is None:
+        files.remove(log_file)
+    arguments = _arguments(config, accumulation, has_eval=False)
+    arguments.ignore_data_skip = True  # the cursor skips, without reading
+    arguments.max_steps = _steps(config, dataset, begun, accumulation, resumed)
+    trainer = LazyTrainer(
+        model, arguments, dataset, begun, place.rank, fused=fused, log_file=log_file, progress=progress
+    )
+    trainer.check_same_stream()
+    outcome = trainer.train(resume_from_checkpoint=resumed)
+    metrics = {"train_loss": float(outcome.training_loss), "steps": trainer.state.global_step}
+    if trainer.args.save_strategy.value != "no":
+        _save(trainer, template, folder / "model")
+    history = [dict(row) for row in trainer.state.log_history]
+    return TrainResult(bare_model(trainer.model), history, metrics, proof, log_file)
+
+
+class LazyTrainer(PackTrainer):
+    """PackTrainer over a LazyShardedDataset.
+
+    Args:
+        begun: micro steps of the stream that were consumed before this run.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        args: Any,
+        dataset: LazyShardedDataset,
+        begun: int,
+        rank: int,
+        *,
+        fused: bool,
+        log_file: Path | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self.rank, self.fused = rank, fused
+        self.stream = dataset
+        self.loss_is_scaled_for_ga = True
+        self.unsupervised_steps = 0
+        self._banner = None
+        self.cursor = _Cursor(dataset, begun)
+        Trainer.__init__(
+            self,
+            model=model,
+            args=args,
+            data_collator=PaddingFreeCollator(bare_model(model)),
+            train_dataset=dataset,
+            callbacks=[self.cursor, _Log(log_file, progress)],
+        )
+        self.meter = Meter(int(dataset.config["pack_length"]), self._summed)
+        self.remove_callback(PrinterCallback)
+        if self.args.n_gpu > 1:
+            raise ConfigError(
+                f"{self.args.n_gpu} GPUs in one process", hint="start one process per GPU with torchrun"
+            )
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        workers = self.args.dataloader_num_workers
+        return DataLoader(
+            self.stream.stream(),
+            batch_size=1,
+            collate_fn=self.data_collator,
+            num_workers=workers,
+            pin_memory=self.args.dataloader_pin_memory and torch.cuda.is_available(),
+            prefetch_factor=self.args.dataloader_prefetch_factor if workers else None,
+            multiprocessing_context="spawn" if workers else None,
+        )
+
+    def check_same_stream(self) -> None:
+        """Every rank must read the same stream from the same slot (one collective).
+
+        Raises:
+            ChecksumError: the ranks differ.
+        """
+        state = self.stream.state_dict()
+        named = f"{state['stream']} {state['start']} {state['step']} {state['order_world']}"
+        mine = int(hashlib.sha256(named.encode()).hexdigest()[:12], 16)
+        numbers = self.accelerator.gather(torch.tensor([mine], device=self.args.device)).tolist()
+        if len(set(numbers)) > 1:
+            raise ChecksumError(
+                f"the ranks read different streams or from different slots: this one {named}",
+                hint="give all ranks the same custom.dataset and the same checkpoint",
+            )
+
+
+class _Cursor(TrainerCallback):  # type: ignore[misc]
+    """Saves the cursor with checkpoints, acknowledges what they cover, and ends with the stream."""
+
+    def __init__(self, dataset: LazyShardedDataset, begun: int) -> None:
+        self.dataset, self.begun = dataset, begun
+        self.first = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.first = state.global_step
+
+    def consumed(self, args: Any, state: Any) -> int:
+        """Micro steps of the stream that are covered by the steps so far."""
+        taken = int(state.global_step) - self.first
+        step = self.begun + taken * int(args.gradient_accumulation_steps)
+        return min(step, self.dataset.steps) if self.dataset.has_ended else step
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        reached = self.consumed(args, state)
+        if state.is_world_process_zero and folder.is_dir():
+            files.publish_json(folder / STATE_FILE, self.dataset.at_step(reached))
+        self.dataset.acknowledge(reached)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step < state.max_steps:
+            logger.warning(
+                "the stream ended after step %d of max_steps %d: training ends with it",
+                state.global_step,
+                state.max_steps,
+            )
+        control.should_training_stop = True
+
+
+def _template(config: RunConfig) -> Any:
+    """The processor, where one is named: tiny models and chunks with media as bytes need it."""
+    if config.template.processor is None:
+        return None
+    from ..template import HFTemplate
+
+    return HFTemplate(config.template.processor, system=config.template.system)
+
+
+def _checkpoint(config: RunConfig) -> str | None:
+    """The checkpoint to resume from.
+
+    Raises:
+        ConfigError: it holds no cursor.
+    """
+    asked = config.training.trainer.get("resume_from_checkpoint")
+    if asked is True or asked == "True":
+        folder = config.training.output_dir
+        asked = get_last_checkpoint(folder) if Path(folder).is_dir() else None
+        if asked is None:
+            raise ConfigError(
+                f"{config.training.output_dir} holds no checkpoint",
+                hint="remove training.resume_from_checkpoint",
+            )
+    if not asked:
+        return None
+    if not (Path(str(asked)) / STATE_FILE).is_file():
+        raise ConfigError(
+            f"{asked} holds no {STATE_FILE}: it is no checkpoint of a growing directory",
+            hint="name a checkpoint that was saved with training.sharded_lazy",
+        )
+    return str(asked)
+
+
+def _steps(
+    config: RunConfig, dataset: LazyShardedDataset, begun: int, accumulation: int, resumed: str | None
+) -> int:
+    """Optimizer steps of the run, those before the checkpoint included."""
+    if config.training.max_steps > 0:
+        return config.training.max_steps
+    if not dataset.has_ended:
+        raise ConfigError(
+            "training.max_steps is not set, and the stream has no end yet",
+            hint="set max_steps: the learning rate needs to know how long training is",
+        )
+    done = 0 if resumed is None else int(files.read_json(Path(resumed) / "trainer_state.json")["global_step"])
+    return done + -(-(dataset.steps - begun) // accumulation)
+
+
+def _start_up(
+    config: RunConfig, model: Any, dataset: LazyShardedDataset, begun: int, proven: bool
+) -> tuple[IsolationReport | None, bool]:
+    """The proof on the first two packs that come, and whether the loss may skip the logits."""
+    from ..collate import attention_of
+
+    bare = bare_model(model)
+    fused = plain_head(bare) is not None
+    packs = [pack for pack in dataset.peek(begun, 2) if not pack.is_filler]
+    if not config.training.proof:
+        if not proven and any(len(pack["lengths"]) > 1 for pack in packs):
+            raise IsolationError(
+                f"nobody has shown that {bare.config.model_type} isolates packed samples on "
+                f"{attention_of(bare)}, and training.proof is off",
+                hint="set training.proof: true",
+            )
+        return None, fused
+    if not packs:
+        return None, fused
+    samples = proof_samples([pack.members() for pack in packs], bare)
+    fused = fused and _fused_holds(bare, samples[0])
+    if len(samples) < 2:
+        return None, fused
+    small = sum(parameter.numel() for parameter in bare.parameters()) <= 50_000_000
+    report = prove_isolation(bare, samples, (attention_of(bare) or "eager",), gradients=small)
+    if not report.ok:
+        raise IsolationError(
+            f"packed samples read each other: {report.first_leak}",
+            hint="use model.attn: sdpa, or train unpacked",
+        )
+    logger.info("start-up proof: %d comparisons on %d samples hold", len(report.rows), len(samples))
+    return report, fused

@@ -1,0 +1,213 @@
+"""Training on a directory of chunks while it grows: every pack once, resume, the launch recipe's refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packtrain import files
+from packtrain.errors import ConfigError, WaitTimeoutError
+from packtrain.export import PackingProducer
+from packtrain.sources.chat import ChatSource
+from packtrain.sources.jsonl import open_source
+from packtrain.template import HFTemplate
+from packtrain.train.config import load_config
+from packtrain.train.lazy import STATE_FILE, train_lazy
+
+ROWS = 60
+
+
+def put(folder: Path, name: str, first: int, count: int) -> None:
+    folder.mkdir(exist_ok=True)
+    rows = [
+        {"question": f"Count to {i}.", "answer": " ".join(map(str, range(i % 20 + 1)))}
+        for i in range(first, first + count)
+    ]
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def producer(root: Path, tokenizer: Path, **options: Any) -> PackingProducer:
+    columns = {"prompt": "question", "response": "answer"}
+    return PackingProducer(
+        root / "in",
+        root / "out",
+        HFTemplate(str(tokenizer)),
+        pack_length=128,
+        packs_per_chunk=2,
+        window=20,
+        poll_interval=0.02,
+        open_shard=lambda path: ChatSource(open_source(path), columns=columns),
+        **options,
+    )
+
+
+def values(root: Path, tokenizer: Path, **training: Any) -> dict[str, Any]:
+    return {
+        "model": {"name_or_path": "tiny:qwen3"},
+        "template": {"processor": str(tokenizer)},
+        "custom": {"dataset": str(root / "out")},
+        "training": {
+            "output_dir": str(root / "run"),
+            "sharded_lazy": True,
+            "sharded_lazy_pre_packed": True,
+            "sharded_lazy_poll_s": 0.02,
+            "packing": False,
+            "train_dataloader_shuffle": False,
+            "save_strategy": "no",
+            "logging_steps": 1,
+            **training,
+        },
+    }
+
+
+def consumed(root: Path) -> list[int]:
+    rows = [json.loads(line) for line in (root / "run" / "train_log.jsonl").read_text().splitlines()]
+    return [int(row["packs"]) for row in rows if "loss" in row]
+
+
+def test_training_reads_along(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """Training begins before there is anything, waits, and ends with the stream; checkpoints acknowledge."""
+    made = producer(tmp_path, tokenizer_folder, flush_s=0.2)
+    (tmp_path / "in").mkdir()
+
+    def bursts() -> None:
+        thread = threading.Thread(target=lambda: made.run(watch=True))
+        thread.start()
+        for number in range(3):
+            put(tmp_path / "in", f"{number}.jsonl", 20 * number, 20)
+            thread.join(0.4)
+        (tmp_path / "in" / "END").touch()
+        thread.join(60)
+
+    feeding = threading.Thread(target=bursts)
+    feeding.start()
+    config = load_config(
+        values(
+            tmp_path,
+            tokenizer_folder,
+            max_steps=1000,
+            gradient_accumulation_steps=2,
+            save_strategy="steps",
+            save_steps=5,
+            sharded_lazy_max_wait_s=60,
+        )
+    )
+    trained = train_lazy(config)
+    feeding.join(60)
+    assert sum(consumed(tmp_path)) == made.stats.packs and made.stats.packed == ROWS
+    assert trained.metrics["steps"] == -(-made.stats.packs // 2)
+    assert trained.proof is not None and trained.proof.ok
+    state = files.read_json(tmp_path / "run" / "checkpoint-5" / STATE_FILE)
+    assert state["step"] == 10 and (tmp_path / "out" / "chunk_00000004.arrow.completed").exists()
+
+
+def test_resume_continues_the_stream(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """Stopped at a checkpoint and resumed: the losses of the rest are those of an uninterrupted run."""
+    put(tmp_path / "in", "a.jsonl", 0, ROWS)
+    packs = producer(tmp_path, tokenizer_folder).run().packs
+    whole = train_lazy(load_config(values(tmp_path, tokenizer_folder, output_dir=str(tmp_path / "whole"))))
+    assert whole.metrics["steps"] == packs
+    part = values(tmp_path, tokenizer_folder, max_steps=4, save_strategy="steps", save_steps=4)
+    part["training"].update(lr_scheduler_type="constant")
+    train_lazy(load_config(part))
+    rest = values(tmp_path, tokenizer_folder, lr_scheduler_type="constant", resume_from_checkpoint=True)
+    resumed = train_lazy(load_config(rest))
+    assert resumed.metrics["steps"] == packs
+    assert [step for step, _ in resumed.losses] == list(range(1, packs + 1))
+    constant = values(
+        tmp_path, tokenizer_folder, output_dir=str(tmp_path / "constant"), lr_scheduler_type="constant"
+    )
+    folder = tmp_path / "out" / "acks"
+    for path in [*folder.iterdir(), *(tmp_path / "out").glob("*.completed")]:
+        path.unlink()
+    straight = train_lazy(load_config(constant))
+    assert [loss for _, loss in resumed.losses] == pytest.approx(
+        [loss for _, loss in straight.losses], abs=1e-5
+    )
+    with pytest.raises(ConfigError, match=r"holds no stream\.json"):
+        (tmp_path / "run" / "checkpoint-4" / STATE_FILE).unlink()
+        train_lazy(load_config(rest))
+
+
+def test_what_the_recipe_refuses(tmp_path: Path, tokenizer_folder: Path) -> None:
+    base = values(tmp_path, tokenizer_folder)
+
+    def refused(match: str, section: str = "training", **changes: Any) -> None:
+        changed = {**base, section: {**base[section], **changes}}
+        with pytest.raises(ConfigError, match=match):
+            load_config(changed)
+
+    load_config(base)
+    refused("packing is true, but the data are packs already", packing=True)
+    refused("train_dataloader_shuffle is true", train_dataloader_shuffle=True)
+    refused("sharded_lazy_pre_packed is not true", sharded_lazy_pre_packed=False)
+    off = {"sharded_lazy": False, "sharded_lazy_pre_packed": False}
+    refused(r"sharded_lazy_poll_s has no effect", **off)
+    refused(r"custom\.dataset has no effect without", **off, sharded_lazy_poll_s=1.0)
+    refused(r"sharded_lazy_pre_packed has no effect", sharded_lazy=False)
+    again = load_config(load_config(base).to_dict())
+    assert again.training.sharded_lazy and not again.training.packing
+    assert load_config(load_config({}).to_dict()) == load_config({})
+    refused("needs custom.dataset", "custom", dataset=None)
+    refused("replan has no effect", replan="epoch")
+    refused("train_jsonl has no effect", "custom", train_jsonl="a.jsonl")
+    refused("a stream is read once", num_train_epochs=2)
+    recipe = {"custom": {"dataset": "x"}, "training": {"packing": True}}
+    with pytest.raises(ConfigError, match="packs already"):
+        load_config(base, recipe)
+
+
+def test_max_steps_before_the_end(tmp_path: Path, tokenizer_folder: Path) -> None:
+    put(tmp_path / "in", "a.jsonl", 0, ROWS)
+    producer(tmp_path, tokenizer_folder).run()
+    (tmp_path / "out" / "END").unlink()
+    with pytest.raises(ConfigError, match=r"max_steps is not set, and the stream has no end"):
+        train_lazy(load_config(values(tmp_path, tokenizer_folder)))
+    late = values(tmp_path, tokenizer_folder, max_steps=1000, sharded_lazy_max_wait_s=0.1)
+    with pytest.raises(WaitTimeoutError, match=r"the producer .* has stopped"):
+        train_lazy(load_config(late))
+
+
+def test_two_ranks_with_the_launch_recipe(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """Two real ranks wait for a producer that starts later, make the same steps, and use every pack once."""
+    import yaml
+
+    plain = values(tmp_path, tokenizer_folder, save_strategy="steps", save_steps=3)
+    recipe = {
+        name: plain["training"].pop(name)
+        for name in ("sharded_lazy", "sharded_lazy_pre_packed", "packing", "train_dataloader_shuffle")
+    }
+    recipe["dataset"] = plain["custom"].pop("dataset")
+    plain["training"].pop("sharded_lazy_poll_s")
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(plain), encoding="utf-8")
+    options = [word for name, value in recipe.items() for word in (f"--{name}", str(value).lower())]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    train = ["-m", "packtrain", "train", str(tmp_path / "run.yaml"), *options, "--max_steps", "50", "--json"]
+    process = subprocess.Popen(
+        [sys.executable, *launch, *train],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    put(tmp_path / "in", "a.jsonl", 0, ROWS)
+    stats = producer(tmp_path, tokenizer_folder).run()
+    out, error = process.communicate(timeout=200)
+    assert process.returncode == 0, error
+    told = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
+    rounds = [sum(files.read_json(path)["packs"] for path in chunks(tmp_path)[rank::2]) for rank in range(2)]
+    assert told["steps"] == max(rounds) and sum(consumed(tmp_path)) == stats.packs
+    assert "the stream ended after step" in error
+    acks = [files.read_json(tmp_path / "out" / "acks" / f"w00002_r0000{rank}.json") for rank in range(2)]
+    assert [ack["step"] for ack in acks] == [max(rounds) // 3 * 3] * 2 or acks[0]["step"] == max(rounds)
+
+
+def chunks(root: Path) -> list[Path]:
+    return sorted((root / "out").glob("chunk_*.json"))
