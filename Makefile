@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.packtrain-ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-hosts lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 	PYTHON=$(PYTHON) VENV=$(VENV) sh scripts/setup.sh
@@ -15,6 +15,9 @@ demo: $(STAMP)  ## measure, plan, train and report on data the project makes its
 
 test: $(STAMP)  ## the whole test suite
 	$(BIN)/python -m pytest
+
+test-hosts: $(STAMP)  ## tests in virtual environments of other packages, made once in PACKTRAIN_HOSTS
+	$(BIN)/python -m pytest tests/hosts -m hosts
 
 lint: $(STAMP)  ## style and types
 	$(BIN)/ruff check .
