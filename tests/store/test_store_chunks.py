@@ -145,6 +145,23 @@ def test_a_tensor_without_palette_stays_whole(tmp_path: Path) -> None:
     assert_same(reader[1][0]["pixel_values"], free)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64])
+def test_padding_of_sound_features_is_not_stored(tmp_path: Path, dtype: torch.dtype) -> None:
+    """A clip of 70 of 3,000 frames, one that fills them, an empty one: bit for bit, at their own size."""
+    short, full = torch.full((2, 8, 3000), -0.75), torch.randn(1, 8, 3000) * 100
+    short[:, :, :70] = torch.randn(2, 8, 70) * 100
+    silent = torch.full((1, 8, 3000), -0.0)
+    tensors = [tensor.to(dtype) for tensor in (short, full, silent)]
+    packs = [[text(n, [1], input_features=tensor) for n, tensor in enumerate(tensors)], [text(3, [2])]]
+    reader = write(tmp_path / "c.arrow", packs)
+    for sample, tensor in zip(reader[0], tensors, strict=True):
+        assert_same(sample["input_features"], tensor)
+    assert reader.manifest["fields"]["input_features"]["tail"]
+    assert reader.manifest["bytes"] < 1.2 * full.numel() * torch.empty(0, dtype=dtype).element_size() + 16_000
+    reader.row(0)["input_features"].zero_()
+    assert_same(ChunkReader(tmp_path / "c.arrow")[0][0]["input_features"], tensors[0])
+
+
 class Encoder:
     """Counts pixels: input_ids [width, height], pixel_values from the picture."""
 

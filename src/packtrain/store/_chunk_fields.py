@@ -10,6 +10,10 @@ Integers are narrowed to the smallest type that holds all values of a field in t
 their own. `palette` is the lossless form of decoded pictures: a pixel tensor that was normalised from bytes
 has at most 256 values in each colour channel, so one byte and a table of values give every bit back. A
 tensor with more values (sound features, pictures scaled in floating point) has none and stays as it is.
+
+A *tail* is what padding leaves: sound features have 3,000 or 30,000 frames whatever the clip's length, and
+from its end on one and the same value. Frames behind the last one that differs are not stored, only their
+value.
 """
 
 from __future__ import annotations
@@ -24,7 +28,17 @@ from numpy.typing import NDArray
 from .. import files
 from ..errors import InputError
 
-__all__ = ["JSON", "Value", "from_palette", "narrowest", "read_value", "restore", "to_palette"]
+__all__ = [
+    "JSON",
+    "Value",
+    "from_palette",
+    "from_tail",
+    "narrowest",
+    "read_value",
+    "restore",
+    "to_palette",
+    "to_tail",
+]
 
 JSON = "json"
 
@@ -162,6 +176,31 @@ def from_palette(
     out = np.empty(planes.shape, dtype=table.dtype)
     for channel in range(channels):
         out[:, channel] = table.reshape(channels, -1)[channel][planes[:, channel]]
+    return out.reshape(-1)
+
+
+# --------------------------------------------------------------------------------------------
+# tails
+# --------------------------------------------------------------------------------------------
+def to_tail(value: Value) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    """(flat values of the first places of the last axis, [the value of all behind]); None: not worth it."""
+    size = value.shape[-1] if len(value.shape) > 1 else 0
+    if size < 64 or not len(value.array):
+        return None
+    rows = value.array.reshape(-1, size)
+    bits = rows.view(_BITS[rows.dtype.itemsize])
+    differs = np.flatnonzero((bits != bits[-1, -1]).any(axis=0))
+    kept = int(differs[-1]) + 1 if len(differs) else 1
+    if kept > size * 3 // 4:
+        return None
+    return np.ascontiguousarray(rows[:, :kept]).reshape(-1), value.array[-1:].copy()
+
+
+def from_tail(flat: NDArray[Any], tail: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """The flat values with their tail."""
+    rows = int(np.prod(shape[:-1], dtype=np.int64))
+    out = np.full((rows, shape[-1]), tail[0], dtype=flat.dtype)
+    out[:, : len(flat) // rows] = flat.reshape(rows, -1)
     return out.reshape(-1)
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .. import files
 from ..errors import ChecksumError, FormatError, MissingExtraError
-from ._chunk_fields import JSON, from_palette, restore
+from ._chunk_fields import JSON, from_palette, from_tail, restore
 from ._chunk_media import MEDIA_BYTES, MEDIA_FIELDS, MEDIA_RECORD, encode_again
 from ._folders import check_seal
 
@@ -201,10 +201,13 @@ class ChunkReader:
         shapes = batch.column(self._column[f"{name}.shape"]).to_pylist()
         dtypes = batch.column(self._column[f"{name}.dtype"]).to_pylist()
         tables = batch.column(self._column[f"{name}.palette"]) if told["palette"] else None
+        tails = batch.column(self._column[f"{name}.tail"]) if told["tail"] else None
         for number, (sample, dtype, shape) in enumerate(zip(samples, dtypes, shapes, strict=True)):
             if dtype is None:
                 continue
             flat = numbers[offsets[number] : offsets[number + 1]]
+            if tails is not None and tails[number].is_valid:
+                flat = from_tail(flat, tails[number].values.to_numpy(), tuple(shape))
             if tables is not None:
                 table = tables[number].values.to_numpy()
                 flat = from_palette(flat, table, dtype, tuple(shape))

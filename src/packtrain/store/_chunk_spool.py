@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from .. import files
 from ..errors import InputError
-from ._chunk_fields import JSON, Value, narrowest, read_value, to_palette
+from ._chunk_fields import JSON, Value, narrowest, read_value, to_palette, to_tail
 
 __all__ = ["SPOOL", "Facts", "Held", "Spool", "is_media"]
 
@@ -29,7 +29,7 @@ FIRST = ("input_ids", "labels", "position_ids")
 
 @dataclass(slots=True)
 class Held:
-    """One value in the spool: where its numbers are, and those of its palette."""
+    """One value in the spool: where its numbers are, those of its palette, and the value of its tail."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -37,6 +37,7 @@ class Held:
     offset: int
     count: int
     table: NDArray[Any] | None = None
+    tail: NDArray[Any] | None = None
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class Facts:
         kinds: stored types seen; more than one only among integers.
         low, high: range of its integers.
         palette: every value so far has a palette.
+        tail: some value has a tail.
     """
 
     kinds: set[str] = field(default_factory=set)
@@ -55,6 +57,7 @@ class Facts:
     low: int = 0
     high: int = 0
     palette: bool = False
+    tail: bool = False
     is_token: bool = True
 
     def see(self, value: Value, name: str, length: int) -> None:
@@ -114,11 +117,15 @@ class Spool:
             value = read_value(raw, name)
             facts = self.facts.setdefault(name, Facts(palette=self._palettes))
             facts.see(value, name, length)
-            facts.palette &= is_media(name, value.shape, length)
+            media = is_media(name, value.shape, length)
+            facts.palette &= media
             coded = to_palette(value) if facts.palette else None
             facts.palette = coded is not None
-            array, table = (value.array, None) if coded is None else coded
-            out[name] = Held(value.dtype, value.shape, array.dtype, self._end, len(array), table)
+            cut = to_tail(value) if media and coded is None else None
+            facts.tail |= cut is not None
+            array, table = coded or (cut[0] if cut else value.array, None)
+            tail = cut[1] if cut else None
+            out[name] = Held(value.dtype, value.shape, array.dtype, self._end, len(array), table, tail)
             self._file.write(array.data if len(array) else b"")
             self._end += array.nbytes
         return out

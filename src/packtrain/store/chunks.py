@@ -10,7 +10,8 @@
 
 One record batch is one pack, one row one sample (segment). Columns: `sample_id` (int64, else text), and for
 each field `<name>` (`large_list`, the numbers of the sample one after the other), `<name>.shape` and
-`<name>.dtype` (what they are folded to and restored as), `<name>.palette` where pictures are kept as `uint8`;
+`<name>.dtype` (what they are folded to and restored as), `<name>.palette` where pictures are kept as `uint8`,
+`<name>.tail` where the padding of a media tensor is cut off (exact: one value stands for all of it);
 `media.record`, `media.fields` and `media.bytes` where they are kept as bytes. A field that a sample lacks
 is null. All integers take the smallest type that holds every value of the field in the chunk (ids of a
 vocabulary under 65,536: uint16) and come back in their own, bit for bit, as do all other values.
@@ -19,7 +20,7 @@ vocabulary under 65,536: uint16) and come back in their own, bit for bit, as do 
 
     source   the bytes of the media and the record; reading encodes them again (the default; needs `records`)
     uint8    tensors; pixels that were normalised from bytes as those bytes and a table (exact, a quarter)
-    tensor   tensors as they are: read without any copy
+    tensor   tensors as they are: read without any copy, where no padding was cut off
 
 A chunk is absent or whole: the file is renamed to its name when it is complete, and the manifest (size,
 SHA-256, counts, and what the caller gives as `meta`) comes last. The same packs give the same bytes.
@@ -229,10 +230,11 @@ def _write(handle: _Hashed, spool: Spool, sources: list[list[Any]], media: str) 
             "dtypes": facts.dtypes,
             "stored": str(facts.stored()),
             "palette": facts.palette,
+            "tail": facts.tail,
             # A field that every sample has, with one value per token: read a pack at a time.
             "per_token": facts.is_token and whole and len(facts.dtypes) == 1,
         }
-        columns += _columns(pa, name, pa.from_numpy_dtype(facts.stored()), facts.palette, spool)
+        columns += _columns(pa, name, spool)
     has_media = any(one for many in sources for one in many)
     if has_media:
         columns.append(pa.field(MEDIA_BYTES, pa.list_(pa.large_binary())))
@@ -251,14 +253,18 @@ def _write(handle: _Hashed, spool: Spool, sources: list[list[Any]], media: str) 
     return described
 
 
-def _columns(pa: Any, name: str, stored: Any, palette: bool, spool: Spool) -> list[Any]:
+def _columns(pa: Any, name: str, spool: Spool) -> list[Any]:
+    facts = spool.facts[name]
+    stored = pa.from_numpy_dtype(facts.stored())
     columns = [
         pa.field(name, pa.large_list(pa.field("item", stored, nullable=False))),
         pa.field(f"{name}.shape", pa.list_(pa.int64())),
         pa.field(f"{name}.dtype", pa.dictionary(pa.int8(), pa.string())),
     ]
-    if palette:
+    if facts.palette:
         columns.append(pa.field(f"{name}.palette", pa.large_list(_table_type(pa, name, spool))))
+    if facts.tail:
+        columns.append(pa.field(f"{name}.tail", pa.large_list(stored)))
     return columns
 
 
@@ -284,6 +290,9 @@ def _arrays(pa: Any, name: str, spool: Spool, held: list[Held | None]) -> list[A
     if facts.palette:
         tables = [None if one is None or one.table is None else one.table.reshape(-1) for one in held]
         out.append(pa.array(tables, pa.large_list(_table_type(pa, name, spool))))
+    if facts.tail:
+        tails = [None if one is None or one.tail is None else one.tail.astype(stored) for one in held]
+        out.append(pa.array(tails, pa.large_list(pa.from_numpy_dtype(stored))))
     return out
 
 
