@@ -123,7 +123,7 @@ def test_crash_after_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         producer(tmp_path / "in", folder, window=8, packs_per_chunk=3).run()
 
     monkeypatch.setattr("packtrain.export.producer.Claim", Unclaimed)
-    steps = crash_points(verb, tmp_path / "scratch", check=check, ignore=CLAIMS)
+    steps = crash_points(verb, tmp_path / "scratch", check=check, ignore=CLAIMS, every=2)
     assert steps >= 80
 
 
@@ -186,6 +186,59 @@ def halted(made: PackingProducer, after: int) -> PackingProducer:
 
     made._commit = stop  # type: ignore[method-assign]
     return made
+
+
+def test_a_shard_that_changes_while_it_is_read(tmp_path: Path) -> None:
+    """Nothing that was read from other bytes is published."""
+
+    class Meddles(EncodedTemplate):
+        def encode(self, sample: Any) -> Any:
+            put(tmp_path / "in", "a.jsonl", lengths_of(60), 7)  # as long, other tokens
+            return super().encode(sample)
+
+    put(tmp_path / "in", "a.jsonl", lengths_of(60))
+    made = PackingProducer(tmp_path / "in", tmp_path / "out", Meddles(), pack_length=100, kind="encoded")
+    with pytest.raises(SourceError, match=r"a\.jsonl (was written again|changed after)"):
+        made.run()
+    assert not list((tmp_path / "out").glob("chunk_*"))
+
+
+def test_a_restart_hashes_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path / "in", "a.jsonl", lengths_of(60))
+    with pytest.raises(RuntimeError):
+        halted(producer(tmp_path / "in", tmp_path / "out", window=10), after=2).run()
+    monkeypatch.setattr("packtrain.export._journal.content_digest", lambda path: pytest.fail("hashed again"))
+    producer(tmp_path / "in", tmp_path / "out", window=10).run()
+    reader = LazyShardedDataset(tmp_path / "out")
+    assert [reader.where(one) for one in (0, 59)] == [("a.jsonl", 0), ("a.jsonl", 59)]
+    with pytest.raises(InputError, match="no sample 60"):
+        reader.where(60)
+
+
+def test_crash_while_cleaning_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removal stopped anywhere is finished by the next run; what is not acknowledged stays."""
+    put(tmp_path / "in", "a.jsonl", lengths_of(60))
+    monkeypatch.setattr("packtrain.export.producer.Claim", Unclaimed)
+
+    def prepare(folder: Path) -> None:
+        with pytest.raises(RuntimeError):
+            halted(producer(tmp_path / "in", folder, window=10), after=6).run()
+        reader = LazyShardedDataset(folder, start="beginning", max_wait_time=1)
+        for _, _ in zip(range(14), reader, strict=False):
+            pass
+        assert reader.acknowledge() == [0, 1, 2]
+
+    def verb(folder: Path) -> None:
+        producer(tmp_path / "in", folder, window=10, keep_completed=1).run()
+
+    def check(folder: Path) -> None:
+        assert all((folder / f"chunk_{number:08d}.json").exists() for number in (2, 3, 4, 5))
+
+    assert crash_points(verb, tmp_path / "scratch", prepare=prepare, check=check, ignore=CLAIMS, every=5) > 20
+    out = tmp_path / "scratch" / "out"
+    assert sorted(int(path.name[6:14]) for path in out.glob("chunk_*.arrow"))[:2] == [2, 3]
+    rest = list(LazyShardedDataset(out, max_wait_time=1))
+    assert rest[0].slot == 14 and len(rest) == sum(files.read_json(out / "index.json")["packs"]) - 14
 
 
 def test_a_raw_shard_that_is_gone(tmp_path: Path) -> None:

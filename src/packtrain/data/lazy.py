@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 
 from ..errors import FormatError, InputError
 from ..store.chunks import ChunkReader
-from ..store.growing import STREAM, Order, View, acknowledged, chunk_name
+from ..store.growing import STREAM, Order, View, acknowledged, chunk_name, raw_place
 from ..waiting.poll import Clock, SystemClock
 from ..world import World
 from ._acknowledge import Cursor, mark_completed, publish_cursor
@@ -186,6 +186,10 @@ class LazyShardedDataset(Dataset[PackRow]):  # type: ignore[misc]
             raise IndexError(f"pack {local} of rank {self.rank}: the stream has ended before it")
         return place
 
+    def where(self, sample_id: int) -> tuple[str, int]:
+        """(raw shard, record from 0) that a sample came from."""
+        return raw_place(self.directory, sample_id)
+
     def sampler(self) -> SlotSampler:
         """Slots of this rank, as they become visible: for `DataLoader(ds, sampler=ds.sampler())`."""
         return SlotSampler(self)
@@ -231,6 +235,7 @@ class LazyShardedDataset(Dataset[PackRow]):  # type: ignore[misc]
             The numbers of the chunks that were marked.
         """
         self._begin()
+        self._view.refresh()  # workers may have read what this process has not seen
         cursor = self._here()
         if isinstance(step, Mapping):
             slots = Cursor.of_dict(step).slots

@@ -27,6 +27,8 @@ class Housekeeping:
         self.stream = stream
         self.packs = packs
         self._order: Order | None = None
+        self._used: set[int] = set()
+        self._next: list[int] = []
 
     def publish_index(self) -> None:
         """Rewrite `index.json`."""
@@ -39,11 +41,16 @@ class Housekeeping:
             return set()
         world, slots = int(cursor["order_world"]), int(cursor["slots"])
         if self._order is None or self._order.world != world:
-            self._order = Order(world)
-        for packs in self.packs[self._order.chunks :]:
-            self._order.append(packs)
+            self._order, self._used, self._next = Order(world), set(), list(range(world))
         order = self._order
-        return {chunk for chunk in range(order.chunks) if order.end_of(chunk) <= slots}
+        for packs in self.packs[order.chunks :]:
+            order.append(packs)
+        for rank, chunk in enumerate(self._next):  # of each rank the first chunk that is not used up
+            while chunk < order.chunks and order.end_of(chunk) <= slots:
+                self._used.add(chunk)
+                chunk += world
+            self._next[rank] = chunk
+        return self._used
 
     def ahead(self) -> int:
         """Chunks that are published and not used up."""

@@ -18,7 +18,7 @@ from ..sources import open_source
 from ..sources.chat import ChatSource
 from ..store.chunks import ChunkWriter
 from ._journal import Journal, RawShard
-from ._raw_shards import content_digest
+from ._raw_shards import content_digest, stamp_of
 
 __all__ = ["Intake", "opener"]
 
@@ -46,6 +46,7 @@ class Intake:
         self._open_shard = open_shard
         self._template = template
         self._sources: dict[int, Source] = {}
+        self._touched: set[int] = set()
 
     def admit(self, say: Callable[[str], None]) -> int:
         """Take the shards that became complete; returns how many."""
@@ -54,8 +55,8 @@ class Intake:
         for name in names:
             say(f"opening {name}")
             path = raw.path(name)
-            self.journal.remember(name)
-            digest, size = content_digest(path)
+            stamp = stamp_of(path)
+            content = content_digest(path)
             source: Source | None = None
             fault = None
             try:
@@ -63,7 +64,8 @@ class Intake:
             except InputError as error:
                 fault = error.message
                 logger.warning("%s cannot be read and is left out: %s", path, fault)
-            shard = self.journal.admit(name, 0 if source is None else len(source), digest, size, fault)
+            rows = 0 if source is None else len(source)
+            shard = self.journal.admit(name, rows, content, stamp, fault)
             if shard.duplicate_of is not None:
                 logger.warning("%s has the bytes of %s, which was read: left out", path, shard.duplicate_of)
             elif source is not None:
@@ -76,6 +78,7 @@ class Intake:
         Raises:
             SourceError: its file is gone, or was written again.
         """
+        self._touched.add(shard.number)
         source = self._sources.get(shard.number)
         if source is None:
             path = self.journal.raw.path(shard.name)
@@ -88,6 +91,18 @@ class Intake:
             source = self._open_shard(path)
             self._keep(shard, source)
         return source
+
+    def check_unchanged(self) -> None:
+        """What was read since the last call came from the bytes that were taken.
+
+        Raises:
+            SourceError: a shard was written again meanwhile.
+        """
+        for number in sorted(self._touched):
+            shard = self.journal.shards[number]
+            if self.journal.raw.path(shard.name).exists():
+                self.journal.is_new(shard.name)
+        self._touched.clear()
 
     def _keep(self, shard: RawShard, source: Source) -> None:
         self._sources[shard.number] = source

@@ -24,7 +24,7 @@ from ..errors import FormatError, SourceError
 from ..store._folders import sealed
 from ..store.growing import JOURNAL, chunk_name, is_sealed, number_of
 from ..waiting.poll import fresh_names
-from ._raw_shards import RawFolder, content_digest, signature
+from ._raw_shards import RawFolder, content_digest, stamp_of
 
 __all__ = ["Journal", "RawShard"]
 
@@ -37,6 +37,7 @@ class RawShard:
 
     Attributes:
         start, rows: its samples have the ids start … start + rows - 1.
+        stamp: digest of its files' names, sizes and times; while it is the same, nothing is hashed again.
         fault: why it could not be read (rows is 0 then), or None.
         duplicate_of: name of a shard with the same bytes that was taken before (rows is 0 then), or None.
     """
@@ -47,6 +48,7 @@ class RawShard:
     rows: int
     bytes: int
     sha256: str
+    stamp: str
     fault: str | None = None
     duplicate_of: str | None = None
 
@@ -60,7 +62,7 @@ class Journal:
         self.raw = raw
         self.shards: list[RawShard] = []
         self._stops: list[int] = []
-        self._signatures: dict[str, Any] = {}
+        self._stamps: dict[str, str] = {}
         self._latest: dict[str, RawShard] = {}
         self._by_digest: dict[str, RawShard] = {}
 
@@ -82,8 +84,16 @@ class Journal:
                 )
             self._take(RawShard(**{key: value for key, value in told.items() if key != "seal"}))
 
-    def admit(self, name: str, rows: int, sha256: str, size: int, fault: str | None) -> RawShard:
-        """Give a shard its ids, durably."""
+    def admit(
+        self, name: str, rows: int, content: tuple[str, int], stamp: str, fault: str | None
+    ) -> RawShard:
+        """Give a shard its ids, durably.
+
+        Args:
+            content: digest of its bytes, and their number.
+            stamp: of its files before they were read.
+        """
+        sha256, size = content
         same = self._by_digest.get(sha256)
         shard = RawShard(
             number=len(self.shards),
@@ -92,6 +102,7 @@ class Journal:
             rows=rows if same is None else 0,
             bytes=size,
             sha256=sha256,
+            stamp=stamp,
             fault=fault,
             duplicate_of=None if same is None else same.name,
         )
@@ -103,6 +114,7 @@ class Journal:
         self.shards.append(shard)
         self._stops.append(shard.start + shard.rows)
         self._latest[shard.name] = shard
+        self._stamps[shard.name] = shard.stamp
         if shard.rows:
             self._by_digest.setdefault(shard.sha256, shard)
 
@@ -116,8 +128,8 @@ class Journal:
         if known is None:
             return True
         path = self.raw.path(name)
-        now = signature(path)
-        if self._signatures.get(name) == now:
+        now = stamp_of(path)
+        if self._stamps[name] == now:
             return False
         found = content_digest(path)[0]
         if found != known.sha256:
@@ -127,12 +139,8 @@ class Journal:
                 f"{path} was written again after it was read: {known.rows} samples came from other bytes",
                 hint="put the old file back, and deliver new samples under a new name",
             )
-        self._signatures[name] = now
+        self._stamps[name] = now
         return False
-
-    def remember(self, name: str) -> None:
-        """This shard is now as it was when it was hashed."""
-        self._signatures[name] = signature(self.raw.path(name))
 
     def shard_of(self, sample_id: int) -> RawShard:
         """The shard that a sample came from."""

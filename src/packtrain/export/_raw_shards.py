@@ -17,14 +17,14 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from .. import files
 from ..errors import InputError, SourceError, UnknownNameError
 from ..extend import lookup, names
 from ..sources._paths import natural
 from ..waiting.poll import Clock, Watch, fresh_names
 
-__all__ = ["READY", "RawFolder", "content_digest", "signature"]
+__all__ = ["READY", "RawFolder", "content_digest", "signature", "stamp_of"]
 
 READY = ("rename", "marker", "stable")
 
@@ -144,6 +144,11 @@ def signature(path: Path) -> Signature:
     return tuple(found)
 
 
+def stamp_of(path: Path) -> str:
+    """Digest of `signature`."""
+    return files.digest_json(signature(path))
+
+
 def content_digest(path: Path) -> tuple[str, int]:
     """(SHA-256 over names and bytes of a shard's files, bytes)."""
     whole, size = hashlib.sha256(), 0
@@ -165,8 +170,3 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
             if not name.startswith("."):
                 file = Path(folder) / name
                 yield os.path.relpath(file, path), file
-
-
-def fault_of(error: Exception) -> dict[str, Any]:
-    """Why a shard could not be opened, as plain JSON."""
-    return {"fault": getattr(error, "message", None) or f"{type(error).__name__}: {error}"}

@@ -302,6 +302,7 @@ class PackingProducer:
         if not last and writer.packs < self.packs_per_chunk:
             writer.discard()
             return False
+        self._intake.check_unchanged()
         for sample_id, error in failed.items():
             self._leave_out(sample_id, error.reason, error.message)
         self._pending = self._pending[used:]

@@ -25,7 +25,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import ForeignArtefactError, FormatError
+from .. import files
+from ..errors import ForeignArtefactError, FormatError, InputError
 from ..waiting.poll import Clock, SystemClock, Watch, fresh_json, fresh_names
 from ._chunk_reader import CHUNK_SCHEMA
 from ._folders import sealed
@@ -45,6 +46,7 @@ __all__ = [
     "chunk_name",
     "is_sealed",
     "number_of",
+    "raw_place",
     "read_stream",
 ]
 
@@ -112,6 +114,26 @@ def acknowledged(folder: Path, stream: str) -> dict[str, Any] | None:
         if best is None or int(least["slots"]) > int(best["slots"]):
             best = least
     return best
+
+
+def raw_place(folder: Path, sample_id: int) -> tuple[str, int]:
+    """(raw shard, record from 0) of a sample, from the producer's journal.
+
+    Raises:
+        InputError: no shard of the stream has it.
+    """
+    names = [name for name in fresh_names(folder / JOURNAL) if name.startswith("shard_")]
+
+    def start_of(name: str) -> int:
+        return int(files.read_json(folder / JOURNAL / name)["start"])
+
+    for name in reversed(names[: bisect.bisect_right(names, sample_id, key=start_of)]):
+        told = files.read_json(folder / JOURNAL / name)
+        if told["rows"]:
+            if 0 <= sample_id - told["start"] < told["rows"]:
+                return str(told["name"]), sample_id - int(told["start"])
+            break
+    raise InputError(f"no sample {sample_id} in {folder}", hint="ids are those of `sample_ids`")
 
 
 class Order:
