@@ -11,6 +11,7 @@ from typing import Any
 
 import kills
 import pytest
+import words_in
 from words_in import lengths_of, producer, put
 
 from packtrain import files
@@ -18,6 +19,7 @@ from packtrain.data import LazyShardedDataset
 from packtrain.errors import ForeignArtefactError, FormatError, InputError, SampleError, SourceError
 from packtrain.export import PackingProducer
 from packtrain.sources.encoded import EncodedTemplate
+from packtrain.sources.encoded import open_source as open_rows
 from packtrain.store.chunks import ChunkReader
 from packtrain.testing import crash_points, snapshot
 from packtrain.waiting.claim import Claim
@@ -132,8 +134,10 @@ def test_encoding_faults_go_to_the_ledger(tmp_path: Path) -> None:
 
     class Fails(EncodedTemplate):
         def encode(self, sample: Any) -> Any:
-            if len(sample["input_ids"]) in (39, 76):
+            if len(sample["input_ids"]) == 39:
                 raise SampleError("truncated_media", "cut off")
+            if len(sample["input_ids"]) == 76:
+                raise RuntimeError("a decoder's own error")
             return super().encode(sample)
 
     put(tmp_path / "in", "a.jsonl", lengths_of(60))
@@ -148,13 +152,31 @@ def test_encoding_faults_go_to_the_ledger(tmp_path: Path) -> None:
     )
     stats = made.run()
     bad = [number for number, length in enumerate(lengths_of(60)) if length in (39, 76)]
-    assert bad and stats.dropped == {"truncated_media": len(bad)} and stats.read == stats.packed + len(bad)
+    assert set(stats.dropped) == {"truncated_media", "failed"} and sum(stats.dropped.values()) == len(bad)
+    assert stats.read == stats.packed + len(bad)
     assert sorted(row["id"] for row in ledger_of(tmp_path / "out")) == bad
     assert sorted(one for pack in packs_of(tmp_path / "out") for one in pack) == [
         number for number in range(60) if number not in bad
     ]
     assert all(len(ChunkReader(path)) == 3 for path in sorted((tmp_path / "out").glob("*.arrow"))[:-1])
     assert made.where(5) == "a.jsonl:6"
+
+
+def test_workers_make_the_same_bytes(tmp_path: Path) -> None:
+    """Two processes or none, and one that dies is named; the run after it goes on."""
+    put(tmp_path / "in", "a.jsonl", lengths_of(50))
+    put(tmp_path / "in", "b.jsonl", lengths_of(30, 50), 50)
+    producer(tmp_path / "in", tmp_path / "one", packs_per_chunk=7).run()
+    template = words_in.Dies(tmp_path / "once")
+    options: dict[str, Any] = {"pack_length": 100, "packs_per_chunk": 7, "window": 40, "kind": "encoded"}
+    with pytest.raises(InputError, match="a worker process of the producer died"):
+        PackingProducer(tmp_path / "in", tmp_path / "two", template, workers=2, **options).run()
+    stats = PackingProducer(tmp_path / "in", tmp_path / "two", template, workers=2, **options).run()
+    assert stats.packed == 80
+    assert snapshot(tmp_path / "one", CLAIMS) == snapshot(tmp_path / "two", CLAIMS)
+    local: dict[str, Any] = {"open_shard": lambda path: open_rows(path), "workers": 2}
+    with pytest.raises(InputError, match="cannot go to a worker process"):
+        producer(tmp_path / "in", tmp_path / "three", **local).run()
 
 
 def test_duplicate_faulty_and_rewritten_shards(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

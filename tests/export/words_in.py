@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from packtrain.export import PackingProducer
 from packtrain.sources.encoded import EncodedTemplate
+
+
+class Dies(EncodedTemplate):
+    """Kills its process once, at the 20th sample that some process encodes."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark, self.seen = mark, 0
+
+    def encode(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        self.seen += 1
+        if self.seen == 20 and not self.mark.exists():
+            self.mark.touch()
+            os._exit(9)
+        return super().encode(sample)
 
 
 def row(length: int, number: int = 0) -> dict[str, Any]:

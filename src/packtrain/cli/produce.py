@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ __all__ = ["command"]
 )
 @click.option("--max-ahead", type=int, help="Wait while so many chunks are not acknowledged.")
 @click.option("--keep-completed", type=int, help="Remove acknowledged chunks but the newest so many.")
+@click.option("--workers", default=1, show_default=True, help="Processes that encode.")
 @click.option(
     "--poll", "poll_interval", default=1.0, show_default=True, help="Seconds between two looks at IN."
 )
@@ -90,7 +92,7 @@ def command(inputs: Path, output: Path, watch: bool, as_json: bool, **options: A
             inputs,
             output,
             _template(opened),
-            open_shard=lambda path: dataclasses.replace(opened, source=str(path)).open_source(),
+            open_shard=functools.partial(_open_shard, opened),
             progress=report,
             **options,
         )
@@ -100,6 +102,10 @@ def command(inputs: Path, output: Path, watch: bool, as_json: bool, **options: A
         emit(figures)
     else:
         table(f"Chunks in {output}", stream_rows(figures))
+
+
+def _open_shard(inputs: Any, path: Path) -> Any:
+    return dataclasses.replace(inputs, source=str(path)).open_source()
 
 
 def _template(inputs: Any) -> Any:

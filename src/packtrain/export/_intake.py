@@ -1,31 +1,28 @@
-"""The producer's input side: complete shards get ids, ids are measured and, later, encoded."""
+"""The producer's input side: complete shards get ids, ids are measured."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DriftError, InputError, SampleError, SourceError
+from ..errors import InputError, SourceError
 from ..extend import Source, Template
 from ..measuring.run import measure_range
 from ..planning.lengths import Lengths
 from ..sources import open_source
 from ..sources.chat import ChatSource
-from ..store.chunks import ChunkWriter
 from ._journal import Journal, RawShard
 from ._raw_shards import content_digest, stamp_of
 
-__all__ = ["Intake", "opener"]
+__all__ = ["Intake", "Opener"]
 
 logger = logging.getLogger(__name__)
-
-#: Values of a raw record that travel with its sample, where the template does not make them itself.
-CARRIED = ("weight", "channel", "source")
 
 #: Shards whose sources stay open.
 _OPEN = 64
@@ -36,11 +33,11 @@ class Intake:
 
     Args:
         journal: gives ids, durably.
-        open_shard: path -> Source of what the template takes.
         template: measures and encodes.
+        open_shard: path -> Source of what the template takes.
     """
 
-    def __init__(self, journal: Journal, open_shard: Callable[[Path], Source], template: Template) -> None:
+    def __init__(self, journal: Journal, template: Template, open_shard: Callable[[Path], Source]) -> None:
         self.journal = journal
         self.details: dict[int, str] = {}
         self._open_shard = open_shard
@@ -143,65 +140,29 @@ class Intake:
             },
         )
 
-    def encode(self, sample_id: int) -> tuple[dict[str, Any], Mapping[str, Any]]:
-        """(encoded sample with its id and carried values, the sample it was encoded from).
-
-        Raises:
-            SampleError: it cannot be encoded.
-        """
+    def record(self, sample_id: int) -> tuple[Source, int]:
+        """The source of a sample, and its record there."""
         shard = self.journal.shard_of(sample_id)
-        source = self.source(shard)
-        row = sample_id - shard.start
-        sample = source[row]
-        encoded = {"sample_id": sample_id, **self._template.encode(sample)}
-        record = getattr(source, "source", None)
-        record = sample if record is None else record[row]
-        for name in CARRIED:
-            value = record.get(name) if isinstance(record, Mapping) else None
-            if name not in encoded and isinstance(value, str | int | float):
-                encoded[name] = value
-        scale = record.get("loss_scale") if isinstance(record, Mapping) else None
-        if isinstance(scale, list) and len(scale) == len(encoded["input_ids"]):
-            encoded.setdefault("loss_scale", np.asarray(scale, dtype=np.float32))
-        return encoded, sample
+        return self.source(shard), sample_id - shard.start
 
-    def add_pack(
-        self, writer: ChunkWriter, pack: list[int], cap: int, failed: dict[int, SampleError]
-    ) -> None:
-        """Encode a pack into a chunk. Samples that fail are noted and left out; none takes their place.
-
-        Raises:
-            DriftError: the samples encode to more than `cap` tokens.
-        """
-        samples, records = [], []
-        for sample_id in pack:
-            try:
-                sample, record = self.encode(sample_id)
-            except SampleError as error:
-                failed[sample_id] = error
-                continue
-            samples.append(sample)
-            records.append(record)
-        tokens = sum(int(np.shape(sample["input_ids"])[-1]) for sample in samples)
-        if len(samples) > 1 and tokens > cap:
-            raise DriftError(
-                f"the pack of samples {pack} encodes to {tokens} tokens, the cap is {cap}",
-                hint="the template measures other lengths than it encodes; packtrain measure --audit",
-            )
-        if samples:
-            writer.add(samples, records)
+    def place(self, sample_id: int) -> tuple[str, int]:
+        """The file or folder of a sample, and its record there; checked like `record`."""
+        shard = self.journal.shard_of(sample_id)
+        self.source(shard)
+        return str(self.journal.raw.path(shard.name)), sample_id - shard.start
 
 
-def opener(
-    chat: Mapping[str, Any], kind: str | None, source_options: Mapping[str, Any]
-) -> Callable[[Path], Source]:
-    """path -> the samples in it: encoded rows as they are, all else as chats."""
+@dataclass(frozen=True)
+class Opener:
+    """path -> the samples in it: encoded rows as they are, all else as chats. Picklable."""
 
-    def opened(path: Path) -> Source:
-        source = open_source(path, kind=kind, **source_options)
-        return source if getattr(source, "encoded", False) else ChatSource(source, **chat)
+    chat: Mapping[str, Any]
+    kind: str | None
+    source_options: Mapping[str, Any]
 
-    return opened
+    def __call__(self, path: Path) -> Source:
+        source = open_source(path, kind=self.kind, **self.source_options)
+        return source if getattr(source, "encoded", False) else ChatSource(source, **self.chat)
 
 
 def _joined(parts: list[NDArray[Any]], dtype: Any = np.int64) -> NDArray[Any]:

@@ -15,7 +15,14 @@ from ..store.growing import END, STREAM, STREAM_SCHEMA, read_stream
 from ._journal import Journal
 from ._produce_stats import ProduceStats
 
-__all__ = ["check_ended", "publish_end", "publish_stream", "read_checked", "stream_config"]
+__all__ = ["check_ended", "check_least", "publish_end", "publish_stream", "read_checked", "stream_config"]
+
+
+def check_least(**values: tuple[int | None, int]) -> None:
+    """InputError for an option below its least value; None is no value."""
+    for name, (value, least) in values.items():
+        if value is not None and value < least:
+            raise InputError(f"{name} is {value}, expected >= {least}")
 
 
 def stream_config(spec: PlanSpec, template: Template, **more: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ pack and goes into the ledger of the chunk; none takes its place.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from .. import files
-from ..errors import InputError, SampleError, SourceError
+from ..errors import SampleError, SourceError
 from ..extend import Source, Template
 from ..planning.spec import PlanSpec
 from ..planning.window import MAX_AGE, WindowPacker
@@ -32,12 +33,13 @@ from ..store.chunks import ChunkWriter
 from ..store.growing import END, PRODUCER, View, chunk_name
 from ..waiting.claim import Claim
 from ..waiting.poll import Clock, SystemClock
+from ._encoding import Encoding
 from ._housekeeping import Housekeeping
-from ._intake import Intake, opener
+from ._intake import Intake, Opener
 from ._journal import Journal
 from ._produce_stats import ProduceStats
 from ._raw_shards import RawFolder
-from ._stream import check_ended, publish_end, publish_stream, read_checked, stream_config
+from ._stream import check_ended, check_least, publish_end, publish_stream, read_checked, stream_config
 
 __all__ = ["PackingProducer"]
 
@@ -68,6 +70,7 @@ class PackingProducer:
         open_shard: path -> Source of what the template takes; default: `open_source`, then `ChatSource`.
         chat: options of `ChatSource`.
         kind, source_options: as of `open_source`.
+        workers: processes that encode; chunks do not depend on it.
         poll_interval: seconds between two looks at the input.
         clock: this process's time.
         progress: called with (samples published or dropped, samples read).
@@ -104,18 +107,13 @@ class PackingProducer:
         chat: Mapping[str, Any] | None = None,
         kind: str | None = None,
         source_options: Mapping[str, Any] | None = None,
+        workers: int = 1,
         poll_interval: float = 1.0,
         clock: Clock | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        for name, value, low in (
-            ("packs_per_chunk", packs_per_chunk, 1),
-            ("max_age", max_age, 0),
-            ("max_ahead", max_ahead, 1),
-            ("keep_completed", keep_completed, 0),
-        ):
-            if value is not None and value < low:
-                raise InputError(f"{name} is {value}, expected >= {low}")
+        check_least(packs_per_chunk=(packs_per_chunk, 1), max_age=(max_age, 0), workers=(workers, 1))
+        check_least(max_ahead=(max_ahead, 1), keep_completed=(keep_completed, 0))
         self.spec = PlanSpec(
             pack_length=pack_length,
             packer=packer,
@@ -127,20 +125,20 @@ class PackingProducer:
             window=window,
         )
         self.output = Path(output)
-        self.template = template
         self.packs_per_chunk, self.media, self.max_age = packs_per_chunk, media, max_age
         self.flush_s, self.max_ahead, self.keep_completed = flush_s, max_ahead, keep_completed
-        self.poll_interval, self.progress = poll_interval, progress
+        self.workers, self.poll_interval, self.progress = workers, poll_interval, progress
         self._clock = clock or SystemClock()
         self._raw = RawFolder(inputs, ready=ready, stable_s=stable_s, clock=self._clock)
-        self._open_shard = open_shard or opener(chat or {}, kind, source_options or {})
+        self._setup = (template, open_shard or Opener(chat or {}, kind, source_options or {}))
         self._claim: Claim | None = None
         self._reset()
 
     def _reset(self) -> None:
         self.stats = ProduceStats(self.spec.pack_length)
         self._journal = Journal(self.output, self._raw)
-        self._intake = Intake(self._journal, self._open_shard, self.template)
+        self._intake = Intake(self._journal, *self._setup)
+        self._encoding = Encoding(self._intake, self._setup, self.workers, self.spec.pack_length)
         self._packer = WindowPacker(self.spec, max_age=self.max_age)
         self._pending: list[list[int]] = []
         self._ledger: list[dict[str, Any]] = []
@@ -167,7 +165,8 @@ class PackingProducer:
             if (self.output / END).exists():
                 self.stats = check_ended(self.output, self._journal)
             else:
-                self._work(watch)
+                with contextlib.closing(self._encoding):
+                    self._work(watch)
         self._claim = None
         return self.stats
 
@@ -225,7 +224,7 @@ class PackingProducer:
 
     def _config(self) -> dict[str, Any]:
         more = {"packs_per_chunk": self.packs_per_chunk, "max_age": self.max_age, "media": self.media}
-        return stream_config(self.spec, self.template, **more)
+        return stream_config(self.spec, self._setup[0], **more)
 
     def _finish(self, backlog: int) -> None:
         """Pack what waits, and say that nothing follows."""
@@ -288,14 +287,14 @@ class PackingProducer:
         number = self.stats.chunks
         writer = ChunkWriter(self.output / chunk_name(number), media=self.media)
         failed: dict[int, SampleError] = {}
-        used = 0
         try:
-            for pack in self._pending:
-                if writer.packs == self.packs_per_chunk:
-                    break
-                self._say(f"encoding chunk {number}")
-                self._intake.add_pack(writer, pack, self.spec.pack_length, failed)
-                used += 1
+            used = self._encoding.fill(
+                writer,
+                self._pending,
+                self.packs_per_chunk,
+                failed,
+                lambda: self._say(f"encoding chunk {number}"),
+            )
         except BaseException:
             writer.discard()
             raise
