@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterator
@@ -300,16 +301,55 @@ def test_under_a_megatron_strided_sampler(stream: Feed, micro: int) -> None:
         reader[-1]
 
 
-def test_under_accelerate(stream: Feed) -> None:
+@pytest.mark.parametrize("ended", [True, False])
+def test_under_accelerate(tmp_path: Path, ended: bool) -> None:
+    """accelerate deals batches to ranks itself; while the stream grows it needs the slots of all ranks."""
     from accelerate.data_loader import prepare_data_loader
 
+    feed = Feed(tmp_path / "out", UNEVEN)
+    if ended:
+        feed.all()
     seen = []
     for rank in range(2):
-        reader = Reader(stream.folder, rank, 2)
-        loader = DataLoader(reader, batch_size=1, collate_fn=lambda packs: packs[0], shuffle=False)
-        prepared = prepare_data_loader(loader, num_processes=2, process_index=rank, put_on_device=False)
-        seen += ids([prepared.dataset[batch[0]] for batch in prepared.batch_sampler])
-    assert sorted(seen) == list(range(stream.samples))
+        turns = iter([feed.begin, *[feed.chunk] * len(UNEVEN), feed.end])
+        reader = Reader(feed.folder, rank, 2, clock=Ticks(lambda turns=turns: next(turns)()))
+        sampler = None if ended else reader.sampler(all_ranks=True)
+        loader = DataLoader(reader, batch_size=1, collate_fn=lambda packs: packs[0], sampler=sampler)
+        prepared = prepare_data_loader(
+            loader, num_processes=2, process_index=rank, put_on_device=False, even_batches=ended
+        )
+        packs = list(prepared)
+        assert {pack.chunk % 2 for pack in packs if not pack.is_filler} == {rank}
+        seen += ids(packs)
+    assert sorted(seen) == list(range(feed.samples))
+
+
+def test_a_length_that_was_promised(tmp_path: Path) -> None:
+    """Samplers that ask for a length before END; a stream that ends earlier is filled up."""
+    feed = Feed(tmp_path / "out", UNEVEN)
+    turns = iter([feed.begin, *[feed.chunk] * len(UNEVEN), feed.end])
+    reader = Reader(feed.folder, 1, 2, total_steps=12, clock=Ticks(lambda: next(turns)()))
+    sampler = DistributedSampler(reader, num_replicas=2, rank=1, shuffle=False)
+    assert len(reader) == 24 and len(sampler) == 12
+    packs = list(DataLoader(reader, batch_size=None, sampler=sampler))
+    mine = sum(UNEVEN[1::2])
+    assert [pack.is_filler for pack in packs] == [False] * mine + [True] * (12 - mine)
+    assert [pack.slot for pack in Reader(feed.folder, 1, 2, total_steps=3)] == [1, 3, 5]
+    with pytest.raises(IndexError):
+        reader[24]
+
+
+def test_clocks_of_other_hosts_do_not_matter(stream: Feed) -> None:
+    for number, path in enumerate(sorted(stream.folder.iterdir())):
+        os.utime(path, ns=(0, (number % 2) * 4_000_000_000_000_000_000))  # 1970 and 2096
+    assert ids(list(Reader(stream.folder))) == list(range(stream.samples))
+
+
+def test_a_row_without_its_samples_is_no_pack(stream: Feed) -> None:
+    """Packed data without boundaries are refused, never taken for one sample."""
+    pack = Reader(stream.folder)[1]
+    with pytest.raises(InputError, match="undeclared field"):
+        PaddingFreeCollator()([dict(pack)])
 
 
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")

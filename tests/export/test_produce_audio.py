@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import tarfile
 import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -213,3 +215,39 @@ def test_uint8_and_tensor_hold_pictures_alike(data: Path, tmp_path: Path) -> Non
         )
     assert held["uint8"].manifest["fields"]["pixel_values"]["palette"]
     assert held["uint8"].manifest["bytes"] < held["tensor"].manifest["bytes"] / 3
+
+
+def test_every_kind_of_raw_shard_in_one_stream(data: Path, tmp_path: Path) -> None:
+    """Text in JSONL, pictures in a tar, clips of 0.5 s and 5 min in a folder: one stream, all tensors kept."""
+    import soundfile
+
+    omni = HFTemplate(str(data / "processors" / "qwen2_5_omni"))
+    raw = tmp_path / "in"
+    (raw / "c").mkdir(parents=True)
+    (raw / "a.jsonl").write_text(json.dumps({"prompt": "One?", "response": "Two."}) + "\n", encoding="utf-8")
+    with tarfile.open(raw / "b.tar", "w") as tar:
+        for number, path in enumerate(sorted((data / "mllm_demo" / "mllm_demo_data").glob("*.jpg"))[:2]):
+            said = {
+                "messages": [
+                    {"role": "user", "content": "<image>What?"},
+                    {"role": "assistant", "content": "It."},
+                ]
+            }
+            (tmp_path / f"{number}.json").write_text(json.dumps(said), encoding="utf-8")
+            tar.add(path, f"{number}.jpg")
+            tar.add(tmp_path / f"{number}.json", f"{number}.json")
+    wave = np.sin(np.arange(16_000 * 300) / 40).astype(np.float32) / 4
+    for name, frames in (("long", len(wave)), ("short", 8_000)):
+        soundfile.write(raw / "c" / f"{name}.wav", wave[:frames], 16_000)
+        (raw / "c" / f"{name}.txt").write_text(name, encoding="utf-8")
+    stats = PackingProducer(raw, tmp_path / "out", omni, pack_length=9000).run()
+    assert (stats.shards, stats.read, stats.packed, stats.dropped) == (3, 5, 5, {})
+    dataset = LazyShardedDataset(tmp_path / "out")
+    members = {one["sample_id"]: one for pack in dataset for one in pack.members()}
+    assert [dataset.where(one) for one in range(5)] == [
+        *[("a.jsonl", 0), ("b.tar", 0), ("b.tar", 1)],
+        *[("c", 0), ("c", 1)],
+    ]
+    assert {"pixel_values", "image_grid_thw"} <= members[1].keys() and "input_features" in members[3]
+    assert len(members[3]["input_ids"]) > 7500 > 60 > len(members[4]["input_ids"])
+    assert members[4]["feature_attention_mask"].sum() == 50

@@ -16,17 +16,17 @@ __all__ = ["SlotSampler", "SlotStream"]
 
 
 class SlotSampler(Sampler[int]):  # type: ignore[misc]
-    """Slots of the dataset's rank, each when its micro step can be taken by all ranks."""
+    """Slots of the dataset's rank (or of all ranks), each when its micro step can be taken by all ranks."""
 
-    def __init__(self, dataset: LazyShardedDataset) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: LazyShardedDataset, all_ranks: bool) -> None:
+        self.dataset, self.all_ranks = dataset, all_ranks
 
     def __iter__(self) -> Iterator[int]:
-        return self.dataset.slots()
+        return self.dataset.slots(self.all_ranks)
 
     def __len__(self) -> int:
-        """Micro steps of a pass; raises while the stream has no end."""
-        return self.dataset.steps
+        """Slots of a pass; raises while the stream has no end."""
+        return self.dataset.steps * (self.dataset.world_size if self.all_ranks else 1)
 
 
 class SlotStream(IterableDataset[PackRow]):  # type: ignore[misc]

@@ -15,28 +15,23 @@ its ranks then read chunks of each other.
 
 from __future__ import annotations
 
-import logging
 import operator
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import Dataset
 
-from ..errors import FormatError, InputError
-from ..store.chunks import ChunkReader
-from ..store.growing import STREAM, Order, View, acknowledged, chunk_name, raw_place
-from ..waiting.poll import Clock, SystemClock
+from ..errors import InputError
+from ..store.growing import raw_place
+from ..waiting.poll import Clock
 from ..world import World
 from ._acknowledge import Cursor, mark_completed, publish_cursor
 from ._lazy_views import SlotSampler, SlotStream
-from ._producer_watch import wait_for
+from ._slot_reader import SlotReader
 from .pack_row import PackRow
 
 __all__ = ["LazyShardedDataset", "LengthUnknownError"]
-
-logger = logging.getLogger(__name__)
 
 _STARTS = ("acknowledged", "beginning")
 
@@ -45,7 +40,7 @@ class LengthUnknownError(InputError, TypeError):
     """The stream has not ended: nobody knows its length. (A TypeError too, so `list(ds)` does without.)"""
 
 
-class LazyShardedDataset(Dataset[PackRow]):  # type: ignore[misc]
+class LazyShardedDataset(SlotReader, Dataset[PackRow]):  # type: ignore[misc]
     """Packs of one rank from a directory of chunks.
 
     Iterating yields this rank's packs (`PackRow`: a mapping with `input_ids labels position_ids cu_seq_lens
@@ -58,6 +53,8 @@ class LazyShardedDataset(Dataset[PackRow]):  # type: ignore[misc]
         rank, world_size: this reader among all.
         max_wait_time: longest wait for one pack in seconds of this process; 0 = for ever.
         poll_interval: seconds between two looks at the folder.
+        total_steps: micro steps that will be read, for samplers that ask for a length before the stream has
+            ended; slots behind the end of the stream are fillers then.
         start: `acknowledged`: go on behind what was acknowledged in this folder; `beginning`: slot 0.
         cache_chunks: chunks that stay open.
         encode: makes media tensors anew where the chunks hold media as their bytes.
@@ -78,31 +75,33 @@ class LazyShardedDataset(Dataset[PackRow]):  # type: ignore[misc]
         max_wait_time: float = 0,
         poll_interval: float = 1.0,
         *,
+        total_steps: int | None = None,
         start: str = "acknowledged",
         cache_chunks: int = 4,
         encode: Callable[[Any], Mapping[str, Any]] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        World(rank, world_size)
         if start not in _STARTS:
             raise InputError(f"start is {start!r}", hint=f"use one of {', '.join(_STARTS)}")
+        if total_steps is not None and total_steps < 1:
+            raise InputError(f"total_steps is {total_steps}, expected >= 1")
         if max_wait_time < 0 or poll_interval <= 0 or cache_chunks < 1:
             raise InputError(
                 f"max_wait_time {max_wait_time}, poll_interval {poll_interval}, cache_chunks {cache_chunks}",
                 hint="max_wait_time >= 0 (0 = for ever), poll_interval > 0, cache_chunks >= 1",
             )
-        self.directory = Path(directory)
-        self.rank, self.world_size = rank, world_size
-        self.max_wait_time, self.poll_interval = float(max_wait_time), float(poll_interval)
-        self.start, self.cache_chunks, self.encode = start, cache_chunks, encode
-        self._clock = clock or SystemClock()
-        self._view = View(self.directory, self._clock)
-        self._order: Order | None = None
-        self._cursor: Cursor | None = None
-        self._resumed = False
-        self._open: OrderedDict[int, ChunkReader] = OrderedDict()
+        super().__init__(
+            Path(directory),
+            World(rank, world_size),
+            max_wait_time,
+            poll_interval,
+            start=start,
+            cache_chunks=cache_chunks,
+            encode=encode,
+            clock=clock,
+        )
+        self.total_steps = total_steps
         self._marked = 0
-        self._asked: dict[str, Any] | None = None
 
     # ------------------------------------------------------------------------------------ reading
     def __iter__(self) -> Iterator[PackRow]:
@@ -112,14 +111,18 @@ class LazyShardedDataset(Dataset[PackRow]):  # type: ignore[misc]
             cursor.step = (slot - cursor.start) // cursor.world_size + 1
             yield row
 
-    def slots(self) -> Iterator[int]:
-        """This rank's slots from where a pass begins, each when all ranks can take its micro step."""
+    def slots(self, all_ranks: bool = False) -> Iterator[int]:
+        """This rank's slots (or all), from where a pass begins, when all ranks can take their micro step."""
         self._begin()
         cursor = self._here()
         step = cursor.step if self._resumed else 0
         self._resumed = False
-        while self._wait_for_step(step):
-            yield cursor.slot(step)
+        while step != self.total_steps and self._wait_for_step(step):
+            first = cursor.slot(step)
+            if all_ranks:
+                yield from range(first - self.rank, first - self.rank + self.world_size)
+            else:
+                yield first
             step += 1
 
     def __getitem__(self, index: int) -> PackRow:
@@ -129,8 +132,9 @@ class LazyShardedDataset(Dataset[PackRow]):  # type: ignore[misc]
             raise IndexError(f"slot {slot}: slots count from 0")
         self._begin()
         self._wait_for_slot(slot)
-        if slot >= self._end():
-            raise IndexError(f"slot {slot} of {self._end()}")
+        end = self._end() if self.total_steps is None else len(self)
+        if slot >= end:
+            raise IndexError(f"slot {slot} of {end}")
         return self._row(slot)
 
     def __len__(self) -> int:
@@ -139,11 +143,13 @@ class LazyShardedDataset(Dataset[PackRow]):  # type: ignore[misc]
         Raises:
             LengthUnknownError: the stream has not ended.
         """
-        self._view.refresh()
-        if not self._view.is_complete:
+        if self.total_steps is not None:
+            self._begin()
+            return self._here().start + self.total_steps * self.world_size
+        if not self.has_ended:
             raise LengthUnknownError(
                 f"{self.directory} may still grow: it has no END, or not all its chunks are visible",
-                hint="iterate, use ds.sampler(), or train a number of steps (max_steps)",
+                hint="iterate, use ds.sampler(), or name total_steps",
             )
         self._begin()
         return self._end()
@@ -190,9 +196,13 @@ class LazyShardedDataset(Dataset[PackRow]):  # type: ignore[misc]
         """(raw shard, record from 0) that a sample came from."""
         return raw_place(self.directory, sample_id)
 
-    def sampler(self) -> SlotSampler:
-        """Slots of this rank, as they become visible: for `DataLoader(ds, sampler=ds.sampler())`."""
-        return SlotSampler(self)
+    def sampler(self, *, all_ranks: bool = False) -> SlotSampler:
+        """Slots of this rank, as they become visible: for `DataLoader(ds, sampler=ds.sampler())`.
+
+        Args:
+            all_ranks: slots of all ranks in turn, for loaders that deal them out themselves (accelerate).
+        """
+        return SlotSampler(self, all_ranks)
 
     def stream(self) -> SlotStream:
         """An iterable view that the workers of a DataLoader share; keeps the order."""
@@ -246,104 +256,3 @@ class LazyShardedDataset(Dataset[PackRow]):  # type: ignore[misc]
         order = self._grown()
         self._marked, marked = mark_completed(self.directory, self._view, order, cursor, slots, self._marked)
         return marked
-
-    # ------------------------------------------------------------------------------------ waiting
-    def _begin(self) -> None:
-        """Know the stream, and where to start in it."""
-        if self._cursor is not None:
-            return
-        if self._view.stream is None:
-            self._wait(lambda: self._view.stream is not None, str(self.directory / STREAM))
-        assert self._view.stream is not None
-        stream = self._view.stream["stream"]
-        cursor = Cursor(self.world_size, 0, self.world_size, self.rank, 0)
-        if self._asked is not None:
-            cursor = Cursor.resumed(self._asked, stream, self.world_size, self.rank)
-        elif self.start == "acknowledged":
-            found = acknowledged(self.directory, stream)
-            if found is not None:
-                cursor = Cursor.resumed(found, stream, self.world_size, self.rank)
-                self._resumed = True
-                logger.warning(
-                    "%s: going on behind %d slots that were acknowledged", self.directory, cursor.slots
-                )
-        self._cursor = cursor
-        self._order = Order(cursor.order_world)
-
-    def _here(self) -> Cursor:
-        assert self._cursor is not None
-        return self._cursor
-
-    def _grown(self) -> Order:
-        """The order over all chunks that were seen."""
-        order = self._order
-        assert order is not None
-        for packs in self._view.counts[order.chunks :]:
-            order.append(packs)
-        return order
-
-    def _end(self) -> int:
-        """One past the last slot, rounded up to whole steps. Only behind END."""
-        cursor, order = self._here(), self._grown()
-        left = max(0, order.last_rounds * order.world - cursor.start)
-        return cursor.start + -(-left // cursor.world_size) * cursor.world_size
-
-    def _is_visible(self, slots: range) -> bool:
-        """Can the packs of all these slots be read (or will they never come)?"""
-        order = self._grown()
-        return slots.stop <= order.whole_rounds * order.world or all(
-            order.place(slot) is not None for slot in slots
-        )
-
-    def _wait_for_slot(self, slot: int) -> None:
-        """Until a slot is visible, or the stream has ended."""
-        slots = range(slot, slot + 1)
-        if not self._is_visible(slots) and not self._view.is_complete:
-            self._wait(lambda: self._is_visible(slots) or self._view.is_complete, f"the pack of slot {slot}")
-
-    def _wait_for_step(self, step: int) -> bool:
-        """Until all ranks can take micro step `step`; False when there is none."""
-        cursor = self._here()
-        first = cursor.start + step * cursor.world_size
-        slots = range(first, first + cursor.world_size)
-        if not self._is_visible(slots) and not self._view.is_complete:
-            self._wait(
-                lambda: self._is_visible(slots) or self._view.is_complete, f"the packs of micro step {step}"
-            )
-        return self._is_visible(slots) or first < self._end()
-
-    def _wait(self, ready: Callable[[], bool], what: str) -> None:
-        wait_for(ready, self._view, what, self.rank, self.max_wait_time, self.poll_interval, self._clock)
-
-    def _row(self, slot: int) -> PackRow:
-        place = self._grown().place(slot)
-        if place is None:
-            logger.info("slot %d is a filler: one untrained token", slot)
-            return PackRow.filler(slot)
-        chunk, row = place
-        return PackRow.of(self._reader(chunk), row, slot, chunk)
-
-    def _reader(self, chunk: int) -> ChunkReader:
-        reader = self._open.pop(chunk, None)
-        if reader is None:
-            reader = self._opened(chunk)
-        self._open[chunk] = reader
-        while len(self._open) > self.cache_chunks:
-            self._open.popitem(last=False)
-        return reader
-
-    def _opened(self, chunk: int) -> ChunkReader:
-        path = self.directory / chunk_name(chunk)
-        try:
-            return ChunkReader(path, encode=self.encode)
-        except FormatError:
-            if path.exists():
-                raise
-            raise FormatError(
-                f"{path} was removed: it had been acknowledged",
-                hint="go on behind what was acknowledged, or produce into a new folder that keeps its chunks",
-            ) from None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Workers open their own chunks."""
-        return {**self.__dict__, "_open": OrderedDict()}

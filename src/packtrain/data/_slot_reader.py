@@ -1,0 +1,150 @@
+"""What LazyShardedDataset knows of its folder: the stream, its place in it, and the packs of a slot."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import FormatError
+from ..store.chunks import ChunkReader
+from ..store.growing import STREAM, Order, View, acknowledged, chunk_name
+from ..waiting.poll import Clock, SystemClock
+from ..world import World
+from ._acknowledge import Cursor
+from ._producer_watch import wait_for
+from .pack_row import PackRow
+
+__all__ = ["SlotReader"]
+
+logger = logging.getLogger(__name__)
+
+
+class SlotReader:
+    """Waits for slots and reads them. Arguments as of `LazyShardedDataset`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        place: World,
+        max_wait_time: float,
+        poll_interval: float,
+        *,
+        start: str,
+        cache_chunks: int,
+        encode: Callable[[Any], Mapping[str, Any]] | None,
+        clock: Clock | None,
+    ) -> None:
+        self.directory = directory
+        self.rank, self.world_size = place.rank, place.size
+        self.max_wait_time, self.poll_interval = float(max_wait_time), float(poll_interval)
+        self.start, self.cache_chunks, self.encode = start, cache_chunks, encode
+        self._clock = clock or SystemClock()
+        self._view = View(directory, self._clock)
+        self._order: Order | None = None
+        self._cursor: Cursor | None = None
+        self._resumed = False
+        self._open: OrderedDict[int, ChunkReader] = OrderedDict()
+        self._asked: dict[str, Any] | None = None
+
+    def _begin(self) -> None:
+        """Know the stream, and where to start in it."""
+        if self._cursor is not None:
+            return
+        if self._view.stream is None:
+            self._wait(lambda: self._view.stream is not None, str(self.directory / STREAM))
+        assert self._view.stream is not None
+        stream = self._view.stream["stream"]
+        cursor = Cursor(self.world_size, 0, self.world_size, self.rank, 0)
+        if self._asked is not None:
+            cursor = Cursor.resumed(self._asked, stream, self.world_size, self.rank)
+        elif self.start == "acknowledged":
+            found = acknowledged(self.directory, stream)
+            if found is not None:
+                cursor = Cursor.resumed(found, stream, self.world_size, self.rank)
+                self._resumed = True
+                logger.warning(
+                    "%s: going on behind %d slots that were acknowledged", self.directory, cursor.slots
+                )
+        self._cursor = cursor
+        self._order = Order(cursor.order_world)
+
+    def _here(self) -> Cursor:
+        assert self._cursor is not None
+        return self._cursor
+
+    def _grown(self) -> Order:
+        """The order over all chunks that were seen."""
+        order = self._order
+        assert order is not None
+        for packs in self._view.counts[order.chunks :]:
+            order.append(packs)
+        return order
+
+    def _end(self) -> int:
+        """One past the last slot, rounded up to whole steps. Only behind END."""
+        cursor, order = self._here(), self._grown()
+        left = max(0, order.last_rounds * order.world - cursor.start)
+        return cursor.start + -(-left // cursor.world_size) * cursor.world_size
+
+    def _is_visible(self, slots: range) -> bool:
+        """Can the packs of all these slots be read (or will they never come)?"""
+        order = self._grown()
+        return slots.stop <= order.whole_rounds * order.world or all(
+            order.place(slot) is not None for slot in slots
+        )
+
+    def _wait_for_slot(self, slot: int) -> None:
+        """Until a slot is visible, or the stream has ended."""
+        slots = range(slot, slot + 1)
+        if not self._is_visible(slots) and not self._view.is_complete:
+            self._wait(lambda: self._is_visible(slots) or self._view.is_complete, f"the pack of slot {slot}")
+
+    def _wait_for_step(self, step: int) -> bool:
+        """Until all ranks can take micro step `step`; False when there is none."""
+        cursor = self._here()
+        first = cursor.start + step * cursor.world_size
+        slots = range(first, first + cursor.world_size)
+        if not self._is_visible(slots) and not self._view.is_complete:
+            self._wait(
+                lambda: self._is_visible(slots) or self._view.is_complete, f"the packs of micro step {step}"
+            )
+        return self._is_visible(slots) or first < self._end()
+
+    def _wait(self, ready: Callable[[], bool], what: str) -> None:
+        wait_for(ready, self._view, what, self.rank, self.max_wait_time, self.poll_interval, self._clock)
+
+    def _row(self, slot: int) -> PackRow:
+        place = self._grown().place(slot)
+        if place is None:
+            logger.info("slot %d is a filler: one untrained token", slot)
+            return PackRow.filler(slot)
+        chunk, row = place
+        return PackRow.of(self._reader(chunk), row, slot, chunk)
+
+    def _reader(self, chunk: int) -> ChunkReader:
+        reader = self._open.pop(chunk, None)
+        if reader is None:
+            reader = self._opened(chunk)
+        self._open[chunk] = reader
+        while len(self._open) > self.cache_chunks:
+            self._open.popitem(last=False)
+        return reader
+
+    def _opened(self, chunk: int) -> ChunkReader:
+        path = self.directory / chunk_name(chunk)
+        try:
+            return ChunkReader(path, encode=self.encode)
+        except FormatError:
+            if path.exists():
+                raise
+            raise FormatError(
+                f"{path} was removed: it had been acknowledged",
+                hint="go on behind what was acknowledged, or produce into a new folder that keeps its chunks",
+            ) from None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Workers open their own chunks."""
+        return {**self.__dict__, "_open": OrderedDict()}
