@@ -88,7 +88,7 @@ def test_resume_in_the_third_epoch_equals_the_uninterrupted_run(tmp_path: Path) 
             assert torch.equal(a, b)
     with pytest.raises(ForeignArtefactError, match="replan 'epoch', this run has None"):
         run(tmp_path / "b", resume_from_checkpoint=str(checkpoint), replan=None, **options)
-    with pytest.raises(ForeignArtefactError, match="the saved position has plan"):
+    with pytest.raises(ForeignArtefactError, match="the saved position has raw_plan"):
         run(tmp_path / "c", resume_from_checkpoint=str(checkpoint), cap=13, **options)
 
 

@@ -29,6 +29,7 @@ from ..planning.align import AlignedPlan
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
+from ._mapped import as_array, as_file
 
 __all__ = ["FILLER", "PackedDataset"]
 
@@ -141,7 +142,10 @@ class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         """A worker reads the plan of the epoch it was started in, and needs no lengths to plan anew."""
-        return {**self.__dict__, "replan": None}
+        return {**self.__dict__, "replan": None, "lengths": as_file(self.lengths)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, lengths=as_array(state["lengths"]))
 
     def _fetch(self, sample_id: int) -> dict[str, Any]:
         try:

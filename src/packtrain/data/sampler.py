@@ -6,6 +6,7 @@ Micro step m gives place m*W + r of the epoch order to rank r; the order is comp
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,11 +20,12 @@ from ..planning.balance import Balance, BalancedPlan, Balancer
 from ..planning.replan import EpochPlans
 from ..planning.steps import consumption
 from ..world import World
+from .elastic import carried_step
 
-__all__ = ["PackSampler"]
+__all__ = ["PackBatches", "PackSampler"]
 
 _BLOCK = 4096  # micro steps computed at a time
-_STATE = 1  # version of the state dictionary
+_STATE = 2  # version of the state dictionary
 
 
 class PackSampler(Sampler[int]):  # type: ignore[misc]
@@ -76,7 +78,7 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
             _check_replan(aligned, replan, balance, cost)
         self.aligned = aligned
         self.replan = replan
-        self._checksum = aligned.checksum if replan is not None else None
+        self._base = aligned
         self.rank = rank
         self.seed = seed
         self.shuffle = shuffle
@@ -103,18 +105,30 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
         """Micro steps of a whole epoch on this rank, whatever is left of the current one."""
         return self.aligned.steps
 
+    @property
+    def begins_at(self) -> int:
+        """The micro step at which the next pass begins."""
+        return self._start
+
     def __iter__(self) -> Iterator[int]:
-        epoch, start, self._start = self.epoch, self._start, 0
-        order = self.aligned, self._balancer
-        self.micro_step = start
+        epoch, start = self.epoch, self._start
         if isinstance(self.aligned, BalancedPlan) and self.aligned.seed is not None:
             self._check_epoch(epoch, self.aligned.epoch)
+        self.micro_step = start  # at once: a loader may ask for the state before the first position
+        return self._pass((self.aligned, self._balancer), epoch, start)
+
+    def _pass(self, order: tuple[AlignedPlan, Balancer | None], epoch: int, start: int) -> Iterator[int]:
+        self._start = 0  # only now: torch's loader with workers makes two iterators and uses the second
         for block in range(start // _BLOCK * _BLOCK, len(self), _BLOCK):
             first = max(start, block)
             positions = self._positions(order, epoch, block, min(len(self), block + _BLOCK))[first - block :]
             for step, position in enumerate(positions.tolist(), start=first):
                 self.micro_step = step + 1
                 yield position
+
+    def batches(self, packs: int) -> PackBatches:
+        """This sampler as a batch sampler: `packs` positions at a time (the last batch may be smaller)."""
+        return PackBatches(self, packs)
 
     def _positions(
         self, order: tuple[AlignedPlan, Balancer | None], epoch: int, start: int, stop: int
@@ -171,10 +185,14 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
         """
         return {
             "version": _STATE,
-            "plan": self._checksum or self.aligned.checksum,
+            "plan": self._base.checksum,
+            "raw_plan": self._base.plan.checksum,
+            "packs": self._base.kept,
+            "drop_last": self._base.drop_last,
             "replan": None if self.replan is None else self.replan.state(self.epoch),
             "epoch": self.epoch,
             "micro_step": self.micro_step if micro_step is None else micro_step,
+            "steps": len(self),
             "world_size": self.aligned.world_size,
             "grad_accum": self.grad_accum,
             "seed": self.seed,
@@ -189,10 +207,11 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
         return "/".join(map(str, (settings.mode, settings.sync, settings.even, self._balancer.cost_name)))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` stands.
+        """Continue where `state` stands; also where another number of ranks saved it (see `data.elastic`).
 
         Raises:
-            ForeignArtefactError: the state belongs to another plan, world size, order or version.
+            ForeignArtefactError: the state belongs to another plan, order or version, or this number of
+                ranks cannot go on exactly (the hint names those that can).
         """
         step = self.check_state(state)
         over = step == len(self)  # then the next epoch begins
@@ -203,7 +222,7 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
     def check_state(self, state: Mapping[str, Any]) -> int:
         """The micro step at which `state` stands; raises as `load_state_dict` does. Nothing is changed."""
         own = self.state_dict()
-        for key in ("version", "world_size", "plan", "seed", "shuffle", "grad_accum", "balance"):
+        for key in ("version", "raw_plan", "drop_last", "seed", "shuffle"):
             if state.get(key) != own[key]:
                 raise _foreign(key, state.get(key), own[key])
         held = state.get("replan")
@@ -211,10 +230,51 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
             raise _foreign("replan", None if held is None else "epoch", "epoch" if held is None else None)
         if held is not None and self.replan is not None and self.replan.resume(held) != state.get("epoch"):
             raise _foreign("epoch", state.get("epoch"), held["epoch"])
-        step = int(state["micro_step"])
-        if not 0 <= step <= len(self):
-            raise ForeignArtefactError(f"the saved position is micro step {step} of {len(self)}")
+        step, steps = _whole(state, "micro_step"), _whole(state, "steps")
+        if not 0 <= step <= steps:
+            raise ForeignArtefactError(f"the saved position is micro step {step} of {steps}")
+        if state["world_size"] != own["world_size"]:
+            return carried_step(state, own, self._base)
+        for key in ("plan", "grad_accum", "balance", "steps"):
+            if state.get(key) != own[key]:
+                raise _foreign(key, state.get(key), own[key])
         return step
+
+
+class PackBatches(Sampler[list[int]]):  # type: ignore[misc]
+    """A `PackSampler` as a batch sampler: lists of positions, with the state of the sampler."""
+
+    def __init__(self, sampler: PackSampler, packs: int) -> None:
+        if packs < 1:
+            raise InputError(f"packs is {packs}, expected >= 1", hint="positions in a batch")
+        self.sampler, self.packs = sampler, packs
+
+    def __len__(self) -> int:
+        return -(-len(self.sampler) // self.packs)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return _batched(iter(self.sampler), self.packs)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.sampler.set_epoch(epoch)
+
+    def state_dict(self, micro_step: int | None = None) -> dict[str, Any]:
+        return self.sampler.state_dict(micro_step)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.sampler.load_state_dict(state)
+
+
+def _batched(positions: Iterator[int], packs: int) -> Iterator[list[int]]:
+    while batch := list(itertools.islice(positions, packs)):
+        yield batch
+
+
+def _whole(state: Mapping[str, Any], key: str) -> int:
+    value = state.get(key)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ForeignArtefactError(f"the saved position has {key} {value!r}, expected an integer")
+    return value
 
 
 def _foreign(key: str, held: object, own: object) -> ForeignArtefactError:
