@@ -5,7 +5,8 @@ row grows past its cap unseen and no boundary moves. What cannot be encoded any 
 removed, a disk failed) is never replaced by another sample: it stops the run, or, with
 `on_error="zero"`, a weightless segment stands in its place and the run's ledger file gets a line.
 
-Trade-off: items are encoded when they are fetched, in the loader's process. Nothing is cached here.
+Trade-off: items are encoded when they are fetched, in the loader's process; `cache` reads those that were
+encoded ahead (`data.encode_cache`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
 from ._mapped import as_array, as_file
+from .encode_cache import EncodeCache
 
 __all__ = ["FILLER", "PackedDataset"]
 
@@ -57,6 +59,7 @@ class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
         repeat_loss: "keep", or "zero": packs that an aligned plan repeats carry no label, so that every
             sample weighs once an epoch.
         replan: the plans of the epochs, as given to `PackSampler`: `set_epoch` then chooses the plan too.
+        cache: packs that were encoded ahead (`EncodeCache` of the raw plan); a pack that it lacks is encoded.
 
     Position -1 is the filler pack. Other negative positions are refused: no position is an alias.
     """
@@ -72,7 +75,13 @@ class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
         ledger_file: str | Path | None = None,
         repeat_loss: str = "keep",
         replan: EpochPlans | None = None,
+        cache: EncodeCache | None = None,
     ) -> None:
+        if cache is not None and replan is not None:
+            raise InputError(
+                "an encode cache holds the packs of one plan, replan makes others every epoch",
+                hint="use one of the two",
+            )
         if repeat_loss not in _REPEAT_LOSS:
             raise InputError(f"repeat_loss is {repeat_loss!r}", hint="use 'keep' or 'zero'")
         if on_error not in _ON_ERROR:
@@ -90,6 +99,7 @@ class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
         self.ledger_file = None if ledger_file is None else Path(ledger_file)
         self.repeat_loss = repeat_loss
         self.replan = replan
+        self.cache = cache
 
     def __len__(self) -> int:
         return len(self.packs)
@@ -116,10 +126,28 @@ class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
         if self.pack_id(position) == FILLER:
             logger.info("position %d is a filler: one untrained token", position)
             return filler_pack()
-        members = [self._fetch(sample_id) for sample_id in self.packs[position].tolist()]
+        members = self._cached(position)
+        if members is None:
+            members = [self._fetch(sample_id) for sample_id in self.packs[position].tolist()]
         self._check_sum(position, members)
         if self.repeat_loss == "zero" and self.is_repeat(position):
             return [_without_labels(member) for member in members]
+        return members
+
+    def _cached(self, position: int) -> list[dict[str, Any]] | None:
+        """The pack as it was encoded ahead, checked like one that is encoded now."""
+        members = None if self.cache is None else self.cache.get(self.pack_id(position))
+        if members is None:
+            return None
+        planned = self.packs[position].tolist()
+        held = [member.get("sample_id") for member in members]
+        if held != planned:
+            raise DriftError(
+                f"pack {self.pack_id(position)} holds samples {planned}, the encode cache has {held}",
+                hint="remove the cache's folder; it is made again",
+            )
+        for member in members:
+            self._check_one(member["sample_id"], _length(member))
         return members
 
     def is_repeat(self, position: int) -> bool:

@@ -122,6 +122,10 @@ class TrainingConfig(Section):
     """File of sample ids to leave out of the plan (ledger: skipped)."""
     replan: Literal["epoch"] | None = None
     """`epoch`: a new plan every epoch, of as many packs, in which samples of equal length change places."""
+    encode_cache: str | None = None
+    """Folder of encoded packs: made before the first step, read in every epoch and by later runs."""
+    encode_cache_workers: _Count = 1
+    """Processes of each rank that encode ahead."""
     per_device_train_batch_size: _Count = 1
     gradient_accumulation_steps: _Count = 1
     dataloader_drop_last: bool = False

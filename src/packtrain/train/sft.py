@@ -21,7 +21,7 @@ import torch
 
 from ..collate import PaddingFreeCollator, attention_of
 from ..collate.boundaries import text_config
-from ..data import PackedDataset
+from ..data import EncodeCache, PackedDataset
 from ..errors import ConfigError, IsolationError
 from ..files import make_folder, remove
 from ..planning.align import AlignedPlan
@@ -29,6 +29,7 @@ from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
 from ..template import ensure_torchvision
 from ..world import World, world
+from .ahead import encode_ahead
 from .attention import check_attention
 from .config import RunConfig
 from .epochs import epoch_plans
@@ -119,7 +120,8 @@ def train(
     if place.is_writer:
         announce_steps(aligned, accumulation, config.training.seed)
     plans = epoch_plans(config, plan, lengths)
-    data = _dataset(config, aligned, source, template, lengths, plans)
+    cache = encode_ahead(config, plan, source, template, lengths, place)
+    data = _dataset(config, aligned, source, template, lengths, plans, cache)
     val_data = None
     if val is not None:
         val_plan, val_source, val_lengths = val
@@ -174,6 +176,7 @@ def _dataset(
     template: Any,
     lengths: Any,
     replan: EpochPlans | None = None,
+    cache: EncodeCache | None = None,
 ) -> PackedDataset:
     return PackedDataset(
         aligned,
@@ -184,6 +187,7 @@ def _dataset(
         ledger_file=Path(config.training.output_dir) / "failed.jsonl",
         repeat_loss=config.training.repeat_loss,
         replan=replan,
+        cache=cache,
     )
 
 

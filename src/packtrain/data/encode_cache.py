@@ -1,0 +1,163 @@
+"""EncodeCache: the packs of a plan, encoded ahead, in chunks. The order of training does not change.
+
+    cache = EncodeCache("runs/demo/encoded", plan, key=template.config)
+    cache.fill(dataset, workers=8)                       # resumable, one chunk at a time
+    data = PackedDataset(plan.align(8), source, template.encode, cache=cache)
+
+Chunk k holds packs k*C … (k+1)*C-1 of the raw plan, so what is read does not depend on ranks, epochs or
+shuffling. A pack that is not there yet is encoded as ever: the cache may be filled by anyone, in parts,
+before or beside training. The folder belongs to one plan and one template (`key`); another is refused.
+Media are kept as bytes of their values where that is exact, else as tensors (`media="uint8"`).
+
+Trade-off: encoded pictures take several times the space of their files. Worth it where encoding, not
+the network, is what a step waits for, and for more than one epoch.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import files
+from ..errors import ForeignArtefactError, InputError
+from ..execute.local import map_shards
+from ..measuring.eligibility import listens
+from ..planning.packplan import PackPlan
+from ..store.chunks import ChunkReader, ChunkWriter, manifest_of
+
+__all__ = ["EncodeCache"]
+
+MARKER = "encoded.json"
+_SCHEMA = "packtrain-encoded-1"
+_OPEN = 64  # chunks that stay mapped
+
+Progress = Callable[[int, int], None]
+
+
+class EncodeCache:
+    """Encoded packs of one plan in a folder. Picklable; a worker maps the chunks anew.
+
+    Args:
+        folder: where the chunks lie; made by `fill`.
+        plan: the raw plan.
+        key: plain JSON that decides how samples are encoded (`template.config`, and what else there is).
+        packs_per_chunk: packs of a chunk; taken from the folder where there is one.
+        media: `uint8` or `tensor`, see `store.chunks`.
+
+    Raises:
+        ForeignArtefactError: the folder holds packs of another plan or template.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        plan: PackPlan,
+        *,
+        key: Mapping[str, Any],
+        packs_per_chunk: int = 64,
+        media: str = "uint8",
+    ) -> None:
+        if packs_per_chunk < 1:
+            raise InputError(f"packs_per_chunk is {packs_per_chunk}, expected >= 1")
+        if media not in ("uint8", "tensor"):
+            raise InputError(f"media is {media!r}", hint="a cache holds tensors: use 'uint8' or 'tensor'")
+        self.folder = Path(folder)
+        self.packs = len(plan)
+        self.media = media
+        self._own = {"schema": _SCHEMA, "plan": plan.checksum, "key": files.digest_json(dict(key))}
+        held = files.read_json(self.folder / MARKER) if (self.folder / MARKER).is_file() else None
+        if held is not None:
+            _check(self.folder, held, self._own)
+            packs_per_chunk = int(held["packs_per_chunk"])
+        self.packs_per_chunk = packs_per_chunk
+        self._readers: dict[int, ChunkReader] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_readers": {}}
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.packs // self.packs_per_chunk)
+
+    def path(self, chunk: int) -> Path:
+        return self.folder / f"chunk_{chunk:08d}.arrow"
+
+    def has(self, chunk: int) -> bool:
+        """Is this chunk whole?"""
+        return manifest_of(self.path(chunk)).is_file()
+
+    def get(self, pack: int) -> list[dict[str, Any]] | None:
+        """The encoded samples of a raw pack as `fill` got them; None where its chunk is not there yet."""
+        chunk, row = divmod(operator.index(pack), self.packs_per_chunk)
+        reader = self._readers.get(chunk)
+        if reader is None:
+            if not self.has(chunk):
+                return None
+            if len(self._readers) >= _OPEN:
+                self._readers.pop(next(iter(self._readers)))
+            reader = self._readers[chunk] = ChunkReader(self.path(chunk))
+        return reader[row]
+
+    def fill(
+        self,
+        dataset: Any,
+        *,
+        share: tuple[int, int] = (0, 1),
+        workers: int | None = 1,
+        progress: Progress | None = None,
+    ) -> int:
+        """Encode the chunks that are not there; returns how many were made.
+
+        Args:
+            dataset: a PackedDataset over the raw plan (not an aligned one), without a cache.
+            share: (r, n): only chunks r, r + n, r + 2n, … so that n processes fill one folder.
+            workers: processes, see `execute.local.map_shards`.
+            progress: called with (chunks done, chunks to do).
+
+        Raises:
+            InputError: the dataset is not over this plan's packs, or its samples change with the epoch.
+            SampleError, DriftError: from encoding; chunks made before stay.
+        """
+        if (
+            len(dataset) != self.packs
+            or dataset.plan.checksum != self._own["plan"]
+            or dataset.cache is not None
+        ):
+            raise InputError(
+                "the dataset is not over the raw plan of this cache",
+                hint="use PackedDataset(plan, source, encode)",
+            )
+        if listens(dataset.samples):
+            raise InputError(
+                "the samples change with the epoch: encoded once, they would stay those of one epoch"
+            )
+        rank, ranks = share
+        if not (self.folder / MARKER).is_file():
+            files.make_folder(self.folder)
+            files.publish_json(self.folder / MARKER, {**self._own, "packs_per_chunk": self.packs_per_chunk})
+        todo = [chunk for chunk in range(rank, self.chunks, ranks) if not self.has(chunk)]
+        for done, _ in enumerate(map_shards(_encode, todo, workers=workers, context=(self, dataset)), 1):
+            if progress is not None:
+                progress(done, len(todo))
+        return len(todo)
+
+
+def _encode(context: tuple[EncodeCache, Any], chunk: int) -> int:
+    """Write one chunk."""
+    cache, dataset = context
+    first = chunk * cache.packs_per_chunk
+    with ChunkWriter(cache.path(chunk), media=cache.media, meta={"first_pack": first}) as writer:
+        for pack in range(first, min(first + cache.packs_per_chunk, cache.packs)):
+            writer.add(dataset[pack])
+    return chunk
+
+
+def _check(folder: Path, held: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    for name, what in (("schema", "version"), ("plan", "plan"), ("key", "template")):
+        if held.get(name) != own[name]:
+            raise ForeignArtefactError(
+                f"{folder} holds encoded packs of another {what}",
+                hint="choose another folder for the encode cache, or remove this one",
+            )
