@@ -218,7 +218,7 @@ def test_uint8_and_tensor_hold_pictures_alike(data: Path, tmp_path: Path) -> Non
 
 
 def test_every_kind_of_raw_shard_in_one_stream(data: Path, tmp_path: Path) -> None:
-    """Text in JSONL, pictures in a tar, clips of 0.5 s and 5 min in a folder: one stream, all tensors kept."""
+    """Text in JSONL, pictures in a tar, clips of 0.5 s and 5 min in a folder: one stream, all kept."""
     import soundfile
 
     omni = HFTemplate(str(data / "processors" / "qwen2_5_omni"))

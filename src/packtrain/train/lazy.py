@@ -62,13 +62,14 @@ def train_lazy(
         place.size,
         config.training.sharded_lazy_max_wait_s,
         config.training.sharded_lazy_poll_s,
+        start=config.training.sharded_lazy_start or "acknowledged",
         encode=None if template is None else template.encode,
     )
     accumulation = config.accumulation(place.size)
     resumed = _checkpoint(config)
     if resumed is not None:
         dataset.load_state_dict(files.read_json(Path(resumed) / STATE_FILE))
-    begun = dataset.state_dict()["step"]
+    begun = _begun(config, dataset, resumed)
     if config.model.name_or_path is None:
         raise ConfigError("no model is named", hint="set model.name_or_path")
     model = load_model(
@@ -235,6 +236,23 @@ def _checkpoint(config: RunConfig) -> str | None:
             hint="name a checkpoint that was saved with training.sharded_lazy",
         )
     return str(asked)
+
+
+def _begun(config: RunConfig, dataset: LazyShardedDataset, resumed: str | None) -> int:
+    """Micro steps before this run.
+
+    Raises:
+        ConfigError: an earlier run used packs of this stream, and nobody said what to make of that.
+    """
+    state = dataset.state_dict()
+    if state["slots"] and resumed is None and config.training.sharded_lazy_start is None:
+        raise ConfigError(
+            f"an earlier run has used {state['slots']:,} slots of {config.custom.dataset}, and this one has "
+            "no checkpoint of it",
+            hint="set resume_from_checkpoint: true, or sharded_lazy_start: beginning (all packs again) or "
+            "acknowledged (only those behind)",
+        )
+    return int(state["step"])
 
 
 def _steps(

@@ -41,6 +41,7 @@ def check_lazy_keys(sections: Mapping[str, dict[str, Any]]) -> None:
             ("training", "sharded_lazy_pre_packed"),
             ("training", "sharded_lazy_max_wait_s"),
             ("training", "sharded_lazy_poll_s"),
+            ("training", "sharded_lazy_start"),
             ("training", "train_dataloader_shuffle"),
             ("custom", "dataset"),
         ):

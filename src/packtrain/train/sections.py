@@ -143,6 +143,8 @@ class TrainingConfig(Section):
     sharded_lazy_max_wait_s: _Seconds = 0.0
     """Longest wait for one pack; 0 waits for ever."""
     sharded_lazy_poll_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    sharded_lazy_start: Literal["acknowledged", "beginning"] | None = None
+    """Where a run without a checkpoint begins; None: refused where an earlier run has acknowledged packs."""
     train_dataloader_shuffle: bool = False
     """Only with `sharded_lazy`, where it has to be false. A static plan shuffles its epochs by the seed."""
     on_error: Literal["raise", "zero"] = "raise"
