@@ -1,0 +1,1 @@
+"""Hosts: one thin file for each trainer that users already have. Import the one you need."""

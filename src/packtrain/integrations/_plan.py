@@ -1,0 +1,93 @@
+"""From rows to packs on every rank: rank 0 measures, audits and plans, the others open what it wrote.
+
+No collective waits meanwhile, so long measuring meets no timeout of a process group.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..data import PackedDataset
+from ..errors import ConfigError
+from ..measuring.audit import audit
+from ..pipeline.plan import plan_lengths
+from ..pipeline.ranks import StartUp
+from ..planning.align import AlignedPlan
+from ..planning.lengths import Lengths
+from ..planning.packplan import PackPlan
+from ..world import World
+from ._rows import Rows, measure_rows
+
+__all__ = ["PLACE", "pack_rows"]
+
+logger = logging.getLogger(__name__)
+
+#: Folder in the host's output folder that holds lengths and plans.
+PLACE = "packs"
+
+
+def pack_rows(
+    rows: Any,
+    encode: Callable[[Any], Mapping[str, Any]],
+    *,
+    name: str,
+    folder: Path,
+    place: World,
+    measure: Any = None,
+    plan: Any = None,
+    processor: Any = None,
+    audited: int = 32,
+    drop_last: bool = False,
+    timeout_s: float = 7200,
+    repeat_loss: str = "keep",
+    options: Mapping[str, Any],
+) -> PackedDataset:
+    """The packs of `rows`, aligned to the ranks.
+
+    Args:
+        name: "train" or the name of an evaluation set: lengths and plans lie under it in `folder`.
+        plan: a plan or its folder, made before; None: planned here.
+        audited: rows that are encoded for real and compared with their measured length.
+        options: keyword arguments of `packtrain.plan`.
+
+    Raises:
+        DriftError: a measured length is not the encoded one.
+    """
+    if isinstance(plan, (str, Path)):
+        plan = PackPlan.load(plan)
+    if plan is not None:
+        made, lengths = plan, None
+        if len(made.indices) + len(made.ledger) != len(rows):
+            raise ConfigError(
+                f"the plan is of {len(made.indices) + len(made.ledger)} samples, the dataset has {len(rows)}",
+                hint="plan these samples",
+            )
+    else:
+        with StartUp(folder / PLACE / name, place=place, timeout_s=timeout_s) as start:
+
+            def make(tell: Callable[[str, int, int], None]) -> Mapping[str, Any]:
+                measured = measure_rows(
+                    rows, encode, measure, processor=processor, progress=lambda d, t: tell("measuring", d, t)
+                )
+                if audited:
+                    audit(Rows(rows, name), measured, encode, count=audited)
+                held = folder / PLACE / name / f"lengths-{measured.digest[:12]}"
+                if not (held / "lengths.json").is_file():
+                    measured.save(held)
+                planned = plan_lengths(measured, None, **options)
+                kept = folder / PLACE / name / f"plan-{planned.checksum[:12]}"
+                if not (kept / "plan.json").is_file():
+                    planned.save(kept, origin={"lengths": str(held.resolve())})
+                return {"lengths": str(held.resolve()), "plan": str(kept.resolve())}
+
+            told = start.share(make)
+            made, lengths = PackPlan.load(told["plan"]), Lengths.load(told["lengths"])
+    if len(made.ledger):
+        logger.warning(
+            "%s: %d of %d samples are in no pack: %s", name, len(made.ledger), len(rows), made.ledger.counts()
+        )
+    aligned: AlignedPlan = made.align(place.size, drop_last=drop_last)
+    return PackedDataset(aligned, Rows(rows, name), encode, lengths=lengths, repeat_loss=repeat_loss)

@@ -1,0 +1,198 @@
+"""Rows a host holds in memory: their lengths, without encoding them where that can be helped.
+
+    tokenised rows       the length of `input_ids`
+    chats with media     metadata: the chat template's text is tokenised, sizes come from media headers
+    anything             `measure=` a function of the row, or "encode" for the collator itself
+
+Whatever the way, a seeded sample of rows is encoded for real and compared before anything is planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigError, InputError, SampleError
+from ..extend import Measured, measure_many
+from ..planning.lengths import STATUS_EMPTY, STATUS_FAILED, Lengths
+from ..sources.chat import ChatSource
+
+__all__ = ["Rows", "measure_rows"]
+
+_BATCH = 256
+
+#: Costs that depend on what the host trains on, which is not ours to say.
+_HOST_DECIDES = ("supervised",)
+
+
+class Rows:
+    """Rows of any indexable collection as a `packtrain.extend.Source`."""
+
+    def __init__(self, rows: Any, name: str = "row") -> None:
+        self.rows, self.name = rows, name
+
+    fingerprint = "rows"
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[int(index)]
+
+    def where(self, index: int) -> str:
+        return f"{self.name} {index}"
+
+
+def measure_rows(
+    rows: Any,
+    encode: Callable[[Any], Mapping[str, Any]],
+    measure: Any = None,
+    *,
+    processor: Any = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Lengths:
+    """The lengths of `rows`.
+
+    Args:
+        rows: indexable; items as the host's collator takes them.
+        encode: row -> encoded sample.
+        measure: None: by what the first row holds; "encode"; a template (`extend.Template`); a function
+            row -> tokens; or `Lengths`, or their folder, when they were measured before.
+        processor: of the host, for rows that are chats.
+
+    Raises:
+        ConfigError: the rows do not say their length, and nothing was given that can.
+    """
+    if isinstance(measure, (str, Path)) and measure != "encode":
+        measure = Lengths.load(measure)
+    if isinstance(measure, Lengths):
+        if len(measure) != len(rows):
+            raise InputError(f"{len(measure)} lengths for {len(rows)} rows", hint="measure these rows again")
+        return measure
+    if not len(rows):
+        raise InputError("the dataset is empty", hint="check the training data")
+    if measure is None:
+        ready = _tokenised(rows)
+        if ready is not None:
+            return _lengths(ready)
+        measure = _template(rows, processor)
+    if measure == "encode":
+        return _one_by_one(rows, lambda row: len(encode(row)["input_ids"]), progress)
+    if hasattr(measure, "measure"):
+        return _by_template(rows, measure, progress)
+    return _one_by_one(rows, measure, progress)
+
+
+def _tokenised(rows: Any) -> list[int] | None:
+    columns = getattr(rows, "column_names", None)
+    if columns is not None:
+        if "input_ids" not in columns:
+            return None
+        chosen = rows.select_columns(["input_ids"]).with_format(None)
+        return [len(ids) for batch in chosen.iter(1000) for ids in batch["input_ids"]]
+    first = rows[0]
+    if not isinstance(first, Mapping) or "input_ids" not in first:
+        return None
+    return [int(np.shape(rows[i]["input_ids"])[-1]) for i in range(len(rows))]
+
+
+def _template(rows: Any, processor: Any) -> Any:
+    from ..template import HFTemplate
+
+    first = rows[0]
+    if processor is None or not isinstance(first, Mapping):
+        held = sorted(first) if isinstance(first, Mapping) else type(first).__name__
+        raise ConfigError(
+            f"the rows hold {held}: no input_ids, and no processor is known to measure them with",
+            hint='give Trainer processing_class=processor, or pass measure="encode" or measure=your_function',
+        )
+    return HFTemplate(processor, trust_hints=True)
+
+
+def _by_template(rows: Any, template: Any, progress: Callable[[int, int], None] | None) -> Lengths:
+    samples = ChatSource(Rows(_undecoded(rows)), allow_outside=True)
+    found: list[Any] = []
+    for start in range(0, len(rows), _BATCH):
+        stop = min(len(rows), start + _BATCH)
+        chats: list[Any] = []
+        for index in range(start, stop):
+            try:
+                chats.append(samples[index])
+            except SampleError as error:
+                chats.append(error)
+        good = iter(measure_many(template, [chat for chat in chats if not isinstance(chat, SampleError)]))
+        found += [chat if isinstance(chat, SampleError) else next(good) for chat in chats]
+        if progress is not None:
+            progress(stop, len(rows))
+    return _lengths(found)
+
+
+def _one_by_one(
+    rows: Any, measure: Callable[[Any], int], progress: Callable[[int, int], None] | None
+) -> Lengths:
+    found: list[Any] = []
+    for index in range(len(rows)):
+        try:
+            found.append(measure(rows[index]))
+        except SampleError as error:
+            found.append(error)
+        if progress is not None:
+            progress(index + 1, len(rows))
+    return _lengths(found)
+
+
+def _lengths(found: list[Any]) -> Lengths:
+    """Lengths of measured values; a `SampleError` is a failed sample with its reason."""
+    reasons = {i: value.reason for i, value in enumerate(found) if isinstance(value, SampleError)}
+    tokens = np.array([0 if isinstance(v, SampleError) else int(v) for v in found], np.int64)
+    status = np.zeros(len(found), np.uint8)
+    status[tokens == 0] = STATUS_EMPTY
+    status[[i for i, reason in reasons.items() if reason != "empty"]] = STATUS_FAILED
+    names = sorted({name for v in found if isinstance(v, Measured) for name in v.costs} - set(_HOST_DECIDES))
+    costs = {
+        name: np.array([v.costs.get(name, 0) if isinstance(v, Measured) else 0 for v in found], np.int64)
+        for name in names
+    }
+    return Lengths(tokens, costs=costs or None, status=status, reasons=reasons or None)
+
+
+class _Undecoded:
+    """Rows whose decoded pictures are given as their sizes: measuring needs no pixel."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return _sized(self.rows[index])
+
+
+def _undecoded(rows: Any) -> Any:
+    """`datasets` columns of pictures are read without decoding them."""
+    features = getattr(rows, "features", None)
+    if features is None:
+        return _Undecoded(rows)
+    import datasets
+
+    for name, feature in features.items():
+        inner = getattr(feature, "feature", feature)
+        if isinstance(inner, datasets.Image):
+            plain = datasets.Image(decode=False)
+            rows = rows.cast_column(name, plain if inner is feature else datasets.List(plain))
+    return _Undecoded(rows)
+
+
+def _sized(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _sized(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, (list, tuple)):
+        return [_sized(inner) for inner in value]
+    if hasattr(value, "size") and hasattr(value, "mode") and hasattr(value, "getdata"):  # a PIL picture
+        width, height = value.size
+        return {"bytes": b"decoded", "width": int(width), "height": int(height)}
+    return value

@@ -1,0 +1,340 @@
+"""transformers Trainer: `pack(trainer, pack_length=4096)` and the script's own Trainer trains on packs.
+
+    from packtrain.integrations.transformers import pack
+    trainer = Trainer(model=model, args=args, train_dataset=data, data_collator=collate, …)
+    pack(trainer, pack_length=4096)
+    trainer.train()
+
+The object stays the user's: its class becomes a subclass of its own class, so overridden methods, callbacks,
+optimizers and PEFT stay. Samples are encoded by the script's own collator, one at a time. What changes: the
+training loader and the loader of evaluations give packs; each batch carries `use_cache=False` and restarting
+positions and no mask, and is checked before it is used; a step without supervised tokens has loss 0;
+`eval_loss` is the mean over tokens; checkpoints hold `packs.json`, and a resume on other packs is refused.
+
+The loss stays Trainer's: it divides the sum of the token losses by the supervised tokens of the whole step,
+over accumulation and ranks. Settings under which it would not are refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..collate import PackBatch, PaddingFreeCollator
+from ..collate.boundaries import attention_of, text_config
+from ..data import PackedDataset, PackSampler
+from ..errors import ChecksumError, ConfigError, IsolationError
+from ..planning.balance import Balance
+from ..template import ensure_torchvision
+from ..train.attention import check_attention, check_batch
+from ..train.loss import bare_model, shift_labels
+from ..train.meter import supervised
+from ..train.proof import proof_samples, prove_isolation
+from ..world import World
+from ._encode import HostEncoder
+from ._plan import pack_rows
+
+ensure_torchvision()  # transformers imports torchvision with its Trainer
+
+from ..train.positions import Positions, check_resume  # noqa: E402
+from ..train.trainer import _aligned, pack_loader  # noqa: E402
+
+__all__ = ["PackingMixin", "pack"]
+
+logger = logging.getLogger(__name__)
+
+
+def pack(
+    trainer: Any,
+    pack_length: int | None = None,
+    *,
+    plan: Any = None,
+    measure: Any = None,
+    samples_per_step: int | str | None = None,
+    eval_packing: bool = True,
+    balance: str | None = "step",
+    audited: int = 32,
+    timeout_s: float = 7200,
+    **options: Any,
+) -> Any:
+    """Let `trainer` train on packs.
+
+    Args:
+        trainer: a transformers `Trainer` (or subclass), complete, not yet trained.
+        pack_length: cap of a pack in tokens.
+        plan: a plan (or its folder) made before, instead of `pack_length`.
+        measure: how lengths are found; see `integrations._rows.measure_rows`. None: by what the rows hold.
+        samples_per_step: None: a step is `gradient_accumulation_steps` packs a rank. "same": a step holds
+            the samples it held before (batch size x accumulation x ranks), or a number: so many; then
+            accumulation follows from the plan, and losses equal those of unpacked training.
+        eval_packing: pack the evaluation sets too; False: they are evaluated as before.
+        balance: how packs are spread over ranks inside a step; see `PackSampler`.
+        audited: rows encoded for real and compared with their measured lengths before planning.
+        timeout_s: how long the other ranks wait for rank 0.
+        options: further keyword arguments of `packtrain.plan` (`packer`, `long_samples`, `limits`, …).
+
+    Returns:
+        The same trainer.
+
+    Raises:
+        ConfigError: a setting of the trainer that packs cannot keep, with the reason.
+        IsolationError: packed samples would read each other in this model.
+    """
+    if isinstance(trainer, PackingMixin):
+        raise ConfigError("this trainer packs already", hint="call pack(trainer, …) once")
+    args = trainer.args
+    _check(trainer, samples_per_step)
+    bare = bare_model(trainer.model)
+    proven = _check_isolation(bare)
+    place = World(args.process_index, args.world_size)
+    same = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    per_step = same if samples_per_step == "same" else samples_per_step
+    wanted = {"pack_length": pack_length, **options}
+    if plan is None and pack_length is None:
+        raise ConfigError("neither pack_length nor plan is given", hint="pass pack_length=4096, for example")
+    trainer.__class__ = type(f"Packed{type(trainer).__name__}", (PackingMixin, type(trainer)), {})
+    trainer.packs_made = {
+        "folder": Path(args.output_dir),
+        "place": place,
+        "measure": measure,
+        "processor": getattr(trainer, "processing_class", None),
+        "audited": audited,
+        "timeout_s": timeout_s,
+    }
+    rows, encode = trainer.packs_rows(trainer.train_dataset, "training", bare)
+    steps = {"samples_per_step": per_step, "packs_multiple": place.size} if per_step else {}
+    if per_step:
+        steps["last_step"] = "drop" if args.dataloader_drop_last else "keep"
+        steps["seed"] = args.seed
+    data = pack_rows(
+        rows,
+        encode,
+        name="train",
+        plan=plan,
+        drop_last=args.dataloader_drop_last,
+        options={**wanted, **steps},
+        **trainer.packs_made,
+    )
+    if not proven:
+        _prove(bare, data)
+    if data.plan.spec.samples_per_step is not None:
+        args.gradient_accumulation_steps = _aligned(data).block // place.size
+        args.per_device_train_batch_size = trainer._train_batch_size = 1
+    trainer.packs_options = {"pack_length": data.plan.spec.pack_length, **options}
+    trainer.packs_eval = {} if eval_packing else None
+    trainer.packs_start(data, bare, balance)
+    stats = data.plan.stats()
+    if place.is_writer:
+        logger.info(
+            "packs: %s samples in %s packs, %.2f %% full, accumulation %d",
+            f"{stats['samples']:,}", f"{stats['packs']:,}", 100 * stats["efficiency"],
+            args.gradient_accumulation_steps,
+        )  # fmt: skip
+    return trainer
+
+
+class PackingMixin:
+    """What `pack` puts before the class of a trainer."""
+
+    args: Any
+    model: Any
+    accelerator: Any
+    state: Any
+    packs: PackedDataset
+    packs_made: dict[str, Any]
+    packs_options: dict[str, Any]
+    packs_eval: dict[int, tuple[Any, PackedDataset]] | None
+    packs_evaluating: list[torch.Tensor] | None
+
+    def packs_rows(self, rows: Any, what: str, bare: Any) -> tuple[Any, HostEncoder]:
+        """Rows and their encoder, with unused columns removed as Trainer does it."""
+        host: Any = self
+        if hasattr(rows, "column_names") and hasattr(rows, "remove_columns"):
+            return host._remove_unused_columns(rows, description=what), HostEncoder(host.data_collator, bare)
+        collate = host._get_collator_with_removed_columns(host.data_collator, description=what)
+        return rows, HostEncoder(collate, bare)
+
+    def packs_start(self, data: PackedDataset, bare: Any, balance: str | None) -> None:
+        """Sampler, collator and callback of the training packs."""
+        host: Any = self
+        args = host.args
+        settings = None
+        if balance is not None and not (balance == "step" and args.gradient_accumulation_steps == 1):
+            settings = Balance(grad_accum=args.gradient_accumulation_steps, mode=balance)
+        self.packs = data
+        self.packs_collator = PaddingFreeCollator(bare)
+        self.packs_sampler = PackSampler(
+            _aligned(data), args.process_index, args.seed, True, settings, args.gradient_accumulation_steps
+        )
+        self.packs_evaluating = None
+        if host.eval_dataset is not None and self.packs_eval is not None:
+            sets = host.eval_dataset
+            for name, rows in (sets if isinstance(sets, Mapping) else {"eval": sets}).items():
+                self._eval_packs(rows, name)
+        host.add_callback(Positions(self.packs_sampler, data, lambda: None))
+
+    # ------------------------------------------------------------------------------------ training
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's `train`; a checkpoint of other packs is refused before anything is trained."""
+        given = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+        check_resume(self.packs_sampler, given, self.args.output_dir)
+        mine = torch.tensor([int(self.packs_sampler.aligned.checksum[:12], 16)], device=self.args.device)
+        if len(set(self.accelerator.gather(mine).tolist())) > 1:
+            raise ChecksumError("the ranks hold different plans", hint="use one shared output folder")
+        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+
+    def get_train_dataloader(self) -> Any:
+        return pack_loader(self.packs, self.packs_sampler, self.packs_collator, self.args)
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        batches, count = super().get_batch_samples(*args, **kwargs)  # type: ignore[misc]
+        for batch in batches:
+            check_batch(batch, bare_model(self.model))
+        return batches, count
+
+    def _get_num_items_in_batch(self, batch_samples: Any, device: Any) -> Any:
+        """Trainer's count; a step without supervised tokens counts 1, so that its loss is 0 and no NaN."""
+        count = super()._get_num_items_in_batch(batch_samples, device)  # type: ignore[misc]
+        if torch.is_tensor(count) and not int(count.max()):
+            logger.warning("step %d has no supervised token: its loss is 0", self.state.global_step + 1)
+            return count.clamp(min=1)
+        return count
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """The class's own loss; while packs are evaluated, the mean over the pack's tokens."""
+        if self.packs_evaluating is not None:
+            kwargs["num_items_in_batch"] = None
+        return super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        moved = super()._prepare_inputs(inputs)  # type: ignore[misc]
+        return inputs.with_values(moved) if isinstance(inputs, PackBatch) else moved
+
+    # ---------------------------------------------------------------------------------- evaluation
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        host: Any = self
+        name = "eval"
+        if isinstance(eval_dataset, str):
+            name, eval_dataset = eval_dataset, host.eval_dataset[eval_dataset]
+        rows = host.eval_dataset if eval_dataset is None else eval_dataset
+        if self.packs_eval is None or rows is None:
+            return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+        data = self._eval_packs(rows, name)
+        sampler = PackSampler(_aligned(data), self.args.process_index, shuffle=False)
+        return pack_loader(data, sampler, self.packs_collator, self.args)
+
+    def _eval_packs(self, rows: Any, name: str) -> PackedDataset:
+        assert self.packs_eval is not None
+        held = self.packs_eval.get(id(rows))
+        if held is None:
+            bare = bare_model(self.model)
+            own, encode = self.packs_rows(rows, "evaluation", bare)
+            made = {**self.packs_made}
+            if isinstance(made["measure"], (str, Path)) and made["measure"] != "encode":
+                made["measure"] = None  # a folder of lengths is of the training rows
+            held = (
+                rows,
+                pack_rows(own, encode, name=name, repeat_loss="zero", options=self.packs_options, **made),
+            )
+            self.packs_eval[id(rows)] = held
+        data: PackedDataset = held[1]
+        return data
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's loop; over packs the loss is the exact mean over supervised tokens."""
+        if not isinstance(getattr(dataloader, "dataset", None), PackedDataset):
+            return super().evaluation_loop(dataloader, *args, **kwargs)  # type: ignore[misc]
+        prefix = kwargs.get("metric_key_prefix") or (args[3] if len(args) > 3 else "eval")
+        self.packs_evaluating = [torch.zeros(2, dtype=torch.float64)]
+        try:
+            output = super().evaluation_loop(dataloader, *args, **kwargs)  # type: ignore[misc]
+            sums = torch.stack(self.packs_evaluating).sum(0).to(self.args.device)
+        finally:
+            self.packs_evaluating = None
+        loss, tokens = self.accelerator.reduce(sums, "sum").tolist()
+        if f"{prefix}_loss" in output.metrics:
+            output.metrics[f"{prefix}_loss"] = loss / max(1.0, tokens)
+        return output
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        count = supervised(inputs) if self.packs_evaluating is not None else 0
+        loss, logits, labels = super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+        if self.packs_evaluating is not None and loss is not None:
+            loss = loss if count else torch.zeros_like(loss)
+            self.packs_evaluating.append(torch.tensor([float(loss) * count, count], dtype=torch.float64))
+        return loss, logits, labels
+
+
+def _check(trainer: Any, samples_per_step: int | str | None) -> None:
+    """Refuse what packs cannot keep, each with its reason."""
+    args = trainer.args
+    rows = trainer.train_dataset
+    if samples_per_step is None and args.per_device_train_batch_size != 1:
+        raise ConfigError(
+            f"per_device_train_batch_size is {args.per_device_train_batch_size}: a row is one pack",
+            hint='set it to 1, or pass samples_per_step="same" to keep the samples of a step',
+        )
+    if isinstance(samples_per_step, str) and samples_per_step != "same":
+        raise ConfigError(f"samples_per_step is {samples_per_step!r}", hint='pass a number or "same"')
+    if rows is None or not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
+        raise ConfigError(
+            f"train_dataset is a {type(rows).__name__} without length or index: it cannot be planned",
+            hint="use a map-style dataset",
+        )
+    strategy = str(getattr(args, "train_sampling_strategy", "random"))
+    for name, wrong, why in (
+        ("label_smoothing_factor", bool(args.label_smoothing_factor), "its loss is a mean over rows"),
+        ("n_gpu", args.n_gpu > 1, "one process would split packs over GPUs; start it with torchrun"),
+        ("train_sampling_strategy", strategy not in ("random", "sequential"), "packs have equal lengths"),
+        (
+            "average_tokens_across_devices",
+            args.world_size > 1 and not args.average_tokens_across_devices,
+            "ranks hold different numbers of tokens, and the loss would not be the mean over them",
+        ),
+        ("auto_find_batch_size", bool(args.auto_find_batch_size), "a plan has its row length"),
+    ):
+        if wrong:
+            raise ConfigError(f"{name}={getattr(args, name)} cannot be kept: {why}", hint=f"unset {name}")
+    if not trainer.model_accepts_loss_kwargs and trainer.compute_loss_func is None:
+        trainer.compute_loss_func = _token_mean
+
+
+def _check_isolation(bare: Any) -> bool:
+    """Refuse a setup that leaks; False: the proof must decide.
+
+    The cache is judged as each batch sets it; the config stays as it is.
+    """
+    configs = {id(part): part for part in (bare.config, text_config(bare.config))}
+    before = [(part, part.use_cache) for part in configs.values() if hasattr(part, "use_cache")]
+    try:
+        for part, _ in before:
+            part.use_cache = False
+        setup = check_attention(bare)
+    finally:
+        for part, value in before:
+            part.use_cache = value
+    return setup.proven
+
+
+def _prove(bare: Any, data: PackedDataset) -> None:
+    """The proof on two packs, for models of no listed family."""
+    samples = proof_samples([data[position] for position in range(min(2, len(data)))], bare)
+    report = prove_isolation(bare, samples, (attention_of(bare) or "eager",), gradients=False)
+    if not report.ok:
+        raise IsolationError(
+            f"packed samples read each other in {bare.config.model_type}, first in {report.first_leak}",
+            hint="train it unpacked, or use a listed family (docs/hosts.md)",
+        )
+
+
+def _token_mean(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+    """For models whose own loss cannot be told the tokens of a step."""
+    logits = outputs["logits"].float().reshape(-1, outputs["logits"].shape[-1])
+    targets = shift_labels(labels).reshape(-1).to(logits.device)
+    total = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+    count = (targets != -100).sum() if num_items_in_batch is None else num_items_in_batch
+    return total / torch.as_tensor(count, device=total.device).clamp(min=1)

@@ -1,0 +1,121 @@
+"""200 real samples as rows, a small real processor, tiny models on disk, and the steps they train in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from packtrain.template import ensure_torchvision
+
+ensure_torchvision()  # scripts import transformers before packtrain; torchvision may lack its operators here
+
+Row = dict[str, Any]
+
+
+def text_rows(data: Path, count: int) -> list[Row]:
+    rows = []
+    with (data / "text_sft" / "gsm8k_train.jsonl").open(encoding="utf-8") as lines:
+        for line, _ in zip(lines, range(count), strict=False):
+            row = json.loads(line)
+            rows.append(
+                {
+                    "messages": [
+                        {"role": "user", "content": row["question"]},
+                        {"role": "assistant", "content": row["answer"]},
+                    ],
+                    "images": [],
+                }
+            )
+    return rows
+
+
+def demo_rows(data: Path) -> list[Row]:
+    folder = data / "mllm_demo"
+    held = json.loads((folder / "mllm_demo.json").read_text(encoding="utf-8"))
+    return [{**row, "images": [str(folder / image) for image in row["images"]]} for row in held]
+
+
+def picture_rows(data: Path, count: int) -> list[Row]:
+    folder = data / "images_real"
+    listed = [json.loads(line) for line in (folder / "manifest.jsonl").read_text("utf-8").splitlines()]
+    here = [row for row in listed if (folder / row["file"]).is_file() and row["bytes"] < 80_000]
+    rows = []
+    for number in range(count):
+        chosen = [here[number % len(here)]]
+        if number % 5 == 0:
+            chosen.append(here[(number * 7 + 3) % len(here)])
+        sizes = " and ".join(f"{picture['width']} by {picture['height']}" for picture in chosen)
+        rows.append(
+            {
+                "messages": [
+                    {"role": "user", "content": "<image>" * len(chosen) + f"What size is picture {number}?"},
+                    {"role": "assistant", "content": f"It is {sizes} pixels, from {chosen[0]['repo']}."},
+                ],
+                "images": [str(folder / picture["file"]) for picture in chosen],
+            }
+        )
+    return rows
+
+
+@pytest.fixture(scope="session")
+def rows(data: Path) -> list[Row]:
+    """200 real samples: mllm_demo, pictures with made chats, text."""
+    demo = demo_rows(data)
+    pictures = picture_rows(data, 60)
+    return [*demo, *pictures, *text_rows(data, 200 - len(demo) - len(pictures))]
+
+
+@pytest.fixture(scope="session")
+def processor_folder(rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real Qwen2.5-VL processor with a tokenizer of 900 tokens trained on the samples; small pictures."""
+    from packtrain.demo.processor import save_processor, train_tokenizer
+
+    folder = tmp_path_factory.mktemp("host") / "processor"
+    texts = [message["content"] for row in rows for message in row["messages"]]
+    save_processor(folder, train_tokenizer(texts, 900))
+    path = folder / "preprocessor_config.json"
+    names = [path, folder / "processor_config.json"]
+    for name in names:
+        if name.is_file():
+            held = json.loads(name.read_text())
+            inner = held.get("image_processor", held)
+            inner.pop("size", None)
+            inner["min_pixels"], inner["max_pixels"] = 56 * 56, 140 * 140
+            name.write_text(json.dumps(held))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def saved_model(processor_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`saved_model("tiny:qwen3")`: a tiny random model with tokenizer or processor, ready to be loaded."""
+    from packtrain.template import load_processor
+    from packtrain.train.tiny import tiny_model
+
+    made: dict[str, Path] = {}
+
+    def save(name: str) -> Path:
+        if name not in made:
+            folder = tmp_path_factory.mktemp("model")
+            processor = load_processor(str(processor_folder))
+            model = tiny_model(name, processor)
+            model.config.use_cache = True  # as published models have it
+            model.config.get_text_config().use_cache = True
+            model.save_pretrained(folder)
+            keep = processor if "vl" in name else processor.tokenizer
+            if keep is processor.tokenizer:
+                keep.chat_template = keep.chat_template or processor.chat_template
+            keep.save_pretrained(folder)
+            made[name] = folder
+        return made[name]
+
+    return save
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
