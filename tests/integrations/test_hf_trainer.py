@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from packtrain.errors import ConfigError, ForeignArtefactError, InputError, IsolationError
+from packtrain.errors import ConfigError, ForeignArtefactError, IsolationError
 
 # The plain script asks for pinned memory, as Trainer does by default, on a machine without an accelerator.
 # peft 0.21, and scripts of today, use names that transformers 5.24 has begun to rename.
@@ -239,9 +239,12 @@ def test_other_refusals(files: Any, saved_model: Callable[[str], Path], tmp_path
     with pytest.raises(ConfigError, match="without length or index"):
         pack(trainer, 1024)
     trainer.train_dataset = rows
-    trainer.model.config._attn_implementation = "flash_attention_9"
-    with pytest.raises((IsolationError, InputError)):
+    trainer.model.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(IsolationError, match="carry a state"):
         pack(trainer, 1024)
+    trainer.model.config.layer_types = ["full_attention"] * 2
+    trainer.model.config.model_type = "nobody_knows"  # no family lists it: the proof decides, and it holds
+    assert pack(trainer, 1024).packs.plan.stats()["samples"] == 24
 
 
 def test_positions_of_the_encoder_are_those_of_the_template(
