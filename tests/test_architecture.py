@@ -50,7 +50,7 @@ HEAVY = {
     "tokenizers",
     "torchvision",
 }
-TORCH_LAYERS = {"template", "collate", "data", "train"}
+TORCH_LAYERS = {"template", "collate", "data", "train", "integrations"}
 
 
 def unit(path: Path) -> str:
