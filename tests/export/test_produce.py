@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import kills
+import numpy as np
 import pytest
 import words_in
 from words_in import lengths_of, producer, put
@@ -375,7 +376,7 @@ def test_back_pressure_and_clean_up(tmp_path: Path) -> None:
     assert list(LazyShardedDataset(out, max_wait_time=5)) != []
 
 
-def test_completeness(tmp_path: Path) -> None:
+def test_completeness(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """rename, marker, stable: a shard that is still being written is not read."""
 
     class Clock:
@@ -401,8 +402,25 @@ def test_completeness(tmp_path: Path) -> None:
     (tmp_path / "in" / "a.jsonl.done").touch()
     made = producer(tmp_path / "in", tmp_path / "m", ready="marker")
     assert made._raw.complete() == ["a.jsonl"] and made._raw.visible() == ["a.jsonl", "b.jsonl"]
+    assert made.run().read == 2 and "b.jsonl has no marker b.jsonl.done" in caplog.text
     with pytest.raises(InputError, match="ready"):
         producer(tmp_path / "in", tmp_path / "x", ready="perhaps")
+
+
+def test_a_chunk_is_full_by_size_too(tmp_path: Path) -> None:
+    """Large media close a chunk before it has its packs; readers take chunks of any number."""
+
+    class Large(EncodedTemplate):
+        def encode(self, sample: Any) -> Any:
+            return {**super().encode(sample), "feature": np.arange(50_000, dtype=np.float32).reshape(2, -1)}
+
+    put(tmp_path / "in", "a.jsonl", lengths_of(60))
+    stats = PackingProducer(
+        tmp_path / "in", tmp_path / "out", Large(), pack_length=100, chunk_mb=1, window=20, kind="encoded"
+    ).run()
+    counts = [len(ChunkReader(path)) for path in sorted((tmp_path / "out").glob("*.arrow"))]
+    assert sum(counts) == stats.packs and len(set(counts)) > 1 and max(counts) < 8
+    assert sorted(read_all(tmp_path / "out", 3)) == list(range(60))
 
 
 def test_watching_until_the_end_marker(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ __all__ = ["command"]
     "--watch/--once", default=False, show_default=True, help="Go on until IN/END, or take what is there."
 )
 @click.option("--packs-per-chunk", default=100, show_default=True, help="Packs of a chunk.")
+@click.option("--chunk-mb", default=1024, show_default=True, help="MiB at which a chunk is full before.")
 @click.option("--window", default=1000, show_default=True, help="Samples planned together.")
 @click.option("--packer", default="auto", show_default=True, help="How a window is packed.")
 @click.option("--seed", type=int, help="Shuffle samples of equal length inside a window.")

@@ -26,7 +26,7 @@ from ..store._chunk_fields import Value, read_value, restore
 from ..store.chunks import ChunkWriter
 from ._intake import Intake
 
-__all__ = ["Encoding"]
+__all__ = ["Encoding", "is_full"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,15 +62,16 @@ class Encoding:
         self,
         writer: ChunkWriter,
         pending: list[list[int]],
-        packs: int,
+        full: tuple[int, int],
         failed: dict[int, SampleError],
         tell: Callable[[], None],
     ) -> int:
-        """Add packs to a chunk until it has `packs`, or none is left; returns how many were used.
+        """Add packs to a chunk until it is full, or none is left; returns how many were used.
 
         Samples that fail are put into `failed` and left out of their pack; none takes their place.
 
         Args:
+            full: a chunk with so many packs, or so many bytes, is full.
             tell: called before each pack.
 
         Raises:
@@ -79,7 +80,8 @@ class Encoding:
         """
         used = 0
         waiting: deque[tuple[list[int], Future[list[Outcome]] | None]] = deque()
-        while writer.packs < packs and used < len(pending):
+        packs = full[0]
+        while not is_full(writer, full) and used < len(pending):
             tell()
             wanted = min(len(pending) - used, packs - writer.packs, 2 * self._workers)
             while len(waiting) < wanted:
@@ -154,6 +156,11 @@ class Encoding:
             )
         if samples:
             writer.add(samples, records or None)
+
+
+def is_full(writer: ChunkWriter, full: tuple[int, int]) -> bool:
+    """Has the chunk as many packs, or bytes, as it should?"""
+    return writer.packs >= full[0] or writer.bytes >= full[1]
 
 
 def _encoded(source: Source, row: int, template: Template) -> Outcome:

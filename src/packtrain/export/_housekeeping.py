@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from .. import files
@@ -10,6 +11,11 @@ from ..store.growing import COMPLETED, INDEX, Order, acknowledged, chunk_name, n
 from ..waiting.poll import fresh_names
 
 __all__ = ["Housekeeping"]
+
+logger = logging.getLogger(__name__)
+
+#: Chunks between two rewrites of `index.json`.
+INDEX_EVERY = 64
 
 #: The newest chunks stay: a restart goes on behind them.
 KEPT = 2
@@ -29,6 +35,12 @@ class Housekeeping:
         self._order: Order | None = None
         self._used: set[int] = set()
         self._next: list[int] = []
+
+    def add(self, packs: int) -> None:
+        """One more chunk was published."""
+        self.packs.append(packs)
+        if len(self.packs) % INDEX_EVERY == 0:
+            self.publish_index()
 
     def publish_index(self) -> None:
         """Rewrite `index.json`."""
@@ -77,4 +89,6 @@ class Housekeeping:
             files.remove(path)
             files.remove(path.with_suffix(".json"))
             files.remove(path.with_name(f"{path.name}{COMPLETED}"))
+        if gone:
+            logger.info("%s: removed %d acknowledged chunks", self.output, len(gone))
         return gone

@@ -14,6 +14,7 @@ Times of files are compared for equality only, never with a clock.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ from ..errors import InputError, SourceError, UnknownNameError
 from ..extend import lookup, names
 from ..sources._paths import natural
 from ..waiting.poll import Clock, Watch, fresh_names
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["READY", "RawFolder", "content_digest", "signature", "stamp_of"]
 
@@ -86,6 +89,19 @@ class RawFolder:
         """Names of the shards that are complete, in natural order."""
         listed = set(fresh_names(self.folder)) if self.folder.is_dir() else set()
         return [name for name in self.visible() if self._is_complete(name, listed)]
+
+    def expected(self) -> list[str]:
+        """Shards that have to be taken before the input counts as read: all that are visible, or are marked.
+
+        A shard whose marker never comes is left out, and named in the log.
+        """
+        visible = self.visible()
+        if self._ready != "marker":
+            return visible
+        complete = self.complete()
+        for name in sorted(set(visible) - set(complete)):
+            logger.warning("%s has no marker %s%s: it is left out", self.path(name), name, _DONE)
+        return complete
 
     @property
     def says_last(self) -> bool:

@@ -16,6 +16,7 @@ pack and goes into the ledger of the chunk; none takes its place.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Mapping
@@ -33,7 +34,7 @@ from ..store.chunks import ChunkWriter
 from ..store.growing import END, PRODUCER, View, chunk_name
 from ..waiting.claim import Claim
 from ..waiting.poll import Clock, SystemClock
-from ._encoding import Encoding
+from ._encoding import Encoding, is_full
 from ._housekeeping import Housekeeping
 from ._intake import Intake, Opener
 from ._journal import Journal
@@ -45,9 +46,6 @@ __all__ = ["PackingProducer"]
 
 logger = logging.getLogger(__name__)
 
-#: Chunks between two rewrites of `index.json`.
-INDEX_EVERY = 64
-
 
 class PackingProducer:
     """Packs raw shards into chunks.
@@ -57,7 +55,7 @@ class PackingProducer:
         output: folder of the chunks.
         template: measures and encodes; `HFTemplate(processor)` for Hugging Face processors.
         pack_length: cap of a pack in tokens.
-        packs_per_chunk: packs of a chunk; only the last one has fewer.
+        packs_per_chunk, chunk_mb: a chunk is full with so many packs, or MiB; only the last one is not full.
         window: samples planned together.
         packer, seed, limits, max_samples, multiple_of: as in `packtrain.plan`.
         long_samples: `drop` (into the ledger; packs then have one size), `single` or `error`.
@@ -89,6 +87,7 @@ class PackingProducer:
         *,
         pack_length: int,
         packs_per_chunk: int = 100,
+        chunk_mb: int = 1024,
         window: int = 1000,
         packer: str = "auto",
         seed: int | None = None,
@@ -113,7 +112,7 @@ class PackingProducer:
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         check_least(packs_per_chunk=(packs_per_chunk, 1), max_age=(max_age, 0), workers=(workers, 1))
-        check_least(max_ahead=(max_ahead, 1), keep_completed=(keep_completed, 0))
+        check_least(chunk_mb=(chunk_mb, 1), max_ahead=(max_ahead, 1), keep_completed=(keep_completed, 0))
         self.spec = PlanSpec(
             pack_length=pack_length,
             packer=packer,
@@ -125,7 +124,8 @@ class PackingProducer:
             window=window,
         )
         self.output = Path(output)
-        self.packs_per_chunk, self.media, self.max_age = packs_per_chunk, media, max_age
+        self._full = (packs_per_chunk, chunk_mb << 20)
+        self.media, self.max_age = media, max_age
         self.flush_s, self.max_ahead, self.keep_completed = flush_s, max_ahead, keep_completed
         self.workers, self.poll_interval, self.progress = workers, poll_interval, progress
         self._clock = clock or SystemClock()
@@ -183,7 +183,7 @@ class PackingProducer:
             backlog = self._journal.read - self.stats.read
             if backlog >= window:
                 self._plan(window)
-            elif last and all(not self._journal.is_new(name) for name in self._raw.visible()):
+            elif last and not [name for name in self._raw.expected() if self._journal.is_new(name)]:
                 self._finish(backlog)
                 return
             elif backlog and watch and self.flush_s and self._clock.now() - came >= self.flush_s:
@@ -223,7 +223,13 @@ class PackingProducer:
             logger.info("%s: going on behind chunk %d", self.output, number - 1)
 
     def _config(self) -> dict[str, Any]:
-        more = {"packs_per_chunk": self.packs_per_chunk, "max_age": self.max_age, "media": self.media}
+        packs, size = self._full
+        more = {
+            "packs_per_chunk": packs,
+            "chunk_mb": size >> 20,
+            "max_age": self.max_age,
+            "media": self.media,
+        }
         return stream_config(self.spec, self._setup[0], **more)
 
     def _finish(self, backlog: int) -> None:
@@ -275,7 +281,7 @@ class PackingProducer:
 
     def _write_chunks(self, *, last: bool = False) -> None:
         """Write chunks while there are packs enough; at the end also a smaller one."""
-        while len(self._pending) >= self.packs_per_chunk or (last and self._pending):
+        while len(self._pending) >= self._full[0] or (last and self._pending):
             self._wait_for_room()
             if not self._write_chunk(last):
                 return
@@ -288,17 +294,12 @@ class PackingProducer:
         writer = ChunkWriter(self.output / chunk_name(number), media=self.media)
         failed: dict[int, SampleError] = {}
         try:
-            used = self._encoding.fill(
-                writer,
-                self._pending,
-                self.packs_per_chunk,
-                failed,
-                lambda: self._say(f"encoding chunk {number}"),
-            )
+            doing = functools.partial(self._say, f"encoding chunk {number}")
+            used = self._encoding.fill(writer, self._pending, self._full, failed, doing)
         except BaseException:
             writer.discard()
             raise
-        if not last and writer.packs < self.packs_per_chunk:
+        if not last and not is_full(writer, self._full):
             writer.discard()
             return False
         self._intake.check_unchanged()
@@ -328,10 +329,8 @@ class PackingProducer:
         }
         writer.close()
         self._ledger = []
-        self._house.packs.append(writer.packs)
+        self._house.add(writer.packs)
         self._journal.forget_states(number)
-        if len(self._house.packs) % INDEX_EVERY == 0:
-            self._house.publish_index()
         logger.info("%s: chunk %d, %d packs", self.output, number, writer.packs)
 
     def _wait_for_room(self) -> None:
@@ -344,6 +343,4 @@ class PackingProducer:
 
     def _clean(self) -> None:
         if self._house is not None and self.keep_completed is not None:
-            gone = self._house.clean(self.keep_completed)
-            if gone:
-                logger.info("%s: removed %d acknowledged chunks", self.output, len(gone))
+            self._house.clean(self.keep_completed)
