@@ -11,6 +11,7 @@ A module is a plug-in when it defines its kind's hook at module level:
     families   FAMILY         a `packtrain.families.Family` value
     execute    map_shards     map_shards(work, shards, *, workers, context) -> iterator in shard order
     store      SCHEMA         save(value, folder), load(folder)
+    export     write_part     write_part(job, part) -> rows about its files; finish(job, parts), OPTIONS
 
 Modules whose name starts with an underscore are never plug-ins.
 """
@@ -52,6 +53,7 @@ HOOKS: dict[str, str] = {
     "families": "FAMILY",
     "execute": "map_shards",
     "store": "SCHEMA",
+    "export": "write_part",
 }
 
 I64 = NDArray[np.int64]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .errors import InputError
 
-__all__ = ["Node", "World", "cache_dir", "jit_allowed", "node", "plan_threads", "world"]
+__all__ = ["Node", "World", "cache_dir", "jit_allowed", "node", "offline_packing", "plan_threads", "world"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +112,10 @@ def _integer(name: str) -> int:
         return int(text)
     except ValueError:
         raise InputError(f"environment variable {name}={text!r} is not an integer") from None
+
+
+def offline_packing() -> tuple[bool | None, bool | None, bool | None]:
+    """OFFLINE_PACKED_DATA, OFFLINE_PACKING_VQA and OFFLINE_PACKING_BMR, as other trainers read them."""
+    names = ("OFFLINE_PACKED_DATA", "OFFLINE_PACKING_VQA", "OFFLINE_PACKING_BMR")
+    packed, vqa, bmr = (bool(_integer(name)) if os.environ.get(name) else None for name in names)
+    return packed, vqa, bmr

@@ -13,6 +13,7 @@ from .. import files
 from ..errors import FormatError, LengthError
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
+from ..store.shards import is_export
 
 __all__ = [
     "artefact_kind",
@@ -26,7 +27,7 @@ __all__ = [
 
 
 def artefact_kind(folder: Path) -> str:
-    """`lengths`, `plan`, `run` or `stream`, by the marker that lies in `folder`.
+    """`lengths`, `plan`, `run`, `stream` or `export`, by the marker that lies in `folder`.
 
     Raises:
         FormatError: it holds none.
@@ -34,6 +35,8 @@ def artefact_kind(folder: Path) -> str:
     for marker in ("run", "plan", "lengths", "stream"):
         if (folder / f"{marker}.json").is_file():
             return marker
+    if is_export(folder):
+        return "export"
     if not folder.exists():
         raise FormatError(f"{folder} does not exist", hint="name a lengths, plan or run folder")
     if (folder / "partial").is_dir():

@@ -1,4 +1,4 @@
-"""`packtrain merge`: the shards of an array job become one lengths folder."""
+"""`packtrain merge`: the shares of an array job become one lengths folder or one export."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import click
 
 from ._app import emit
 from ._show import lengths_figures, print_lengths
+from .export import show_export
 
 __all__ = ["command"]
 
@@ -17,16 +18,25 @@ __all__ = ["command"]
 @click.option("--overwrite", is_flag=True, help="Replace other lengths in OUT.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(out: Path, overwrite: bool, as_json: bool) -> None:
-    """Join the shards that `packtrain measure --shard` left in OUT, and remove them.
+    """Join the shards that `packtrain measure --shard` left in OUT, and remove them; or complete an export
+    that was written with `packtrain export --shard`.
 
     \b
     Example:
       packtrain measure train.jsonl -p ./qwen -o lengths --shard 0/2
       packtrain measure train.jsonl -p ./qwen -o lengths --shard 1/2
       packtrain merge lengths
+      packtrain merge shards
     """
     from ..pipeline.shards import merge
+    from ..store.shards import is_export
 
+    if is_export(out):
+        from ..pipeline.export import finish_export
+
+        figures = finish_export(out)
+        emit(figures) if as_json else show_export(figures)
+        return
     lengths = merge(out, overwrite=overwrite)
     if as_json:
         emit(lengths_figures(out, lengths))

@@ -11,8 +11,10 @@ from ..errors import FormatError, InputError
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ._app import emit
+from ._distribution import show_distribution
 from ._show import artefact_kind, folder_of_run, print_lengths, print_plan, table
 from ._stream import follow_stream, ledger_of, stream_figures, stream_rows
+from .export import show_export
 
 __all__ = ["command"]
 
@@ -24,6 +26,8 @@ __all__ = ["command"]
 )
 @click.option("--pack", type=int, help="Print the sample ids of one pack of a plan.")
 @click.option("--ledger", is_flag=True, help="Print every sample that is not in the plan, with its reason.")
+@click.option("--distribution", is_flag=True, help="Lengths against a pack: classes, powers of two, phases.")
+@click.option("--pack-length", "-n", type=int, help="Of --distribution, for a lengths folder.")
 @click.option("--follow", is_flag=True, help="Print a growing directory whenever it changes, until its end.")
 @click.option("--interval", default=2.0, show_default=True, help="Seconds between two looks of --follow.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
@@ -32,19 +36,34 @@ def command(
     html: Path | None,
     pack: int | None,
     ledger: bool,
+    distribution: bool,
+    pack_length: int | None,
     follow: bool,
     interval: float,
     as_json: bool,
 ) -> None:
-    """Show a lengths, plan or run folder, or a directory of chunks that grows.
+    """Show a lengths, plan or run folder, an export, or a directory of chunks that grows.
 
     \b
     Example:
       packtrain show runs/demo/plan --html plan.html
       packtrain show runs/demo/plan --pack 0
+      packtrain show lengths --distribution -n 8192
       packtrain show packed/ --follow
     """
     kind = artefact_kind(artefact)
+    if pack_length is not None and not distribution:
+        raise InputError("--pack-length has no effect", hint="add --distribution")
+    if distribution and kind in ("lengths", "plan", "run"):
+        of_run = folder_of_run(artefact, "plan") if kind == "run" else artefact
+        show_distribution(of_run, "plan" if kind == "run" else kind, pack_length, as_json)
+        return
+    if kind == "export":
+        from ..pipeline.export import export_figures
+
+        figures = export_figures(artefact)
+        emit(figures) if as_json else show_export(figures)
+        return
     if kind == "stream":
         if html or pack is not None:
             raise InputError("--html and --pack need a plan", hint="a stream of chunks has none")

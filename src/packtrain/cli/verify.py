@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ..errors import FormatError, LawError
-from ._app import emit
+from ._app import emit, progress
 from ._show import artefact_kind, folder_of_run, table
 
 __all__ = ["command"]
@@ -20,23 +20,37 @@ __all__ = ["command"]
 @click.option(
     "--attn", "backends", multiple=True, help="Attention backends of the proof [default: sdpa, eager]."
 )
+@click.option(
+    "--encode",
+    default=32,
+    show_default=True,
+    help="Packs of an export that are encoded and compared; 0: none.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
-    artefact: Path, model: str | None, samples: int, backends: tuple[str, ...], as_json: bool
+    artefact: Path, model: str | None, samples: int, backends: tuple[str, ...], encode: int, as_json: bool
 ) -> None:
-    """Check digests, partition, capacity and order of a lengths, plan, run or chunk folder. Exit 1: a
-    broken law.
+    """Check digests, partition, capacity and order of a lengths, plan, run or chunk folder, or an export.
+    Exit 1: a broken law.
 
     \b
     Example:
       packtrain verify runs/demo/plan
       packtrain verify runs/demo/plan --model tiny:qwen2_5_vl
+      packtrain verify shards
     """
     kind = artefact_kind(artefact)
     if kind == "stream":
         from ._stream import verify_stream
 
         _print(artefact, verify_stream(artefact), as_json)
+        return
+    if kind == "export":
+        from ..pipeline.verify_export import verify_export
+
+        with progress("verifying", quiet=as_json) as report:
+            checked = verify_export(artefact, encode=encode, progress=report)
+        _print(artefact, checked, as_json)
         return
     done: dict[str, str] = {}
     folders = {"run": ("lengths", "plan")}.get(kind, ("",))

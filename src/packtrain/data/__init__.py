@@ -1,9 +1,21 @@
 """Datasets and samplers over a plan, and over directories of chunks (torch)."""
 
+from .chunked import ChunkedPacks
 from .encode_cache import EncodeCache
 from .lazy import LazyShardedDataset
 from .loader import PackLoader
 from .packed import FILLER, PackedDataset
 from .sampler import PackSampler
+from .shards import ShardedPacks, open_packs
 
-__all__ = ["FILLER", "EncodeCache", "LazyShardedDataset", "PackLoader", "PackSampler", "PackedDataset"]
+__all__ = [
+    "FILLER",
+    "ChunkedPacks",
+    "EncodeCache",
+    "LazyShardedDataset",
+    "PackLoader",
+    "PackSampler",
+    "PackedDataset",
+    "ShardedPacks",
+    "open_packs",
+]

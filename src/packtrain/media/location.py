@@ -38,6 +38,7 @@ __all__ = [
     "exists",
     "file_of",
     "identity",
+    "identity_name",
     "is_url",
     "name_of",
     "open_head",
@@ -113,15 +114,20 @@ def identity(ref: Ref, root: str | os.PathLike[str] | None = None) -> tuple[str,
     with open_head(ref) as head:
         digest = hashlib.sha256(head.bytes).hexdigest()
         size = head.size
+    return identity_name(ref, root), size, digest
+
+
+def identity_name(ref: Ref, root: str | os.PathLike[str] | None = None) -> str:
+    """The name that `identity` gives a medium, without opening it."""
     if isinstance(ref, bytes) or (path := _file_path(ref)) is None:
-        return "", size, digest
+        return ""
     path, member = _tar.split(path) or (path, "")
     if _remote.is_remote(path):
         below = _remote.inside(path, os.fspath(root)) if root is not None and is_url(root) else None
-        return (below or path) + (f"!{member}" if member else ""), size, digest
+        return (below or path) + (f"!{member}" if member else "")
     if root is not None and (inside := _inside(os.path.abspath(path), os.path.abspath(os.fspath(root)))):
         path = inside
-    return path.replace(os.sep, "/") + (f"!{member}" if member else ""), size, digest
+    return path.replace(os.sep, "/") + (f"!{member}" if member else "")
 
 
 def ref_of(name: str, root: str | os.PathLike[str] | None = None) -> str:

@@ -1,0 +1,80 @@
+"""`packtrain export`: a plan's packs as files that other loaders read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import InputError
+from ._app import emit, progress
+from ._show import table
+from .measure import _shard
+
+__all__ = ["command"]
+
+
+@click.command("export")
+@click.argument("plan", type=click.Path(path_type=Path), metavar="PLAN")
+@click.argument("out", type=click.Path(path_type=Path), metavar="OUT")
+@click.option(
+    "--format", "-f", default="webdataset", show_default=True, help="raw webdataset energon chunks."
+)
+@click.option("--task", default="auto", show_default=True, help="captions vqa multi_turn, or auto.")
+@click.option("--maxcount", default=1000, show_default=True, help="Packs of a shard at most.")
+@click.option(
+    "--maxsize", default=3_000_000_000, show_default=True, help="Bytes after which a new shard begins."
+)
+@click.option("--prompts", help="Name of the field of prompts: prompt or prompts.")
+@click.option("--layout", help="energon: packtrain, or llava (LLaVA-OneVision's fields and sample class).")
+@click.option("--media", help="chunks: source (their bytes), uint8 or tensor.")
+@click.option("--workers", type=int, default=1, show_default=True, help="Processes; parts are their unit.")
+@click.option("--executor", default="local", show_default=True, help="Where parts are written: local ray.")
+@click.option("--address", help="Ray cluster [default: the one Ray finds, else processes on this machine].")
+@click.option(
+    "--shard", metavar="I/N", help="Write only share I (from 0) of N; `packtrain merge OUT` ends it."
+)
+@click.option("--verify-content", is_flag=True, help="Hash media headers instead of trusting size and time.")
+@click.option("--overwrite", is_flag=True, help="Replace another export in OUT.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def command(
+    plan: Path, out: Path, shard: str | None, address: str | None, as_json: bool, **given: Any
+) -> None:
+    """Write the packs of PLAN to OUT: whole samples with their media, or encoded packs (chunks).
+
+    \b
+    Example:
+      packtrain export runs/demo/plan shards --format webdataset
+      packtrain export plan shards -f energon --layout llava --workers 8
+      packtrain export plan chunks -f chunks --media tensor --shard $SLURM_ARRAY_TASK_ID/64
+    """
+    from ..pipeline.export import export
+
+    if address is not None and given["executor"] == "local":
+        raise InputError("--address needs an executor that takes one", hint="add --executor ray")
+    options = {name: given.pop(name) for name in ("prompts", "layout", "media")}
+    with progress("exporting", quiet=as_json) as report:
+        figures = export(
+            plan,
+            out,
+            options=options,
+            shard=_shard(shard),
+            executor_options={} if address is None else {"address": address},
+            progress=report,
+            **given,
+        )
+    if as_json:
+        emit(figures)
+    else:
+        show_export(figures)
+
+
+def show_export(figures: dict[str, Any]) -> None:
+    """The figures of an export as a table."""
+    rows = {
+        name: f"{value:,}" if isinstance(value, int) else value
+        for name, value in figures.items()
+        if name != "out"
+    }
+    table(f"Export in {figures['out']}", rows)

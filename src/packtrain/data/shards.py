@@ -1,0 +1,187 @@
+"""Exported packs as a dataset: the samples of a pack restored, encoded, and checked against the plan.
+
+    packs = open_packs("shards", template.encode)          # any format
+    loader = DataLoader(packs, sampler=PackSampler(packs.plan.align(8), rank), collate_fn=collator)
+
+Items are what `PackedDataset` gives: a list of encoded samples, each with its `sample_id`; they go into the
+same collator, so boundaries come from the samples' own lengths and never from a flag. A pack whose samples
+encode to other lengths than planned stops the run, naming shard, key and sample.
+
+`OFFLINE_PACKED_DATA`, `OFFLINE_PACKING_VQA` and `OFFLINE_PACKING_BMR` are accepted where they agree with what
+the shards say; where they do not, opening fails, because the samples would be read as something else.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from ..collate import filler_pack
+from ..errors import ConfigError, DriftError, SampleError
+from ..planning.align import AlignedPlan
+from ..planning.packplan import PackPlan
+from ..store import shards
+from ..store.pack_files import PackFiles
+from ..store.pack_records import MEMBER, TASKS
+from ..world import offline_packing
+
+__all__ = ["ShardedPacks", "check_task", "open_packs"]
+
+Encode = Callable[[Any], Mapping[str, Any]]
+
+
+def open_packs(out: str | Path, encode: Encode | None = None, **options: Any) -> Any:
+    """The dataset over an export of any format.
+
+    Args:
+        out: the export's folder.
+        encode: `template.encode`; chunks need it only where they hold media as bytes.
+        options: `task` and `aligned`, as for `ShardedPacks`.
+    """
+    if shards.export_of(Path(out))["key"]["format"] == "chunks":
+        from .chunked import ChunkedPacks
+
+        options.pop("task", None)
+        return ChunkedPacks(out, encode, **options)
+    if encode is None:
+        raise ConfigError(f"{out} holds samples that are not encoded", hint="pass encode=template.encode")
+    return ShardedPacks(out, encode, **options)
+
+
+class ShardedPacks(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
+    """Map-style dataset over a raw, webdataset or energon export. Picklable when `encode` is.
+
+    Args:
+        out: the export's folder.
+        encode: restored sample -> encoded sample.
+        task: `captions`, `vqa` or `multi_turn`; None = what the shards say. Anything else is refused.
+        aligned: of this plan: positions are then aligned positions, as in `PackedDataset`.
+
+    Attributes:
+        plan: the plan that was exported (for `align` and `PackSampler`).
+        files: packs by number (`store.pack_files.PackFiles`): members, records, samples.
+
+    Raises:
+        ConfigError: `task` or an environment variable contradicts the shards.
+    """
+
+    def __init__(
+        self, out: str | Path, encode: Encode, *, task: str | None = None, aligned: AlignedPlan | None = None
+    ) -> None:
+        self.files = PackFiles(out)
+        self.task = check_task(self.files.task, task)
+        self.encode = encode
+        self.aligned = aligned
+        _check_aligned(self.plan, aligned, out)
+
+    @cached_property
+    def plan(self) -> PackPlan:
+        return PackPlan.load(shards.hidden(self.files.out, "plan"))
+
+    def __len__(self) -> int:
+        return len(self.plan) if self.aligned is None else len(self.aligned)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "plan"}
+
+    def __getitem__(self, position: int) -> list[dict[str, Any]]:
+        """Encoded samples of a pack in plan order.
+
+        Raises:
+            DriftError: a sample encodes to another length than planned.
+            ChecksumError: the shard was cut or edited; names shard and key.
+        """
+        number = pack_at(position, len(self), self.aligned)
+        if number < 0:
+            return filler_pack()
+        members = self.files.members(number)
+        told = self.files.record(number, members)[MEMBER]
+        samples = self.files.samples(number)
+        planned = told["tokens"] or [None] * len(samples)
+        return encode_pack(
+            samples, planned, int(self.plan.pack_tokens[number]), self.encode, self.files.where(number)
+        )
+
+
+def encode_pack(
+    samples: list[dict[str, Any]], planned: list[int | None], total: int, encode: Encode, where: str
+) -> list[dict[str, Any]]:
+    """Encode the samples of a pack; DriftError when it is not as long as planned."""
+    out = []
+    for sample, tokens in zip(samples, planned, strict=True):
+        sample_id = sample["sample_id"]
+        try:
+            encoded = encode({name: value for name, value in sample.items() if name != "sample_id"})
+        except SampleError as error:
+            raise SampleError(
+                error.reason, f"sample {sample_id}, {where}: {error.message}", hint=error.hint
+            ) from error
+        length = int(np.shape(encoded["input_ids"])[-1])
+        if tokens is not None and length != tokens:
+            raise DriftError(
+                f"sample {sample_id} ({where}) was planned with {tokens} tokens but encodes to {length}",
+                hint="not the template or processor of the export: use that one, or measure and export again",
+            )
+        out.append({**encoded, "sample_id": sample_id})
+    grown = sum(int(np.shape(one["input_ids"])[-1]) for one in out)
+    if grown != total:
+        raise DriftError(
+            f"{where} was planned with {total} tokens but encodes to {grown}",
+            hint="not the template or processor of the export: use that one, or measure and export again",
+        )
+    return out
+
+
+def check_task(held: str, asked: str | None = None) -> str:
+    """The task of shards, when argument and environment agree with it.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    packed, vqa, bmr = offline_packing()
+    if packed is False:
+        raise ConfigError(
+            "OFFLINE_PACKED_DATA=0, but these shards are packed",
+            hint="unset it: boundaries come with the data",
+        )
+    if vqa and bmr:
+        raise ConfigError("OFFLINE_PACKING_VQA and OFFLINE_PACKING_BMR are both set", hint="unset both")
+    named = "vqa" if vqa else "multi_turn" if bmr else None
+    for what, task in (("the environment asks for", named), ("task is", asked)):
+        if task is None:
+            continue
+        if task not in TASKS:
+            raise ConfigError(f"task is {task!r}", hint=f"one of {', '.join(TASKS)}")
+        # captions are questions without text, so reading them as vqa is the same
+        if task != held and not (task == "vqa" and held == "captions"):
+            raise ConfigError(f"{what} {task}, the shards hold {held}", hint="leave it out")
+    if bmr is False and held == "multi_turn" and vqa is False:
+        raise ConfigError(
+            "OFFLINE_PACKING_VQA=0 and OFFLINE_PACKING_BMR=0 ask for captions, the shards hold multi_turn",
+            hint="unset them",
+        )
+    return held
+
+
+def pack_at(position: int, count: int, aligned: AlignedPlan | None) -> int:
+    """Pack number of a position; -1 for a filler."""
+    position = operator.index(position)
+    if position == -1:
+        return -1
+    if not 0 <= position < count:
+        raise IndexError(f"position {position} of {count} packs")
+    return position if aligned is None else aligned.pack_id(position)
+
+
+def _check_aligned(plan: PackPlan, aligned: AlignedPlan | None, out: str | Path) -> None:
+    if aligned is not None and aligned.plan.checksum != plan.checksum:
+        raise ConfigError(
+            f"aligned is of plan {aligned.plan.checksum[:12]}…, {out} holds {plan.checksum[:12]}…",
+            hint="align the export's own plan: open_packs(out, encode).plan.align(world_size)",
+        )

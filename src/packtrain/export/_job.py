@@ -1,0 +1,138 @@
+"""What every format writes from: packs of a plan, one at a time, with the samples read from their source.
+
+A `Job` is plain data and goes to worker processes. Part k holds the packs [k * maxcount, (k + 1) * maxcount);
+nothing else decides its content, so any number of workers in any order gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError, SampleError
+from ..planning.lengths import Lengths
+from ..planning.packplan import PackPlan
+from ..store.pack_records import PackRecord, pack_key
+
+__all__ = ["Job", "Pack", "drop_unlisted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack:
+    """One pack of the plan with its samples."""
+
+    number: int
+    ids: list[int]
+    samples: list[Mapping[str, Any]]
+    tokens: list[int] | None
+
+    @property
+    def key(self) -> str:
+        return pack_key(self.number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """An export: what, from where, to where.
+
+    Attributes:
+        out: the folder written to.
+        format: option name.
+        plan_folder, lengths_folder: where plan and lengths are.
+        source: samples by id.
+        template: encodes samples; only `chunks` needs it.
+        task: see `store.pack_records`.
+        maxcount: packs of a part (and of a shard at most).
+        maxsize: bytes after which the next pack opens a new shard.
+        options: of the format.
+    """
+
+    out: Path
+    format: str
+    plan_folder: Path
+    lengths_folder: Path | None
+    source: Any
+    template: Any = None
+    task: str = "multi_turn"
+    maxcount: int = 1000
+    maxsize: int = 3_000_000_000
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def plan(self) -> PackPlan:
+        return PackPlan.load(self.plan_folder)
+
+    @cached_property
+    def tokens(self) -> Any:
+        """int[n] of the samples, or None where the lengths are gone."""
+        return None if self.lengths_folder is None else Lengths.load(self.lengths_folder).tokens
+
+    @property
+    def parts(self) -> int:
+        return -(-len(self.plan) // self.maxcount)
+
+    def packs_of(self, part: int) -> range:
+        return range(part * self.maxcount, min((part + 1) * self.maxcount, len(self.plan)))
+
+    def read(self, number: int) -> Pack:
+        """A pack with its samples.
+
+        Raises:
+            SampleError: one of them cannot be read; names it.
+        """
+        ids = np.asarray(self.plan[number]).tolist()
+        samples = []
+        for sample_id in ids:
+            try:
+                samples.append(self.source[sample_id])
+            except SampleError as error:
+                raise self.fault(error, number, sample_id) from error
+        tokens = None if self.tokens is None else self.tokens[ids].tolist()
+        return Pack(number=number, ids=ids, samples=samples, tokens=tokens)
+
+    def record(self, pack: Pack, **options: Any) -> PackRecord:
+        return PackRecord(
+            pack.number,
+            pack.ids,
+            pack.samples,
+            pack.tokens,
+            self.task,
+            root=getattr(self.source, "media_root", None),
+            **options,
+        )
+
+    def members(self, pack: Pack, **options: Any) -> Iterator[tuple[str, bytes]]:
+        """(name behind the key, bytes) of every file of a pack: media in order, the record last."""
+        record = self.record(pack, **options)
+        try:
+            yield from record.media()
+            yield "json", record.json()
+        except SampleError as error:
+            raise self.fault(error, pack.number, None) from error
+
+    def fault(self, error: SampleError, number: int, sample_id: int | None) -> InputError:
+        """A sample that was planned cannot be exported: nothing is left out, nothing stands in for it."""
+        where = f" (sample {sample_id}, {self.source.where(sample_id)})" if sample_id is not None else ""
+        return InputError(
+            f"pack {number}{where} cannot be exported: {error.reason}: {error.message}",
+            hint="restore it and run the command again (it goes on where it was), or leave the sample out: "
+            "packtrain plan --skip-samples",
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Workers open plan and lengths themselves."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("plan", "tokens")}
+
+
+def drop_unlisted(out: Path, pattern: str, names: set[str]) -> None:
+    """Remove files of a part that its manifest does not list: left by other settings or a stopped run."""
+    from .. import files
+
+    for path in sorted(Path(out).glob(pattern)):
+        if path.name not in names:
+            files.remove(path)

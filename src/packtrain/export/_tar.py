@@ -1,0 +1,119 @@
+"""Tars of packs, written as a stream: hashed while written, member by member, media bytes as they are."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from .. import files
+from ._job import Job, drop_unlisted
+
+__all__ = ["TarShard", "write_tars"]
+
+_BLOCK = 512
+
+
+class TarShard:
+    """One open shard. `packs` holds per pack its number, the offset of its first header and a CRC-32."""
+
+    def __init__(self, handle: IO[bytes]) -> None:
+        self._handle = handle
+        self._digest = hashlib.sha256()
+        self._crc = 0
+        self.size = 0
+        self.end = 0
+        self.packs: list[list[int]] = []
+
+    def add(self, number: int, key: str, members: Iterator[tuple[str, bytes]]) -> None:
+        """Add the members of one pack next to each other."""
+        start, self._crc = self.size, 0
+        for name, data in members:
+            self._put(_header(f"{key}.{name}", len(data)))
+            self._put(data)
+            self._put(bytes(-len(data) % _BLOCK))
+        self.packs.append([number, start, self._crc])
+        self.end = self.size
+
+    def close(self) -> str:
+        """Write the end of the tar; returns the SHA-256."""
+        self._put(bytes(2 * _BLOCK))
+        self._put(bytes(-self.size % tarfile.RECORDSIZE))
+        return self._digest.hexdigest()
+
+    def _put(self, data: bytes) -> None:
+        if data:
+            self._handle.write(data)
+            self._digest.update(data)
+            self._crc = zlib.crc32(data, self._crc)
+            self.size += len(data)
+
+
+def write_tars(job: Job, part: int, *, index: bool = False, **spelling: Any) -> list[dict[str, Any]]:
+    """The shards of a part: `pack-PART-NUMBER.tar`, a new one behind `maxsize` bytes.
+
+    Args:
+        index: also write `<shard>.tar.idx` (uint64 little-endian: where each sample starts, and where the
+            last one ends).
+        spelling: of the records, see `PackRecord`.
+
+    Returns:
+        What the manifest says about each file.
+    """
+    todo = list(job.packs_of(part))
+    told: list[dict[str, Any]] = []
+    done = 0
+    while done < len(todo):
+        name = f"pack-{part:06d}-{len(told):03d}.tar"
+        with _shard(job.out / name) as (shard, about):
+            while done < len(todo):
+                if shard.packs and shard.size >= job.maxsize:
+                    break
+                pack = job.read(todo[done])
+                shard.add(pack.number, pack.key, job.members(pack, **spelling))
+                done += 1
+        told.append({"name": name, **about})
+    rows = list(told)
+    if index:
+        rows += [_index(job.out, row) for row in told]
+    drop_unlisted(job.out, f"pack-{part:06d}-*.tar*", {row["name"] for row in rows})
+    return rows
+
+
+@contextmanager
+def _shard(path: Path) -> Iterator[tuple[TarShard, dict[str, Any]]]:
+    about: dict[str, Any] = {}
+    with files.publish(path) as handle:
+        shard = TarShard(handle)
+        yield shard, about
+        digest = shard.close()
+    about.update(
+        bytes=shard.size,
+        sha256=digest,
+        count=len(shard.packs),
+        first_key=f"ps_{shard.packs[0][0]:08d}",
+        last_key=f"ps_{shard.packs[-1][0]:08d}",
+        end=shard.end,
+        packs=shard.packs,
+    )
+
+
+def _index(out: Path, row: dict[str, Any]) -> dict[str, Any]:
+    import numpy as np
+
+    offsets = [start for _, start, _ in row["packs"]] + [row["end"]]
+    data = np.asarray(offsets, dtype="<u8").tobytes()
+    name = f"{row['name']}.idx"
+    with files.publish(out / name) as handle:
+        handle.write(data)
+    return {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _header(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o644
+    return info.tobuf(tarfile.GNU_FORMAT)

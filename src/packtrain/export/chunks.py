@@ -1,0 +1,71 @@
+"""chunks: packs that are encoded already, one Arrow file a part, one record batch a pack (`store.chunks`).
+
+Read without a tokenizer: token ids, labels, positions and lengths are as the template gave them. Media are
+kept as their bytes (`media: source`, encoded when read), as `uint8`, or as the tensors they became.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import DriftError, SampleError
+from ..files import sha256_file
+from ..store.chunks import ChunkWriter, manifest_of
+from ._job import Job, Pack
+
+__all__ = ["finish", "needs_template", "write_part"]
+
+OPTIONS = {"media": "source"}
+
+needs_template = True
+
+
+def write_part(job: Job, part: int) -> list[dict[str, Any]]:
+    """Write the chunk of a part.
+
+    Raises:
+        DriftError: a sample encodes to another length than it was planned with.
+    """
+    path = job.out / f"chunk_{part:08d}.arrow"
+    numbers = job.packs_of(part)
+    meta = {"plan": job.plan.checksum, "packs": [numbers.start, numbers.stop]}
+    with ChunkWriter(path, media=job.options["media"], meta=meta) as writer:
+        for number in numbers:
+            pack = job.read(number)
+            encoded = _encoded(job, pack)
+            records = None if getattr(job.source, "encoded", False) else pack.samples
+            writer.add(encoded, records)
+    manifest = writer.manifest
+    told = {"count": len(numbers), "first_pack": numbers.start}
+    row = {"name": path.name, "bytes": manifest["bytes"], "sha256": manifest["sha256"], **told}
+    beside = manifest_of(path)
+    return [row, {"name": beside.name, "bytes": beside.stat().st_size, "sha256": sha256_file(beside)}]
+
+
+def finish(job: Job, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Nothing beside the chunks."""
+    return []
+
+
+def _encoded(job: Job, pack: Pack) -> list[dict[str, Any]]:
+    out = []
+    for place, (sample_id, sample) in enumerate(zip(pack.ids, pack.samples, strict=True)):
+        try:
+            encoded = {**job.template.encode(sample), "sample_id": sample_id}
+        except SampleError as error:
+            raise job.fault(error, pack.number, sample_id) from error
+        length = int(np.shape(encoded["input_ids"])[-1])
+        if pack.tokens is not None and length != pack.tokens[place]:
+            raise DriftError(
+                f"sample {sample_id} ({job.source.where(sample_id)}) was planned with {pack.tokens[place]} "
+                f"tokens but encodes to {length}",
+                hint="source, template or processor changed since it was measured; measure and plan again",
+            )
+        out.append(encoded)
+    total = sum(int(np.shape(one["input_ids"])[-1]) for one in out)
+    planned = int(job.plan.pack_tokens[pack.number])
+    if total != planned:
+        raise DriftError(f"pack {pack.number} was planned with {planned} tokens but encodes to {total}")
+    return out

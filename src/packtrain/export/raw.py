@@ -1,0 +1,38 @@
+"""raw: packs as loose files in one folder, as the offline packing description has them.
+
+    ps_00000000.img000.jpg  ps_00000000.img002.jpg  ps_00000000.json
+
+A folder of a million files is slow on most file systems: take `webdataset` for large sets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from .. import files
+from ._job import Job
+
+__all__ = ["finish", "needs_template", "write_part"]
+
+OPTIONS = {"prompts": "prompt"}
+
+needs_template = False
+
+
+def write_part(job: Job, part: int) -> list[dict[str, Any]]:
+    """Write the files of a part; the record of a pack comes after its media."""
+    rows: list[dict[str, Any]] = []
+    for number in job.packs_of(part):
+        pack = job.read(number)
+        for member, data in job.members(pack, prompts=job.options["prompts"]):
+            name = f"{pack.key}.{member}"
+            with files.publish(job.out / name) as handle:
+                handle.write(data)
+            rows.append({"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+    return rows
+
+
+def finish(job: Job, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Nothing beside the packs."""
+    return []

@@ -1,0 +1,262 @@
+"""Export a plan: packs become files of a format, part by part, resumable, in parallel.
+
+The key of the folder comes first, the marker last; between them every part is there with its manifest or is
+written again. `shard=(i, n)` writes some of the parts, on as many machines as one likes; `finish_export` then
+needs only the folder. What is written depends on plan, source, format and settings alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .. import extend, files
+from ..errors import ConfigError, ForeignArtefactError, FormatError, InputError, UnknownNameError
+from ..export._job import Job
+from ..planning.packplan import PackPlan
+from ..store import shards
+from ..store.pack_records import SPELLINGS, TASKS, task_of
+from .alone import alone
+from .export_guards import clear_other, key_of, put_key, refuse_changed, refuse_foreign
+from .inputs import Inputs, lengths_of_plan
+
+__all__ = ["export", "export_figures", "finish_export", "write_one"]
+
+_log = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+
+
+def export(
+    plan_folder: str | Path,
+    out: str | Path,
+    *,
+    format: str = "webdataset",
+    task: str = "auto",
+    maxcount: int = 1000,
+    maxsize: int = 3_000_000_000,
+    options: Mapping[str, Any] | None = None,
+    source: extend.Source | None = None,
+    template: extend.Template | None = None,
+    shard: tuple[int, int] | None = None,
+    executor: str = "local",
+    executor_options: Mapping[str, Any] | None = None,
+    workers: int | None = 1,
+    overwrite: bool = False,
+    verify_content: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Write the packs of a plan as files.
+
+    Args:
+        plan_folder: a plan; it says where its lengths and source are.
+        out: the folder to write. Complete and equal: nothing is done. Of another plan: refused.
+        format: `raw`, `webdataset`, `energon` or `chunks`.
+        task: how plain readers take the samples: `captions`, `vqa`, `multi_turn`, or `auto`: the narrowest
+            that holds all.
+        maxcount: packs of a part and at most of a shard.
+        maxsize: bytes after which the next pack opens a new shard.
+        options: of the format: `prompts` (prompt, prompts), `layout` (packtrain, llava), `media`.
+        source, template: instead of those that the plan names.
+        shard: (number from 0, how many): only these parts; `finish_export` completes the folder.
+        executor, executor_options, workers: as for `measure`.
+        overwrite: replace another export in `out`.
+        verify_content: hash the headers of all media instead of trusting size and time.
+        progress: called with (packs done, packs in all).
+
+    Returns:
+        Figures: format, packs, samples, shards, bytes, task, and where.
+
+    Raises:
+        ForeignArtefactError: `out` holds something else, or the source changed since it was measured.
+        DriftError: a sample encodes to another length than planned (`chunks`).
+        InputError: a planned sample cannot be exported; it is named, and nothing stands in for it.
+    """
+    out = Path(out)
+    module, settings = _format(format, options or {})
+    if maxcount < 1 or maxsize < 1:
+        raise ConfigError(f"maxcount {maxcount}, maxsize {maxsize}", hint="both at least 1")
+    if shard is not None and not 0 <= shard[0] < shard[1]:
+        raise InputError(f"shard {shard[0]}/{shard[1]} does not exist", hint="number them from 0")
+    job = _job(Path(plan_folder), out, format, module, source, template)
+    refuse_changed(job, verify_content)
+    job = replace(job, maxcount=maxcount, maxsize=maxsize, options=settings, task=_task(job, task))
+    key = key_of(job)
+    place = shards.hidden(out) if shard is None else shards.hidden(out, f"shard-{shard[0]}-of-{shard[1]}")
+    refuse_foreign(out, key, overwrite)
+    with alone(place) as claim:
+        if overwrite:
+            clear_other(out, key)
+        if shards.hidden(out, shards.EXPORT).is_file() and _is_whole(out, job.parts):
+            return export_figures(out)
+        put_key(out, key, job)
+        chosen = range(job.parts)
+        if shard is not None:
+            chosen = range(shard[0] * job.parts // shard[1], (shard[0] + 1) * job.parts // shard[1])
+        todo = [part for part in chosen if shards.part_of(out, part) is None]
+        done = sum(len(job.packs_of(part)) for part in chosen) - sum(len(job.packs_of(p)) for p in todo)
+        total = sum(len(job.packs_of(part)) for part in chosen)
+        for packs in _mapped(job, todo, executor, executor_options or {}, workers):
+            done += packs
+            claim.pulse()
+            claim.check()
+            if progress is not None:
+                progress(done, total)
+        if shard is not None:
+            return {"out": str(out), "format": format, "shard": list(shard), "parts": len(chosen)}
+        _finish(job)
+    return export_figures(out)
+
+
+def finish_export(out: str | Path) -> dict[str, Any]:
+    """Complete an export whose parts were written as shards.
+
+    Raises:
+        InputError: parts are missing; names them.
+    """
+    out = Path(out)
+    key = files.read_json(shards.key_path(out)) if shards.is_export(out) else None
+    if key is None:
+        raise FormatError(f"{out} holds no export", hint="name the OUT of packtrain export --shard")
+    origin = files.read_json(shards.hidden(out, "origin.json"))
+    job = Job(
+        out=out,
+        format=key["format"],
+        plan_folder=Path(origin["plan"]),
+        lengths_folder=None if origin.get("lengths") is None else Path(origin["lengths"]),
+        source=None,
+        task=key["task"],
+        maxcount=key["maxcount"],
+        maxsize=key["maxsize"],
+        options=key["options"],
+    )
+    if job.plan.checksum != key["plan"]:
+        raise ForeignArtefactError(f"{job.plan_folder} holds another plan than {out} was begun with")
+    missing = [part for part in range(job.parts) if shards.part_of(out, part) is None]
+    if missing:
+        told = ", ".join(map(str, missing[:5])) + (" …" if len(missing) > 5 else "")
+        raise InputError(
+            f"{out} lacks {len(missing)} of {job.parts} parts: {told}",
+            hint="run packtrain export with the missing --shard again: it goes on where it was",
+        )
+    with alone(shards.hidden(out)):
+        _finish(job)
+    return export_figures(out)
+
+
+def write_one(job: Job, part: int) -> int:
+    """Work function: one part and its manifest; returns its number of packs."""
+    rows = extend.lookup("export", job.format).write_part(job, part)
+    packs = job.packs_of(part)
+    told = {"packs": [packs.start, packs.stop], "files": rows}
+    shards.publish_part(job.out, part, told)
+    return len(packs)
+
+
+# --------------------------------------------------------------------------------------------
+def _mapped(
+    job: Job, todo: list[int], executor: str, options: Mapping[str, Any], workers: int | None
+) -> Iterable[int]:
+    mapped: Iterable[int] = extend.lookup("execute", executor).map_shards(
+        write_one, todo, workers=workers, context=job, **options
+    )
+    return mapped
+
+
+def _format(name: str, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    module = extend.lookup("export", name)
+    settings = dict(module.OPTIONS)
+    for option, value in given.items():
+        if value is None:
+            continue
+        if option not in settings:
+            raise UnknownNameError(f"option of {name}", option, settings)
+        settings[option] = value
+    if settings.get("prompts") not in (None, *SPELLINGS):
+        raise UnknownNameError("prompts", str(settings["prompts"]), SPELLINGS)
+    return module, settings
+
+
+def _job(plan_folder: Path, out: Path, name: str, module: Any, source: Any, template: Any) -> Job:
+    if (plan_folder / "run.json").is_file():
+        plan_folder = plan_folder / "plan"
+    PackPlan.load(plan_folder)
+    try:
+        lengths: Path | None = lengths_of_plan(plan_folder)
+    except FormatError:
+        if source is None:
+            raise
+        lengths = None
+    if source is None:
+        inputs = Inputs.of_artefact(plan_folder)
+        source = inputs.open_source()
+        template = inputs.open_template(source) if module.needs_template else None
+    if module.needs_template and template is None:
+        raise InputError(f"format {name} needs a template", hint="pass template=")
+    if getattr(source, "encoded", False) and not module.needs_template:
+        raise InputError(
+            f"the samples are encoded already: format {name} needs texts and media",
+            hint="use --format chunks",
+        )
+    return Job(
+        out=out,
+        format=name,
+        plan_folder=plan_folder.absolute(),
+        lengths_folder=None if lengths is None else lengths.absolute(),
+        source=source,
+        template=template,
+    )
+
+
+def _task(job: Job, asked: str) -> str:
+    if asked != "auto":
+        if asked not in TASKS:
+            raise UnknownNameError("task", asked, ("auto", *TASKS))
+        return asked
+    if job.format == "chunks":
+        return "multi_turn"
+    found = "captions"
+    for number in range(len(job.plan)):
+        found = max(found, task_of(job.read(number).samples), key=TASKS.index)
+        if found == TASKS[-1]:  # nothing is wider: no need to look further
+            break
+    return found
+
+
+def _is_whole(out: Path, parts: int) -> bool:
+    return all(shards.part_of(out, part) is not None for part in range(parts))
+
+
+def _finish(job: Job) -> None:
+    """Plan, metadata and marker, when all parts are there."""
+    parts = shards.read_parts(job.out, job.parts)
+    extra = extend.lookup("export", job.format).finish(job, parts)
+    place = shards.hidden(job.out, "plan")
+    job.plan.save(place)
+    rows = [row for part in parts for row in part["files"]]
+    told = {
+        "key": files.read_json(shards.key_path(job.out)),
+        "parts": len(parts),
+        "packs": len(job.plan),
+        "samples": len(job.plan.indices),
+        "tokens": int(job.plan.pack_tokens.sum()),
+        "shards": sum("count" in row for row in rows),
+        "bytes": sum(row["bytes"] for row in rows),
+        "files": extra,
+    }
+    files.remove_leftovers(job.out)
+    files.remove_leftovers(shards.hidden(job.out))
+    for path in sorted(shards.hidden(job.out).glob("shard-*-of-*")):
+        files.remove_tree(path)  # claims of shares that were stopped
+    shards.publish_export(job.out, told)
+
+
+def export_figures(out: Path) -> dict[str, Any]:
+    """What machines are told of a finished export."""
+    told = shards.export_of(out)
+    names = ("packs", "samples", "tokens", "shards", "bytes")
+    key = told["key"]
+    return {"out": str(out), "format": key["format"], "task": key["task"], **{n: told[n] for n in names}}

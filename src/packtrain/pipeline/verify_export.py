@@ -1,0 +1,235 @@
+"""Check an export: every file as its manifest says, every planned sample once, the same text and bytes.
+
+Bytes are hashed shard by shard; where a digest differs the pack that was changed is looked for, so that shard
+and key are named. Samples are restored and compared with the plan's ids and, where the source is at hand,
+with its texts and media; some are encoded and compared with their planned lengths. Nothing is held but one
+pack and a bit for each sample.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import files
+from ..errors import ChecksumError, LawError, PacktrainError
+from ..media.location import read_bytes
+from ..planning.packplan import PackPlan
+from ..sources.chat import media_refs
+from ..store import plans, shards
+from ..store.pack_files import PackFiles
+from ..store.pack_records import MEMBER, pack_key
+from .inputs import Inputs
+
+__all__ = ["verify_export"]
+
+Progress = Callable[[int, int], None]
+
+
+def verify_export(
+    out: str | Path,
+    *,
+    source: Any = None,
+    template: Any = None,
+    encode: int = 32,
+    progress: Progress | None = None,
+) -> dict[str, str]:
+    """Check everything about an export that can be checked.
+
+    Args:
+        out: the export's folder.
+        source, template: instead of those the export names.
+        encode: packs whose samples are encoded and compared with their planned lengths, evenly spread.
+        progress: called with (packs done, packs in all).
+
+    Returns:
+        What was checked, as text, by name.
+
+    Raises:
+        ChecksumError: a shard was cut, edited or is missing; names shard and key.
+        LawError: a sample is missing, twice, or not the planned one.
+        FormatError: no export, or an unfinished one.
+    """
+    out = Path(out)
+    marker = shards.export_of(out)
+    plan = plans.verify(shards.hidden(out, "plan"))
+    if plan.checksum != marker["key"]["plan"]:
+        raise LawError(f"{out} holds another plan than was exported", hint="export again")
+    parts = shards.read_parts(out, int(marker["parts"]))
+    rows = [row for part in parts for row in part["files"]] + list(marker["files"])
+    for row in rows:
+        _check_file(out, row)
+    told = sum("count" in row for row in rows)
+    done = {"files": f"{len(rows):,} as their manifests say ({told:,} shards)", "plan": "checksum equal"}
+    if source is None:
+        source, template, lost = _inputs(out, template, wanted=encode > 0)
+    else:
+        lost = ""
+    if marker["key"]["format"] == "chunks":
+        return {**done, **_check_chunks(out, plan, progress)}
+    done["shards"] = _check_members(out, rows) if told else "loose files"
+    done["samples"] = _check_samples(out, plan, source, progress) + lost
+    if template is not None and encode:
+        done["tokens"] = _check_tokens(out, plan, template, encode)
+    return done
+
+
+# --------------------------------------------------------------------------------------------
+def _inputs(out: Path, template: Any, *, wanted: bool) -> tuple[Any, Any, str]:
+    """Source and template that the export names, where they can still be opened."""
+    try:
+        origin = files.read_json(shards.hidden(out, "origin.json"))
+        inputs = Inputs(**origin["inputs"])
+        source = inputs.open_source()
+        if source.fingerprint != shards.export_of(out)["key"]["source"]:
+            return None, template, "; the source changed since: not compared with it"
+        return source, inputs.open_template(source) if wanted and template is None else template, ""
+    except (PacktrainError, OSError, KeyError, TypeError) as error:
+        return None, template, f"; the source is not at hand ({type(error).__name__})"
+
+
+def _check_file(out: Path, row: dict[str, Any]) -> None:
+    path = out / row["name"]
+    if not path.is_file():
+        first = f" ({row['first_key']} to {row['last_key']})" if "first_key" in row else ""
+        raise ChecksumError(f"{path} is missing{first}", hint="copy it again, or export again")
+    size = path.stat().st_size
+    if size == row["bytes"] and files.sha256_file(path) == row["sha256"]:
+        return
+    if row.get("packs"):
+        _name_pack(path, row, size)
+    raise ChecksumError(
+        f"{path} was cut or edited: {size:,} bytes, exported were {row['bytes']:,}", hint="copy it again"
+    )
+
+
+def _name_pack(path: Path, row: dict[str, Any], size: int) -> None:
+    """ChecksumError for the first pack of a shard that is not what was written."""
+    import zlib
+
+    starts = [start for _, start, _ in row["packs"]] + [row["end"]]
+    with open(path, "rb") as handle:
+        for place, (number, start, crc) in enumerate(row["packs"]):
+            handle.seek(start)
+            data = handle.read(starts[place + 1] - start)
+            if zlib.crc32(data) != crc or start + len(data) > size:
+                whole = pack_key(row["packs"][place - 1][0]) if place else "none"
+                raise ChecksumError(
+                    f"{path}: {pack_key(number)} was cut or edited (shard of {len(row['packs'])} packs, "
+                    f"{size:,} bytes of {row['bytes']:,}; last whole key before it: {whole})",
+                    hint="copy the shard again, or remove it and export again",
+                )
+
+
+def _check_members(out: Path, rows: list[dict[str, Any]]) -> str:
+    """Members of a key stand next to each other and keys are unique over all shards; read by `tarfile`."""
+    seen = -1
+    members = 0
+    for row in rows:
+        if not row.get("packs"):
+            continue
+        expected = iter(row["packs"])
+        current = ""
+        with tarfile.open(out / row["name"], mode="r:") as tar:
+            archive: Any = tar
+            while (info := tar.next()) is not None:
+                archive.members = []
+                members += 1
+                key = info.name.partition(".")[0]
+                if key == current:
+                    continue
+                number = next(expected, [-2])[0]
+                if number <= seen or key != pack_key(number):
+                    raise LawError(f"{out / row['name']}: key {key} at member {members} is out of place")
+                current, seen = key, number
+        if next(expected, None) is not None:
+            raise LawError(f"{out / row['name']} lacks keys behind {current}")
+    return f"{members:,} members adjacent by key, keys unique"
+
+
+def _check_samples(out: Path, plan: PackPlan, source: Any, progress: Progress | None) -> str:
+    packs = PackFiles(out)
+    seen = np.zeros(int(plan.indices.max()) + 1 if len(plan.indices) else 0, dtype=bool)
+    for number in range(len(plan)):
+        samples = packs.samples(number)
+        ids = [sample["sample_id"] for sample in samples]
+        if ids != plan[number].tolist():
+            raise LawError(f"{packs.where(number)} holds the samples {ids}, planned: {plan[number].tolist()}")
+        if seen[ids].any() or len(set(ids)) != len(ids):
+            raise LawError(f"{packs.where(number)} holds a sample that stands in another pack too")
+        seen[ids] = True
+        if source is not None:
+            for sample in samples:
+                _compare(sample, source[sample["sample_id"]], packs.where(number))
+        _check_sums(packs, number, plan)
+        if progress is not None and (number % 64 == 63 or number == len(plan) - 1):
+            progress(number + 1, len(plan))
+    if int(seen.sum()) != len(plan.indices):
+        raise LawError(f"{out} holds {int(seen.sum())} of {len(plan.indices)} planned samples")
+    same = ", text and media equal to the source" if source is not None else ""
+    return f"{len(plan.indices):,} planned, each there once{same}"
+
+
+def _check_sums(packs: PackFiles, number: int, plan: PackPlan) -> None:
+    tokens = packs.record(number)[MEMBER]["tokens"]
+    if tokens is not None and sum(tokens) != int(plan.pack_tokens[number]):
+        raise LawError(
+            f"{packs.where(number)} says {sum(tokens)} tokens, planned are {int(plan.pack_tokens[number])}"
+        )
+
+
+def _compare(sample: dict[str, Any], want: Any, where: str) -> None:
+    """The restored sample is the source's: texts to the letter, media to the byte."""
+    held = {name: value for name, value in sample.items() if name != "sample_id"}
+    data = iter(media_refs(held))
+    for ref in media_refs(want):
+        if next(data, None) != read_bytes(ref):
+            raise LawError(f"{where}: a medium of sample {sample['sample_id']} is not the source's")
+    if next(data, None) is not None or _texts(held) != _texts(want):
+        raise LawError(f"{where}: sample {sample['sample_id']} is not the source's")
+
+
+def _texts(sample: Any) -> Any:
+    """A sample without its media."""
+    messages = [
+        {
+            **message,
+            "content": [
+                part if part["type"] == "text" else {**part, part["type"]: None}
+                for part in message["content"]
+            ],
+        }
+        for message in sample["messages"]
+    ]
+    return {**sample, "messages": messages}
+
+
+def _check_tokens(out: Path, plan: PackPlan, template: Any, count: int) -> str:
+    from ..data.shards import ShardedPacks
+
+    packs = ShardedPacks(out, template.encode)
+    chosen = sorted({round(i) for i in np.linspace(0, len(plan) - 1, min(count, len(plan)))})
+    samples = sum(len(packs[number]) for number in chosen)
+    return f"{samples:,} samples of {len(chosen):,} packs encode to their planned lengths"
+
+
+def _check_chunks(out: Path, plan: PackPlan, progress: Progress | None) -> dict[str, str]:
+    from ..data.chunked import ChunkedPacks
+
+    packs = ChunkedPacks(out, lambda sample: {})
+    for number in range(len(plan)):
+        reader, row = packs.reader(number // packs.maxcount), number % packs.maxcount
+        if row == 0:
+            reader.verify()
+        ids, tokens = reader.sample_ids(row), int(reader.lengths(row).sum())
+        if ids != plan[number].tolist() or tokens != int(plan.pack_tokens[number]):
+            raise LawError(
+                f"{reader.path}: pack {number} is not the planned one ({tokens} tokens, {ids[:4]}…)"
+            )
+        if progress is not None and (number % 64 == 63 or number == len(plan) - 1):
+            progress(number + 1, len(plan))
+    return {"samples": f"{len(plan.indices):,} planned, each there once, tokens equal to the plan"}

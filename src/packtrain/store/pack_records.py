@@ -1,0 +1,291 @@
+"""One pack as plain files: its media under names of ours, and a JSON record that restores every sample.
+
+    {"images": ["img000.jpg", ""], "prompt": ["…", "…"], "captions": ["…", "…"],        captions, vqa
+     "images": [["img000.jpg"], []], "prompt": [["…"], ["…"]], "captions": …,           multi_turn
+     "packtrain": {"pack": 0, "task": …, "ids": […], "tokens": […], "media": [[…], …], "samples": […]}}
+
+The first three fields are for readers that know no other (spec: offline packing). What they cannot hold, such
+as system turns, tools, roles in another order, or where in a text a picture stands, is kept in
+`packtrain.samples`: null where prompts and captions give the sample back exactly, else the sample itself.
+Media are named by us (`img000.jpg`: sample 0; `img000_1.jpg`: its second image), so no name of a data set can
+clash with another in any reader; the names they had are kept beside size and CRC-32 of their bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ChecksumError, FormatError, InputError, SampleError
+from ..media.location import Ref, identity_name, read_bytes
+
+__all__ = ["MEMBER", "SPELLINGS", "TASKS", "PackRecord", "pack_key", "restore", "task_of"]
+
+#: How samples are told apart by readers of the three plain fields.
+TASKS = ("captions", "vqa", "multi_turn")
+
+#: Names of the field of prompts: of the published description, and of the published code.
+SPELLINGS = ("prompt", "prompts")
+
+MEMBER = "packtrain"
+_SHORT = {"image": "img", "video": "vid", "audio": "aud"}
+_SUFFIX = re.compile(r"\.([a-z0-9]{1,5})$")
+_MAGIC = (
+    (b"\xff\xd8\xff", "jpg"),
+    (b"\x89PNG", "png"),
+    (b"GIF8", "gif"),
+    (b"BM", "bmp"),
+    (b"II*\x00", "tif"),
+    (b"MM\x00*", "tif"),
+    (b"fLaC", "flac"),
+    (b"OggS", "ogg"),
+    (b"ID3", "mp3"),
+)
+
+
+def pack_key(number: int) -> str:
+    """The key of a pack: only letters, digits and `_`, unique over an export, ascending."""
+    return f"ps_{number:08d}"
+
+
+@dataclass
+class PackRecord:
+    """Builds the record of one pack, medium by medium.
+
+    Args:
+        number: of the pack in its plan.
+        ids: sample ids.
+        samples: normalised chat samples.
+        tokens: of each sample, as planned; None where the lengths are gone.
+        task: one of `TASKS`.
+        prompts: name of the field of prompts.
+        first: width of the number of a medium (`img000`, or `img0` with 1).
+    """
+
+    number: int
+    ids: Sequence[int]
+    samples: Sequence[Mapping[str, Any]]
+    tokens: Sequence[int] | None
+    task: str
+    prompts: str = "prompt"
+    width: int = 3
+    root: str | None = None
+    _media: list[list[dict[str, Any]]] = field(default_factory=list)
+    _plain: list[dict[str, Any]] = field(default_factory=list)
+
+    def media(self) -> Iterator[tuple[str, bytes]]:
+        """(member, bytes) of every medium, in order; to be read to its end before `json`.
+
+        Raises:
+            SampleError: a medium cannot be read.
+        """
+        self._media, self._plain = [], []
+        for place, sample in enumerate(self.samples):
+            held: list[dict[str, Any]] = []
+            counts: dict[str, int] = {}
+            messages = []
+            for message in sample["messages"]:
+                content: list[dict[str, Any]] = []
+                for part in message["content"]:
+                    kind = part["type"]
+                    if kind == "text":
+                        content.append(dict(part))
+                        continue
+                    refs = part[kind] if isinstance(part[kind], list) else [part[kind]]
+                    members: list[str] = []
+                    for ref in refs:
+                        data = read_bytes(ref)
+                        member = self._name(place, kind, counts, ref, data)
+                        original = identity_name(ref, self.root)
+                        told = {"member": member, "name": original, "bytes": len(data)}
+                        held.append({**told, "crc32": zlib.crc32(data)})
+                        members.append(member)
+                        yield member, data
+                    content.append({**part, kind: members if isinstance(part[kind], list) else members[0]})
+                messages.append({**message, "content": content})
+            self._media.append(held)
+            self._plain.append({**sample, "messages": messages})
+
+    def json(self) -> bytes:
+        """The record, after `media` was read."""
+        flat = self.task != "multi_turn"
+        plain: dict[str, list[Any]] = {"images": [], self.prompts: [], "captions": []}
+        kept: list[Any] = []
+        for sample, media in zip(self._plain, self._media, strict=True):
+            prompts, captions = _turns(sample["messages"])
+            images = [one["member"] for one in media if one["member"].startswith("img")]
+            if flat and (len(prompts) != 1 or len(images) != 1 or len(media) != 1):
+                raise InputError(
+                    f"sample {self.ids[len(kept)]} has {len(images)} images and {len(prompts)} turns: "
+                    f"not the one of {self.task}",
+                    hint="use --task multi_turn, or leave --task out",
+                )
+            plain["images"].append(images[0] if flat else images)
+            plain[self.prompts].append(prompts[0] if flat else prompts)
+            plain["captions"].append(captions[0] if flat else captions)
+            members = [one["member"] for one in media]
+            kept.append(None if _rebuilt(prompts, captions, members) == sample else sample)
+        told = {
+            "pack": self.number,
+            "task": self.task,
+            "ids": list(self.ids),
+            "tokens": None if self.tokens is None else list(self.tokens),
+            "media": self._media,
+            "samples": kept,
+        }
+        try:
+            text = json.dumps({**plain, MEMBER: told}, ensure_ascii=False, separators=(",", ":"))
+            return text.encode("utf-8")
+        except (TypeError, ValueError) as error:
+            raise SampleError(
+                "malformed_record", f"pack {self.number} holds a value that JSON cannot: {error}"
+            ) from None
+
+    def _name(self, place: int, kind: str, counts: dict[str, int], ref: Ref, data: bytes) -> str:
+        number = counts[kind] = counts.get(kind, -1) + 1
+        stem = f"{_SHORT[kind]}{place:0{self.width}d}" + (f"_{number}" if number else "")
+        return f"{stem}.{_suffix(ref, data)}"
+
+
+def restore(
+    record: Mapping[str, Any], read: Callable[[str], bytes], where: str, *, check: bool = True
+) -> list[dict[str, Any]]:
+    """The samples of a pack, media as their bytes, each with its `sample_id`.
+
+    Args:
+        record: what `PackRecord.json` made, parsed.
+        read: member -> bytes.
+        where: named in messages.
+        check: compare sizes and CRC-32 of the media.
+
+    Raises:
+        FormatError: no record of ours. ChecksumError: a medium is missing or not what was written.
+    """
+    told = record.get(MEMBER)
+    if not isinstance(told, Mapping):
+        raise FormatError(f"{where} was not written by packtrain: it has no field {MEMBER!r}")
+    prompts = record["prompts"] if "prompts" in record else record["prompt"]
+    flat = told["task"] != "multi_turn"
+    out = []
+    for place, sample_id in enumerate(told["ids"]):
+        media = told["media"][place]
+        sample = told["samples"][place]
+        if sample is None:
+            asked, said = prompts[place], record["captions"][place]
+            members = [one["member"] for one in media]
+            sample = _rebuilt([asked] if flat else asked, [said] if flat else said, members)
+        data = {one["member"]: _checked(one, read, where, check) for one in media}
+        out.append({**_with_bytes(sample, data), "sample_id": sample_id})
+    return out
+
+
+def task_of(samples: Sequence[Mapping[str, Any]]) -> str:
+    """The narrowest task that holds every sample: `captions`, `vqa` or `multi_turn`.
+
+    >>> say = lambda *parts: {"messages": [{"role": "user", "content": list(parts)},
+    ...                       {"role": "assistant", "content": [{"type": "text", "text": "a cat"}]}]}
+    >>> image, text = {"type": "image", "image": "x.jpg"}, {"type": "text", "text": "what?"}
+    >>> task_of([say(image)]), task_of([say(image), say(image, text)]), task_of([say(text)])
+    ('captions', 'vqa', 'multi_turn')
+    """
+    asked = False
+    for sample in samples:
+        prompts, _ = _turns(sample["messages"])
+        kinds = [part["type"] for message in sample["messages"] for part in message["content"]]
+        media = [kind for kind in kinds if kind != "text"]
+        if len(prompts) != 1 or media != ["image"]:
+            return "multi_turn"
+        asked = asked or bool(prompts[0])
+    return "vqa" if asked else "captions"
+
+
+# --------------------------------------------------------------------------------------------
+def _turns(messages: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+    """(prompts, captions): what was said before each assistant turn, and that turn. All turns are kept."""
+    prompts: list[str] = []
+    captions: list[str] = []
+    waiting: list[str] = []
+    seen = False
+    for message in messages:
+        text, seen = _text(message["content"], seen)
+        if message["role"] == "assistant":
+            prompts.append("\n".join(waiting))
+            captions.append(text)
+            waiting = []
+        else:
+            waiting.append(text)
+    if waiting:
+        prompts.append("\n".join(waiting))
+        captions.append("")
+    return prompts, captions
+
+
+def _text(content: Sequence[Mapping[str, Any]], seen: bool) -> tuple[str, bool]:
+    """The text of a message; a medium behind the first text of the sample leaves `<image>` in it."""
+    parts: list[str] = []
+    for part in content:
+        if part["type"] == "text":
+            parts.append(part["text"])
+            seen = True
+        elif seen:
+            parts.append(f"<{part['type']}>")
+    return "".join(parts), seen
+
+
+def _rebuilt(prompts: Sequence[str], captions: Sequence[str], members: Sequence[str]) -> dict[str, Any]:
+    """The plainest sample with these turns: media first, then question and answer by turns."""
+    kinds = {short: kind for kind, short in _SHORT.items()}
+    ahead = [{"type": kinds[name[:3]], kinds[name[:3]]: name} for name in members]
+    messages: list[dict[str, Any]] = []
+    for asked, said in zip(prompts, captions, strict=True):
+        content = [*ahead, *([{"type": "text", "text": asked}] if asked else [])]
+        messages.append({"role": "user", "content": content})
+        messages.append({"role": "assistant", "content": [{"type": "text", "text": said}]})
+        ahead = []
+    return {"messages": messages}
+
+
+def _with_bytes(sample: Mapping[str, Any], data: Mapping[str, bytes]) -> dict[str, Any]:
+    messages = []
+    for message in sample["messages"]:
+        content = []
+        for part in message["content"]:
+            kind = part["type"]
+            held = part.get(kind)
+            if kind != "text":
+                held = [data[name] for name in held] if isinstance(held, list) else data[str(held)]
+            content.append({**part, kind: held})
+        messages.append({**message, "content": content})
+    return {**sample, "messages": messages}
+
+
+def _checked(told: Mapping[str, Any], read: Callable[[str], bytes], where: str, check: bool) -> bytes:
+    try:
+        data = read(told["member"])
+    except KeyError:
+        raise ChecksumError(
+            f"{where} lacks {told['member']}", hint="the shard was cut or edited: export again"
+        ) from None
+    if check and (len(data) != told["bytes"] or zlib.crc32(data) != told["crc32"]):
+        raise ChecksumError(
+            f"{where}: {told['member']} differs from what was exported", hint="copy or export the shard again"
+        )
+    return data
+
+
+def _suffix(ref: Ref, data: bytes) -> str:
+    """The suffix of a medium: of its name, else by its first bytes."""
+    if isinstance(ref, (str, os.PathLike)) and not str(ref).startswith("data:"):
+        found = _SUFFIX.search(os.fspath(ref).lower())
+        if found:
+            return found[1]
+    if data[:4] == b"RIFF":
+        return "webp" if data[8:12] == b"WEBP" else "wav"
+    if data[4:8] == b"ftyp":
+        return "mp4"
+    return next((suffix for magic, suffix in _MAGIC if data.startswith(magic)), "bin")

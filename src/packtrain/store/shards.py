@@ -1,0 +1,114 @@
+"""The folder of an export: packs as files, and the manifests that vouch for them.
+
+    OUT/pack-000000-000.tar           shards (webdataset, energon); ps_00000000.json … (raw); chunks
+        pack-000000-000.tar.idx       energon: where its samples start
+        .packtrain/key.json           what is exported: plan, source, format and its settings; first
+                   part-000000.json   packs [first, stop) are there: the files with size, SHA-256, first and
+                                      last key, and per pack its place and CRC-32; last of its part
+                   plan/              the plan itself, so that the folder stands alone
+                   origin.json        where plan and source were; outside every digest
+                   export.json        marker: the counts of all parts; last of all
+
+Our own files lie in a hidden folder because readers of such folders take every `.json` they see. A part holds
+`maxcount` packs whoever writes it, so its bytes do not depend on workers, stops or the order of parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import files
+from ..errors import FormatError, InputError
+from ._folders import check_seal, sealed
+
+__all__ = [
+    "EXPORT",
+    "FOLDER",
+    "SCHEMA_EXPORT",
+    "export_of",
+    "hidden",
+    "is_export",
+    "key_path",
+    "part_of",
+    "part_path",
+    "publish_export",
+    "publish_part",
+    "read_parts",
+]
+
+SCHEMA_EXPORT = "packtrain-export-1"
+FOLDER, EXPORT = ".packtrain", "export.json"
+
+
+def hidden(out: Path, *names: str) -> Path:
+    """A file of ours in an export."""
+    return Path(out).joinpath(FOLDER, *names)
+
+
+def key_path(out: Path) -> Path:
+    return hidden(out, "key.json")
+
+
+def part_path(out: Path, number: int) -> Path:
+    return hidden(out, f"part-{number:06d}.json")
+
+
+def is_export(folder: Path) -> bool:
+    """Is this an export, finished or not?"""
+    return key_path(folder).is_file()
+
+
+def export_of(out: Path) -> dict[str, Any]:
+    """The marker of a finished export.
+
+    Raises:
+        FormatError: there is none, or it is not finished. ChecksumError: it was edited.
+    """
+    path = hidden(out, EXPORT)
+    if not path.is_file():
+        if is_export(out):
+            raise FormatError(
+                f"{out} is an unfinished export",
+                hint="run the same command again; after --shard I/N, packtrain merge OUT",
+            )
+        raise FormatError(f"{out} holds no export", hint="name the OUT of packtrain export")
+    marker = check_seal(path.parent, path.name)
+    if marker.get("schema") != SCHEMA_EXPORT:
+        raise FormatError(f"{path} has schema {marker.get('schema')!r}, this version reads {SCHEMA_EXPORT!r}")
+    return marker
+
+
+def publish_part(out: Path, number: int, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the manifest of a part whose files are all there."""
+    marker = sealed({"schema": SCHEMA_EXPORT, "part": number, **told})
+    files.publish_json(part_path(out, number), marker)
+    return marker
+
+
+def publish_export(out: Path, told: Mapping[str, Any]) -> None:
+    """Write the marker of an export whose parts are all there."""
+    files.publish_json(hidden(out, EXPORT), sealed({"schema": SCHEMA_EXPORT, **told}))
+
+
+def part_of(out: Path, number: int) -> dict[str, Any] | None:
+    """The manifest of a part that is whole (its files have their sizes), or None."""
+    path = part_path(out, number)
+    if not path.is_file():
+        return None
+    try:
+        told = check_seal(path.parent, path.name)
+        whole = all((Path(out) / f["name"]).stat().st_size == f["bytes"] for f in told["files"])
+    except (FormatError, InputError, AssertionError, OSError, KeyError, TypeError):
+        return None
+    return told if whole else None
+
+
+def read_parts(out: Path, count: int) -> list[dict[str, Any]]:
+    """The manifests of all parts of a finished export.
+
+    Raises:
+        FormatError: one is missing. ChecksumError: one was edited.
+    """
+    return [check_seal(hidden(out), part_path(out, number).name) for number in range(count)]

@@ -1,0 +1,209 @@
+"""`packtrain verify OUT`: what was cut, edited or exchanged is named; and the verbs around an export."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from export_sets import Set
+
+from packtrain.cli._app import main
+from packtrain.errors import ChecksumError, LawError
+from packtrain.pipeline.export import export
+from packtrain.pipeline.verify_export import _check_members, verify_export
+from packtrain.planning.distribution import distribution
+
+
+@pytest.fixture
+def whole(made: Callable[..., Set]) -> tuple[Set, Path]:
+    held = made(count=30)
+    export(held.plan_folder, held.folder / "out", source=held.source, maxcount=4)
+    return held, held.folder / "out"
+
+
+def verify(held: Set, out: Path) -> dict[str, str]:
+    return verify_export(out, source=held.source, template=held.template)
+
+
+@pytest.mark.parametrize("fmt", ["raw", "webdataset", "energon", "chunks"])
+def test_a_good_export_holds(made: Callable[..., Set], fmt: str) -> None:
+    held = made(count=30)
+    options = {"media": "tensor"} if fmt == "chunks" else None
+    out = held.folder / "out"
+    export(
+        held.plan_folder,
+        out,
+        format=fmt,
+        source=held.source,
+        template=held.template,
+        maxcount=4,
+        options=options,
+    )
+    done = verify(held, out)
+    assert "30 planned, each there once" in done["samples"]
+    if fmt != "chunks":
+        assert "equal to the source" in done["samples"] and done["tokens"].startswith("30 samples")
+
+
+def test_each_byte_counts(whole: tuple[Set, Path]) -> None:
+    held, out = whole
+    path = out / "pack-000001-000.tar"
+    data = path.read_bytes()
+    for place in (*range(0, len(data) - 10240, 997), 700, len(data) - 1):
+        changed = bytearray(data)
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        with pytest.raises(ChecksumError, match=r"pack-000001-000\.tar"):
+            verify(held, out)
+    path.write_bytes(data)
+    verify(held, out)
+
+
+@pytest.mark.parametrize("keep", [0, 512, 9000, 12_000])
+def test_a_cut_shard_names_shard_and_last_whole_key(whole: tuple[Set, Path], keep: int) -> None:
+    held, out = whole
+    os.truncate(out / "pack-000001-000.tar", keep)
+    with pytest.raises(ChecksumError, match=r"pack-000001-000\.tar: ps_0000000\d was cut"):
+        verify(held, out)
+
+
+def test_missing_files_and_edited_manifests(whole: tuple[Set, Path]) -> None:
+    held, out = whole
+    manifest = out / ".packtrain" / "part-000001.json"
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"count": 4', '"count": 3'))
+    with pytest.raises(ChecksumError, match="edited"):
+        verify(held, out)
+    manifest.write_text(text)
+    (out / "pack-000000-000.tar").unlink()
+    with pytest.raises(
+        ChecksumError, match=r"pack-000000-000\.tar is missing \(ps_00000000 to ps_00000003\)"
+    ):
+        verify(held, out)
+
+
+def test_another_source_text_or_medium_is_found(whole: tuple[Set, Path]) -> None:
+    held, out = whole
+
+    class Other:
+        fingerprint = held.source.fingerprint
+        media_root = held.source.media_root
+
+        def __init__(self, change: Callable[[Any], None]) -> None:
+            self.change = change
+
+        def __getitem__(self, index: int) -> Any:
+            sample = held.source[index]
+            if index == 9:
+                self.change(sample)
+            return sample
+
+    def word(sample: Any) -> None:
+        sample["messages"][-1]["content"][0]["text"] += " "
+
+    for change in (word, lambda sample: sample.update(tools=[{"name": "x"}])):
+        with pytest.raises(LawError, match="sample 9 is not the source's"):
+            verify_export(out, source=Other(change))
+
+    def picture(sample: Any) -> None:
+        sample["messages"].insert(0, {"role": "user", "content": [{"type": "image", "image": b"other"}]})
+
+    with pytest.raises(LawError, match="medium of sample 9"):
+        verify_export(out, source=Other(picture))
+
+
+def test_members_apart_and_keys_twice_are_broken_laws(tmp_path: Path) -> None:
+    def tar(names: list[str]) -> None:
+        with tarfile.open(tmp_path / "s.tar", "w") as out:
+            for name in names:
+                info = tarfile.TarInfo(name)
+                out.addfile(info, io.BytesIO())
+
+    row = {"name": "s.tar", "packs": [[0, 0, 0], [1, 0, 0]]}
+    a, b = "ps_00000000", "ps_00000001"
+    tar([f"{a}.img000.jpg", f"{a}.json", f"{b}.json"])
+    assert _check_members(tmp_path, [row]).startswith("3 members")
+    for names in (
+        [f"{a}.img000.jpg", f"{b}.json", f"{a}.json"],
+        [f"{a}.json", f"{b}.json", f"{a}.img000.jpg"],
+        [f"{a}.json"],
+        [f"{b}.json", f"{a}.json"],
+        [f"{a}.json", f"{b}.json", "ps_00000002.json"],
+    ):
+        tar(names)
+        with pytest.raises(LawError):
+            _check_members(tmp_path, [row])
+
+
+# ------------------------------------------------------------------------------------------ verbs
+def call(*arguments: str, code: int = 0) -> Any:
+    from packtrain.cli._app import app  # noqa: F401
+
+    result = CliRunner().invoke(_command(), list(arguments))
+    assert result.exit_code == code, result.output
+    return result
+
+
+def _command() -> Any:
+    import click
+
+    @click.command(context_settings={"ignore_unknown_options": True})
+    @click.argument("words", nargs=-1, type=click.UNPROCESSED)
+    def run(words: tuple[str, ...]) -> None:
+        main(list(words))
+
+    return run
+
+
+def test_the_verbs(text_run: Callable[..., dict[str, Any]], tokenizer_folder: Path, tmp_path: Path) -> None:
+    source = text_run(samples=60)["custom"]["train_jsonl"]
+    lengths, plan, out = (str(tmp_path / name) for name in ("lengths", "plan", "out"))
+    columns = ("--column", "prompt=question", "--column", "response=answer")
+    call("measure", source, "-p", str(tokenizer_folder), "-o", lengths, *columns, "--json")
+    call("plan", lengths, "-n", "128", "-o", plan, "--json")
+    told = json.loads(call("export", plan, out, "--maxcount", "3", "--json").stdout)
+    assert told["format"] == "webdataset" and told["samples"] == 60
+    for number in (0, 1):
+        call("export", plan, out + "2", "--maxcount", "3", "--shard", f"{number}/2", "--json")
+    call("show", out + "2", code=2)
+    merged = json.loads(call("merge", out + "2", "--json").stdout)
+    assert {**merged, "out": out} == told
+    checks = json.loads(call("verify", out, "--json").stdout)["checks"]
+    assert "equal to the source" in checks["samples"] and "planned lengths" in checks["tokens"]
+    assert json.loads(call("show", out, "--json").stdout)["packs"] == told["packs"]
+    call("export", plan, str(tmp_path / "chunks"), "-f", "chunks", "--json")
+    call("verify", str(tmp_path / "chunks"), "--json")
+    shard = next(Path(out).glob("*.tar"))
+    os.truncate(shard, 700)
+    assert shard.name in call("verify", out, code=1).output
+    shutil.rmtree(Path(out) / ".packtrain")
+    call("export", plan, out, code=2)
+
+
+def test_the_view_of_lengths(tmp_path: Path) -> None:
+    from packtrain.planning.build import plan as make_plan
+    from packtrain.planning.lengths import Lengths
+
+    tokens = [64] * 8 + [33] * 5 + [32] * 4 + [20] * 6 + [1] * 16
+    view = distribution(tokens, 64)
+    assert sum(row["samples"] for row in view["classes"]) == len(tokens)
+    assert sum(row["tokens"] for row in view["classes"]) == sum(tokens)
+    assert view["over_half"]["samples"] == 13 and view["powers_of_two"]["samples"] == 28
+    lengths = Lengths(tokens)
+    lengths.save(tmp_path / "lengths")
+    plan = make_plan(lengths, pack_length=64, packer="diverse")
+    plan.save(tmp_path / "plan", origin={"lengths": str(tmp_path / "lengths")})
+    told = json.loads(call("show", str(tmp_path / "plan"), "--distribution", "--json").stdout)
+    assert told["classes"] == view["classes"] and "powers" in told["phases"]
+    same = json.loads(call("show", str(tmp_path / "lengths"), "--distribution", "-n", "64", "--json").stdout)
+    assert same["classes"] == view["classes"] and same["phases"] == {}
+    call("show", str(tmp_path / "lengths"), "--distribution", code=2)
+    assert "over half" in call("show", str(tmp_path / "plan"), "--distribution").output
