@@ -79,7 +79,7 @@ class HostEncoder:
         self.name = getattr(config_of(model), "model_type", "this model")
 
     def __call__(self, row: Any) -> dict[str, Any]:
-        batch = self.collate([row])
+        batch = self.collate([dict(row) if isinstance(row, Mapping) else row])  # some write into their rows
         ids, labels = batch.get("input_ids"), batch.get("labels")
         if ids is None or labels is None:
             raise InputError(

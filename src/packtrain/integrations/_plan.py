@@ -19,7 +19,7 @@ from ..planning.align import AlignedPlan
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..world import World
-from ._rows import Rows, measure_rows
+from ._rows import ChatReader, Rows, measure_rows
 
 __all__ = ["PLACE", "pack_rows"]
 
@@ -38,7 +38,7 @@ def pack_rows(
     place: World,
     measure: Any = None,
     plan: Any = None,
-    processor: Any = None,
+    reader: ChatReader,
     audited: int = 32,
     drop_last: bool = False,
     timeout_s: float = 7200,
@@ -70,7 +70,7 @@ def pack_rows(
 
             def make(tell: Callable[[str, int, int], None]) -> Mapping[str, Any]:
                 measured = measure_rows(
-                    rows, encode, measure, processor=processor, progress=lambda d, t: tell("measuring", d, t)
+                    rows, encode, measure, reader=reader, progress=lambda d, t: tell("measuring", d, t)
                 )
                 if audited:
                     audit(Rows(rows, name), measured, encode, count=audited)

@@ -10,6 +10,7 @@ Whatever the way, a seeded sample of rows is encoded for real and compared befor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,29 @@ from ..extend import Measured, measure_many
 from ..planning.lengths import STATUS_EMPTY, STATUS_FAILED, Lengths
 from ..sources.chat import ChatSource
 
-__all__ = ["Rows", "measure_rows"]
+__all__ = ["ChatReader", "Rows", "measure_rows"]
 
 _BATCH = 256
 
 #: Costs that depend on what the host trains on, which is not ours to say.
 _HOST_DECIDES = ("supervised",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatReader:
+    """How the rows of a host are read as chats, where they must be.
+
+    Attributes:
+        processor: processor or tokenizer of the host; None: it has none.
+        template: options of `HFTemplate`.
+        source: options of `ChatSource`.
+        convert: row of the host -> record of a known shape.
+    """
+
+    processor: Any = None
+    template: Mapping[str, Any] = field(default_factory=dict)
+    source: Mapping[str, Any] = field(default_factory=dict)
+    convert: Callable[[Any], Any] | None = None
 
 
 class Rows:
@@ -51,7 +69,7 @@ def measure_rows(
     encode: Callable[[Any], Mapping[str, Any]],
     measure: Any = None,
     *,
-    processor: Any = None,
+    reader: ChatReader,
     progress: Callable[[int, int], None] | None = None,
 ) -> Lengths:
     """The lengths of `rows`.
@@ -61,7 +79,7 @@ def measure_rows(
         encode: row -> encoded sample.
         measure: None: by what the first row holds; "encode"; a template (`extend.Template`); a function
             row -> tokens; or `Lengths`, or their folder, when they were measured before.
-        processor: of the host, for rows that are chats.
+        reader: how rows are read as chats.
 
     Raises:
         ConfigError: the rows do not say their length, and nothing was given that can.
@@ -78,11 +96,11 @@ def measure_rows(
         ready = _tokenised(rows)
         if ready is not None:
             return _lengths(ready)
-        measure = _template(rows, processor)
+        measure = _template(rows, reader)
     if measure == "encode":
         return _one_by_one(rows, lambda row: len(encode(row)["input_ids"]), progress)
     if hasattr(measure, "measure"):
-        return _by_template(rows, measure, progress)
+        return _by_template(rows, measure, reader, progress)
     return _one_by_one(rows, measure, progress)
 
 
@@ -99,21 +117,23 @@ def _tokenised(rows: Any) -> list[int] | None:
     return [int(np.shape(rows[i]["input_ids"])[-1]) for i in range(len(rows))]
 
 
-def _template(rows: Any, processor: Any) -> Any:
+def _template(rows: Any, reader: ChatReader) -> Any:
     from ..template import HFTemplate
 
     first = rows[0]
-    if processor is None or not isinstance(first, Mapping):
+    if reader.processor is None or not isinstance(first, Mapping):
         held = sorted(first) if isinstance(first, Mapping) else type(first).__name__
         raise ConfigError(
             f"the rows hold {held}: no input_ids, and no processor is known to measure them with",
             hint='give Trainer processing_class=processor, or pass measure="encode" or measure=your_function',
         )
-    return HFTemplate(processor, trust_hints=True)
+    return HFTemplate(reader.processor, trust_hints=True, **reader.template)
 
 
-def _by_template(rows: Any, template: Any, progress: Callable[[int, int], None] | None) -> Lengths:
-    samples = ChatSource(Rows(_undecoded(rows)), allow_outside=True)
+def _by_template(
+    rows: Any, template: Any, reader: ChatReader, progress: Callable[[int, int], None] | None
+) -> Lengths:
+    samples = ChatSource(Rows(_undecoded(rows, reader.convert)), allow_outside=True, **reader.source)
     found: list[Any] = []
     for start in range(0, len(rows), _BATCH):
         stop = min(len(rows), start + _BATCH)
@@ -162,21 +182,22 @@ def _lengths(found: list[Any]) -> Lengths:
 class _Undecoded:
     """Rows whose decoded pictures are given as their sizes: measuring needs no pixel."""
 
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
+    def __init__(self, rows: Any, convert: Callable[[Any], Any] | None) -> None:
+        self.rows, self.convert = rows, convert
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Any:
-        return _sized(self.rows[index])
+        row = _sized(self.rows[index])
+        return row if self.convert is None else self.convert(row)
 
 
-def _undecoded(rows: Any) -> Any:
+def _undecoded(rows: Any, convert: Callable[[Any], Any] | None) -> _Undecoded:
     """`datasets` columns of pictures are read without decoding them."""
     features = getattr(rows, "features", None)
     if features is None:
-        return _Undecoded(rows)
+        return _Undecoded(rows, convert)
     import datasets
 
     for name, feature in features.items():
@@ -184,7 +205,7 @@ def _undecoded(rows: Any) -> Any:
         if isinstance(inner, datasets.Image):
             plain = datasets.Image(decode=False)
             rows = rows.cast_column(name, plain if inner is feature else datasets.List(plain))
-    return _Undecoded(rows)
+    return _Undecoded(rows, convert)
 
 
 def _sized(value: Any) -> Any:

@@ -37,6 +37,7 @@ from ..train.proof import proof_samples, prove_isolation
 from ..world import World
 from ._encode import HostEncoder
 from ._plan import pack_rows
+from ._rows import ChatReader
 
 ensure_torchvision()  # transformers imports torchvision with its Trainer
 
@@ -59,6 +60,7 @@ def pack(
     balance: str | None = "step",
     audited: int = 32,
     timeout_s: float = 7200,
+    mixin: type[PackingMixin] | None = None,
     **options: Any,
 ) -> Any:
     """Let `trainer` train on packs.
@@ -75,6 +77,7 @@ def pack(
         balance: how packs are spread over ranks inside a step; see `PackSampler`.
         audited: rows encoded for real and compared with their measured lengths before planning.
         timeout_s: how long the other ranks wait for rank 0.
+        mixin: what is put before the trainer's class; other hosts give theirs.
         options: further keyword arguments of `packtrain.plan` (`packer`, `long_samples`, `limits`, …).
 
     Returns:
@@ -96,12 +99,12 @@ def pack(
     wanted = {"pack_length": pack_length, **options}
     if plan is None and pack_length is None:
         raise ConfigError("neither pack_length nor plan is given", hint="pass pack_length=4096, for example")
-    trainer.__class__ = type(f"Packed{type(trainer).__name__}", (PackingMixin, type(trainer)), {})
+    trainer.__class__ = type(f"Packed{type(trainer).__name__}", (mixin or PackingMixin, type(trainer)), {})
     trainer.packs_made = {
         "folder": Path(args.output_dir),
         "place": place,
         "measure": measure,
-        "processor": getattr(trainer, "processing_class", None),
+        "reader": trainer.packs_reader(),
         "audited": audited,
         "timeout_s": timeout_s,
     }
@@ -149,6 +152,10 @@ class PackingMixin:
     packs_options: dict[str, Any]
     packs_eval: dict[int, tuple[Any, PackedDataset]] | None
     packs_evaluating: list[torch.Tensor] | None
+
+    def packs_reader(self) -> ChatReader:
+        """How rows are read as chats."""
+        return ChatReader(processor=getattr(self, "processing_class", None))
 
     def packs_rows(self, rows: Any, what: str, bare: Any) -> tuple[Any, HostEncoder]:
         """Rows and their encoder, with unused columns removed as Trainer does it."""
