@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import shutil
@@ -411,6 +412,44 @@ def test_a_late_chunk_is_waited_for(stream: Feed, tmp_path: Path) -> None:
     path.rename(kept)
     clock = Ticks(lambda: clock.time > 30 and kept.exists() and kept.rename(path))
     assert ids(list(Reader(stream.folder, clock=clock))) == list(range(stream.samples))
+
+
+def test_a_network_client_that_caches_absent_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names stay absent to open and stat until their folder is listed anew: reads are preceded by a listing."""
+    feed = Feed(tmp_path / "out", UNEVEN)
+    listed: set[str] = set()
+    listdir, stat, opened = os.listdir, os.stat, io.open
+
+    def list_folder(folder: Any) -> list[str]:
+        names = listdir(folder)
+        listed.update(os.path.join(os.fspath(folder), name) for name in names)
+        return names
+
+    def guarded(do: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(path: Any, *args: Any, **options: Any) -> Any:
+            if isinstance(path, str | Path) and os.path.dirname(path) == str(feed.folder):
+                if os.fspath(path) not in listed:
+                    raise FileNotFoundError(2, "cached as absent", str(path))
+            return do(path, *args, **options)
+
+        return checked
+
+    turns = iter([feed.begin, *[feed.chunk] * len(UNEVEN), feed.end])
+
+    def turn() -> None:
+        with monkeypatch.context() as own:  # the producer is on another host
+            own.setattr(os, "stat", stat)
+            own.setattr(io, "open", opened)
+            own.setattr("builtins.open", opened)
+            next(turns)()
+
+    monkeypatch.setattr(os, "listdir", list_folder)
+    monkeypatch.setattr(os, "stat", guarded(stat))
+    monkeypatch.setattr(io, "open", guarded(opened))
+    monkeypatch.setattr("builtins.open", guarded(opened))
+    clock = Ticks(turn)
+    assert ids(list(Reader(feed.folder, clock=clock))) == list(range(feed.samples))
+    assert clock.time == len(UNEVEN) + 2, "each chunk is seen at the first look after it came"
 
 
 def test_two_streams_in_one_folder(stream: Feed) -> None:

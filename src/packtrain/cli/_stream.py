@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import files
 from ..errors import LawError
-from ..store.growing import COMPLETED, PRODUCER, View, acknowledged, chunk_name
+from ..store.growing import COMPLETED, PRODUCER, View, acknowledged, chunk_name, read_stream
 from ..waiting.claim import look
 
 __all__ = ["follow_stream", "ledger_of", "stream_figures", "stream_rows", "verify_stream"]
@@ -80,8 +80,10 @@ def stream_rows(figures: dict[str, Any]) -> dict[str, str]:
 
 
 def follow_stream(folder: Path, interval: float) -> Iterator[dict[str, Any]]:
-    """Figures each time they change, until the stream has ended."""
+    """Figures each time they change, until the stream has ended; waits for it to begin."""
     view, last = View(folder), None
+    while read_stream(folder) is None:
+        time.sleep(interval)
     while True:
         figures = stream_figures(folder, view)
         if figures != last:
