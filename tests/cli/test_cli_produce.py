@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,6 +51,10 @@ def test_produce_show_verify(shell: Shell, raw: Path, tokenizer_folder: Path, tm
     assert {key: shown[key] for key in ("packs", "chunks", "tokens", "read")} == {
         key: made[key] for key in ("packs", "chunks", "tokens", "read")
     }
+    waiting = tmp_path / "later"
+    threading.Timer(0.3, lambda: shutil.copytree(out, waiting)).start()
+    code, text, _ = shell("show", waiting, "--follow", "--interval", 0.1, "--json")
+    assert code == 0 and json.loads(text.splitlines()[-1])["ended"]
     code, text, _ = shell("show", out, "--follow")
     assert code == 0 and "60 read" in text and "empty" in text
     code, text, _ = shell("show", out, "--ledger")

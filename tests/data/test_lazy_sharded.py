@@ -415,7 +415,7 @@ def test_a_late_chunk_is_waited_for(stream: Feed, tmp_path: Path) -> None:
 
 
 def test_a_network_client_that_caches_absent_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names stay absent to open and stat until their folder is listed anew: reads are preceded by a listing."""
+    """Names stay absent to open and stat until their folder is listed anew: every look lists it."""
     feed = Feed(tmp_path / "out", UNEVEN)
     listed: set[str] = set()
     listdir, stat, opened = os.listdir, os.stat, io.open
@@ -427,9 +427,9 @@ def test_a_network_client_that_caches_absent_names(tmp_path: Path, monkeypatch: 
 
     def guarded(do: Callable[..., Any]) -> Callable[..., Any]:
         def checked(path: Any, *args: Any, **options: Any) -> Any:
-            if isinstance(path, str | Path) and os.path.dirname(path) == str(feed.folder):
-                if os.fspath(path) not in listed:
-                    raise FileNotFoundError(2, "cached as absent", str(path))
+            inside = isinstance(path, str | Path) and os.path.dirname(path) == str(feed.folder)
+            if inside and os.fspath(path) not in listed:
+                raise FileNotFoundError(2, "cached as absent", str(path))
             return do(path, *args, **options)
 
         return checked

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import LawError
+from ..errors import FormatError, LawError
 from ..store.growing import COMPLETED, PRODUCER, View, acknowledged, chunk_name, read_stream
 from ..waiting.claim import look
+from ._show import artefact_kind
 
-__all__ = ["follow_stream", "ledger_of", "stream_figures", "stream_rows", "verify_stream"]
+__all__ = ["follow_stream", "kind_to_follow", "ledger_of", "stream_figures", "stream_rows", "verify_stream"]
 
 
 def stream_figures(folder: Path, view: View | None = None) -> dict[str, Any]:
@@ -77,6 +78,16 @@ def stream_rows(figures: dict[str, Any]) -> dict[str, str]:
         rows["producer"] = str(figures["producer"])
         rows["ended"] = "yes" if figures["ended"] else "no"
     return rows
+
+
+def kind_to_follow(folder: Path) -> str:
+    """The kind of a folder; one that holds nothing as yet may become a stream."""
+    try:
+        return artefact_kind(folder)
+    except FormatError:
+        if folder.is_dir() and not (folder / PRODUCER).is_dir() and any(folder.iterdir()):
+            raise
+        return "stream"
 
 
 def follow_stream(folder: Path, interval: float) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from ..planning.packplan import PackPlan
 from ._app import emit
 from ._distribution import show_distribution
 from ._show import artefact_kind, folder_of_run, print_lengths, print_plan, table
-from ._stream import follow_stream, ledger_of, stream_figures, stream_rows
+from ._stream import follow_stream, kind_to_follow, ledger_of, stream_figures, stream_rows
 from .export import show_export
 
 __all__ = ["command"]
@@ -51,7 +51,7 @@ def command(
       packtrain show lengths --distribution -n 8192
       packtrain show packed/ --follow
     """
-    kind = artefact_kind(artefact)
+    kind = kind_to_follow(artefact) if follow else artefact_kind(artefact)
     if pack_length is not None and not distribution:
         raise InputError("--pack-length has no effect", hint="add --distribution")
     if distribution and kind in ("lengths", "plan", "run"):
