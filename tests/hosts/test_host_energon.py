@@ -1,0 +1,176 @@
+"""Exports read by the real Megatron-Energon, 5.0.0 and 7.4.1, each in its own environment."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from venvs import build, run
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "export"))
+from export_sets import NAMES, Set, captions, records
+
+from packtrain.collate import PaddingFreeCollator
+from packtrain.data import open_packs
+from packtrain.pipeline.export import export
+from packtrain.store.pack_files import PackFiles
+
+pytestmark = pytest.mark.hosts
+
+VERSIONS = {"energon5": "megatron-energon==5.0.0", "energon7": "megatron-energon==7.4.1"}
+
+#: Reads all packs once, through the mixin, and prints one JSON line a row.
+READ = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+sys.path.insert(0, sys.argv[2])
+from export_sets import Words
+from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
+from packtrain.collate import PaddingFreeCollator
+from packtrain.integrations.energon import PackedTaskEncoder
+
+class Encoder(PackedTaskEncoder, DefaultTaskEncoder):
+    pass
+
+class Longer(Words):
+    def encode(self, sample):
+        encoded = super().encode(sample)
+        return {**encoded, "input_ids": encoded["input_ids"].repeat(2)}
+
+words = Longer() if "longer" in sys.argv else Words()
+rank, world = int(sys.argv[3]), int(sys.argv[4])
+dataset = get_train_dataset(
+    sys.argv[1], batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=None,
+    worker_config=WorkerConfig(rank=rank, world_size=world, num_workers=0),
+    task_encoder=Encoder(words.encode, PaddingFreeCollator()),
+)
+loader = get_loader(dataset)
+count = int(sys.argv[5])
+if "longer" in sys.argv:
+    try:
+        print("READ", next(iter(loader)))
+    except Exception as error:
+        chain = []
+        while error is not None:
+            chain.append(f"{type(error).__name__}: {str(error)[:300]}")
+            error = error.__cause__ or error.__context__
+        print("STOP", " <- ".join(chain))
+    raise SystemExit
+for number, row in zip(range(count), loader):
+    print("ROW", json.dumps({
+        "ids": list(row.sample_ids), "tokens": row["input_ids"].reshape(-1).tolist(),
+        "labels": row["labels"].reshape(-1).tolist(), "cu": row["cu_seq_lens_q"].tolist(),
+        "positions": row["position_ids"].reshape(-1).tolist(),
+    }))
+"""
+
+#: What the library itself writes beside the tars, and the bytes it reads.
+PREPARE = """
+import sys
+from pathlib import Path
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors import BaseWebdatasetFactory
+names = sorted(path.name for path in Path(sys.argv[1]).glob("*.tar"))
+BaseWebdatasetFactory.prepare_dataset(
+    EPath(sys.argv[1]), names, split_parts_patterns=[("train", "pack-.*")], tar_index_only=False, workers=1,
+    progress_fn=lambda els, total: els,
+)
+"""
+
+LLAVA = """
+import importlib.util, json, sys, tarfile
+spec = importlib.util.spec_from_file_location("sample_loader", sys.argv[1] + "/.nv-meta/sample_loader.py")
+module = importlib.util.module_from_spec(spec); spec.loader.exec_module(module)
+from pathlib import Path
+for path in sorted(Path(sys.argv[1]).glob("*.tar")):
+    packs = {}
+    for info in (tar := tarfile.open(path)):
+        key, _, name = info.name.partition(".")
+        packs.setdefault(key, {})[name] = tar.extractfile(info).read()
+    for key, members in packs.items():
+        members["json"] = json.loads(members["json"])
+        made = module.sample_loader({"__key__": key, "__restore_key__": (key,), **members})
+        assert len(made["images"]) == len(made["prompts"]) == len(made["captions"])
+        print("ROW", json.dumps([key, [None if not one else len(one) for one in made["images"]]]))
+"""
+
+
+@pytest.fixture(scope="module", params=list(VERSIONS))
+def python(request: pytest.FixtureRequest) -> Path:
+    return build(request.param, [VERSIONS[request.param]])
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Callable[..., Set]:
+    def make(rows: list[Any], cap: int = 64) -> Set:
+        return Set(tmp_path / "set", rows, cap, NAMES)
+
+    return make
+
+
+def rows_of(text: str) -> list[Any]:
+    return [json.loads(line[4:]) for line in text.splitlines() if line.startswith("ROW ")]
+
+
+HELPERS = Path(__file__).resolve().parents[1] / "export"
+
+
+@pytest.mark.parametrize("layout", ["packtrain", "prompts"])
+def test_two_ranks_read_every_pack_once(python: Path, made: Callable[..., Set], layout: str) -> None:
+    held = made(records(NAMES, 40))
+    out = held.folder / "out"
+    options = {"prompts": "prompts"} if layout == "prompts" else {}
+    export(held.plan_folder, out, format="energon", source=held.source, maxcount=4, options=options)
+    packs = open_packs(out, held.template.encode)
+    collate = PaddingFreeCollator()
+    want = {}
+    for number in range(len(packs)):
+        row = collate([packs[number]])
+        want[tuple(row.sample_ids)] = {
+            "ids": list(row.sample_ids),
+            "tokens": row["input_ids"].reshape(-1).tolist(),
+            "labels": row["labels"].reshape(-1).tolist(),
+            "cu": row["cu_seq_lens_q"].tolist(),
+            "positions": row["position_ids"].reshape(-1).tolist(),
+        }
+    read = []
+    for rank in (0, 1):
+        read += rows_of(run(python, READ, out, HELPERS, rank, 2, len(packs) // 2, ours=True))
+    assert len(read) == len(packs) == 14
+    assert {tuple(row["ids"]): row for row in read} == want
+
+
+def test_a_pack_that_grew_stops_the_loader(python: Path, made: Callable[..., Set]) -> None:
+    held = made(records(NAMES, 20))
+    out = held.folder / "out"
+    export(held.plan_folder, out, format="energon", source=held.source)
+    told = run(python, READ, out, HELPERS, 0, 1, 2, "longer", ours=True)
+    assert "STOP FatalSampleError" in told and "PackFault: sample" in told and "was planned with" in told
+
+
+def test_the_library_finds_the_same_places(python: Path, made: Callable[..., Set]) -> None:
+    held = made(records(NAMES, 40))
+    out = held.folder / "out"
+    export(held.plan_folder, out, format="energon", source=held.source, maxcount=4)
+    ours = {path.name: path.read_bytes() for path in out.glob("*.idx")}
+    assert len(ours) == 4
+    for path in out.glob("*.idx"):
+        path.unlink()
+    run(python, PREPARE, out)
+    assert {path.name: path.read_bytes() for path in out.glob("*.idx")} == ours
+
+
+def test_the_llava_loader(made: Callable[..., Set]) -> None:
+    held = made(captions(NAMES, 12, "\nwhat?"))
+    out = held.folder / "out"
+    export(held.plan_folder, out, format="energon", source=held.source, options={"layout": "llava"})
+    packs = PackFiles(out)
+    record = packs.record(0)
+    assert record["images"][0] == "img0.jpg" and "prompts" in record and "prompt" not in record
+    made_rows = rows_of(run(Path(sys.executable), LLAVA, out))
+    want = [[len(m[n]) for n in packs.record(i, m)["images"]] for i, m in packs.stream()]
+    assert [row[1] for row in made_rows] == want
