@@ -84,7 +84,7 @@ def test_the_example_file_loads() -> None:
         ({"training": {"packing_min_fill_ratio": 1.5}}, ("packing_min_fill_ratio",)),
         ({"training": {"max_drop_fraction": -0.1}}, ("max_drop_fraction",)),
         ({"training": {"on_error": "skip"}}, ("training.on_error is 'skip'",)),
-        ({"training": {"loss_reduction": "sample"}}, ("training.loss_reduction",)),
+        ({"training": {"loss_reduction": "mean"}}, ("training.loss_reduction",)),
         ({"training": {"num_train_epochs": 0}}, ("num_train_epochs",)),
         ({"template": {"max_length": 0}}, ("template.max_length is 0",)),
         ({"template": {"max_length": "long"}}, ("template.max_length is 'long'",)),

@@ -24,6 +24,7 @@ __all__ = ["command"]
 @click.option("--seed", type=int, help="Seed of the epoch orders, for a plan [default: plan order].")
 @click.option("--balance", help="Balance of the sampler, for a plan: step, window or global.")
 @click.option("--replan", type=click.Choice(["epoch"]), help="For a plan: every epoch has a plan of its own.")
+@click.option("--losses", is_flag=True, help="With --step of a run: the loss of every sample, largest first.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
     artefact: Path,
@@ -31,6 +32,7 @@ def command(
     sample: int | None,
     rank: int | None,
     epoch: int | None,
+    losses: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -39,6 +41,7 @@ def command(
     \b
     Example:
       packtrain which runs/demo --step 100
+      packtrain which runs/demo --step 100 --losses
       packtrain which runs/demo --sample 17
       packtrain which plan --step 3 --epoch 1 --world-size 8 --grad-accum 4 --seed 42
     """
@@ -46,6 +49,10 @@ def command(
 
     if (step is None) == (sample is None):
         raise InputError("name either --step or --sample", hint="for example --step 0")
+    if losses and (step is None or not (artefact / "run.json").is_file()):
+        raise InputError(
+            "--losses needs --step of a run", hint="for example which runs/demo --step 100 --losses"
+        )
     order = order_of(artefact, **options)
     if sample is not None:
         if rank is not None:
@@ -55,6 +62,9 @@ def command(
         return
     found = order.step(int(step or 0), epoch=epoch, rank=rank)
     rows = rows_of(order.folder, found["ids"])
+    if losses:
+        _print_losses(artefact, found, rows, rank, as_json)
+        return
     if as_json:
         emit({**found, "rows": rows})
         return
@@ -68,6 +78,22 @@ def command(
         click.echo(f"micro step {pack['micro_step']}, rank {pack['rank']}: {name}")
         for i in pack["ids"]:
             click.echo(f"  {i}\t{where.get(i, '')}".rstrip())
+
+
+def _print_losses(
+    run: Path, found: dict[str, Any], rows: list[str] | None, rank: int | None, as_json: bool
+) -> None:
+    from ..pipeline.losses import losses_of
+
+    told = [row for row in losses_of(run, found["run_step"]) if rank is None or row["rank"] == rank]
+    where = dict(zip(found["ids"], rows or [], strict=False))
+    if as_json:
+        emit({**found, "losses": [{**row, "row": where.get(row["id"])} for row in told]})
+        return
+    click.echo(f"step {found['run_step']} of the run: {len(told)} samples, loss and supervised tokens")
+    for row in told:
+        loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
+        click.echo(f"  {row['id']}\t{loss}\t{row['tokens']}\t{where.get(row['id'], '')}".rstrip())
 
 
 def _print_sample(sample: int, places: list[dict[str, int]], rows: list[str] | None, as_json: bool) -> None:

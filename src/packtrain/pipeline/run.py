@@ -2,7 +2,7 @@
 
     <output_dir>/lengths  plan  val_lengths  val_plan     artefacts, as the single verbs write them
                  startup/                                 who writes here, and its heartbeat
-                 train_log.jsonl  failed.jsonl  model/     what training leaves
+                 train_log.jsonl  failed.jsonl  sample_loss/  model/     what training leaves
                  report.html  run.json                     the page, and the figures (written last)
 
 Every stage is found again when it is there and equal, so a stopped run goes on. `run.json` is removed at the

@@ -28,6 +28,7 @@ from .meter import Meter
 from .model import load_model
 from .proof import IsolationReport, proof_samples, prove_isolation
 from .sft import TrainResult, _arguments, _fused_holds, _save
+from .trace import follow_losses
 from .trainer import PackTrainer, _Log
 
 from transformers import PrinterCallback, Trainer, TrainerCallback  # isort: skip
@@ -93,6 +94,7 @@ def train_lazy(
     trainer = LazyTrainer(
         model, arguments, dataset, begun, place.rank, fused=fused, log_file=log_file, progress=progress
     )
+    follow_losses(trainer, config, None)
     trainer.check_same_stream()
     outcome = trainer.train(resume_from_checkpoint=resumed)
     metrics = {"train_loss": float(outcome.training_loss), "steps": trainer.state.global_step}

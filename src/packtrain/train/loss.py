@@ -24,7 +24,9 @@ from torch.nn import functional
 
 from ..collate import IGNORE
 from ..collate.boundaries import text_config
-from ..errors import ConfigError
+from ..errors import ConfigError, InputError
+from .recorded import count_correct, note
+from .reduction import Reduction
 
 __all__ = [
     "CHUNK",
@@ -32,8 +34,10 @@ __all__ = [
     "chunked_cross_entropy",
     "count_correct",
     "fused_head",
+    "packed_loss",
     "plain_head",
     "shift_labels",
+    "step_share",
     "token_loss_sum",
 ]
 
@@ -48,30 +52,6 @@ _SCALED = (
     "lm_head_multiplier",
     "output_multiplier",
 )
-
-
-#: Where `count_correct` collects; None: nobody counts.
-_counted: list[torch.Tensor] | None = None
-
-
-@contextlib.contextmanager
-def count_correct() -> Iterator[list[torch.Tensor]]:
-    """Inside, every loss adds to the list how many of its targets were the likeliest token (0-d int64).
-
-    Not thread-safe: one training loop a process.
-    """
-    global _counted
-    before, _counted = _counted, []
-    try:
-        yield _counted
-    finally:
-        _counted = before
-
-
-def _count(logits: torch.Tensor, targets: torch.Tensor) -> None:
-    """logits [K, V], targets [K]; ignored targets are never hit."""
-    if _counted is not None:
-        _counted.append((logits.argmax(-1) == targets).sum())
 
 
 def shift_labels(labels: torch.Tensor) -> torch.Tensor:
@@ -139,9 +119,13 @@ class _ChunkedLoss(torch.autograd.Function):  # type: ignore[misc]
         for start in range(0, rows.shape[0], chunk):
             part = slice(start, start + chunk)
             logits = functional.linear(rows[part], head, None if bias is None else bias.to(rows.dtype))
-            _count(logits, targets[part])
-            loss, slopes = _chunk_loss(logits.to(wide), targets[part], token_weights, part)
-            total += loss
+            note(logits, targets[part])
+            losses, slopes = _chunk_loss(logits.to(wide), targets[part])
+            note(logits, targets[part], losses)
+            if token_weights is not None:
+                scale = token_weights[part].to(slopes)
+                losses, slopes = losses * scale, slopes.mul_(scale[:, None])
+            total += losses.sum()
             if grad_rows is not None:
                 grad_rows[part] = slopes.to(rows.dtype) @ head
             if grad_weight is not None:
@@ -163,18 +147,13 @@ class _ChunkedLoss(torch.autograd.Function):  # type: ignore[misc]
         return (*scaled, None, None, None)
 
 
-def _chunk_loss(
-    logits: torch.Tensor, targets: torch.Tensor, token_weights: torch.Tensor | None, part: slice
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss sum of a chunk and its slope per logit; the slopes take the place of the logits."""
+def _chunk_loss(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Losses [K] of a chunk and their slopes per logit [K,V], which take the place of the logits."""
     normaliser = torch.logsumexp(logits, dim=-1)
     losses = normaliser - logits.gather(1, targets[:, None])[:, 0]
     slopes = logits.sub_(normaliser[:, None]).exp_()
     slopes.scatter_add_(1, targets[:, None], slopes.new_full((targets.shape[0], 1), -1.0))
-    if token_weights is not None:
-        scale = token_weights[part].to(slopes.dtype)
-        return (losses * scale).sum(), slopes.mul_(scale[:, None])
-    return losses.sum(), slopes
+    return losses, slopes
 
 
 def _add_outer(total: torch.Tensor, slopes: torch.Tensor, rows: torch.Tensor) -> None:
@@ -283,11 +262,68 @@ def token_loss_sum(
             total: torch.Tensor = model(**kwargs).loss
         return total
     labels = kwargs.pop("labels")
-    logits = model(**kwargs).logits
-    flat = logits.reshape(-1, logits.shape[-1]).float()
-    targets = shift_labels(labels).reshape(-1).to(flat.device)
-    _count(flat.detach(), targets)
-    losses = functional.cross_entropy(flat, targets, ignore_index=IGNORE, reduction="none")
+    return _logits_loss(model(**kwargs).logits, labels, weights)
+
+
+def _logits_loss(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """Sum of the token losses from logits [..., T, V]; labels and weights [..., T] of the tokens."""
+    targets = shift_labels(labels).reshape(-1).to(logits.device)
+    keep = (targets != IGNORE).nonzero().flatten()
+    rows, targets = logits.reshape(-1, logits.shape[-1]).index_select(0, keep), targets[keep]
+    note(rows.detach(), targets)
+    losses = functional.cross_entropy(
+        rows if rows.dtype is torch.float64 else rows.float(), targets, reduction="none"
+    )
+    note(rows.detach(), targets, losses)
     if weights is not None:
-        losses = losses * functional.pad(weights[..., 1:], (0, 1)).reshape(-1).to(losses)
+        shifted = functional.pad(weights[..., 1:], (0, 1)).reshape(-1).to(losses)
+        losses = losses * shifted[keep]
     return losses.sum()
+
+
+def packed_loss(
+    outputs: Any,
+    batch: Any,
+    reduction: Reduction | str = "token",
+    normaliser: torch.Tensor | float | None = None,
+    *,
+    head: Any = None,
+    ranks: int = 1,
+    chunk: int = CHUNK,
+) -> torch.Tensor:
+    """Loss of a packed row as its share of the step's: for trainers of other hosts.
+
+    Args:
+        outputs: what the model returned (`.logits`), or logits [1,T,V]; with `head` hidden states [1,T,H].
+        batch: the collated row with `labels` (not shifted), its boundaries and perhaps `loss_scale`.
+        reduction: "token", "sample", "sqrt", or a `Reduction` with source weights.
+        normaliser: `loss_normaliser` of all rows of the step, summed over ranks; None: of this row alone.
+        head: linear layer from hidden states to logits, when those are to be made in chunks only.
+        ranks: processes whose gradients are averaged afterwards: each counts that often.
+        chunk: see `chunked_cross_entropy`.
+
+    Returns:
+        Scalar with gradient; 0 where the step has no supervised token.
+    """
+    chosen = Reduction(reduction) if isinstance(reduction, str) else reduction
+    row, total = chosen.scaled(batch)
+    weights = row.get("loss_scale")
+    found = getattr(outputs, "logits", outputs)
+    if not isinstance(found, torch.Tensor):
+        raise InputError(
+            f"a loss needs logits or hidden states, not {type(outputs).__name__}",
+            hint="pass the model's output, or hidden states with head=",
+        )
+    if head is None:
+        loss = _logits_loss(found, row["labels"], weights)
+    else:
+        loss = chunked_cross_entropy(
+            found, head.weight, row["labels"], bias=head.bias, token_weights=weights, chunk=chunk
+        )
+    return step_share(loss, total if normaliser is None else normaliser, ranks)
+
+
+def step_share(total: torch.Tensor, normaliser: torch.Tensor | float, ranks: int = 1) -> torch.Tensor:
+    """A row's weighted loss sum over the step's normaliser; no weight at all gives 0, never a division."""
+    over = torch.as_tensor(normaliser, device=total.device)
+    return total * ranks / torch.where(over > 0, over, torch.ones_like(over))

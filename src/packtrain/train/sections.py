@@ -38,6 +38,7 @@ def _no_switch(value: Any) -> Any:
 _Count = Annotated[int, Field(ge=1), BeforeValidator(_no_switch)]
 Tokens = Annotated[int, Field(ge=1, le=2**31), BeforeValidator(_no_switch)]
 _Fraction = Annotated[float, Field(ge=0, le=1), BeforeValidator(_no_switch)]
+_Weight = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_switch)]
 _Fill = Annotated[float, Field(gt=0, le=1), BeforeValidator(_no_switch)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_switch)]
 
@@ -132,7 +133,14 @@ class TrainingConfig(Section):
     repeat_loss: Literal["keep", "zero"] = "keep"
     """Packs repeated to fill the last step of all ranks: trained again, or without weight."""
     balance: Literal["step", "window", "global"] | None = "step"
-    loss_reduction: Literal["token"] = "token"
+    loss_reduction: Literal["token", "sample", "sqrt"] = "token"
+    """One vote per token, per sample, or between them (1/sqrt of a sample's supervised tokens)."""
+    source_weights: dict[str, _Weight] = Field(default_factory=dict)
+    """Weight of the samples of each source of a mixture in the loss; those not named weigh 1."""
+    log_sample_loss: bool = True
+    """Write the loss of every sample, step by step, to sample_loss/rank-N.jsonl."""
+    log_source_loss: bool = False
+    """Log the token mean of every source of a mixture as loss/NAME, also in evaluation."""
     num_train_epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0e-4
     max_steps: Annotated[int, Field(ge=-1), BeforeValidator(_no_switch)] = -1

@@ -38,6 +38,7 @@ from .model import load_model, no_progress_bars
 from .proof import IsolationReport, proof_samples, prove_isolation
 from .runtime import Runtime
 from .steps import accumulation_of, announce_steps, balance_of, check_steps
+from .trace import follow_losses
 
 __all__ = ["TrainResult", "train"]
 
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 Validation = tuple[PackPlan, Any, Any]
+Validations = Validation | dict[str, Validation]
 
 #: Models up to this many parameters also compare gradients in the start-up proof.
 _GRADIENT_PROOF = 50_000_000
@@ -81,7 +83,7 @@ def train(
     template: Any,
     *,
     lengths: Any = None,
-    val: Validation | None = None,
+    val: Validations | None = None,
     model: Any = None,
     place: World | None = None,
     runtime: Runtime | None = None,
@@ -95,8 +97,8 @@ def train(
         source: samples by id.
         template: `extend.Template`; its `encode` makes the encoded samples.
         lengths: the plan's Lengths, for per-sample checks at fetch.
-        val: (plan, source, lengths or None) of the validation samples; evaluated after every epoch unless
-            `training.eval_strategy` says otherwise, and at the end.
+        val: (plan, source, lengths or None) of the validation samples, or several by name; evaluated after
+            every epoch unless `training.eval_strategy` says otherwise, and at the end.
         model: a loaded model; None: `config.model` is loaded.
         place: rank and world size; None: from the launcher's environment.
         runtime: the resolved runtime; its figures are the first row that is logged.
@@ -122,10 +124,13 @@ def train(
     plans = epoch_plans(config, plan, lengths)
     cache = encode_ahead(config, plan, source, template, lengths, place)
     data = _dataset(config, aligned, source, template, lengths, plans, cache)
-    val_data = None
+    val_data: dict[str, PackedDataset] | None = None
     if val is not None:
-        val_plan, val_source, val_lengths = val
-        val_data = _dataset(config, val_plan.align(place.size), val_source, template, val_lengths)
+        sets = val if isinstance(val, dict) else {"": val}
+        val_data = {
+            name: _dataset(config, val_plan.align(place.size), val_source, template, val_lengths)
+            for name, (val_plan, val_source, val_lengths) in sets.items()
+        }
     proof, fused = _start_up(config, model, data, setup.proven)
     log_file = folder / "train_log.jsonl"
     if place.is_writer and not config.training.trainer.get("resume_from_checkpoint"):
@@ -137,7 +142,7 @@ def train(
         model,
         _arguments(config, accumulation, has_eval=val_data is not None),
         data,
-        val_data,
+        val_data if isinstance(val, dict) or val_data is None else val_data[""],
         rank=place.rank,
         balance=balance_of(config, accumulation),
         fused=fused,
@@ -145,6 +150,7 @@ def train(
         progress=progress,
         banner=None if runtime is None else runtime.row(),
     )
+    follow_losses(trainer, config, source)
     trainer.check_same_plan()
     return _run(config, trainer, template, folder, log_file, proof)
 
@@ -291,8 +297,8 @@ def _run(
     steps = trainer.state.global_step
     metrics: dict[str, float] = {"train_loss": float(outcome.training_loss), "steps": steps}
     if trainer.eval_dataset is not None:
-        last = next((row for row in reversed(history) if "eval_loss" in row and row["step"] == steps), None)
-        found = trainer.evaluate() if last is None else last
+        last = {k: v for row in history if row.get("step") == steps for k, v in row.items()}
+        found = last if any(key.startswith("eval_") for key in last) else trainer.evaluate()
         metrics.update({key: value for key, value in found.items() if key.startswith("eval_")})
     if trainer.args.save_strategy.value != "no":
         _save(trainer, template, folder / "model")

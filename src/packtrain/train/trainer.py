@@ -3,8 +3,8 @@
 - The loader takes positions from `PackSampler` on every rank; nothing dispatches or re-shards packs,
   and the epoch reaches the sampler (also on resume) through a callback.
 - `use_cache=False`, no mask, restarting text positions: checked on every batch before it is used.
-- The loss of an optimizer step is the mean over its supervised tokens, over all micro steps and
-  ranks; a step without any gives exactly 0 and a warning.
+- The loss of an optimizer step is the mean over its supervised tokens (or what `reduction` says), over
+  all micro steps and ranks; a step without any gives exactly 0 and a warning.
 - `evaluate` sums token losses and divides once; a repeated pack has no weight.
 
 Written for W ranks: the counts are gathered, and gradients that DDP averages are scaled by W.
@@ -30,8 +30,12 @@ from ..planning.align import AlignedPlan
 from ..planning.balance import Balance
 from ..template import ensure_torchvision
 from .attention import check_batch
-from .loss import bare_model, count_correct, token_loss_sum
-from .meter import Meter, supervised
+from .evaluate import evaluate_plan
+from .loss import bare_model, count_correct, step_share, token_loss_sum
+from .meter import Meter
+from .recorded import token_losses
+from .reduction import Reduction, loss_normaliser
+from .trace import LossTrace
 
 ensure_torchvision()  # transformers imports torchvision with its Trainer
 
@@ -53,7 +57,7 @@ class PackTrainer(Trainer):  # type: ignore[misc]
         model: transformers model (or PEFT around it), cache off.
         args: TrainingArguments with per-device batch 1 and `remove_unused_columns=False`.
         train_data: dataset of the aligned plan.
-        eval_data: dataset of an aligned validation plan, or None.
+        eval_data: dataset of an aligned validation plan, several by name, or None.
         rank: this rank.
         shuffle: False: packs come in plan order in every epoch.
         balance: how the packs of each epoch are rearranged; see `PackSampler`.
@@ -63,12 +67,17 @@ class PackTrainer(Trainer):  # type: ignore[misc]
         banner: figures of the run, logged once before the first row.
     """
 
+    #: How token losses become the loss of a step; set it before training.
+    reduction = Reduction()
+    #: Losses of samples and sources (`trace_losses`), or None.
+    trace: LossTrace | None = None
+
     def __init__(
         self,
         model: Any,
         args: TrainingArguments,
         train_data: PackedDataset,
-        eval_data: PackedDataset | None = None,
+        eval_data: PackedDataset | dict[str, PackedDataset] | None = None,
         *,
         rank: int = 0,
         shuffle: bool = True,
@@ -127,14 +136,14 @@ class PackTrainer(Trainer):  # type: ignore[misc]
     def get_batch_samples(
         self, epoch_iterator: Iterator[PackBatch], num_batches: int, device: torch.device
     ) -> tuple[list[PackBatch], torch.Tensor]:
-        """The packs of one optimizer step on this rank, and the supervised tokens of all ranks."""
+        """The packs of one optimizer step on this rank, and the normaliser of all ranks' losses."""
         batches = [batch for _, batch in zip(range(num_batches), epoch_iterator, strict=False)]
         for batch in batches:
             check_batch(batch, bare_model(self.model))
         self.meter.add(batches)
-        count = torch.tensor(sum(supervised(batch) for batch in batches), device=device)
+        count = loss_normaliser(batches, self.reduction).to(device)
         count = self.accelerator.reduce(count, reduction="sum")
-        if batches and not int(count):
+        if batches and not float(count):
             self.unsupervised_steps += 1
             logger.warning("step %d has no supervised token: its loss is 0", self.state.global_step + 1)
         return batches, count
@@ -146,56 +155,53 @@ class PackTrainer(Trainer):  # type: ignore[misc]
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """Token loss sum of one pack over the supervised tokens of the whole step.
+        """Weighted token losses of one pack over the normaliser of the whole step.
 
         Args:
-            num_items_in_batch: supervised tokens of the step on all ranks; None: of this pack alone.
+            num_items_in_batch: `loss_normaliser` of the step on all ranks; None: of this pack alone.
         """
-        with count_correct() as correct:
-            total = token_loss_sum(model, inputs, fused=self.fused)
+        row, weight = self.reduction.scaled(inputs)
+        with count_correct() as correct, token_losses() as losses:
+            total = token_loss_sum(model, row, fused=self.fused)
         self.meter.correct += correct
-        count = supervised(inputs) if num_items_in_batch is None else num_items_in_batch
-        tokens = torch.as_tensor(count, device=total.device).clamp(min=1)
+        if self.trace is not None and model.training:
+            self.trace.add(inputs, losses)
+        normaliser = weight if num_items_in_batch is None else num_items_in_batch
         # Ranks' gradients are averaged, so each rank counts W times.
-        loss = total * self.accelerator.num_processes / tokens
+        loss = step_share(total, normaliser, self.accelerator.num_processes)
         return (loss, {}) if return_outputs else loss
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Exact token mean over a validation plan; a repeated pack counts once.
+        """Exact mean over a validation plan, reduced as in training; a repeated pack counts once.
+
+        Args:
+            eval_dataset: a dataset, several by name, or the name of one; None: those of the trainer.
 
         Returns:
             `<prefix>_loss`, `<prefix>_token_acc`, `<prefix>_tokens` (supervised), `<prefix>_packs`,
-            `<prefix>_samples`.
+            `<prefix>_samples`; of several sets with the prefix `<prefix>_<name>`.
         """
         data = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(data, str):
+            data = self.eval_dataset[data]
         if data is None:
             raise InputError("there is no validation plan", hint="set custom.val_jsonl")
-        loader = self.get_eval_dataloader(data)
-        self.model.eval()
-        sums = torch.zeros(5, dtype=torch.float64)
-        for batch, position in zip(
-            loader, PackSampler(_aligned(data), self.rank, shuffle=False), strict=True
-        ):
-            check_batch(batch, bare_model(self.model))
-            with torch.no_grad(), count_correct() as correct:
-                total = token_loss_sum(self.model, self._prepare_inputs(batch), fused=self.fused)
-            if position < _aligned(data).kept:
-                hits = float(torch.stack(correct).sum()) if correct else 0.0
-                found = [float(total), supervised(batch), 1, len(batch.sample_ids), hits]
-                sums += torch.tensor(found, dtype=torch.float64)
-        loss, tokens, packs, samples, hits = self._summed(sums).tolist()
-        metrics = {
-            f"{metric_key_prefix}_loss": loss / max(1.0, tokens),
-            f"{metric_key_prefix}_token_acc": hits / max(1.0, tokens),
-            f"{metric_key_prefix}_tokens": int(tokens),
-            f"{metric_key_prefix}_packs": int(packs),
-            f"{metric_key_prefix}_samples": int(samples),
-        }
+        if isinstance(data, dict):
+            found: dict[str, float] = {}
+            for name, one in data.items():
+                found |= self.evaluate(one, ignore_keys, f"{metric_key_prefix}_{name}")
+            return found
+        metrics = evaluate_plan(self, data, _aligned(data), metric_key_prefix)
         self.log(dict(metrics))
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def trace_losses(self, trace: LossTrace) -> None:
+        """Follow the losses of samples and sources from now on."""
+        self.trace = trace
+        self.add_callback(_Flush(trace))
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         """Trainer's log; a row with the training loss also gets the aggregate figures of `Meter`."""
@@ -204,6 +210,8 @@ class PackTrainer(Trainer):  # type: ignore[misc]
                 banner, self._banner = self._banner, None
                 super().log(dict(banner))
             logs.update(self.meter.row())
+            if self.trace is not None and self.trace.with_means:
+                logs.update(self.trace.means(self._summed))
         super().log(logs, start_time)
 
     def check_same_plan(self) -> None:
@@ -266,6 +274,16 @@ def _check_workers(args: Any, data: PackedDataset) -> None:
                 f"training.dataloader_persistent_workers would keep the {what} of the first epoch: {why}",
                 hint="set training.dataloader_persistent_workers: false",
             )
+
+
+class _Flush(TrainerCallback):  # type: ignore[misc]
+    """Writes the losses of a step's samples when the step is done; steps count from 0 there."""
+
+    def __init__(self, trace: LossTrace) -> None:
+        self.trace = trace
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trace.flush(state.global_step - 1)
 
 
 class _Log(TrainerCallback):  # type: ignore[misc]

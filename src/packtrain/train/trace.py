@@ -1,0 +1,151 @@
+"""Loss of every sample and source, from the boundaries: one segmented sum a row, one copy to the host a step.
+
+Each rank appends one JSON line a step to its own file, so no collective is needed:
+
+    {"ids": [17, 4], "loss": [2.31, 0.87], "rank": 0, "sources": ["a", "b"], "step": 100, "tokens": [9, 40]}
+
+`step` counts from 0 as `packtrain which --step` does; `loss` is the mean over the sample's own supervised
+tokens, without weights, null when it is not finite or there are none. After a resume a step may stand there
+twice: the later line counts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..collate import IGNORE
+from ..errors import ConfigError
+from ..files import append_line, remove
+from .reduction import SourceOf, owners, reduction_of, source_names
+
+__all__ = ["LossTrace", "follow_losses", "sample_sums", "trace_file"]
+
+Reduce = Callable[[torch.Tensor], torch.Tensor]
+
+
+def trace_file(folder: Path, rank: int) -> Path:
+    """Where a rank writes the losses of its samples."""
+    return folder / "sample_loss" / f"rank-{rank}.jsonl"
+
+
+def sample_sums(batch: Any, losses: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Loss sum and supervised tokens of every sample of a row.
+
+    Args:
+        batch: the row, with boundaries.
+        losses: what `token_losses` collected over it: the loss of each supervised label in row order.
+
+    Returns:
+        float64 [2, samples] on the device of the losses.
+    """
+    place, ids = owners(batch)
+    labels = batch["labels"].reshape(-1)
+    kept = place.to(labels.device)[1:][labels[1:] != IGNORE]
+    every = torch.cat([part.reshape(-1) for part in losses]) if losses else kept.new_zeros(0)
+    pair = torch.stack([every.double(), torch.ones_like(every, dtype=torch.float64)])
+    sums = pair.new_zeros(2, len(ids) + 1)
+    return sums.index_add_(1, kept.to(pair.device), pair)[:, : len(ids)]
+
+
+class LossTrace:
+    """Collects the rows of a step, and writes them down at its end.
+
+    Args:
+        path: JSON lines file of this rank; None: nothing is written.
+        names: names of all sources, the same on every rank.
+        source_of: sample id -> source name.
+        rank: this rank.
+        means: `means` is asked for; False leaves the sums out.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        names: Sequence[str],
+        source_of: SourceOf,
+        *,
+        rank: int = 0,
+        means: bool = True,
+    ) -> None:
+        self.path, self.names, self.rank = path, tuple(names), rank
+        self.source_of = source_of
+        self.with_means = means
+        self._places = {name: place for place, name in enumerate(self.names)}
+        self._rows: list[tuple[Sequence[Any], torch.Tensor]] = []
+        self._sums = torch.zeros(2, len(self.names), dtype=torch.float64)
+
+    def add(self, batch: Any, losses: Sequence[torch.Tensor]) -> None:
+        """A row that was trained on now; `losses` as `sample_sums` takes them."""
+        if batch.sample_ids:
+            self._rows.append((batch.sample_ids, sample_sums(batch, losses)))
+
+    def flush(self, step: int) -> None:
+        """The step (from 0) is done: one copy to the host, one line."""
+        if not self._rows:
+            return
+        ids = [sample for row, _ in self._rows for sample in row]
+        sums = torch.cat([part for _, part in self._rows], 1).cpu()
+        self._rows.clear()
+        sources = [self.source_of(sample) for sample in ids]
+        if self.with_means:
+            self._sums.index_add_(1, torch.tensor([self._places[name] for name in sources]), sums)
+        if self.path is None:
+            return
+        row: dict[str, Any] = {
+            "step": step,
+            "rank": self.rank,
+            "ids": ids,
+            "loss": [_mean(*pair) for pair in sums.T.tolist()],
+            "tokens": sums[1].long().tolist(),
+        }
+        if len(self.names) > 1:
+            row["sources"] = sources
+        append_line(self.path, json.dumps(row, sort_keys=True, default=str))
+
+    def means(self, reduce: Reduce) -> dict[str, float]:
+        """`loss/<source>`: token mean of every source since the last call, over all ranks (a collective)."""
+        sums = reduce(self._sums).tolist()
+        self._sums = torch.zeros_like(self._sums)
+        return {
+            f"loss/{name}": total / count
+            for name, total, count in zip(self.names, *sums, strict=True)
+            if count
+        }
+
+
+def follow_losses(trainer: Any, config: Any, source: Any) -> None:
+    """Give a PackTrainer the reduction and the loss logs of a configuration.
+
+    Args:
+        trainer: the trainer, before training.
+        config: `RunConfig`.
+        source: samples by id; its mixture, if any, names the sources. None: there are no names.
+
+    Raises:
+        ConfigError: a key names sources that the data do not have.
+    """
+    training = config.training
+    trainer.reduction = reduction_of(training.loss_reduction, training.source_weights, source)
+    names, source_of = source_names(source)
+    if training.log_source_loss and len(names) < 2:
+        raise ConfigError(
+            "training.log_source_loss has no effect: the data are one source",
+            hint="use custom.fusion_config for several sources, or remove the key",
+        )
+    if not (training.log_sample_loss or training.log_source_loss):
+        return
+    path = trace_file(Path(training.output_dir), trainer.rank) if training.log_sample_loss else None
+    if path is not None and not training.trainer.get("resume_from_checkpoint"):
+        remove(path)
+    trainer.trace_losses(LossTrace(path, names, source_of, rank=trainer.rank, means=training.log_source_loss))
+
+
+def _mean(total: float, count: float) -> float | None:
+    mean = total / count if count else math.nan
+    return mean if math.isfinite(mean) else None
