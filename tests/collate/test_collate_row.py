@@ -222,8 +222,8 @@ def test_padding_options_are_checked() -> None:
         PaddingFreeCollator(pad_to_length=10, pad_multiple=8)
     with pytest.raises(InputError, match="pad_multiple is 0"):
         PaddingFreeCollator(pad_multiple=0)
-    with pytest.raises(InputError, match="context_parallel 2"):
-        PaddingFreeCollator(context_parallel=2)
+    with pytest.raises(InputError, match="pad_to_length 10 is not a multiple of 4, which context_parallel 2"):
+        PaddingFreeCollator(context_parallel=2, pad_to_length=10)
     full = PaddingFreeCollator(pad_to_length=5)([[sample([1] * 5)]])
     assert full.tail == 0 and ints(full["cu_seq_lens_q"]) == [0, 5]
 

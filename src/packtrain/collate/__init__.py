@@ -2,7 +2,9 @@
 
 from .boundaries import BOUNDARY_KWARGS, attention_of, state_layers
 from .fields import IGNORE, SAMPLE_FIELDS, TOKEN_FIELDS
-from .padding_free import PackBatch, PaddingFreeCollator, filler_pack
+from .pack_batch import PackBatch
+from .padding import context_parallel_index, segment_multiple
+from .padding_free import PaddingFreeCollator, filler_pack
 
 __all__ = [
     "BOUNDARY_KWARGS",
@@ -12,6 +14,8 @@ __all__ = [
     "PackBatch",
     "PaddingFreeCollator",
     "attention_of",
+    "context_parallel_index",
     "filler_pack",
+    "segment_multiple",
     "state_layers",
 ]

@@ -53,6 +53,9 @@ TOKEN_FIELDS: dict[str, int | float] = {
 #: Per-sample values: they never become a model input.
 SAMPLE_FIELDS = frozenset({"sample_id", "source", "channel", "weight", "length", "filler", "stand_in"})
 
+#: Those that travel on `PackBatch.sample_values`.
+CARRIED_FIELDS = ("source", "channel", "weight")
+
 #: Joining rules a family may declare for a media key.
 MEDIA_RULES = frozenset({"cat0"})
 
@@ -69,6 +72,7 @@ class Segment:
         positions: int64 [1,T] (text), [3,T] (t, h, w), [4,T] (text, t, h, w), or None.
         media: key -> tensor with at least one row.
         weightless: a filler or a stand-in: optional token fields are padded, never missing.
+        values: `source`, `channel` and `weight` where the sample has them.
     """
 
     sample_id: Any
@@ -78,6 +82,7 @@ class Segment:
     positions: torch.Tensor | None = None
     media: dict[str, torch.Tensor] = field(default_factory=dict)
     weightless: bool = False
+    values: dict[str, Any] = field(default_factory=dict)
 
 
 def media_rules(family: Family | None) -> dict[str, str]:
@@ -151,11 +156,28 @@ def read_sample(
                 segment.media[name] = tensor
         elif name == "attention_mask":
             _full_mask(value, where)
+        elif name in CARRIED_FIELDS:
+            segment.values[name] = _single(name, value, length, where)
         elif name not in SAMPLE_FIELDS:
             _undeclared(name, value, length, where, [*token_fields, *media, *SAMPLE_FIELDS])
     if sample.get("length") is not None and int(sample["length"]) != length:
         raise InputError(f"{where} says length {sample['length']} but has {length} input_ids")
     return segment
+
+
+def _single(name: str, value: Any, length: int, where: str) -> Any:
+    """A value of the sample as a whole: a string, a number, or one number in an array."""
+    if isinstance(value, (str, int, float)):
+        return value
+    array = np.asarray(value)
+    size = array.size
+    if size != 1:
+        kind = "one per token" if size == length else "expected one"
+        raise InputError(
+            f"{where}: {name} has {size} values, {kind}",
+            hint=f"{name} belongs to the sample; declare a field per token under another name (token_fields)",
+        )
+    return array.reshape(-1)[0].item()
 
 
 def _weightless(sample: Mapping[str, Any]) -> bool:
@@ -164,6 +186,8 @@ def _weightless(sample: Mapping[str, Any]) -> bool:
 
 def _token_values(name: str, value: Any, pad: int | float, where: str) -> torch.Tensor:
     """A per-token field as int64 or float32 [T]; a leading axis of 1 is dropped."""
+    if type(value) is torch.Tensor and value.dtype is torch.int64 and value.ndim == 1 and type(pad) is int:
+        return value
     tensor = _tensor(name, value, where)
     if tensor.ndim == 2 and tensor.shape[0] == 1:
         tensor = tensor[0]

@@ -13,8 +13,8 @@ restarting text row first, then t, h, w. The text row is asserted to restart at 
 sdpa and eager derive their block mask from it alone.
 
 A pad tail (`pad_to_length`, `pad_multiple`) is exactly one further segment: pad ids, labels -100,
-positions 0, 1, 2, …; boundaries are computed after it. Context parallelism (padding inside every
-segment) is refused until its layout is supported.
+positions 0, 1, 2, …; boundaries are computed after it. Context parallelism pads inside every segment
+(`collate.padding`), `dummy_media` keeps idle towers running (`collate.dummy`). Every step is linear in T.
 """
 
 from __future__ import annotations
@@ -27,44 +27,15 @@ import torch
 from ..errors import InputError
 from ..families import Family
 from .boundaries import choose_kwargs, family_for
+from .dummy import dummies_of
 from .fields import IGNORE, TOKEN_FIELDS, Segment, media_rules, mrope_keys, read_sample
 from .media import check_placeholders, join_media, placeholders_of
+from .pack_batch import NO_SAMPLE, PackBatch, offsets
+from .padding import full, pad_segments, padding_mask, segment_multiple
 from .positions import join_positions
 from .rows import members_of
 
 __all__ = ["PackBatch", "PaddingFreeCollator", "filler_pack"]
-
-#: Segment source of a tail or filler: it belongs to no sample.
-NO_SAMPLE = -1
-
-
-class PackBatch(dict[str, Any]):
-    """A batch for `model(**batch)` that also carries its boundaries as attributes.
-
-    Attributes:
-        lengths: tokens of every segment in row order, the tail included; they sum to T.
-        sample_ids: ids of the samples in row order; fillers and the tail have none.
-        segment_sources: per segment the position in `sample_ids` it belongs to, -1 for none.
-        tail: tokens of the pad tail, 0 without one (then it is the last segment).
-        filler: True when the row holds no sample at all.
-    """
-
-    lengths: tuple[int, ...] = ()
-    sample_ids: tuple[Any, ...] = ()
-    segment_sources: tuple[int, ...] = ()
-    tail: int = 0
-    filler: bool = False
-
-    @property
-    def cu_seq_lens(self) -> torch.Tensor:
-        """int32 [segments + 1]: 0, then the running sum of `lengths`."""
-        return _offsets(self.lengths)
-
-    def with_values(self, values: Mapping[str, Any]) -> PackBatch:
-        """Other values (moved to a device, for example), the same boundaries."""
-        moved = PackBatch(values)
-        moved.__dict__.update(self.__dict__)
-        return moved
 
 
 def filler_pack(pad_token_id: int = 0) -> list[dict[str, Any]]:
@@ -81,11 +52,15 @@ class PaddingFreeCollator:
             gets mRoPE positions when one of its samples has them, so pass the model for Qwen-VL.
         pad_to_length: pad the row to exactly this length; a longer row is an error.
         pad_multiple: pad the row up to a multiple of this.
-        context_parallel: size of the context-parallel group; only 1 is supported.
+        context_parallel: size N of the context-parallel group: every segment is padded, inside itself, to a
+            multiple of 2 N. Plan with `multiple_of=2 * N`, so that rows keep to `pack_length`.
         boundary_kwargs: "auto", or the names to put into the batch (`cu_seq_lens_q`,
             `cu_seq_lens_k`, `max_length_q`, `max_length_k`, `seq_idx`).
         pad_token_id: id of pad tokens.
         token_fields: further per-token fields: name -> pad value (an int pads int64, a float float32).
+        padding_mask: add `padding_mask`, bool [1,T], True on padding (mixture-of-experts routers).
+        dummy_media: add a weightless segment with the smallest medium for every tower that the row would
+            leave idle: True, or encoded samples with one medium each (`template.dummy_samples`).
 
     Raises:
         InputError: a sample breaks a rule of `collate.fields`, or a row is longer than `pad_to_length`.
@@ -102,10 +77,14 @@ class PaddingFreeCollator:
         *,
         pad_token_id: int = 0,
         token_fields: Mapping[str, int | float] | None = None,
+        padding_mask: bool = False,
+        dummy_media: bool | Mapping[str, Any] | Sequence[Mapping[str, Any]] = False,
     ) -> None:
         _check_padding(pad_to_length, pad_multiple, context_parallel)
         self.pad_to_length = pad_to_length
         self.pad_multiple = pad_multiple
+        self.context_parallel = context_parallel
+        self.padding_mask = padding_mask
         self.pad_token_id = pad_token_id
         self.token_fields = {**TOKEN_FIELDS, **(token_fields or {}), "input_ids": pad_token_id}
         self.family: Family | None = family_for(model)
@@ -113,26 +92,46 @@ class PaddingFreeCollator:
         self._media = media_rules(self.family)
         self._mrope = mrope_keys(self.family)
         self._placeholders = placeholders_of(model)
+        self._dummies = dummies_of(dummy_media, model, self.family)
 
     def __call__(self, packs: Sequence[Any]) -> PackBatch:
         """One row of all samples of `packs` (a list of packs; a flat list of samples is one pack)."""
         segments = self._read(members_of(packs))
         self._same_fields(segments)
+        dummies = self._idle(segments)
+        segments += dummies
+        unpadded = [segment.length for segment in segments]
+        segments = pad_segments(segments, segment_multiple(self.context_parallel), self.token_fields)
         tail = self._tail(sum(segment.length for segment in segments))
-        lengths = tuple(segment.length for segment in segments) + ((tail,) if tail else ())
+        ending = [tail] if tail else []
+        lengths = tuple([segment.length for segment in segments] + ending)
         batch = PackBatch(self._tokens(segments, tail))
-        starts = _offsets(lengths)[:-1].long()
+        batch.per_token = tuple(batch)
+        starts = offsets(lengths)[:-1].long()
         batch["labels"][0, starts] = IGNORE
         batch["position_ids"] = join_positions(segments, self._has_mrope(segments), tail)
         batch.update(self._boundaries(lengths))
         batch["use_cache"] = False
         check_placeholders(segments, batch["input_ids"][0], self._placeholders)
         batch.update(join_media(segments, self._media))
-        batch.lengths = lengths
-        batch.tail = tail
+        batch.lengths, batch.unpadded, batch.tail = lengths, tuple(unpadded + ending), tail
         batch.filler = all(segment.sample_id is None and segment.weightless for segment in segments)
+        batch.dummies = len(dummies)
         batch.sample_ids, batch.segment_sources = _sources(segments, tail)
+        batch.sample_values = _values(segments)
+        if self.padding_mask:
+            data = [0 if s.weightless else own for s, own in zip(segments, unpadded, strict=True)]
+            batch["padding_mask"] = padding_mask(lengths, data + [0] * len(ending))
         return batch
+
+    def _idle(self, segments: list[Segment]) -> list[Segment]:
+        """Dummies of the towers that no segment feeds."""
+        fed = {key for segment in segments for key in segment.media}
+        return [
+            read_sample(sample, "the dummy medium", token_fields=self.token_fields, media=self._media)
+            for keys, sample in self._dummies
+            if fed.isdisjoint(keys)
+        ]
 
     def _read(self, packs: Sequence[Any]) -> list[Segment]:
         if isinstance(packs, Mapping) or not len(packs):
@@ -189,10 +188,10 @@ class PaddingFreeCollator:
         for name in names:
             pad = self.token_fields[name]
             parts = [
-                segment.tokens[name] if name in segment.tokens else _full(segment.length, pad)
+                segment.tokens[name] if name in segment.tokens else full(segment.length, pad)
                 for segment in segments
             ]
-            row[name] = torch.cat([*parts, _full(tail, pad)] if tail else parts)[None]
+            row[name] = torch.cat([*parts, full(tail, pad)] if tail else parts)[None]
         return row
 
     def _has_mrope(self, segments: list[Segment]) -> bool:
@@ -213,10 +212,10 @@ class PaddingFreeCollator:
         return mrope
 
     def _boundaries(self, lengths: tuple[int, ...]) -> dict[str, Any]:
-        offsets, longest = _offsets(lengths), max(lengths)
+        starts, longest = offsets(lengths), max(lengths)
         every = {
-            "cu_seq_lens_q": offsets,
-            "cu_seq_lens_k": offsets.clone(),
+            "cu_seq_lens_q": starts,
+            "cu_seq_lens_k": starts.clone(),
             "max_length_q": longest,
             "max_length_k": longest,
         }
@@ -224,16 +223,6 @@ class PaddingFreeCollator:
             numbers = torch.arange(len(lengths), dtype=torch.int32)
             every["seq_idx"] = numbers.repeat_interleave(torch.tensor(lengths))[None]
         return {name: every[name] for name in self.boundary_kwargs}
-
-
-def _full(length: int, value: int | float) -> torch.Tensor:
-    return torch.full((length,), value, dtype=torch.float32 if isinstance(value, float) else torch.int64)
-
-
-def _offsets(lengths: Sequence[int]) -> torch.Tensor:
-    total = torch.zeros(len(lengths) + 1, dtype=torch.int32)
-    total[1:] = torch.tensor(list(lengths), dtype=torch.int64).cumsum(0)
-    return total
 
 
 def _sources(segments: list[Segment], tail: int) -> tuple[tuple[Any, ...], tuple[int, ...]]:
@@ -248,14 +237,28 @@ def _sources(segments: list[Segment], tail: int) -> tuple[tuple[Any, ...], tuple
     return tuple(ids), tuple(sources + ([NO_SAMPLE] if tail else []))
 
 
+def _values(segments: list[Segment]) -> dict[str, tuple[Any, ...]]:
+    """Per-sample fields that any sample of the row has, one value per sample."""
+    samples = [s for s in segments if not (s.weightless and s.sample_id is None)]
+    names = dict.fromkeys(name for segment in samples for name in segment.values)
+    return {name: tuple(segment.values.get(name) for segment in samples) for name in names}
+
+
 def _check_padding(to_length: int | None, multiple: int | None, context_parallel: int) -> None:
-    for name, value in (("pad_to_length", to_length), ("pad_multiple", multiple)):
+    for name, value in (
+        ("pad_to_length", to_length),
+        ("pad_multiple", multiple),
+        ("context_parallel", context_parallel),
+    ):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise InputError(f"{name} is {value!r}, expected an integer >= 1")
     if to_length is not None and multiple is not None and to_length % multiple:
         raise InputError(f"pad_to_length {to_length} is not a multiple of pad_multiple {multiple}")
-    if context_parallel != 1:
-        raise InputError(
-            f"context_parallel {context_parallel} is not supported: only 1 is",
-            hint="leave context_parallel at 1; padding inside segments changes what a plan must count",
-        )
+    inside = segment_multiple(context_parallel)
+    for name, value in (("pad_to_length", to_length), ("pad_multiple", multiple)):
+        if value is not None and value % inside:
+            raise InputError(
+                f"{name} {value} is not a multiple of {inside}, which context_parallel {context_parallel} "
+                "needs",
+                hint="the tail is a segment too: it is cut into 2 x context_parallel chunks",
+            )

@@ -28,6 +28,16 @@ def join_positions(segments: Sequence[Segment], mrope: bool, tail: int) -> torch
     lengths = [segment.length for segment in segments] + ([tail] if tail else [])
     count = torch.arange(max(lengths))
     given = [segment.positions for segment in segments] + ([None] if tail else [])
+    if not mrope and all(own is not None and own.shape[0] == 1 for own in given[: len(segments)]):
+        row = torch.cat(
+            [
+                count[None, :length] if own is None else own
+                for own, length in zip(given, lengths, strict=True)
+            ],
+            dim=1,
+        )
+        _check_steps(row[0], lengths, segments)
+        return row
     text = [
         count[:length] if own is None or own.shape[0] == 3 else own[0]
         for own, length in zip(given, lengths, strict=True)

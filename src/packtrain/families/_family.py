@@ -50,6 +50,9 @@ BACKENDS = (
     "varlen",
 )
 
+#: Media keys of an audio encoder; every other media key belongs to vision.
+_AUDIO_KEYS = ("input_features", "feature_attention_mask")
+
 #: Boundary keywords of the flash attention path.
 FLASH_KWARGS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
@@ -145,6 +148,13 @@ class Family:
     def packed_position_rows(self) -> int:
         """Rows of `position_ids` in a packed batch: mRoPE gets the restarting text row in front."""
         return 1 if self.position_rows == 1 else self.position_rows + 1
+
+    @property
+    def towers(self) -> dict[str, tuple[str, ...]]:
+        """Encoder ("vision", "audio") -> the media keys that make it run; empty for text."""
+        sound = tuple(key for key in self.media_keys if key in _AUDIO_KEYS)
+        sight = tuple(key for key in self.media_keys if key not in _AUDIO_KEYS)
+        return {name: keys for name, keys in (("vision", sight), ("audio", sound)) if keys}
 
     def allowed_kwargs(self, backend: str) -> tuple[str, ...]:
         """Boundary keywords a packed batch may hand to the model on `backend`.

@@ -1,0 +1,102 @@
+"""PackBatch: what the collator returns. Boundaries are data of the batch, not something to derive.
+
+They stand on attributes, so they are there even where a model may not get them as inputs, and survive
+pickling (data loader workers). `packed_seq_params` gives them in Megatron's words without importing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from .padding import context_parallel_index
+
+__all__ = ["NO_SAMPLE", "PackBatch", "offsets"]
+
+#: Segment source of a tail, filler or dummy: it belongs to no sample.
+NO_SAMPLE = -1
+
+
+class PackBatch(dict[str, Any]):
+    """A batch for `model(**batch)` that also carries its boundaries as attributes.
+
+    Attributes:
+        lengths: tokens of every segment in row order, the tail and any padding included; they sum to T.
+        unpadded: the same without padding inside segments (`context_parallel`).
+        sample_ids: ids of the samples in row order; fillers, dummies and the tail have none.
+        segment_sources: per segment the position in `sample_ids` it belongs to, -1 for none.
+        sample_values: `source`, `channel`, `weight` -> one value per sample (None where it has none);
+            only fields that a sample of the row carries.
+        tail: tokens of the pad tail, 0 without one (then it is the last segment).
+        filler: True when the row holds no sample at all.
+        dummies: segments added so that every tower runs (`dummy_media`).
+        per_token: names of the [1,T] fields that samples carry.
+    """
+
+    lengths: tuple[int, ...] = ()
+    unpadded: tuple[int, ...] = ()
+    sample_ids: tuple[Any, ...] = ()
+    segment_sources: tuple[int, ...] = ()
+    sample_values: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
+    tail: int = 0
+    filler: bool = False
+    dummies: int = 0
+    per_token: tuple[str, ...] = ()
+
+    @property
+    def cu_seq_lens(self) -> torch.Tensor:
+        """int32 [segments + 1]: 0, then the running sum of `lengths`."""
+        return offsets(self.lengths)
+
+    def with_values(self, values: Mapping[str, Any]) -> PackBatch:
+        """Other values (moved to a device, for example), the same boundaries."""
+        moved = PackBatch(values)
+        moved.__dict__.update(self.__dict__)
+        return moved
+
+    def packed_seq_params(self, device: Any = None) -> dict[str, Any]:
+        """Keyword arguments of Megatron's `PackedSeqParams`, thd layout.
+
+        `cu_seqlens_*` count tokens as encoded, `cu_seqlens_*_padded` where segments begin in the row; both
+        are equal without `context_parallel`. Longest segment as in the row, Python int.
+        """
+        real = offsets(self.unpadded or self.lengths).to(device)
+        padded = offsets(self.lengths).to(device)
+        longest = max(self.lengths)
+        return {
+            "qkv_format": "thd",
+            "cu_seqlens_q": real,
+            "cu_seqlens_kv": real.clone(),
+            "cu_seqlens_q_padded": padded,
+            "cu_seqlens_kv_padded": padded.clone(),
+            "max_seqlen_q": longest,
+            "max_seqlen_kv": longest,
+        }
+
+    def seq_start_id(self) -> torch.Tensor:
+        """int64 [segments]: where each segment begins in the row."""
+        return offsets(self.lengths)[:-1].long()
+
+    def context_parallel_part(self, size: int, rank: int) -> PackBatch:
+        """The tokens of one context-parallel rank: every [.., T] tensor cut, boundaries those of the row.
+
+        `labels` are cut as they are: each still stands at its own token, so shift them before (or take the
+        loss's targets from `packtrain.train.loss.shift_labels` of the whole row).
+        """
+        index, total = context_parallel_index(self.lengths, size, rank), sum(self.lengths)
+        cut = ("seq_idx", "padding_mask", "position_ids", *self.per_token)
+        values = {
+            key: value.index_select(-1, index) if key in cut and value.shape[-1] == total else value
+            for key, value in self.items()
+        }
+        return self.with_values(values)
+
+
+def offsets(lengths: Sequence[int]) -> torch.Tensor:
+    """int32 [n + 1]: 0, then the running sum."""
+    total = torch.zeros(len(lengths) + 1, dtype=torch.int32)
+    total[1:] = torch.tensor(list(lengths), dtype=torch.int64).cumsum(0)
+    return total
