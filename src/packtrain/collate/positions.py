@@ -55,13 +55,10 @@ def join_positions(segments: Sequence[Segment], mrope: bool, tail: int) -> torch
 
 def _check_steps(row: torch.Tensor, lengths: list[int], segments: Sequence[Segment]) -> None:
     ends = list(itertools.accumulate(lengths))
-    goes_on = torch.diff(row) == 1
-    boundary = torch.zeros_like(goes_on)
-    boundary[torch.tensor(ends[:-1], dtype=torch.int64) - 1] = True
-    wrong = goes_on == boundary
-    if not bool(wrong.any()):
+    breaks: list[int] = ((row[1:] - row[:-1] != 1).nonzero().flatten() + 1).tolist()
+    if breaks == ends[:-1]:
         return
-    at = int(wrong.nonzero()[0, 0]) + 1
+    at = min(set(breaks) ^ set(ends[:-1]))
     index = bisect.bisect_right(ends, at)
     start = ends[index - 1] if index else 0
     before, here = int(row[at - 1]), int(row[at])

@@ -63,7 +63,7 @@ def _image() -> bytes:
 
 def _silence() -> bytes:
     held = io.BytesIO()
-    with wave.open(held, "wb") as sound:
+    with wave.Wave_write(held) as sound:
         sound.setparams((1, 2, 16000, 0, "NONE", ""))
         sound.writeframes(bytes(2 * 1600))
     return held.getvalue()
