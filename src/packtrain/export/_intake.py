@@ -45,10 +45,15 @@ class Intake:
         self._sources: dict[int, Source] = {}
         self._touched: set[int] = set()
 
-    def admit(self, say: Callable[[str], None]) -> int:
-        """Take the shards that became complete; returns how many."""
+    def admit(self, say: Callable[[str], None], *, deep: bool) -> int:
+        """Take the shards that became complete; returns how many.
+
+        Args:
+            deep: look at those that were taken too: whether they were written again.
+        """
         raw = self.journal.raw
-        names = [name for name in raw.complete() if self.journal.is_new(name)]
+        visible = [name for name in raw.visible() if deep or not self.journal.knows(name)]
+        names = [name for name in raw.complete(visible) if self.journal.is_new(name)]
         for name in names:
             say(f"opening {name}")
             path = raw.path(name)

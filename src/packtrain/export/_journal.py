@@ -24,6 +24,7 @@ from ..errors import FormatError, SourceError
 from ..store._folders import sealed
 from ..store.growing import JOURNAL, chunk_name, is_sealed, number_of
 from ..waiting.poll import fresh_names
+from ._produce_stats import ProduceStats
 from ._raw_shards import RawFolder, content_digest, stamp_of
 
 __all__ = ["Journal", "RawShard"]
@@ -118,6 +119,10 @@ class Journal:
         if shard.rows:
             self._by_digest.setdefault(shard.sha256, shard)
 
+    def knows(self, name: str) -> bool:
+        """Was a shard of this name taken?"""
+        return name in self._latest
+
     def is_new(self, name: str) -> bool:
         """Has nobody taken this shard as it is now?
 
@@ -141,6 +146,17 @@ class Journal:
             )
         self._stamps[name] = now
         return False
+
+    def all_taken(self) -> bool:
+        """Was every shard that has to be, as it is now?"""
+        return not any(self.is_new(name) for name in self.raw.expected())
+
+    def count(self, stats: ProduceStats) -> dict[str, Any]:
+        """Put the numbers of shards into the counts; these as plain JSON."""
+        stats.shards = len(self.shards)
+        stats.faulty = sum(shard.fault is not None for shard in self.shards)
+        stats.duplicates = sum(shard.duplicate_of is not None for shard in self.shards)
+        return stats.to_dict()
 
     def shard_of(self, sample_id: int) -> RawShard:
         """The shard that a sample came from."""

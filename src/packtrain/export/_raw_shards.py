@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .. import files
@@ -85,10 +85,11 @@ class RawFolder:
         shards = [name for name in listed if name not in LAST and self._is_shard(name)]
         return sorted(shards, key=natural)
 
-    def complete(self) -> list[str]:
-        """Names of the shards that are complete, in natural order."""
+    def complete(self, names: Iterable[str] | None = None) -> list[str]:
+        """Those of `names` (default: of all shards) that are complete, in natural order."""
         listed = set(fresh_names(self.folder)) if self.folder.is_dir() else set()
-        return [name for name in self.visible() if self._is_complete(name, listed)]
+        names = self.visible() if names is None else names
+        return [name for name in names if self._is_complete(name, listed)]
 
     def expected(self) -> list[str]:
         """Shards that have to be taken before the input counts as read: all that are visible, or are marked.

@@ -19,6 +19,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,9 @@ from ._stream import check_ended, check_least, publish_end, publish_stream, read
 __all__ = ["PackingProducer"]
 
 logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at raw shards that were taken: whether they were written again.
+DEEP_S = 60.0
 
 
 class PackingProducer:
@@ -173,25 +177,36 @@ class PackingProducer:
     def _work(self, watch: bool) -> None:
         window = self.spec.window or 1
         came = self._clock.now()
+        checked = -math.inf
         while True:
-            last = not watch or self._raw.says_last
-            if self._intake.admit(self._say):
-                came = self._clock.now()
             if self._house is None and self._journal.shards:
                 stream = publish_stream(self.output, self._config(), self._journal.shards[0].sha256)
                 self._house = Housekeeping(self.output, stream, [])
             backlog = self._journal.read - self.stats.read
             if backlog >= window:
                 self._plan(window)
-            elif last and not [name for name in self._raw.expected() if self._journal.is_new(name)]:
+                continue
+            last, now = not watch or self._raw.says_last, self._clock.now()
+            deep = now - checked >= DEEP_S
+            checked = now if deep else checked
+            if self._intake.admit(self._say, deep=deep):
+                came = self._clock.now()
+            elif last and not self._journal.all_taken():
+                checked = -math.inf
+                self._idle("waiting for raw shards")
+            elif last:
                 self._finish(backlog)
                 return
-            elif backlog and watch and self.flush_s and self._clock.now() - came >= self.flush_s:
+            elif backlog and self.flush_s and self._clock.now() - came >= self.flush_s:
                 self._plan(backlog)
             else:
-                self._say("waiting for raw shards")
-                self._clean()
-                self._clock.sleep(self.poll_interval)
+                self._idle("waiting for raw shards")
+
+    def _idle(self, why: str) -> None:
+        self._say(why)
+        if self._house is not None and self.keep_completed is not None:
+            self._house.clean(self.keep_completed)
+        self._clock.sleep(self.poll_interval)
 
     def where(self, sample_id: int) -> str:
         """Raw shard and record of a sample: `part-3.jsonl:17`."""
@@ -244,15 +259,9 @@ class PackingProducer:
         self._write_chunks(last=True)
         self._house.publish_index()
         self._journal.forget_states(self.stats.chunks - 1)
-        self._counted()
+        self._journal.count(self.stats)
         publish_end(self.output, self._house.stream, self.stats, self._ledger)
         self._say("ended")
-
-    def _counted(self) -> dict[str, Any]:
-        self.stats.shards = len(self._journal.shards)
-        self.stats.faulty = sum(shard.fault is not None for shard in self._journal.shards)
-        self.stats.duplicates = sum(shard.duplicate_of is not None for shard in self._journal.shards)
-        return self.stats.to_dict()
 
     # ------------------------------------------------------------------------- windows and chunks
     def _plan(self, count: int, *, last: bool = False) -> None:
@@ -282,10 +291,13 @@ class PackingProducer:
     def _write_chunks(self, *, last: bool = False) -> None:
         """Write chunks while there are packs enough; at the end also a smaller one."""
         while len(self._pending) >= self._full[0] or (last and self._pending):
-            self._wait_for_room()
+            assert self._house is not None
+            while self.max_ahead is not None and self._house.ahead() >= self.max_ahead:
+                self._idle(f"waiting for readers: {self._house.ahead()} chunks ahead")
             if not self._write_chunk(last):
                 return
-            self._clean()
+            if self.keep_completed is not None:
+                self._house.clean(self.keep_completed)
 
     def _write_chunk(self, last: bool) -> bool:
         """Encode and publish one chunk; False when too few packs were left after samples that failed."""
@@ -318,7 +330,11 @@ class PackingProducer:
         stats = self.stats
         stats.chunks, stats.packs = number + 1, stats.packs + writer.packs
         stats.packed, stats.tokens = stats.packed + writer.segments, stats.tokens + writer.tokens
-        state = {"stats": self._counted(), "packer": self._packer.state_dict(), "pending": self._pending}
+        state = {
+            "stats": self._journal.count(stats),
+            "packer": self._packer.state_dict(),
+            "pending": self._pending,
+        }
         self._journal.write_state(number, state)
         writer.meta = {
             "stream": self._house.stream,
@@ -332,15 +348,3 @@ class PackingProducer:
         self._house.add(writer.packs)
         self._journal.forget_states(number)
         logger.info("%s: chunk %d, %d packs", self.output, number, writer.packs)
-
-    def _wait_for_room(self) -> None:
-        """Back-pressure: wait while readers are too far behind."""
-        assert self._house is not None
-        while self.max_ahead is not None and self._house.ahead() >= self.max_ahead:
-            self._say(f"waiting for readers: {self._house.ahead()} chunks ahead")
-            self._clean()
-            self._clock.sleep(self.poll_interval)
-
-    def _clean(self) -> None:
-        if self._house is not None and self.keep_completed is not None:
-            self._house.clean(self.keep_completed)
