@@ -81,7 +81,8 @@ class ChunkedPacks(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
             return filler_pack()
         reader, row = self.reader(number // self.maxcount), number % self.maxcount
         members: list[dict[str, Any]] = reader[row]
-        ids, tokens = reader.sample_ids(row), int(reader.lengths(row).sum())
+        ids = [member["sample_id"] for member in members]
+        tokens = sum(len(member["input_ids"]) for member in members)
         if ids != self.plan[number].tolist() or tokens != int(self.plan.pack_tokens[number]):
             raise DriftError(
                 f"pack {number} ({reader.path}) holds {tokens} tokens of samples {ids[:4]}…, planned were "

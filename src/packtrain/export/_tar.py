@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import queue
 import tarfile
+import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,17 +15,58 @@ from typing import IO, Any
 from .. import files
 from ._job import Job, drop_unlisted
 
-__all__ = ["TarShard", "write_tars"]
+__all__ = ["Hashed", "TarShard", "write_tars"]
 
 _BLOCK = 512
+_HANDED = 1 << 18  # bytes handed to the hashing thread at once
+
+
+class Hashed:
+    """SHA-256 of a stream, taken on a thread beside the writing one (hashing leaves the interpreter free)."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._todo: queue.Queue[bytes | None] = queue.Queue(maxsize=8)
+        self._thread = threading.Thread(target=self._run, name="packtrain-sha256", daemon=True)
+        self._thread.start()
+        self._small: list[bytes] = []
+        self._held = 0
+
+    def update(self, data: bytes) -> None:
+        """Small pieces are gathered: a hand-over costs more than hashing them."""
+        self._small.append(data)
+        self._held += len(data)
+        if self._held >= _HANDED:
+            self._hand_over()
+
+    def hexdigest(self) -> str:
+        self.close()
+        return self._digest.hexdigest()
+
+    def close(self) -> None:
+        """End the thread; also after an error."""
+        if self._thread.is_alive():
+            self._hand_over()
+            self._todo.put(None)
+            self._thread.join()
+
+    def _hand_over(self) -> None:
+        for data in self._small if self._held > _HANDED * 2 else [b"".join(self._small)]:
+            self._todo.put(data)
+        self._small, self._held = [], 0
+
+    def _run(self) -> None:
+        while (data := self._todo.get()) is not None:
+            self._digest.update(data)
 
 
 class TarShard:
-    """One open shard. `packs` holds per pack its number, the offset of its first header and a CRC-32."""
+    """One open shard. `packs` holds per pack its number, the offset of its first header and a CRC-32 of all
+    its bytes but those of the media, whose own CRC-32 stand in its record."""
 
     def __init__(self, handle: IO[bytes]) -> None:
         self._handle = handle
-        self._digest = hashlib.sha256()
+        self._digest = Hashed()
         self._crc = 0
         self.size = 0
         self.end = 0
@@ -34,7 +77,7 @@ class TarShard:
         start, self._crc = self.size, 0
         for name, data in members:
             self._put(_header(f"{key}.{name}", len(data)))
-            self._put(data)
+            self._put(data, frame=name == "json")
             self._put(bytes(-len(data) % _BLOCK))
         self.packs.append([number, start, self._crc])
         self.end = self.size
@@ -45,12 +88,17 @@ class TarShard:
         self._put(bytes(-self.size % tarfile.RECORDSIZE))
         return self._digest.hexdigest()
 
-    def _put(self, data: bytes) -> None:
+    def stop(self) -> None:
+        """End the hashing thread of a shard that is given up."""
+        self._digest.close()
+
+    def _put(self, data: bytes, *, frame: bool = True) -> None:
         if data:
             self._handle.write(data)
             self._digest.update(data)
-            self._crc = zlib.crc32(data, self._crc)
             self.size += len(data)
+            if frame:
+                self._crc = zlib.crc32(data, self._crc)
 
 
 def write_tars(job: Job, part: int, *, index: bool = False, **spelling: Any) -> list[dict[str, Any]]:
@@ -89,8 +137,11 @@ def _shard(path: Path) -> Iterator[tuple[TarShard, dict[str, Any]]]:
     about: dict[str, Any] = {}
     with files.publish(path) as handle:
         shard = TarShard(handle)
-        yield shard, about
-        digest = shard.close()
+        try:
+            yield shard, about
+            digest = shard.close()
+        finally:
+            shard.stop()
     about.update(
         bytes=shard.size,
         sha256=digest,

@@ -21,7 +21,7 @@ from ..media.location import read_bytes
 from ..planning.packplan import PackPlan
 from ..sources.chat import media_refs
 from ..store import plans, shards
-from ..store.pack_files import PackFiles
+from ..store.pack_files import PackFiles, media_hold, split_members
 from ..store.pack_records import MEMBER, pack_key
 from .inputs import Inputs
 
@@ -109,14 +109,13 @@ def _check_file(out: Path, row: dict[str, Any]) -> None:
 
 def _name_pack(path: Path, row: dict[str, Any], size: int) -> None:
     """ChecksumError for the first pack of a shard that is not what was written."""
-    import zlib
-
     starts = [start for _, start, _ in row["packs"]] + [row["end"]]
     with open(path, "rb") as handle:
         for place, (number, start, crc) in enumerate(row["packs"]):
             handle.seek(start)
             data = handle.read(starts[place + 1] - start)
-            if zlib.crc32(data) != crc or start + len(data) > size:
+            held = split_members(data, pack_key(number))
+            if held is None or held[1] != crc or not media_hold(held[0]) or start + len(data) > size:
                 whole = pack_key(row["packs"][place - 1][0]) if place else "none"
                 raise ChecksumError(
                     f"{path}: {pack_key(number)} was cut or edited (shard of {len(row['packs'])} packs, "

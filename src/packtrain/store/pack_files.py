@@ -6,20 +6,21 @@ Nothing is held but the manifests' places of packs (three numbers each). Picklab
 from __future__ import annotations
 
 import bisect
-import io
 import json
 import operator
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import ChecksumError, FormatError
 from . import shards
-from .pack_records import pack_key, restore
+from .pack_records import MEMBER, pack_key, restore
 
-__all__ = ["PackFiles"]
+__all__ = ["PackFiles", "media_hold", "split_members"]
+
+_BLOCK = 512
 
 
 class PackFiles:
@@ -85,7 +86,7 @@ class PackFiles:
         members = self.members(number)
         record = self.record(number, members)
         try:
-            return restore(record, members.__getitem__, self.where(number))
+            return restore(record, members.__getitem__, self.where(number), check=not self._shards)
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise ChecksumError(
                 f"{self.where(number)}: its record is not what was written: {error}"
@@ -114,13 +115,14 @@ class PackFiles:
             raise ChecksumError(
                 f"{self.out / name} is missing ({pack_key(number)})", hint="copy the shard again"
             ) from None
-        if len(data) != stop - start or zlib.crc32(data) != crc:
+        held = split_members(data, pack_key(number)) if len(data) == stop - start else None
+        if held is None or held[1] != crc or not media_hold(held[0]):
             raise ChecksumError(
                 f"{self.where(number)} was cut or edited: {len(data):,} of {stop - start:,} bytes, "
-                "and not those that were exported",
+                "or not those that were exported",
                 hint="copy the shard again, or remove it and export again",
             )
-        return dict(split_members(data, pack_key(number)))
+        return held[0]
 
     def _of_folder(self, number: int) -> dict[str, bytes]:
         key = pack_key(number)
@@ -135,12 +137,43 @@ class PackFiles:
             raise ChecksumError(f"{key}.json in {self.out} is torn: {error}", hint="export again") from None
 
 
-def split_members(data: bytes, key: str) -> Iterator[tuple[str, bytes]]:
-    """(name behind the key, bytes) of the tar members in a range of bytes."""
-    with tarfile.open(fileobj=io.BytesIO(data + bytes(1024)), mode="r:") as tar:
-        for info in tar:
-            stem, _, name = info.name.partition(".")
-            held = tar.extractfile(info)
-            if stem != key or held is None:
-                raise ChecksumError(f"{info.name} lies among the members of {key}")
-            yield name, held.read()
+def split_members(data: bytes, key: str) -> tuple[dict[str, bytes], int] | None:
+    """Name behind the key -> bytes of the tar members in a range, and the CRC-32 of all but the media.
+
+    None where the range is no whole members of this key.
+    """
+    members: dict[str, bytes] = {}
+    crc = place = 0
+    while place < len(data):
+        header = data[place : place + _BLOCK]
+        try:
+            info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        except tarfile.HeaderError:
+            return None
+        stem, _, name = info.name.partition(".")
+        body = data[place + _BLOCK : place + _BLOCK + info.size]
+        if stem != key or name in members or len(body) != info.size:
+            return None
+        members[name] = body
+        after = place + _BLOCK + -(-info.size // _BLOCK) * _BLOCK
+        crc = zlib.crc32(header, crc)
+        if name == "json":
+            crc = zlib.crc32(body, crc)
+        crc = zlib.crc32(data[place + _BLOCK + info.size : after], crc)
+        place = after
+    return members, crc
+
+
+def media_hold(members: Mapping[str, bytes]) -> bool:
+    """Do the media of a pack have the sizes and CRC-32 that its record says?"""
+    try:
+        told = json.loads(members["json"])[MEMBER]["media"]
+        listed = {one["member"]: one for held in told for one in held}
+    except (KeyError, TypeError, ValueError):
+        return False
+    if set(listed) != set(members) - {"json"}:
+        return False
+    return all(
+        len(members[name]) == one["bytes"] and zlib.crc32(members[name]) == one["crc32"]
+        for name, one in listed.items()
+    )
