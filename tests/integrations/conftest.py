@@ -5,69 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from real_rows import Row, real_rows
 
 from packtrain.template import ensure_torchvision
 
 ensure_torchvision()  # scripts import transformers before packtrain; torchvision may lack its operators here
 
-Row = dict[str, Any]
-
-
-def text_rows(data: Path, count: int) -> list[Row]:
-    rows = []
-    with (data / "text_sft" / "gsm8k_train.jsonl").open(encoding="utf-8") as lines:
-        for line, _ in zip(lines, range(count), strict=False):
-            row = json.loads(line)
-            rows.append(
-                {
-                    "messages": [
-                        {"role": "user", "content": row["question"]},
-                        {"role": "assistant", "content": row["answer"]},
-                    ],
-                    "images": [],
-                }
-            )
-    return rows
-
-
-def demo_rows(data: Path) -> list[Row]:
-    folder = data / "mllm_demo"
-    held = json.loads((folder / "mllm_demo.json").read_text(encoding="utf-8"))
-    return [{**row, "images": [str(folder / image) for image in row["images"]]} for row in held]
-
-
-def picture_rows(data: Path, count: int) -> list[Row]:
-    folder = data / "images_real"
-    listed = [json.loads(line) for line in (folder / "manifest.jsonl").read_text("utf-8").splitlines()]
-    here = [row for row in listed if (folder / row["file"]).is_file() and row["bytes"] < 80_000]
-    rows = []
-    for number in range(count):
-        chosen = [here[number % len(here)]]
-        if number % 5 == 0:
-            chosen.append(here[(number * 7 + 3) % len(here)])
-        sizes = " and ".join(f"{picture['width']} by {picture['height']}" for picture in chosen)
-        rows.append(
-            {
-                "messages": [
-                    {"role": "user", "content": "<image>" * len(chosen) + f"What size is picture {number}?"},
-                    {"role": "assistant", "content": f"It is {sizes} pixels, from {chosen[0]['repo']}."},
-                ],
-                "images": [str(folder / picture["file"]) for picture in chosen],
-            }
-        )
-    return rows
-
 
 @pytest.fixture(scope="session")
 def rows(data: Path) -> list[Row]:
     """200 real samples: mllm_demo, pictures with made chats, text."""
-    demo = demo_rows(data)
-    pictures = picture_rows(data, 60)
-    return [*demo, *pictures, *text_rows(data, 200 - len(demo) - len(pictures))]
+    return real_rows(data)
 
 
 @pytest.fixture(scope="session")

@@ -38,11 +38,12 @@ def pack_rows(
     place: World,
     measure: Any = None,
     plan: Any = None,
-    reader: ChatReader,
+    reader: ChatReader | None = None,
     audited: int = 32,
     drop_last: bool = False,
     timeout_s: float = 7200,
     repeat_loss: str = "keep",
+    kind: Callable[..., PackedDataset] = PackedDataset,
     options: Mapping[str, Any],
 ) -> PackedDataset:
     """The packs of `rows`, aligned to the ranks.
@@ -50,6 +51,7 @@ def pack_rows(
     Args:
         name: "train" or the name of an evaluation set: lengths and plans lie under it in `folder`.
         plan: a plan or its folder, made before; None: planned here.
+        kind: makes the dataset; arguments as of `PackedDataset`.
         audited: rows that are encoded for real and compared with their measured length.
         options: keyword arguments of `packtrain.plan`.
 
@@ -70,7 +72,11 @@ def pack_rows(
 
             def make(tell: Callable[[str, int, int], None]) -> Mapping[str, Any]:
                 measured = measure_rows(
-                    rows, encode, measure, reader=reader, progress=lambda d, t: tell("measuring", d, t)
+                    rows,
+                    encode,
+                    measure,
+                    reader=reader or ChatReader(),
+                    progress=lambda d, t: tell("measuring", d, t),
                 )
                 if audited:
                     audit(Rows(rows, name), measured, encode, count=audited)
@@ -90,4 +96,4 @@ def pack_rows(
             "%s: %d of %d samples are in no pack: %s", name, len(made.ledger), len(rows), made.ledger.counts()
         )
     aligned: AlignedPlan = made.align(place.size, drop_last=drop_last)
-    return PackedDataset(aligned, Rows(rows, name), encode, lengths=lengths, repeat_loss=repeat_loss)
+    return kind(aligned, Rows(rows, name), encode, lengths=lengths, repeat_loss=repeat_loss)

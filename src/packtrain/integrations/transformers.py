@@ -165,7 +165,15 @@ class PackingMixin:
         collate = host._get_collator_with_removed_columns(host.data_collator, description=what)
         return rows, HostEncoder(collate, bare)
 
-    def packs_start(self, data: PackedDataset, bare: Any, balance: str | None) -> None:
+    def packs_start(
+        self,
+        data: PackedDataset,
+        bare: Any,
+        balance: str | None,
+        *,
+        shuffle: bool = True,
+        seed: int | None = None,
+    ) -> None:
         """Sampler, collator and callback of the training packs."""
         host: Any = self
         args = host.args
@@ -175,7 +183,12 @@ class PackingMixin:
         self.packs = data
         self.packs_collator = PaddingFreeCollator(bare)
         self.packs_sampler = PackSampler(
-            _aligned(data), args.process_index, args.seed, True, settings, args.gradient_accumulation_steps
+            _aligned(data),
+            args.process_index,
+            args.seed if seed is None else seed,
+            shuffle,
+            settings,
+            args.gradient_accumulation_steps,
         )
         self.packs_evaluating = None
         if host.eval_dataset is not None and self.packs_eval is not None:
@@ -231,8 +244,11 @@ class PackingMixin:
         if self.packs_eval is None or rows is None:
             return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
         data = self._eval_packs(rows, name)
-        sampler = PackSampler(_aligned(data), self.args.process_index, shuffle=False)
-        return pack_loader(data, sampler, self.packs_collator, self.args)
+        return pack_loader(data, self.packs_order(data), self.packs_collator, self.args)
+
+    def packs_order(self, data: PackedDataset) -> PackSampler:
+        """The packs of an evaluation set on this rank, in plan order."""
+        return PackSampler(_aligned(data), self.args.process_index, shuffle=False)
 
     def _eval_packs(self, rows: Any, name: str) -> PackedDataset:
         assert self.packs_eval is not None

@@ -1,0 +1,166 @@
+"""ms-swift's own template as a packtrain template: it encodes, and its twin on metadata measures.
+
+`encode` is the host's `encode`, untouched. `measure` runs the same `encode` on a twin of the template whose
+pictures are sizes read from headers: rendering, tags, system turn, agent templates, pixel limits and
+truncation are the host's own code, only pixels are never opened. Templates of the Qwen-VL line have a twin;
+for other multimodal templates, and for samples with video or sound, measuring is encoding.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ..errors import SampleError
+from ..extend import Measured
+from ..media.image import read_header
+
+__all__ = ["SwiftTemplate"]
+
+#: Settings of the host's template that affect a length.
+_SETTINGS = (
+    "max_length",
+    "max_pixels",
+    "truncation_strategy",
+    "use_chat_template",
+    "template_backend",
+    "norm_bbox",
+    "add_non_thinking_prefix",
+    "enable_thinking",
+)
+
+
+class SwiftTemplate:
+    """Fills `extend.Template`.
+
+    Args:
+        template: a template of ms-swift, with its processor, in training mode.
+    """
+
+    def __init__(self, template: Any) -> None:
+        self.template = template
+        self.twin = _twin(template)
+
+    def encode(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """What the host's collator takes: `input_ids`, `labels`, `length`, media tensors, …
+
+        Raises:
+            SampleError: `over_max_length`, or what the host's template says (`template_error`).
+        """
+        return _run(self.template, sample)
+
+    def measure(self, sample: Mapping[str, Any]) -> Measured:
+        """Length in tokens, with the number of images."""
+        images = sample.get("images") or []
+        known = self.twin is not None and not (sample.get("videos") or sample.get("audios"))
+        found = _run(self.twin if known and images else self.template, sample)
+        return Measured(len(found["input_ids"]), **({"images": len(images)} if images else {}))
+
+    def config(self) -> dict[str, Any]:
+        """The host's settings that affect a length."""
+        meta = self.template.template_meta
+        settings = {name: getattr(self.template, name, None) for name in _SETTINGS}
+        return {
+            "host": "ms-swift",
+            "template": meta.template_type,
+            "system": getattr(self.template, "system", None) or meta.default_system,
+            **{
+                name: value if isinstance(value, (int, str, bool)) else None
+                for name, value in settings.items()
+            },
+        }
+
+
+def _run(template: Any, sample: Mapping[str, Any]) -> dict[str, Any]:
+    from swift.template import MaxLengthError
+
+    try:
+        found = template.encode(dict(sample), return_length=True)
+    except SampleError:
+        raise
+    except MaxLengthError as error:
+        raise SampleError(
+            "over_max_length", str(error), hint="raise --max_length, or choose a --truncation_strategy"
+        ) from error
+    except Exception as error:
+        raise SampleError("template_error", f"{type(error).__name__}: {error}") from error
+    if not isinstance(found, dict) or not found.get("input_ids"):
+        raise SampleError("empty", "the template makes no tokens of the row")
+    return found
+
+
+class _Sized(Image.Image):  # type: ignore[misc]
+    """A picture of which only the size is known; whatever resizes it changes that."""
+
+    def __init__(self, width: int, height: int) -> None:
+        super().__init__()
+        self._size, self._mode = (width, height), "RGB"
+
+    def convert(self, *args: Any, **kwargs: Any) -> _Sized:
+        return self
+
+    def copy(self) -> _Sized:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> _Sized:
+        return self
+
+    def resize(self, size: Any, *args: Any, **kwargs: Any) -> _Sized:
+        return _Sized(int(size[0]), int(size[1]))
+
+    def load(self) -> Any:
+        raise SampleError("template_error", "measuring asked for pixels", hint="set --lazy_tokenize false")
+
+
+class _Grids:
+    """Stands for the image processor: grids of sizes that are already multiples of its patches."""
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def __call__(self, images: Any, **kwargs: Any) -> dict[str, Any]:
+        patch = int(self.real.patch_size)
+        grids = [[1, image.size[1] // patch, image.size[0] // patch] for image in images]
+        return {"image_grid_thw": torch.from_numpy(np.array(grids, np.int64).reshape(-1, 3))}
+
+
+class _Processor:
+    """The host's processor with `_Grids` for its image processor."""
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+        self.image_processor = _Grids(real.image_processor)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+
+def _load_size(image: Any, load_images: bool) -> _Sized:
+    """In the place of the template's `_load_image`. The host does not turn pictures as their EXIF says."""
+    if isinstance(image, Mapping):
+        image = image.get("bytes") or image.get("path")
+    if isinstance(image, Image.Image):
+        return _Sized(*image.size)
+    header = read_header(image)
+    turned = header.orientation >= 5
+    return _Sized(*((header.height, header.width) if turned else (header.width, header.height)))
+
+
+def _twin(template: Any) -> Any | None:
+    from swift.template.templates.qwen import Qwen2VLTemplate
+
+    if not isinstance(template, Qwen2VLTemplate):
+        return None
+    twin = copy.copy(template)
+    twin.processor = _Processor(template.processor)
+    twin._load_image = _load_size
+    twin._save_pil_image = lambda image: image
+    return twin

@@ -1,0 +1,99 @@
+"""Run in ms-swift's environment: `python swift_run.py SPEC.json`; writes what it saw to spec["report"].
+
+spec: args (of `swift sft`), plugin (bool), install (options), order (sample ids: the plain host reads them
+so), break_at (a row that fails when it is fetched).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from packtrain.template import ensure_torchvision
+
+ensure_torchvision()
+
+import torch  # noqa: E402
+from transformers import Trainer  # noqa: E402
+
+torch.set_num_threads(1)
+SPEC = json.loads(Path(sys.argv[1]).read_text())
+SEEN: dict = {"losses": {}, "ids": [], "evals": [], "first_step_s": None}
+STARTED = time.perf_counter()
+
+
+def record() -> None:
+    step = Trainer.training_step
+
+    def training_step(self, model, inputs, *args, **kwargs):
+        loss = step(self, model, inputs, *args, **kwargs)
+        SEEN["losses"].setdefault(str(self.state.global_step), []).append(float(loss))
+        if SEEN["first_step_s"] is None:
+            SEEN["first_step_s"] = time.perf_counter() - STARTED
+        return loss
+
+    Trainer.training_step = training_step
+
+
+def reorder(order: list[int]) -> None:
+    from swift.dataloader.shard import BatchSamplerShard
+
+    def batches(self):
+        for start in range(0, len(order), self.batch_size):
+            yield order[start : start + self.batch_size]
+
+    BatchSamplerShard.__iter__ = batches
+
+
+def watch() -> None:
+    """Note the samples of every pack that the collator sees, in the process that trains."""
+    from packtrain.integrations import ms_swift
+
+    collate = ms_swift.SwiftCollator.__call__
+
+    def call(self, packs):
+        SEEN["ids"] += [member["sample_id"] for pack in packs for member in pack]
+        return collate(self, packs)
+
+    ms_swift.SwiftCollator.__call__ = call
+
+
+def fail_at(row: int) -> None:
+    from packtrain.errors import SampleError
+    from packtrain.integrations.ms_swift import SwiftPacks
+
+    fetch = SwiftPacks._fetch
+
+    def broken(self, sample_id):
+        if sample_id == row:
+            return self._failed(sample_id, SampleError("missing_media", "the disk is gone"))
+        return fetch(self, sample_id)
+
+    SwiftPacks._fetch = broken
+
+
+def main() -> None:
+    record()
+    if SPEC.get("plugin"):
+        from packtrain.integrations.ms_swift import install
+
+        install(**SPEC.get("install", {}))
+        watch()
+        if SPEC.get("break_at") is not None:
+            fail_at(SPEC["break_at"])
+    if SPEC.get("order"):
+        reorder(SPEC["order"])
+    from swift.pipelines import sft_main
+
+    made = sft_main(SPEC["args"])
+    SEEN["log"] = [row for row in made["log_history"]]
+    rank = int(os.environ.get("RANK", "0"))
+    path = Path(SPEC["report"])
+    path.with_name(f"{path.name}.{rank}").write_text(json.dumps(SEEN))
+
+
+if __name__ == "__main__":
+    main()
