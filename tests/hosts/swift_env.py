@@ -9,18 +9,20 @@ from venvs import build
 
 __all__ = ["PREAMBLE", "swift_python"]
 
+#: What ms-swift imports besides; its own list would bring another torch.
+LIGHT = """
+addict aiohttp attrdict binpacking charset-normalizer dacite einops fastapi importlib-metadata
+json-repair matplotlib modelscope nltk openai oss2 pandas pillow PyYAML requests rouge scipy
+sentencepiece simplejson sortedcontainers tensorboard tiktoken tqdm uvicorn zstandard
+click numba psutil pydantic rich
+"""
 REQUIREMENTS = [
     "transformers==5.19.0",
     "trl==0.29.1",
     "datasets==4.8.4",
     "peft==0.20.0",
     "accelerate==1.15.0",
-    *(
-        "addict aiohttp attrdict binpacking charset-normalizer dacite einops fastapi importlib-metadata"
-    ).split(),
-    *("json-repair matplotlib modelscope nltk openai oss2 pandas pillow PyYAML requests rouge scipy").split(),
-    *("sentencepiece simplejson sortedcontainers tensorboard tiktoken tqdm uvicorn zstandard").split(),
-    *("click numba psutil pydantic rich").split(),
+    *LIGHT.split(),
 ]
 NO_DEPS = ["ms-swift==4.6.0", "torchvision==0.28.0", "qwen-vl-utils", "av"]
 

@@ -1,4 +1,4 @@
-"""Real samples as rows {"messages", "images"}: texts, the conversations of mllm_demo, pictures with made chats."""
+"""Real samples as rows {"messages", "images"}: texts, mllm_demo, pictures with made chats."""
 
 from __future__ import annotations
 

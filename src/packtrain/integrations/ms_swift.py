@@ -33,9 +33,10 @@ from ..world import World
 ensure_torchvision()
 
 from ..train.trainer import pack_loader  # noqa: E402
+from ._checks import check_isolation  # noqa: E402
 from ._plan import PLACE, pack_rows  # noqa: E402
 from ._swift_template import SwiftTemplate  # noqa: E402
-from .transformers import PackingMixin, _check_isolation  # noqa: E402
+from .transformers import PackingMixin  # noqa: E402
 
 __all__ = ["SwiftCollator", "SwiftPacks", "install"]
 
@@ -271,7 +272,7 @@ class SwiftMixin(PackingMixin):
 def _take_over(pipeline: Any, trainer: Any, balance: str | None) -> None:
     """Give the trainer the packs' loaders, and every forward pass its `use_cache=False`."""
     bare = bare_model(trainer.model)
-    if not _check_isolation(bare):
+    if not check_isolation(bare):
         raise IsolationError(
             f"nobody has shown that {bare.config.model_type} keeps packed samples apart",
             hint="show it with packtrain.train.prove_isolation, or train it unpacked",

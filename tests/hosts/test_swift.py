@@ -1,0 +1,242 @@
+"""The real ms-swift 4.6: `swift sft` with and without our plugin, on 200 real samples."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from swift_env import PREAMBLE, swift_python
+from venvs import run
+
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "integrations"))
+
+from real_rows import real_rows  # noqa: E402
+
+pytestmark = pytest.mark.hosts
+
+SWITCHES = {
+    "model_type": "qwen2_5_vl",
+    "template": "qwen2_5_vl",
+    "tuner_type": "full",
+    "attn_impl": "sdpa",
+    "torch_dtype": "float32",
+    "num_train_epochs": 1,
+    "learning_rate": 1e-3,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "split_dataset_ratio": 0,
+    "dataset_shuffle": "false",
+    "add_version": "false",
+    "report_to": "none",
+    "use_hf": "true",
+    "max_length": 2048,
+    "gradient_checkpointing": "false",
+    "freeze_vit": "false",
+    "load_from_cache_file": "false",
+}
+
+
+@pytest.fixture(scope="session")
+def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Qwen2.5-VL with the real processor, as published: its cache is on."""
+    from packtrain.template import load_processor
+    from packtrain.train.tiny import tiny_model
+
+    folder = tmp_path_factory.mktemp("swift") / "model"
+    processor = load_processor(str(data / "processors" / "qwen2_5_vl"))
+    made = tiny_model("tiny:qwen2_5_vl", processor)
+    made.config.use_cache = made.config.get_text_config().use_cache = True
+    made.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def files(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("rows")
+    rows = real_rows(data)
+    made = {}
+    for name, chosen in {"all": rows, "few": [*rows[:12], *rows[-11:]]}.items():
+        made[name] = folder / f"{name}.jsonl"
+        made[name].write_text("".join(json.dumps(row) + "\n" for row in chosen), encoding="utf-8")
+    return made
+
+
+def sft(folder: Path, name: str, switches: dict[str, Any], *, ranks: int = 1, **spec: Any) -> list[Any]:
+    """What each rank of a `swift sft` run saw."""
+    words = [
+        word
+        for key, value in {**SWITCHES, "output_dir": folder / name, **switches}.items()
+        for word in (f"--{key}", str(value))
+    ]
+    path = folder / f"{name}.spec"
+    report = folder / f"{name}.json"
+    path.write_text(json.dumps({"args": words, "report": str(report), **spec}), encoding="utf-8")
+    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    kept.update(
+        PYTHONPATH=str(HERE.parents[1] / "src"),
+        OMP_NUM_THREADS="1",
+        CUDA_VISIBLE_DEVICES="",
+        HF_HUB_OFFLINE="1",
+        IMAGE_MAX_TOKEN_NUM="30",
+    )
+    python = str(swift_python())
+    start = [python]
+    if ranks > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    done = subprocess.run(
+        [*start, str(HERE / "swift_run.py"), str(path)],
+        env=kept,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert done.returncode == 0, f"{done.stdout[-1500:]}\n{done.stderr[-4000:]}"
+    return [json.loads(Path(f"{report}.{rank}").read_text()) for rank in range(ranks)]
+
+
+def losses(seen: Any) -> list[float]:
+    return [sum(parts) for _, parts in sorted(seen["losses"].items(), key=lambda item: int(item[0]))]
+
+
+def test_its_template_measures_what_it_encodes(data: Path, model: Path, files: dict[str, Path]) -> None:
+    told = run(
+        swift_python(),
+        PREAMBLE
+        + """
+import json, sys
+from swift.model import get_processor
+from swift.template import get_template
+from packtrain.integrations._swift_template import SwiftTemplate
+own = get_template(get_processor(sys.argv[1], model_type="qwen2_5_vl"), template_type="qwen2_5_vl")
+own.set_mode("train")
+template = SwiftTemplate(own)
+rows = [json.loads(line) for line in open(sys.argv[2])][:40]
+print(json.dumps([[int(template.measure(row)), len(template.encode(row)["input_ids"])] for row in rows]))
+""",
+        model,
+        files["all"],
+        ours=True,
+    )
+    pairs = json.loads(told.splitlines()[-1])
+    assert [measured for measured, _ in pairs[:3]] == [195, 140, 181]
+    assert all(measured == encoded for measured, encoded in pairs)
+
+
+def test_losses_equal_the_unpacked_host_and_resume_goes_on(
+    model: Path, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """200 samples, 5 steps of 40; `lazy_tokenize` with packing; the run resumed at step 2."""
+    shared = {"model": model, "dataset": files["all"]}
+    packs = {
+        **shared,
+        "packing": "true",
+        "lazy_tokenize": "true",
+        "per_device_train_batch_size": 40,
+        "gradient_accumulation_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": 2,
+    }
+    settings = {"plugin": True, "install": {"samples_per_step": "same"}}
+    (packed,) = sft(tmp_path, "packed", packs, **settings)
+    assert sorted(packed["ids"]) == list(range(200))
+    assert len(packed["losses"]) == 5
+    alone = {**shared, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 40}
+    (plain,) = sft(tmp_path, "plain", alone, order=packed["ids"])
+    assert losses(packed) == pytest.approx(losses(plain), rel=1e-4)
+    again = {**packs, "resume_from_checkpoint": tmp_path / "packed" / "checkpoint-2"}
+    (resumed,) = sft(tmp_path, "packed", again, **settings)
+    assert losses(resumed) == losses(packed)[2:]
+    assert resumed["ids"] == packed["ids"][80:]
+
+
+def test_two_ranks_lose_no_pack_and_a_failing_row_is_never_replaced(
+    model: Path, files: dict[str, Path], tmp_path: Path
+) -> None:
+    packs = {
+        "model": model,
+        "dataset": files["few"],
+        "packing": "true",
+        "packing_length": 400,
+        "per_device_train_batch_size": 1,
+    }
+    ranks = sft(tmp_path, "two", packs, ranks=2, plugin=True, break_at=7)
+    seen = [number for rank in ranks for number in rank["ids"]]
+    assert set(seen) == set(range(23))  # N mod W packs too
+    plan = json.loads(next((tmp_path / "two" / "packs" / "train").glob("plan-*/plan.json")).read_text())
+    assert plan["stats"]["packs"] % 2 == 1, "the last pack must be the one that the host would lose"
+    failed = (tmp_path / "two" / "packs" / "failed-train.jsonl").read_text().splitlines()
+    assert {json.loads(line)["sample_id"] for line in failed} == {7}
+    assert all(loss == loss for rank in ranks for loss in losses(rank))
+
+
+def test_a_cached_dataset_packs_by_its_lengths(model: Path, files: dict[str, Path], tmp_path: Path) -> None:
+    run(
+        swift_python(),
+        PREAMBLE
+        + """
+import sys
+from swift.pipelines import export_main
+export_main(["--model", sys.argv[1], "--model_type", "qwen2_5_vl", "--template", "qwen2_5_vl", "--dataset",
+    sys.argv[2], "--split_dataset_ratio", "0", "--dataset_shuffle", "false", "--to_cached_dataset", "true",
+    "--output_dir", sys.argv[3], "--use_hf", "true", "--torch_dtype", "float32"])
+""",
+        model,
+        files["few"],
+        tmp_path / "cached",
+        ours=True,
+    )
+    held = {"model": model, "cached_dataset": tmp_path / "cached" / "train", "packing": "true"}
+    (packed,) = sft(tmp_path, "run", {**held, "per_device_train_batch_size": 1}, plugin=True)
+    assert sorted(packed["ids"]) == list(range(23))
+
+
+REFUSED = {
+    "streaming": ("true", "a plan needs all rows"),
+    "group_by_length": ("true", "packs have equal lengths"),
+    "packing_num_proc": ("2", "one plan of all rows"),
+    "truncation_strategy": ("split", "packs hold whole rows"),
+    "attn_impl": ("flex_attention", "nobody has shown"),
+    "per_device_train_batch_size": ("2", "exceed packing_length"),
+}
+
+
+def test_flags_that_cannot_keep_their_meaning_are_refused(model: Path, files: dict[str, Path]) -> None:
+    told = run(
+        swift_python(),
+        PREAMBLE
+        + """
+import json, sys
+from packtrain.integrations.ms_swift import install
+install()
+from swift.arguments import SftArguments
+from swift.utils import parse_args
+found = {}
+for flag, value in json.loads(sys.argv[3]).items():
+    words = {"model": sys.argv[1], "model_type": "qwen2_5_vl", "template": "qwen2_5_vl",
+             "dataset": sys.argv[2], "packing": "true", "per_device_train_batch_size": "1",
+             "use_hf": "true", "attn_impl": "sdpa",
+             "split_dataset_ratio": "0", flag: value}
+    if flag == "streaming":
+        words["max_steps"] = "5"
+    try:
+        parse_args(SftArguments, [word for key, text in words.items() for word in (f"--{key}", text)])
+        found[flag] = "accepted"
+    except Exception as error:
+        found[flag] = str(error)
+print(json.dumps(found))
+""",
+        model,
+        files["few"],
+        json.dumps({flag: value for flag, (value, _) in REFUSED.items()}),
+        ours=True,
+    )
+    found = json.loads(told.splitlines()[-1])
+    for flag, (_, why) in REFUSED.items():
+        assert why in found[flag] and "\n" not in found[flag], (flag, found[flag])
