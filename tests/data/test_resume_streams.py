@@ -325,6 +325,166 @@ def test_torchdata_loader_with_the_sampler_as_it_is(workers: int, then: int) -> 
     assert seen + [i for batch in other for i in ids(batch)] == whole
 
 
+def all_ranks(plan: pt.PackPlan, ranks: int, workers: int, state: Any) -> list[PackLoader]:
+    """The loaders of all ranks, at `state`. Workers are forked: these samples hold no tokenizer."""
+    view = plan.align(ranks)
+    context: dict[str, Any] = {"multiprocessing_context": "fork"} if workers else {}
+    made = []
+    for rank in range(ranks):
+        sampler = PackSampler(view, rank, seed=5, grad_accum=WIDTH // ranks)
+        made.append(PackLoader(PackedDataset(view, Rows(PACKS)), sampler, num_workers=workers, **context))
+        if state is not None:
+            made[-1].load_state_dict(json.loads(json.dumps(state)))
+    return made
+
+
+def read(plan: pt.PackPlan, ranks: int, workers: int, state: Any, micro: int | None) -> tuple[list[int], Any]:
+    """`run`, through loaders: what was fetched ahead when it stops is thrown away with the loaders."""
+    loaders = all_ranks(plan, ranks, workers, state)
+    found: list[int] = []
+    for epoch in range(loaders[0].pack_sampler.epoch, EPOCHS):
+        for each in loaders:
+            each.set_epoch(epoch)
+        passes = [iter(each) for each in loaders]
+        while micro != 0:
+            batches = [next(stream, None) for stream in passes]
+            if batches[0] is None:
+                assert batches == [None] * ranks  # all ranks end together
+                break
+            found += [i for batch in batches for i in ids(batch)]
+            micro = None if micro is None else micro - 1
+        if micro == 0:
+            break
+    states = [each.state_dict() for each in loaders]
+    assert all(other == states[0] for other in states)
+    return found, states[0]
+
+
+@pytest.mark.parametrize("stop", [*range(0, 240, 17), 79, 80, 159, 160, 239])
+def test_two_workers_of_two_ranks_then_of_one_then_none_of_four(stop: int) -> None:
+    """Real workers, thinned (without workers every stop is tried): inside steps and around ends of epochs."""
+    plan = make_plan()
+    expected = whole_stream(plan)
+    first, state = read(plan, 2, 2, None, stop)
+    assert first == expected[: 2 * stop]
+    second, state = read(plan, 1, 2, state, WIDTH + -len(first) % WIDTH)
+    third, _ = read(plan, 4, 0, state, None)
+    assert first + second + third == expected
+
+
+def test_every_stop_of_loaders_without_workers() -> None:
+    """As the exhaustive test above, through `PackLoader`, whose state counts what it handed out."""
+    plan = make_plan()
+    expected = whole_stream(plan)
+    for stop in range(EPOCHS * PACKS // 2):
+        loaders = all_ranks(plan, 2, 0, PackSampler(plan.align(2), seed=5, grad_accum=2).state_dict())
+        for each in loaders:
+            each.set_epoch(stop // 80)
+            each.load_state_dict({**each.state_dict(), "micro_step": stop % 80})
+        passes = [iter(each) for each in loaders]
+        got = [i for stream in passes for i in ids(next(stream))]
+        assert got == expected[2 * stop : 2 * stop + 2]
+        assert all(each.state_dict()["micro_step"] == stop % 80 + 1 for each in loaders)
+
+
+# torch advises against more workers than cores
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker:UserWarning")
+@pytest.mark.parametrize("workers", [0, 2, 4])
+def test_pb05_the_position_counts_packs_and_the_packs_their_samples(workers: int) -> None:
+    """400 samples, 4 in each pack; after 30 packs the next one holds samples 120..123."""
+    plan = pt.plan([4] * 400, pack_length=16)
+    view = plan.align(1)
+
+    def made(count: int) -> PackLoader:
+        context: dict[str, Any] = {"multiprocessing_context": "fork"} if count else {}
+        data = PackedDataset(view, Rows4())
+        return PackLoader(data, PackSampler(view, shuffle=False), num_workers=count, **context)
+
+    first = made(workers)
+    batches = iter(first)
+    seen = [i for _ in range(30) for i in ids(next(batches))]
+    again = made(2 - workers // 2)
+    again.load_state_dict(first.state_dict())
+    del batches
+    rest = [ids(batch) for batch in again]
+    assert rest[0] == [120, 121, 122, 123]
+    assert seen + [i for batch in rest for i in batch] == list(range(400))
+
+
+class Rows4(Rows):
+    """Samples of four tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(400)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"input_ids": np.full(4, i), "labels": np.full(4, i)}
+
+
+def test_pb23_four_ranks_then_two_and_an_older_state_of_four_is_not_mixed_in() -> None:
+    """12 packs, 4 ranks, stopped after one step: 2 ranks share the other 8. One state serves all ranks."""
+    plan = make_plan(12)
+    expected = whole_stream(plan)[:12]
+    state = PackSampler(plan.align(4), seed=5, grad_accum=1).state_dict(micro_step=1)
+    two = [PackSampler(plan.align(2), rank, seed=5, grad_accum=2) for rank in range(2)]
+    for sampler in two:
+        sampler.load_state_dict(state)
+    parts = [list(sampler) for sampler in two]
+    assert [len(part) for part in parts] == [4, 4]
+    assert [pack for pair in zip(*parts, strict=True) for pack in pair] == expected[4:]
+    other = PackSampler(plan.align(2), seed=5, grad_accum=1).state_dict(micro_step=1)  # run B: 2 packs a step
+    with pytest.raises(ForeignArtefactError, match="a step of the saved run has 2 packs"):
+        PackSampler(plan.align(4), seed=5, grad_accum=1).load_state_dict(other)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 7, 8, 11])
+def test_pb43_nothing_all_and_a_second_epoch(stop: int) -> None:
+    """8 packs; the state goes to new objects; behind the last pack the next epoch begins."""
+    plan = make_plan(8)
+    orders = [list(PackSampler(plan.align(1), seed=s)) for s in (5,)]
+    later = PackSampler(plan.align(1), seed=5)
+    later.set_epoch(1)
+    orders.append(list(later))
+    sampler = PackSampler(plan.align(1), seed=5)
+    sampler.set_epoch(stop // 9)
+    again = PackSampler(plan.align(1), seed=5)
+    again.load_state_dict(sampler.state_dict(micro_step=stop % 8 if stop > 8 else stop))
+    assert (again.epoch, again.begins_at) == (stop // 8, stop % 8)
+    assert list(again) == orders[stop // 8][stop % 8 :]
+
+
+def test_pb85_workers_that_stay_get_the_order_of_their_epoch() -> None:
+    """The order is made in the main process, so torch's persistent workers follow it; twice the same."""
+
+    def launch() -> list[list[int]]:
+        from torch.utils.data import DataLoader
+
+        view = make_plan(24).align(1)
+        sampler = PackSampler(view, seed=5)
+        data = DataLoader(
+            PackedDataset(view, Rows(24)), batch_size=1, sampler=sampler, collate_fn=list,
+            num_workers=2, persistent_workers=True, multiprocessing_context="fork",
+        )  # fmt: skip
+        epochs = []
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            epochs.append([i for batch in data for i in ids(batch)])
+        return epochs
+
+    one, two = launch(), launch()
+    assert one == two and all(sorted(epoch) == list(range(24)) for epoch in one)
+    assert len({tuple(epoch) for epoch in one}) == 3
+
+
+def test_a_beginning_outside_the_epoch_is_refused() -> None:
+    sampler = PackSampler(make_plan(8).align(2), seed=5)
+    for step in (-1, 5):
+        with pytest.raises(InputError, match=f"micro step {step} of 4"):
+            sampler.begin_at(step)
+    sampler.begin_at(4)
+    assert list(sampler) == []
+
+
 def test_mapped_lengths_travel_to_workers_as_a_name(tmp_path: Path) -> None:
     pt.Lengths(np.full(200_000, 8)).save(tmp_path / "l")
     lengths = pt.Lengths.load(tmp_path / "l")

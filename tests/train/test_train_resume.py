@@ -13,8 +13,11 @@ import pytest
 import resume_script
 import torch
 
-from packtrain.errors import ForeignArtefactError
+from packtrain.data import PackSampler
+from packtrain.errors import ConfigError, ForeignArtefactError
 from packtrain.planning.build import plan
+from packtrain.train.config import load_config
+from packtrain.train.positions import TrainBatches, check_resume
 
 HERE = Path(__file__).parent
 
@@ -98,3 +101,78 @@ def test_ranks_that_cannot_share_a_step_are_refused_before_training(whole: Path,
         caught.value.hint
     )
     assert not list(tmp_path.glob("read.*"))
+
+
+def test_more_steps_than_the_saved_run_had(tmp_path: Path) -> None:
+    """`max_steps` ends in the first epoch and, resumed, in the third; saves and evaluations in between."""
+    options: dict[str, Any] = {"lr_scheduler_type": "constant", "effective_batch_size": 2}
+    steps = -(-len(plan(resume_script.LENGTHS, 24)) // 2)
+    whole = resume_script.run(tmp_path / "whole", max_steps=2 * steps + 3, save_strategy="no", **options)
+    stop = steps - 2
+    resume_script.run(tmp_path / "part", max_steps=stop, save_steps=stop, **options)
+    checkpoint = tmp_path / "part" / f"checkpoint-{stop}"
+    again = resume_script.run(tmp_path / "rest", 0, str(checkpoint), max_steps=2 * steps + 3, **options)
+    for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    expected, mine = read_of(tmp_path / "whole", 1), read_of(tmp_path / "rest", 1)
+    assert mine == {step: ids for step, ids in expected.items() if step > stop}
+
+
+def test_what_lies_before_the_position_is_not_computed() -> None:
+    """Trainer skips batches of a new pass one by one: they are empty, for any step of any plan."""
+    sampler = PackSampler(plan([8] * 50, pack_length=8).align(2), 1, seed=5)
+    whole = list(sampler)
+    asked: list[int] = []
+    compute = sampler._positions
+    sampler._positions = lambda order, epoch, start, stop: (
+        asked.append(start)
+        or compute(  # type: ignore[func-returns-value,method-assign]
+            order, epoch, start, stop
+        )
+    )
+    batches = TrainBatches(sampler)
+    sampler.begin_at(20)
+    stream = iter(batches)
+    assert [next(stream) for _ in range(20)] == [[]] * 20 and not asked
+    assert [position for batch in stream for position in batch] == whole[20:]
+    assert [position for batch in batches for position in batch] == whole  # the next pass is a whole one
+    batches.set_epoch(1)
+    assert sampler.epoch == 1 and len(batches) == 25
+
+
+def test_skipping_no_data_is_what_happens_and_asking_for_it_is_refused(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `ignore_data_skip` Trainer would begin the epoch again."""
+    with pytest.raises(ConfigError, match=r"training\.ignore_data_skip cannot be True"):
+        load_config({"training": {"ignore_data_skip": True}})
+    checkpoint = next(iter(whole.glob("checkpoint-*")))
+    from packtrain.train import sft
+
+    made = sft._arguments
+
+    def arguments(*given: Any, **options: Any) -> Any:
+        found = made(*given, **options)
+        found.ignore_data_skip = True
+        return found
+
+    monkeypatch.setattr(sft, "_arguments", arguments)
+    with pytest.raises(ConfigError, match="ignore_data_skip=True would begin the epoch again"):
+        resume_script.run(tmp_path, 0, str(checkpoint))
+    assert not list(tmp_path.glob("read.*"))
+
+
+def test_a_checkpoint_without_a_position_is_told_and_random_states_of_other_ranks_go(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PB-23: a run with fewer ranks saves the same step in the same folder."""
+    steps = -(-len(plan(resume_script.LENGTHS, 24)) // 4)
+    stale = tmp_path / "checkpoint-3" / "rng_state_3.pth"
+    stale.parent.mkdir()
+    stale.write_bytes(b"of a run with four ranks")
+    resume_script.run(tmp_path, num_train_epochs=1)
+    assert steps > 3 and not stale.exists() and (stale.parent / "packs.json").is_file()
+    (stale.parent / "packs.json").unlink()
+    sampler = PackSampler(plan(resume_script.LENGTHS, 24).align(1), seed=42, grad_accum=4)
+    check_resume(sampler, str(stale.parent), str(tmp_path))
+    assert "checkpoint-3 has no packs.json" in caplog.text

@@ -126,6 +126,12 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
                 self.micro_step = step + 1
                 yield position
 
+    def begin_at(self, micro_step: int) -> None:
+        """Let the next pass begin at this micro step of the epoch; nothing before it is computed."""
+        if not 0 <= micro_step <= len(self):
+            raise InputError(f"micro step {micro_step} of {len(self)}")
+        self.micro_step = self._start = micro_step
+
     def batches(self, packs: int) -> PackBatches:
         """This sampler as a batch sampler: `packs` positions at a time (the last batch may be smaller)."""
         return PackBatches(self, packs)

@@ -288,10 +288,7 @@ def _run(
     log_file: Path,
     proof: IsolationReport | None,
 ) -> TrainResult:
-    from .positions import check_resume
-
     resumed = config.training.trainer.get("resume_from_checkpoint")
-    check_resume(trainer.train_sampler, resumed, config.training.output_dir)
     outcome = trainer.train(resume_from_checkpoint=resumed)
     history = trainer.state.log_history
     steps = trainer.state.global_step

@@ -41,7 +41,7 @@ ensure_torchvision()  # transformers imports torchvision with its Trainer
 
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 
-from .positions import Positions  # noqa: E402
+from .positions import Positions, TrainBatches, check_resume  # noqa: E402
 
 __all__ = ["PackTrainer", "pack_loader"]
 
@@ -124,6 +124,12 @@ class PackTrainer(Trainer):  # type: ignore[misc]
             raise ConfigError(
                 f"{self.args.n_gpu} GPUs in one process", hint="start one process per GPU with torchrun"
             )
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's `train`; a checkpoint of other packs is refused before anything is trained."""
+        given = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+        check_resume(self.train_sampler, given, self.args.output_dir)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         return pack_loader(self.train_dataset, self.train_sampler, self.data_collator, self.args)
@@ -245,8 +251,7 @@ def pack_loader(data: PackedDataset, sampler: PackSampler, collate: Any, args: A
     context = args.dataloader_multiprocessing_context
     return DataLoader(
         data,
-        batch_size=1,
-        sampler=sampler,
+        batch_sampler=TrainBatches(sampler),
         collate_fn=collate,
         num_workers=workers,
         pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),

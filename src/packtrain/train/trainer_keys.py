@@ -25,6 +25,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "data_seed": (None, "training.seed decides the order"),
     "do_train": (True, "packtrain train trains; use packtrain measure and plan to stop before"),
     "eval_accumulation_steps": (None, "evaluation keeps no predictions"),
+    "ignore_data_skip": (False, "a saved position is restored without reading data"),
     "include_for_metrics": ([], "evaluation keeps no predictions"),
     "label_names": (None, "the labels of packs are named labels"),
     "label_smoothing_factor": (0, "the loss is computed in chunks, without label smoothing"),
