@@ -1,0 +1,58 @@
+"""`packtrain pairs`: several records of one image, split into pairs or merged into one dialogue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import InputError
+from ._app import emit
+from ._show import table
+from .measure import _pairs, _placeholders
+
+__all__ = ["command"]
+
+
+@click.command("pairs")
+@click.argument("source", metavar="SOURCE")
+@click.argument("out", type=click.Path(path_type=Path), metavar="OUT")
+@click.option("--way", default="split", show_default=True, help="split, or merge.")
+@click.option("--processor", "-p", default="", help="merge: folder or hub name; it counts the merged length.")
+@click.option("--max-length", type=int, help="merge: longest merged sample, in tokens.")
+@click.option("--shape", default="auto", show_default=True, help="As for measure.")
+@click.option("--column", "columns", multiple=True, metavar="NAME=FIELD", help="As for measure; repeatable.")
+@click.option("--placeholder", "placeholders", multiple=True, help="As for measure; repeatable.")
+@click.option("--media-root", help="As for measure.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def command(source: str, out: Path, way: str, max_length: int | None, as_json: bool, **options: Any) -> None:
+    """Write SOURCE as a folder of {image, json} pairs without clashing names (split), or as a JSONL file with
+    one sample an image, no longer than --max-length (merge).
+
+    \b
+    Example:
+      packtrain pairs vqa.jsonl pairs/
+      packtrain pairs vqa.jsonl merged.jsonl --way merge -p ./qwen --max-length 8192
+    """
+    from ..pipeline.inputs import Inputs
+    from ..pipeline.pairs import merge_images, split_pairs
+
+    if way not in ("split", "merge"):
+        raise InputError(f"--way {way!r}", hint="split or merge")
+    options["columns"] = _pairs("--column", options["columns"])
+    options["placeholders"] = _placeholders(options["placeholders"])
+    inputs = Inputs(source=source, **options)
+    opened = inputs.open_source()
+    if way == "split":
+        if max_length is not None:
+            raise InputError("--max-length has no effect on a split", hint="leave it out")
+        done = split_pairs(opened, out)
+    else:
+        if max_length is None or not options["processor"]:
+            raise InputError("a merge needs its limit", hint="add --processor P --max-length N")
+        done = merge_images(opened, out, inputs.open_template(opened).measure, max_length)
+    if as_json:
+        emit({"out": str(out), **done})
+    else:
+        table(f"{way.capitalize()} in {out}", {name: f"{value:,}" for name, value in done.items()})

@@ -1,0 +1,99 @@
+"""Several records of one image: split without clashes, merged within a length, both read back."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from export_sets import NAMES, Set, captions
+
+from packtrain.errors import ForeignArtefactError, InputError
+from packtrain.media.location import read_bytes
+from packtrain.pipeline.pairs import merge_images, split_pairs
+from packtrain.sources import open_source
+from packtrain.sources.chat import ChatSource, media_refs
+from packtrain.testing import crash_points
+
+
+def said(sample: Any) -> list[Any]:
+    return [(m["role"], [p.get("text") for p in m["content"]]) for m in sample["messages"]]
+
+
+def told(source: Any) -> list[str]:
+    samples = [source[i] for i in range(len(source))]
+    return sorted(repr((said(sample), [read_bytes(ref) for ref in media_refs(sample)])) for sample in samples)
+
+
+def test_split_keeps_every_record_apart(made: Callable[..., Set]) -> None:
+    names = [*NAMES, "X.jpg", "X_1.jpg", "x_1.png", "X.1.jpg"]
+    rows = [
+        *captions(names, 3 * len(names), "\nwhat?"),
+        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]},
+        {
+            "messages": [
+                {"role": "user", "content": "<image><image>both?"},
+                {"role": "assistant", "content": "yes"},
+            ],
+            "images": ["X.1.jpg", "0001.jpg"],
+        },
+    ]
+    held = made(rows=rows, names=names)
+    out = held.folder / "pairs"
+    done = split_pairs(held.source, out)
+    assert done == {"records": len(rows), "images": 3 * len(names) + 2, "without_image": 1}
+    listed = [path.name for path in out.iterdir() if not path.name.startswith(".")]
+    assert len({unicodedata.normalize("NFC", name).casefold() for name in listed}) == len(listed)
+    assert all(len(name.encode()) <= 255 for name in listed)
+    assert {"X.json", "X_1.json", "X_2.json"} <= set(listed)
+    assert json.loads((out / "X_1.json").read_text())["names"] == ["X_1.jpg"], "the real X_1 keeps its name"
+    back = ChatSource(open_source(out))
+    assert told(back) == told(held.source)
+
+
+def test_split_stopped_at_any_write(made: Callable[..., Set], tmp_path: Path) -> None:
+    held = made(rows=captions(NAMES[:2], 5), names=NAMES[:2])
+    assert crash_points(lambda out: split_pairs(held.source, out), tmp_path / "crash") > 40
+
+
+def test_split_refuses_other_content(made: Callable[..., Set]) -> None:
+    held, other = made(rows=captions(NAMES[:1], 3)), made(rows=captions(NAMES[:1], 4))
+    split_pairs(held.source, held.folder / "pairs")
+    with pytest.raises(ForeignArtefactError, match="another source"):
+        split_pairs(other.source, held.folder / "pairs")
+    with pytest.raises(ForeignArtefactError, match="not empty"):
+        split_pairs(held.source, other.folder)
+
+
+@pytest.mark.parametrize("limit", [1, 30, 50, 10_000])
+def test_merge_joins_records_of_an_image(made: Callable[..., Set], limit: int) -> None:
+    rows = [*captions(NAMES[:3], 12, "\nwhat?"), {"instruction": "a", "output": "b"}]
+    held = made(rows=rows)
+    out = held.folder / "merged.jsonl"
+    done = merge_images(held.source, out, held.template.measure, limit)
+    merged = ChatSource(open_source(out))
+    read = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert sorted(i for row in read for i in row["ids"]) == list(range(13)), "every record once"
+    assert done["samples"] == len(merged) == len(read)
+    for number, row in enumerate(read):
+        sample = merged[number]
+        assert len(row["ids"]) == 1 or held.template.measure(sample) <= limit
+        first = held.source[row["ids"][0]]
+        assert media_refs(sample) == media_refs(first)
+        answers = [m["content"][0]["text"] for m in sample["messages"] if m["role"] == "assistant"]
+        assert answers == [held.source[i]["messages"][1]["content"][0]["text"] for i in row["ids"]]
+    assert done["merged"] == (0 if limit == 1 else done["merged"]) and len(read) == (
+        13 if limit == 1 else 4 if limit == 10_000 else len(read)
+    )
+
+
+def test_what_cannot_be_written_is_said(made: Callable[..., Set]) -> None:
+    held = made(rows=captions(NAMES[:1], 3))
+    source = ChatSource(
+        open_source(held.path), placeholders={"image": ("<pic>",)}, media_without_placeholder="prepend"
+    )
+    with pytest.raises(InputError, match="text <image>"):
+        split_pairs(source, held.folder / "pairs")
