@@ -27,7 +27,9 @@ __all__ = ["Dummies", "dummies_of"]
 #: (media keys of a tower, the sample that makes it run)
 Dummies = list[tuple[frozenset[str], dict[str, Any]]]
 
-_MEL_FRAMES = 4  # the fewest that give one token
+#: The fewest mel frames that give two tokens. Qwen2-Audio takes a row without two neighbouring audio tokens for
+#: one that its processor has not expanded, and then expands it itself.
+_MEL_FRAMES, _SOUND_TOKENS = 8, 2
 
 
 def dummies_of(
@@ -105,8 +107,8 @@ def _audio(config: Any, family: Family) -> dict[str, Any]:
     mask = torch.zeros(1, width, dtype=torch.int32)
     mask[:, :_MEL_FRAMES] = 1
     return {
-        "input_ids": [_token(config, "audio")],
-        **_positions(1, family),
+        "input_ids": [_token(config, "audio")] * _SOUND_TOKENS,
+        **_positions(_SOUND_TOKENS, family),
         "input_features": torch.zeros(1, int(tower.num_mel_bins), width),
         "feature_attention_mask": mask,
     }
@@ -124,5 +126,5 @@ def _token(config: Any, kind: str) -> int:
 
 
 def _positions(length: int, family: Family) -> dict[str, Any]:
-    """A medium of one token counts like text on every row."""
+    """Sound and an image of one token count like text on every row."""
     return {"position_ids": torch.arange(length).expand(family.position_rows, -1)}

@@ -15,6 +15,7 @@ the head's weight, one more tensor of its size, lives until the backward pass ta
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -176,11 +177,21 @@ def bare_model(model: Any) -> Any:
 
 
 def plain_head(model: Any) -> nn.Linear | None:
-    """The model's output head when logits are exactly `linear(hidden)`, else None."""
+    """The model's output head when logits are exactly `linear(hidden)` and the loss is ours to give.
+
+    None for all others: Qwen2-Audio computes its loss itself, past `loss_function`, and keeps its logits.
+    """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     text = text_config(model.config)
     scaled = any(getattr(text, name, None) not in (None, 1, 1.0) for name in _SCALED)
-    return head if type(head) is nn.Linear and not scaled and hasattr(model, "loss_function") else None
+    ours = hasattr(model, "loss_function") and "loss_function" in _names_in(type(model).forward)
+    return head if type(head) is nn.Linear and not scaled and ours else None
+
+
+def _names_in(function: Any) -> tuple[str, ...]:
+    """Names a function looks up, seen through its decorators."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return ("loss_function",) if code is None else tuple(code.co_names)
 
 
 @contextlib.contextmanager
