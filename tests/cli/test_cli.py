@@ -300,7 +300,15 @@ def test_a_real_model_is_proven_from_the_artefact_alone(shell: Shell, data: Path
         "verify", tmp_path / "p", "--model", "tiny:qwen2_5_vl", "--samples", 2, "--attn", "sdpa", "--json"
     )
     assert code == 0, err
-    assert json.loads(out)["checks"]["isolation (sdpa)"] == "holds for 2 samples"
+    checks = json.loads(out)["checks"]
+    assert checks["isolation (sdpa)"] == "holds for 2 samples"
+    assert checks["tamper (sdpa)"] == "differ by at most 0 (limit 0)"
+    for name in ("mask of ones", "cache", "one segment"):
+        assert (
+            checks[f"control {name} (sdpa)"].startswith("caught: ")
+            and "layers.0" in checks[f"control {name} (sdpa)"]
+        )
+    assert "lengths folder" in shell.refused("verify", tmp_path / "l", "--model", "tiny:qwen2_5_vl")
 
 
 def test_diff_names_what_differs(shell: Shell, lengths: Path, tmp_path: Path) -> None:

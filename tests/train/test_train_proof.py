@@ -11,6 +11,7 @@ from train_samples import ALL, VISION, samples_for, text_sample
 
 from packtrain.collate import PackBatch, attention_of
 from packtrain.errors import InputError, IsolationError
+from packtrain.train.controls import CONTROLS, run_controls
 from packtrain.train.proof import proof_samples, prove_isolation
 from packtrain.train.tiny import tiny_model
 
@@ -64,6 +65,47 @@ def test_leaks_are_caught_and_the_layer_is_named(
     failed = {row.check for row in report.rows if not row.ok}
     assert failed == {"logits", "loss", "gradients", "tamper"}
     assert report.first_leak is not None and f"on {backend}" in report.first_leak
+    assert report.leaking_layer is not None and report.leaking_layer.endswith("layers.0")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_controls_are_caught_by_name_and_leave_the_model(name: str, tiny: dict[str, Any]) -> None:
+    model = tiny[name]
+    backends = ("sdpa", "eager") if name == "tiny:qwen3" else ("sdpa",)
+    found = run_controls(model, samples_for(name, model), backends)
+    assert {(c.backend, c.name) for c in found} == {(b, n) for b in backends for n in CONTROLS}
+    assert all(c.caught for c in found), [c for c in found if not c.caught]
+    assert all("differs by" in c.what and "layers.0" in c.what for c in found)
+    assert prove_isolation(model, samples_for(name, model), ("sdpa",), gradients=False).ok
+
+
+def test_a_harmless_or_refused_control_says_so(tiny: dict[str, Any], monkeypatch: Any) -> None:
+    def refuse(batch: PackBatch) -> Mapping[str, Any]:
+        raise ValueError("no such row")
+
+    monkeypatch.setattr("packtrain.train.controls.CONTROLS", {"nothing": lambda batch: batch, "no": refuse})
+    harmless, refused = run_controls(tiny["tiny:qwen3"], samples_for("tiny:qwen3", None), ("sdpa",))
+    assert harmless.caught is False and "harmless" in harmless.what
+    assert refused.caught is None and refused.what == "the model refuses it: no such row"
+
+
+def test_a_wrong_position_is_traced_to_its_layer_without_a_leak(tiny: dict[str, Any]) -> None:
+    """Rows of t, h, w that run on over the row change logits, and no sample reads another."""
+
+    def running_rows(batch: PackBatch) -> Mapping[str, Any]:
+        positions = batch["position_ids"].clone()
+        positions[1:] += torch.arange(positions.shape[-1]) ** 2 % 7
+        return {**batch, "position_ids": positions}
+
+    model = tiny["tiny:qwen2_vl"]
+    spoiled = {"on": False}
+
+    def only_packs(batch: PackBatch) -> Mapping[str, Any]:
+        spoiled["on"] = len(batch.lengths) > 1
+        return running_rows(batch) if spoiled["on"] else batch
+
+    report = prove_isolation(model, samples_for("tiny:qwen2_vl", model), ("sdpa",), alter=only_packs)
+    assert not report.ok and all(row.ok for row in report.rows if row.check == "tamper")
     assert report.leaking_layer is not None and report.leaking_layer.endswith("layers.0")
 
 

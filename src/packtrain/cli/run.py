@@ -23,9 +23,14 @@ _BARS = "▁▂▃▄▅▆▇█"
 @click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")
 @click.option("--output-dir", help="Instead of training.output_dir.")
 @click.option("--overwrite", is_flag=True, help="Replace what the output folder holds of another run.")
+@click.option(
+    "--no-proof", is_flag=True, help="Skip the isolation proof before training: training.proof: false."
+)
 @click.option("--no-html", is_flag=True, help="Write no report.html.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def command(config: Path, output_dir: str | None, overwrite: bool, no_html: bool, as_json: bool) -> None:
+def command(
+    config: Path, output_dir: str | None, overwrite: bool, no_proof: bool, no_html: bool, as_json: bool
+) -> None:
     """Measure, plan, train and report, as CONFIG (YAML) says.
 
     \b
@@ -36,7 +41,7 @@ def command(config: Path, output_dir: str | None, overwrite: bool, no_html: bool
     from ..train.config import load_config
 
     show_runtime()
-    settings = load_config(config)
+    settings = load_config(config, {"training": {"proof": False}} if no_proof else None)
     if output_dir is not None:
         training = settings.training.model_copy(update={"output_dir": output_dir})
         settings = settings.model_copy(update={"training": training})

@@ -30,6 +30,9 @@ __all__ = ["command"]
 @click.option("--sharded_lazy_pre_packed", type=bool, help="It holds packs: has to be true.")
 @click.option("--packing", type=bool, help="training.packing; false for packs.")
 @click.option("--train_dataloader_shuffle", type=bool, help="Has to be false with --sharded_lazy.")
+@click.option(
+    "--no-proof", is_flag=True, help="Skip the isolation proof before training: training.proof: false."
+)
 @click.option("--max_steps", type=int, help="training.max_steps.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
@@ -51,6 +54,8 @@ def command(
     from ..train.config import load_config
 
     show_runtime()
+    if recipe.pop("no_proof"):
+        recipe["proof"] = False
     settings = load_config(config, recipe_of(recipe))
     if settings.training.sharded_lazy:
         train_stream(settings, dry_run=dry_run, as_json=as_json)

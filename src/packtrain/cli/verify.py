@@ -6,11 +6,14 @@ from pathlib import Path
 
 import click
 
-from ..errors import FormatError, LawError
+from ..errors import FormatError, InputError, LawError
 from ._app import emit, progress
 from ._show import artefact_kind, folder_of_run, table
 
 __all__ = ["command"]
+
+#: Tokens of the proof's row; of longer samples the shortest, or their first text, are taken.
+PROOF_TOKENS = 4096
 
 
 @click.command("verify")
@@ -26,9 +29,22 @@ __all__ = ["command"]
     show_default=True,
     help="Packs of an export that are encoded and compared; 0: none.",
 )
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float64", "bfloat16", "float16", "auto"]),
+    default="float32",
+    show_default=True,
+    help="Number type of the proof; 16-bit types are compared loosely.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
-    artefact: Path, model: str | None, samples: int, backends: tuple[str, ...], encode: int, as_json: bool
+    artefact: Path,
+    model: str | None,
+    samples: int,
+    backends: tuple[str, ...],
+    encode: int,
+    dtype: str,
+    as_json: bool,
 ) -> None:
     """Check digests, partition, capacity and order of a lengths, plan, run or chunk folder, or an export.
     Exit 1: a broken law.
@@ -37,6 +53,7 @@ def command(
     Example:
       packtrain verify runs/demo/plan
       packtrain verify runs/demo/plan --model tiny:qwen2_5_vl
+      packtrain verify runs/demo --model runs/demo/model --attn sdpa
       packtrain verify shards
     """
     kind = artefact_kind(artefact)
@@ -58,8 +75,12 @@ def command(
         folder = folder_of_run(artefact, name) if name else artefact
         done.update(_verify_lengths(folder) if (name or kind) == "lengths" else _verify_plan(folder))
     if model is not None:
+        if kind == "lengths":
+            raise InputError(
+                "a proof needs packs, this is a lengths folder", hint="name a plan or run folder"
+            )
         plan_folder = folder_of_run(artefact, "plan") if kind == "run" else artefact
-        done.update(_prove(plan_folder, model, samples, backends or ("sdpa", "eager")))
+        done.update(_prove(plan_folder, model, samples, backends or ("sdpa", "eager"), dtype))
     _print(artefact, done, as_json)
 
 
@@ -102,20 +123,44 @@ def _verify_plan(folder: Path) -> dict[str, str]:
     return done
 
 
-def _prove(folder: Path, model: str, count: int, backends: tuple[str, ...]) -> dict[str, str]:
+def _prove(folder: Path, model: str, count: int, backends: tuple[str, ...], dtype: str) -> dict[str, str]:
+    """The proof and its negative controls, on samples of the plan's first packs."""
     from ..pipeline.inputs import Inputs
     from ..planning.packplan import PackPlan
-    from ..train import prove_isolation
+    from ..train import prove_isolation, run_controls
     from ..train.model import load_model
+    from ..train.probe import size_of
+    from ..train.proof import proof_samples
 
     inputs = Inputs.of_artefact(folder)
     source = inputs.open_source()
     template = inputs.open_template(source)
     plan = PackPlan.load(folder)
     ids = sorted(plan.indices[: max(2, count)].tolist())
-    encoded = [template.encode(source[i]) for i in ids]
-    network = load_model(model, processor=getattr(template, "processor", None))
+    encoded = [{**template.encode(source[i]), "sample_id": i} for i in ids]
+    network = load_model(model, dtype=dtype, processor=getattr(template, "processor", None))
+    if sum(map(size_of, encoded)) > PROOF_TOKENS:
+        encoded = proof_samples([encoded], network, PROOF_TOKENS)
     report = prove_isolation(network, encoded, backends=backends)
     if not report.ok:
         raise LawError(f"packed samples read each other: {report.first_leak}", hint="use another --attn")
-    return {f"isolation ({backend})": f"holds for {len(ids)} samples" for backend in backends}
+    done = {}
+    for backend in backends:
+        done[f"isolation ({backend})"] = f"holds for {len(encoded)} samples"
+        for check in ("logits", "loss", "gradients", "tamper"):
+            rows = [row for row in report.rows if (row.backend, row.check) == (backend, check)]
+            if rows:
+                worst = max(rows, key=lambda row: row.worst)
+                done[f"{check} ({backend})"] = (
+                    f"differ by at most {worst.worst:.2g} (limit {worst.limit:.2g})"
+                )
+    controls = run_controls(network, encoded, backends)
+    told = {True: "caught", False: "not caught", None: "refused"}
+    done |= {f"control {c.name} ({c.backend})": f"{told[c.caught]}: {c.what}" for c in controls}
+    for backend in backends:
+        if not any(control.caught for control in controls if control.backend == backend):
+            raise LawError(
+                f"no leaking set-up was caught on {backend}: the proof shows nothing there",
+                hint="give it more samples with --samples, or another --attn",
+            )
+    return done

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from .attention import check_attention
     from .compare import evaluate_packed_vs_unpacked
     from .config import RunConfig, load_config
-    from .loss import chunked_cross_entropy
+    from .controls import run_controls
+    from .loss import chunked_cross_entropy, packed_loss
     from .model import load_model
     from .proof import prove_isolation
     from .sft import train
@@ -25,7 +26,9 @@ _HOMES = {
     "evaluate_packed_vs_unpacked": "compare",
     "load_config": "config",
     "load_model": "model",
+    "packed_loss": "loss",
     "prove_isolation": "proof",
+    "run_controls": "controls",
     "tiny_model": "tiny",
     "train": "sft",
 }
@@ -37,7 +40,9 @@ __all__ = [
     "evaluate_packed_vs_unpacked",
     "load_config",
     "load_model",
+    "packed_loss",
     "prove_isolation",
+    "run_controls",
     "tiny_model",
     "train",
 ]

@@ -282,6 +282,7 @@ def _start_up(
     fused = plain_head(bare) is not None
     packs = [pack for pack in dataset.peek(begun, 2) if not pack.is_filler]
     if not config.training.proof:
+        logger.warning("the isolation proof is OFF (training.proof: false, --no-proof): nothing is proven")
         if not proven and any(len(pack["lengths"]) > 1 for pack in packs):
             raise IsolationError(
                 f"nobody has shown that {bare.config.model_type} isolates packed samples on "

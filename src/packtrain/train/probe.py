@@ -75,10 +75,31 @@ class Probe:
         with torch.no_grad():
             return self._logits(self._collate(pack, None))
 
-    def first_layer(self, one: Sequence[Sample], two: Sequence[Sample], part: slice) -> str | None:
-        """The first decoder layer whose output on the tokens `part` differs between two packs."""
-        first, second = self._layers(one, part), self._layers(two, part)
-        return next((name for name, output in first.items() if not torch.equal(output, second[name])), None)
+    def first_layer(
+        self,
+        one: Sequence[Sample],
+        two: Sequence[Sample],
+        part: slice,
+        *,
+        alone: bool = False,
+        limit: float = 0.0,
+    ) -> str | None:
+        """The first decoder layer whose output on the tokens `part` differs between two packs.
+
+        Args:
+            one: a pack.
+            two: another of the same lengths; with `alone` just the sample that is `part` of the first.
+            part: tokens of the first pack.
+            alone: compare with all tokens of the second pack.
+            limit: difference that is none.
+        """
+        first = self._layers(one, part)
+        second = self._layers(two, slice(None) if alone else part)
+        for name, output in first.items():
+            gap = (output.double() - second[name].double()).abs().max() if output.numel() else 0.0
+            if not float(gap) <= limit:  # also NaN
+                return name
+        return None
 
     def _collate(self, pack: Sequence[Sample], pad_to_length: int | None) -> dict[str, Any]:
         batch = PaddingFreeCollator(self.model, pad_to_length=pad_to_length)([pack])

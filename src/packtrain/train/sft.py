@@ -209,6 +209,7 @@ def _start_up(
     fused = plain_head(bare) is not None
     sizes = [len(data.packs[position]) for position in range(min(2, len(data)))]
     if not config.training.proof:
+        logger.warning("the isolation proof is OFF (training.proof: false, --no-proof): nothing is proven")
         if not proven and max(sizes) > 1:
             raise IsolationError(
                 f"nobody has shown that {bare.config.model_type} isolates packed samples on "
