@@ -22,8 +22,10 @@ import importlib
 import importlib.metadata
 import importlib.util
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
@@ -215,6 +217,12 @@ def measure_many(template: Template, samples: Sequence[Mapping[str, Any]]) -> li
 # --------------------------------------------------------------------------------------------
 def names(kind: str) -> list[str]:
     """Option names of a kind: its modules that define the hook, and registered entry points."""
+    return list(_names(kind, tuple(sys.path)))
+
+
+@lru_cache(maxsize=64)
+def _names(kind: str, path: tuple[str, ...]) -> tuple[str, ...]:
+    """`names`; reading the metadata of every installed package takes long, and is done once for a path."""
     hook = _hook(kind)
     defines = re.compile(rf"^(def {hook}\(|{hook}\b.*=)", re.M)
     folder = Path(__file__).parent / kind
@@ -224,7 +232,7 @@ def names(kind: str) -> list[str]:
         if not path.stem.startswith("_") and defines.search(path.read_text(encoding="utf-8"))
     }
     found.update(point.name for point in importlib.metadata.entry_points(group=f"packtrain.{kind}"))
-    return sorted(found)
+    return tuple(sorted(found))
 
 
 def lookup(kind: str, name: str) -> ModuleType | Any:

@@ -25,7 +25,7 @@ __all__ = ["Intake", "Opener"]
 logger = logging.getLogger(__name__)
 
 #: Shards whose sources stay open.
-_OPEN = 64
+_OPEN = 256
 
 
 class Intake:
@@ -81,7 +81,7 @@ class Intake:
             SourceError: its file is gone, or was written again.
         """
         self._touched.add(shard.number)
-        source = self._sources.get(shard.number)
+        source = self._sources.pop(shard.number, None)
         if source is None:
             path = self.journal.raw.path(shard.name)
             if not path.exists():
@@ -91,7 +91,7 @@ class Intake:
                 )
             self.journal.is_new(shard.name)
             source = self._open_shard(path)
-            self._keep(shard, source)
+        self._keep(shard, source)
         return source
 
     def check_unchanged(self) -> None:
