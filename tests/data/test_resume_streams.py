@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import packtrain as pt
-from packtrain.data import PackedDataset, PackLoader, PackSampler
+from packtrain.data import PackedDataset, PackLoader, PackSampler, loader_position
 from packtrain.errors import ForeignArtefactError, InputError
 
 EPOCHS = 3
@@ -290,39 +290,57 @@ def test_workers_fetch_ahead_and_another_number_goes_on_exactly() -> None:
     assert seen + [i for batch in none for i in ids(batch)] == whole
 
 
-# torchdata 0.11 calls a function that torch 2.13 deprecates
+# torchdata 0.11 calls a function that torch 2.13 deprecates; torch advises against more workers than cores
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-@pytest.mark.parametrize(("workers", "then"), [(0, 2), (2, 0)])
-def test_torchdata_loader_with_the_sampler_as_it_is(workers: int, then: int) -> None:
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker:UserWarning")
+@pytest.mark.parametrize(
+    ("workers", "every", "kind"),
+    [(0, 1, "sampler"), (0, 3, "batches"), (2, 3, "sampler"), (2, 1, "batches"), (4, 1, "sampler")],
+)
+def test_torchdata_loader_goes_on_with_any_number_of_workers(workers: int, every: int, kind: str) -> None:
     torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+    packs = 1 if kind == "sampler" else 2
 
     def made(count: int) -> Any:
-        plan = make_plan(48)
-        return torchdata.StatefulDataLoader(
-            PackedDataset(plan.align(2), Rows(48)),
-            batch_size=1,
-            sampler=PackSampler(plan.align(2), 1, seed=5),
+        view = make_plan(48).align(2)
+        sampler = PackSampler(view, 1, seed=5)
+        options = (
+            {"sampler": sampler, "batch_size": 1} if packs == 1 else {"batch_sampler": sampler.batches(2)}
+        )
+        return sampler, torchdata.StatefulDataLoader(
+            PackedDataset(view, Rows(48)),
             collate_fn=list,
             num_workers=count,
-            multiprocessing_context="spawn" if count else None,
+            snapshot_every_n_steps=every,
+            multiprocessing_context="fork" if count else None,
+            **options,
         )
 
-    whole = [i for batch in made(0) for i in ids(batch)]
-    first = made(workers)
-    batches = iter(first)
-    seen = [i for _ in range(7) for i in ids(next(batches))]
-    state = pickle.loads(pickle.dumps(first.state_dict()))
-    del batches
-    again = made(workers)
-    again.load_state_dict(state)
-    assert seen + [i for batch in again for i in ids(batch)] == whole
-    # another number of workers: torchdata keeps a snapshot of each, the sampler's position serves any
-    other = made(then)
-    position = state.get("_sampler_iter_state")
-    if position is None:
-        position = state["_snapshot"]["_main_snapshot"]["_sampler_iter_state"]
-    other.sampler.load_state_dict({**position["sampler_state"], "micro_step": 7})
-    assert seen + [i for batch in other for i in ids(batch)] == whole
+    whole = [i for batch in made(0)[1] for i in ids(batch)]
+    for stop in (0, 7, 12):
+        _, first = made(workers)
+        batches = iter(first)
+        seen = [i for _ in range(stop) for i in ids(next(batches))]
+        state = pickle.loads(pickle.dumps(first.state_dict()))
+        del batches
+        _, again = made(workers)
+        again.load_state_dict(state)
+        rest = [i for batch in again for i in ids(batch)]
+        assert (seen + rest)[: len(whole)] == whole
+        for count in {0, 2} - {workers}:
+            sampler, other = made(count)
+            sampler.load_state_dict(loader_position(state, packs))
+            rest = [i for batch in other for i in ids(batch)]
+            if packs * stop == len(whole):  # all of it: the next epoch begins
+                assert sampler.epoch == 1 and len(rest) == len(whole) and rest != whole
+            else:
+                assert seen + rest == whole
+
+
+def test_a_loader_state_without_packs_is_refused() -> None:
+    for state in ({}, {"_snapshot": {"_main_snapshot": {"_sampler_iter_state": {"samples_yielded": 3}}}}):
+        with pytest.raises(InputError, match="no position in packs"):
+            loader_position(state)
 
 
 def all_ranks(plan: pt.PackPlan, ranks: int, workers: int, state: Any) -> list[PackLoader]:

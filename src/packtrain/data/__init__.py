@@ -3,7 +3,7 @@
 from .chunked import ChunkedPacks
 from .encode_cache import EncodeCache
 from .lazy import LazyShardedDataset
-from .loader import PackLoader
+from .loader import PackLoader, loader_position
 from .packed import FILLER, PackedDataset
 from .sampler import PackSampler
 from .shards import ShardedPacks, open_packs
@@ -17,5 +17,6 @@ __all__ = [
     "PackSampler",
     "PackedDataset",
     "ShardedPacks",
+    "loader_position",
     "open_packs",
 ]

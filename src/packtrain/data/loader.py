@@ -4,7 +4,8 @@ A loader with workers fetches ahead, so the sampler stands further than training
 the batches that left it; its state is the first one that did not. Loaded with any number of workers (the
 order comes from the sampler, torch keeps it), it goes on there: what was in flight is fetched again,
 nothing is lost and nothing comes twice. torchdata's StatefulDataLoader works as well, with the sampler
-as it is; it needs another package and keeps a snapshot of every worker.
+as it is; it needs another package, keeps a snapshot of every worker, and loads its own state only with as
+many workers as saved it. `loader_position` takes the position out of such a state, for any number of them.
 
 Workers are spawned unless told otherwise: tokenizers do not survive a fork.
 """
@@ -20,7 +21,7 @@ from ..errors import InputError
 from .packed import PackedDataset
 from .sampler import PackSampler
 
-__all__ = ["PackLoader"]
+__all__ = ["PackLoader", "loader_position"]
 
 
 class PackLoader(DataLoader[Any]):  # type: ignore[misc]
@@ -96,6 +97,29 @@ class PackLoader(DataLoader[Any]):  # type: ignore[misc]
         self.pack_sampler.load_state_dict(state)
         self.dataset.set_epoch(self.pack_sampler.epoch)
         self._from, self._given = self.pack_sampler.micro_step, 0
+
+
+def loader_position(state: Mapping[str, Any], packs: int = 1) -> dict[str, Any]:
+    """The state of the `PackSampler` in that of a torchdata `StatefulDataLoader`: behind its last batch.
+
+    Args:
+        state: `StatefulDataLoader.state_dict()`, of any number of workers.
+        packs: packs of a batch.
+
+    Raises:
+        InputError: there is none in it.
+    """
+    snapshot = state.get("_snapshot") or {}
+    main = snapshot.get("_main_snapshot", state)
+    held = main.get("_sampler_iter_state") or main.get("_index_sampler_state") or {}
+    position = held.get("sampler_state", held)
+    if "micro_step" not in position:
+        raise InputError(
+            "this state of a loader holds no position in packs",
+            hint="StatefulDataLoader(sampler=PackSampler(…)), or batch_sampler=PackSampler(…).batches(k)",
+        )
+    behind = packs * int(state.get("_steps_since_snapshot", 0))
+    return {**position, "micro_step": min(position["steps"], position["micro_step"] + behind)}
 
 
 def _as_it_is(packs: list[Any]) -> list[Any]:
