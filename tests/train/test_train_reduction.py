@@ -5,10 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import reduction_script
 import torch
 from torch.nn import functional
 from train_samples import image_sample, text_sample
@@ -18,6 +22,8 @@ from packtrain.data import PackedDataset
 from packtrain.errors import ConfigError, InputError
 from packtrain.pipeline.losses import losses_of
 from packtrain.planning.build import plan
+from packtrain.sources import open_source
+from packtrain.sources.chat import ChatSource
 from packtrain.train.config import load_config
 from packtrain.train.loss import packed_loss, shift_labels, token_loss_sum
 from packtrain.train.recorded import token_losses
@@ -349,6 +355,46 @@ def test_evaluation_counts_each_sample_once_on_any_number_of_ranks(tmp_path: Pat
         assert (tokens, counted) == (6, 3)
         found.append(loss / weight)
     assert found[0] == pytest.approx(found[1], abs=1e-5)
+
+
+def test_real_processes_leave_the_weights_of_one_rank(tmp_path: Path) -> None:
+    """3 ranks x GA 1 under DDP (one of them without supervised tokens) and 1 rank x GA 3: same update."""
+    for ranks in (1, 3):
+        here = tmp_path / str(ranks)
+        here.mkdir()
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        script = str(Path(__file__).parent / "reduction_script.py")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, *(launcher if ranks > 1 else []), script, str(here)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr[-2000:]
+    one, three = (torch.load(tmp_path / str(ranks) / "found.pt") for ranks in (1, 3))
+    start = tiny_model("tiny:qwen3", seed=2).double().state_dict()
+    for kind in reduction_script.KINDS:
+        for name, weight in one[kind][0].items():
+            torch.testing.assert_close(three[kind][0][name], weight, rtol=0, atol=1e-10)
+        moved = max(float((one[kind][0][name] - start[name]).abs().max()) for name in start)
+        assert moved > 1e-4
+        assert one[kind][1] == pytest.approx(three[kind][1], abs=1e-4)  # the logged loss
+        assert one[kind][2] == pytest.approx(three[kind][2], abs=1e-9)  # evaluation
+        files = sorted((tmp_path / "3" / kind / "sample_loss").iterdir())
+        rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+        assert [row["rank"] for row in rows] == [0, 1, 2] and {row["step"] for row in rows} == {0}
+        assert sorted(i for row in rows for i in row["ids"]) == [0, 1, 2, 3]
+        assert next(row for row in rows if row["ids"] == [3])["loss"] == [None]
+
+
+def test_a_mixture_names_its_sources(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": name}]
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    (tmp_path / "mix.yaml").write_text("sources: [{path: one.jsonl}, {path: two.jsonl, name: second}]")
+    source = ChatSource(open_source(str(tmp_path / "mix.yaml")))
+    names, of = source_names(source)
+    assert names == ("one", "second") or names == ("one.jsonl", "second")
+    for i in range(2):
+        text = source[i]["messages"][1]["content"][0]["text"]
+        assert of(i) == {"one": names[0], "two": "second"}[text]
 
 
 def test_names_of_sources_are_checked() -> None:

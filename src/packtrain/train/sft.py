@@ -59,7 +59,7 @@ class TrainResult:
     Attributes:
         model: the trained model.
         history: every row that was logged, in order.
-        metrics: `train_loss` (mean over steps), `steps`, and the last evaluation.
+        metrics: `train_loss` (mean over steps), `steps`, `unsupervised_steps` (if any), the last evaluation.
         proof: report of the start-up proof, or None when it did not run.
         log_file: the same rows as JSON lines.
     """
@@ -294,6 +294,8 @@ def _run(
     history = trainer.state.log_history
     steps = trainer.state.global_step
     metrics: dict[str, float] = {"train_loss": float(outcome.training_loss), "steps": steps}
+    if trainer.unsupervised_steps:
+        metrics["unsupervised_steps"] = trainer.unsupervised_steps
     if trainer.eval_dataset is not None:
         last = {k: v for row in history if row.get("step") == steps for k, v in row.items()}
         found = last if any(key.startswith("eval_") for key in last) else trainer.evaluate()
