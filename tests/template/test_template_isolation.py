@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from packtrain.collate import PackBatch, PaddingFreeCollator
+from packtrain.errors import InputError
 from packtrain.families import family_of
 from packtrain.template import HFTemplate, dummy_samples
 from packtrain.train.attention import check_batch
@@ -26,7 +27,8 @@ from packtrain.train.proof import prove_isolation
 from packtrain.train.tiny import tiny_model
 
 QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-MEDIA = (*QWEN_VL, "llava_onevision", "internvl3", "qwen2_audio", "qwen2_5_omni")
+LLAVA = ("llava_1_5", "llava_next")  # no processor is shipped: made around the one of LLaVA-OneVision
+MEDIA = (*QWEN_VL, "llava_onevision", "internvl3", "qwen2_audio", "qwen2_5_omni", *LLAVA)
 TEXT = ("qwen3", "mistral", "gemma3")
 MARKS = ("<|vision_start|>", "<|vision_end|>")
 
@@ -52,6 +54,24 @@ def small(processor: Any, name: str) -> Any:
     if hasattr(made, "feature_extractor"):
         sound = made.feature_extractor
         sound.chunk_length, sound.n_samples, sound.nb_max_frames = 2, 2 * 16000, 200
+    return made
+
+
+def llava(name: str, base: Any) -> Any:
+    """LLaVA-1.5 or LLaVA-NeXT with a square of 56 pixels."""
+    from transformers import LlavaNextProcessor, LlavaProcessor
+    from transformers.models.clip.image_processing_clip import CLIPImageProcessor
+    from transformers.models.llava_next.image_processing_llava_next import LlavaNextImageProcessor
+
+    shared = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    size = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+    if name == "llava_1_5":
+        made = LlavaProcessor(CLIPImageProcessor(**size), base.tokenizer, **shared)
+    else:
+        grids = [[56, 112], [112, 56], [112, 112]]
+        images = LlavaNextImageProcessor(image_grid_pinpoints=grids, **size)
+        made = LlavaNextProcessor(images, base.tokenizer, **shared)
+    made.chat_template = base.chat_template
     return made
 
 
@@ -111,7 +131,10 @@ def setup(processor: Callable[[str], Any], data: Path) -> Callable[[str], Any]:
     """Name -> (tiny model, encoded samples, template, renumbering of further samples)."""
 
     def make(name: str) -> Any:
-        template = HFTemplate(small(processor(name), name))
+        if name in LLAVA:
+            template = HFTemplate(llava(name, processor("llava_onevision")))
+        else:
+            template = HFTemplate(small(processor(name), name))
         samples = [template.encode(chat) for chat in chats(name, data)]
         dummies = dummy_samples(template)
         family = template.family
@@ -200,7 +223,7 @@ def test_a_dummy_makes_the_towers_run_and_changes_nothing(name: str, setup: Any)
     needed = {key for key, grad in with_media.items() if grad is not None}
     idle = {key for key in needed if plain[key] is None}
     assert idle, "no tower to keep busy"
-    kinds = [dummies] if name == "llava_onevision" else [True, dummies]
+    kinds = [dummies] if name in ("llava_onevision", "llava_next") else [True, dummies]
     for dummy in kinds:
         found = gradients(model, [text], dummy)
         assert all(found[key] is not None for key in needed)
@@ -212,7 +235,7 @@ def test_a_dummy_makes_the_towers_run_and_changes_nothing(name: str, setup: Any)
 
 
 def test_ddp_steps_over_rows_without_media(setup: Any) -> None:
-    """Distributed training refuses the second step after a row that left a tower idle; a dummy prevents it."""
+    """DDP refuses the step after a row that left a tower idle; a dummy prevents it."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -238,6 +261,21 @@ def test_ddp_steps_over_rows_without_media(setup: Any) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("name", MEDIA)
+def test_media_that_slid_to_a_neighbour_are_refused(name: str, setup: Any) -> None:
+    """Case K4: counts are compared per sample, in every modality; the row's sum alone would agree."""
+    model, samples, _ = setup(name)
+    collate = PaddingFreeCollator(model)
+    keys = set(family_of(name=name).media_keys)
+    bare = {key: value for key, value in samples[1].items() if key not in keys}
+    carrier = {**samples[0], **{key: samples[1][key] for key in keys & set(samples[1])}}
+    if "position_ids" in carrier and carrier["position_ids"].ndim == 1:
+        carrier["position_ids"] = torch.arange(len(carrier["input_ids"]))
+    for pack in ([carrier, bare], [bare, carrier]):
+        with pytest.raises(InputError, match="placeholders for"):
+            collate([pack])
+
+
 @pytest.mark.parametrize("name", TEXT)
 def test_text_families_are_isolated_and_their_leaks_are_caught(name: str) -> None:
     model = tiny_model(f"tiny:{name}")
@@ -253,3 +291,29 @@ def test_text_families_are_isolated_and_their_leaks_are_caught(name: str) -> Non
     for alter in (mask_of_ones, cache_on):
         leak = prove_isolation(model, samples, ("sdpa",), alter=alter, gradients=False)
         assert not leak.ok and "layers." in str(leak.leaking_layer)
+
+
+def test_padding_inside_segments_moves_no_real_token(setup: Any) -> None:
+    model, samples, _ = setup("qwen2_5_vl")
+    plain = PaddingFreeCollator(model)([samples])
+    padded = PaddingFreeCollator(model, context_parallel=4, pad_multiple=64)([samples])
+    check_batch(padded, model)
+    assert padded.tail and padded.unpadded[: len(samples)] == plain.lengths != padded.lengths
+    with torch.no_grad():
+        found = [model(**{k: v for k, v in b.items() if k != "labels"}).logits[0] for b in (plain, padded)]
+    parts = found[1].split(list(padded.lengths))[: len(samples)]
+    kept = torch.cat([part[:real] for part, real in zip(parts, padded.unpadded, strict=False)])
+    assert (kept - found[0]).abs().max() < 3e-5
+    losses = [float(token_loss_sum(model, batch)) for batch in (plain, padded)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_pb82_two_packs_in_a_row_equal_two_micro_steps(setup: Any) -> None:
+    model, samples, _ = setup("qwen2_vl")
+    packs = [samples[:2], samples[2:]]
+    together = gradients(model, packs, False)
+    single = [gradients(model, [pack], False) for pack in packs]
+    assert float(together["loss"]) == pytest.approx(sum(float(one["loss"]) for one in single), rel=1e-6)
+    for key, grad in together.items():
+        parts = [one[key] for one in single if one[key] is not None]
+        assert grad is None or torch.allclose(grad, sum(parts), atol=1e-5, rtol=1e-4), key

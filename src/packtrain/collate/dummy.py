@@ -27,8 +27,8 @@ __all__ = ["Dummies", "dummies_of"]
 #: (media keys of a tower, the sample that makes it run)
 Dummies = list[tuple[frozenset[str], dict[str, Any]]]
 
-#: The fewest mel frames that give two tokens. Qwen2-Audio takes a row without two neighbouring audio tokens for
-#: one that its processor has not expanded, and then expands it itself.
+#: The fewest mel frames that give two tokens. Qwen2-Audio takes a row without two neighbouring audio tokens
+#: for one that its processor has not expanded, and then expands it itself.
 _MEL_FRAMES, _SOUND_TOKENS = 8, 2
 
 

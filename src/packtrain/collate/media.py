@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from ..errors import InputError
-from .boundaries import config_of
+from ..families import Family
+from .boundaries import config_of, family_for
 from .fields import Segment
 
 __all__ = ["check_placeholders", "join_media", "placeholders_of"]
@@ -23,18 +24,51 @@ __all__ = ["check_placeholders", "join_media", "placeholders_of"]
 _GRIDS = {"pixel_values": "image_grid_thw", "pixel_values_videos": "video_grid_thw"}
 
 
-#: Grid tensor -> the config's id of its placeholder token.
-_PLACEHOLDERS = {"image_grid_thw": "image_token_id", "video_grid_thw": "video_token_id"}
-
-
 def placeholders_of(model: Any) -> dict[str, tuple[int, int]]:
-    """Grid key -> (placeholder token id, patches per placeholder), as far as the model's config says."""
-    config = config_of(model)
-    merge = getattr(getattr(config, "vision_config", None), "spatial_merge_size", None)
-    if merge is None:
+    """Media key -> (placeholder token id, number), as far as the model's config says; empty for text.
+
+    The number by key: patches per placeholder for grids, placeholders per row for crops of a fixed size, 0
+    where only the presence of both can be compared (crops on a grid, pooled videos) and for sound.
+    """
+    config, family = config_of(model), family_for(model)
+    if config is None or family is None:
         return {}
-    ids = {key: getattr(config, name, None) for key, name in _PLACEHOLDERS.items()}
-    return {key: (int(token), int(merge) ** 2) for key, token in ids.items() if token is not None}
+    found = {}
+    for kind, key, number in _rules(config, family):
+        token = getattr(config, f"{kind}_token_id", None)
+        if token is not None:
+            found[key] = (int(token), number)
+    return found
+
+
+def _rules(config: Any, family: Family) -> list[tuple[str, str, int]]:
+    """(kind of medium, key that counts it, number) of a family."""
+    rules = []
+    if family.image_rule == "pixels":
+        merge = getattr(getattr(config, "vision_config", None), "spatial_merge_size", None)
+        if merge is not None:
+            rules += [(kind, f"{kind}_grid_thw", int(merge) ** 2) for kind in ("image", "video")]
+    elif family.image_rule == "tiles":
+        rules.append(("image", "pixel_values", int(getattr(config, "image_seq_length", 0))))
+    elif family.image_rule is not None:
+        rules.append(("image", "pixel_values", 0))
+    if family.video_rule == "pooled":
+        rules.append(("video", "pixel_values_videos", 0))
+    if family.audio_rule == "whisper":
+        rules.append(("audio", "feature_attention_mask", 0))
+    return rules
+
+
+def _expected(key: str, media: torch.Tensor | None, number: int) -> int | None:
+    """Placeholders that a sample's media take; None: some, how many only the processor knows."""
+    if media is None:
+        return 0
+    if key in _GRIDS.values():
+        return int((media.long().prod(-1) // number).sum())
+    if key == "feature_attention_mask":  # two halvings of the mel frames of each clip
+        halved = (media.long().sum(-1) - 1) // 2 + 1
+        return int(((halved - 2) // 2 + 1).sum())
+    return int(media.shape[0]) * number or None
 
 
 def join_media(segments: list[Segment], rules: Mapping[str, str]) -> dict[str, torch.Tensor]:
@@ -96,14 +130,14 @@ def check_placeholders(
     if not placeholders:
         return
     ends = torch.tensor([segment.length for segment in segments]).cumsum(0)
-    for key, (token, patches) in placeholders.items():
+    for key, (token, number) in placeholders.items():
         counts = (ids == token).cumsum(0)[ends - 1].diff(prepend=torch.zeros(1, dtype=torch.int64)).tolist()
         for segment, found in zip(segments, counts, strict=True):
-            grid = segment.media.get(key)
-            expected = 0 if grid is None else int((grid.long().prod(-1) // patches).sum())
-            if found != expected:
+            expected = _expected(key, segment.media.get(key), number)
+            if found != expected and (found == 0 or expected is not None):
                 raise InputError(
-                    f"{segment.where} has {found} placeholders for {key}, its media give {expected}",
+                    f"{segment.where} has {found} placeholders for {key}, its media give "
+                    f"{'some' if expected is None else expected}",
                     hint="encode samples with the processor that belongs to the model",
                 )
 

@@ -17,7 +17,7 @@ import torch
 
 from ..errors import UnknownNameError
 from ..template import ensure_torchvision
-from .tiny_media import internvl, llava_onevision, qwen2_5_omni, qwen2_audio
+from .tiny_media import internvl, llava_1_5, llava_next, llava_onevision, qwen2_5_omni, qwen2_audio
 from .tiny_parts import HIDDEN, LAYERS, TOWER, Vocabulary, rope, text_layers, vision_tower
 
 __all__ = ["TINY_MODELS", "is_tiny", "tiny_model"]
@@ -124,6 +124,8 @@ def _qwen3_vl(transformers: Any, vocabulary: Vocabulary) -> Any:
 TINY_MODELS: dict[str, tuple[str, Callable[[Any, Vocabulary], Any]]] = {
     "gemma3": ("Gemma3ForCausalLM", _gemma3),
     "internvl3": ("InternVLForConditionalGeneration", internvl),
+    "llava_1_5": ("LlavaForConditionalGeneration", llava_1_5),
+    "llava_next": ("LlavaNextForConditionalGeneration", llava_next),
     "llava_onevision": ("LlavaOnevisionForConditionalGeneration", llava_onevision),
     "mistral": ("MistralForCausalLM", _mistral),
     "qwen2_5_omni": ("Qwen2_5OmniThinkerForConditionalGeneration", qwen2_5_omni),

@@ -7,7 +7,7 @@ from typing import Any
 from ..families import family_of
 from .tiny_parts import HIDDEN, LAYERS, TOWER, Vocabulary, rope, text_layers, vision_tower
 
-__all__ = ["internvl", "llava_onevision", "qwen2_5_omni", "qwen2_audio"]
+__all__ = ["internvl", "llava_1_5", "llava_next", "llava_onevision", "qwen2_5_omni", "qwen2_audio"]
 
 _PATCH = 14
 
@@ -50,6 +50,33 @@ def llava_onevision(transformers: Any, vocabulary: Vocabulary) -> Any:
         image_grid_pinpoints=[list(grid) for grid in grids],
         image_token_index=_id(vocabulary, "llava_onevision", "image"),
         video_token_index=_id(vocabulary, "llava_onevision", "video"),
+    )
+
+
+def llava_1_5(transformers: Any, vocabulary: Vocabulary) -> Any:
+    """CLIP tower, one square an image."""
+    side = vocabulary.side(56, "crop_size")
+    return transformers.LlavaConfig(
+        text_config=text_layers(vocabulary, model_type="qwen2"),
+        vision_config={**_crops(side), "model_type": "clip_vision_model", "projection_dim": TOWER},
+        image_token_index=_id(vocabulary, "llava_1_5", "image"),
+        image_seq_length=(side // _PATCH) ** 2,
+        vision_feature_layer=-1,
+    )
+
+
+def llava_next(transformers: Any, vocabulary: Vocabulary) -> Any:
+    """CLIP tower, crops on the processor's grids."""
+    side = vocabulary.side(56, "crop_size")
+    images = getattr(vocabulary.source, "image_processor", None)
+    grids = getattr(images, "image_grid_pinpoints", [[side, 2 * side], [2 * side, side]])
+    return transformers.LlavaNextConfig(
+        text_config=text_layers(vocabulary, model_type="qwen2"),
+        vision_config={**_crops(side), "model_type": "clip_vision_model", "projection_dim": TOWER},
+        image_token_index=_id(vocabulary, "llava_next", "image"),
+        image_grid_pinpoints=[list(grid) for grid in grids],
+        image_seq_length=(side // _PATCH) ** 2,
+        vision_feature_layer=-1,
     )
 
 

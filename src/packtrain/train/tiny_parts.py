@@ -57,9 +57,9 @@ class Vocabulary:
             "video_token_id": self.id_of("<|video_pad|>"),
         }
 
-    def side(self, default: int) -> int:
-        """Side in pixels of a crop or tile."""
-        size = getattr(getattr(self.source, "image_processor", None), "size", None)
+    def side(self, default: int, name: str = "size") -> int:
+        """Side in pixels of a crop or tile; `name` is the image processor's setting."""
+        size = getattr(getattr(self.source, "image_processor", None), name, None)
         return default if size is None else int(size["height"])
 
     def mel(self, default: int) -> tuple[int, int]:
