@@ -304,7 +304,7 @@ def test_padding_inside_segments_moves_no_real_token(setup: Any) -> None:
     parts = found[1].split(list(padded.lengths))[: len(samples)]
     kept = torch.cat([part[:real] for part, real in zip(parts, padded.unpadded, strict=False)])
     assert (kept - found[0]).abs().max() < 3e-5
-    losses = [float(token_loss_sum(model, batch)) for batch in (plain, padded)]
+    losses = [float(token_loss_sum(model, batch).detach()) for batch in (plain, padded)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
