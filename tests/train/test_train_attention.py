@@ -59,9 +59,6 @@ def test_layers_with_a_state_are_refused() -> None:
 
     config = transformers.Qwen3_5TextConfig(num_hidden_layers=4, hidden_size=32, vocab_size=64)
     assert state_layers(config) == ["linear_attention"]
-    for model_type in ("mamba2", "qwen3_next"):
-        with pytest.raises(IsolationError, match="carry a state"):
-            choose_backend(model_type)
     with pytest.raises(IsolationError, match="carry a state from sample to sample"):
         check_attention(config)
     with torch.device("meta"):
@@ -77,8 +74,7 @@ def test_refusals_of_backends_name_the_fix() -> None:
     assert choose_backend("qwen3") == "sdpa" and choose_backend("qwen3", "eager") == "eager"
     with pytest.raises(IsolationError, match=r"qwen2_vl cannot run packed on flex_attention.*attn: sdpa"):
         choose_backend("qwen2_vl", "flex_attention")
-    with pytest.raises(IsolationError, match="varlen"):
-        choose_backend("qwen3", "varlen")
+    assert choose_backend("qwen3", "varlen") == "varlen"
     unknown = tiny_model("tiny:qwen3")
     unknown.config.model_type = "brand_new"
     assert not check_attention(unknown).proven

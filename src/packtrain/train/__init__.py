@@ -16,21 +16,26 @@ if TYPE_CHECKING:
     from .loss import chunked_cross_entropy, packed_loss
     from .model import load_model
     from .proof import prove_isolation
+    from .segments import isolate_states
     from .sft import train
     from .tiny import tiny_model
+    from .varlen import register_varlen_attention, use_varlen
 
 _HOMES = {
     "RunConfig": "config",
     "check_attention": "attention",
     "chunked_cross_entropy": "loss",
     "evaluate_packed_vs_unpacked": "compare",
+    "isolate_states": "segments",
     "load_config": "config",
     "load_model": "model",
     "packed_loss": "loss",
     "prove_isolation": "proof",
+    "register_varlen_attention": "varlen",
     "run_controls": "controls",
     "tiny_model": "tiny",
     "train": "sft",
+    "use_varlen": "varlen",
 }
 
 __all__ = [
@@ -38,13 +43,16 @@ __all__ = [
     "check_attention",
     "chunked_cross_entropy",
     "evaluate_packed_vs_unpacked",
+    "isolate_states",
     "load_config",
     "load_model",
     "packed_loss",
     "prove_isolation",
+    "register_varlen_attention",
     "run_controls",
     "tiny_model",
     "train",
+    "use_varlen",
 ]
 
 

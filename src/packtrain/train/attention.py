@@ -3,7 +3,9 @@
     sdpa, eager     transformers derives a block mask from restarting text positions, but only while
                     there is no attention_mask, no cache, and (mRoPE) a text row in front
     flash, flex     as the family declares
-    state layers    convolution, SSM and linear attention carry a state across samples: refused
+    varlen          torch's variable-length kernel (train.varlen), tower included
+    state layers    convolution, SSM and linear attention carry a state across samples: run segment
+                    by segment (train.segments) or refused; the start-up proof decides
 
 Three answers: *known* (the family lists the backend), *refused* (`IsolationError` with reason and
 fix), *unproven* (nobody has shown either): an unproven setup may start only after `prove_isolation`
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +25,10 @@ from ..collate import PackBatch, attention_of, state_layers
 from ..collate.boundaries import config_of, family_for, text_config
 from ..errors import InputError, IsolationError
 from ..families import BACKENDS
+from .segments import states_isolated
+from .varlen import VARLEN, varlen_refusal
+from .varlen_kernel import kernel_available
+from .versions import untested, versions_trusted
 
 __all__ = ["AttentionSetup", "check_attention", "check_batch", "choose_backend", "segments_of"]
 
@@ -48,22 +54,33 @@ class AttentionSetup:
     why: str
 
 
-def choose_backend(model_or_type: Any, attn: str = "auto") -> str:
-    """The attention implementation to load a model with; "auto" is sdpa.
+def choose_backend(model_or_type: Any, attn: str = "auto", *, dtype: str = "auto") -> str:
+    """The attention implementation to load a model with.
+
+    "auto" is varlen where its kernel runs (a GPU, bfloat16 or float16, tested versions, a family that
+    is known), else sdpa.
+
+    Args:
+        model_or_type: model, config or model_type.
+        attn: "auto" or a backend.
+        dtype: the model's: "auto" (its config's), "bfloat16", …
 
     Raises:
         IsolationError: the model cannot run packed, or not on `attn`.
     """
-    _refuse_states(model_or_type)
     family = family_for(model_or_type)
-    backend = "sdpa" if attn == "auto" else attn
-    if backend == "varlen":
-        raise IsolationError("attention varlen is not available", hint=_USE)
-    if family is not None and backend in family.refused:
-        raise IsolationError(
-            f"{family.name} cannot run packed on {backend}: {family.refused[backend]}", hint=_USE
-        )
-    return backend
+    config = config_of(model_or_type)
+    if attn == "auto":
+        wanted = str(getattr(config, "dtype", None) if dtype == "auto" else dtype).removeprefix("torch.")
+        runs = kernel_available() and wanted in ("bfloat16", "float16") and not untested()
+        fits = family is not None and config is not None and varlen_refusal(config) is None
+        return VARLEN if runs and fits else "sdpa"
+    reason = varlen_refusal(config) if attn == VARLEN and config is not None else None
+    if reason is not None:
+        raise IsolationError(f"{config.model_type} cannot run on varlen: {reason}", hint=_USE)  # type: ignore[union-attr]
+    if family is not None and attn in family.refused:
+        raise IsolationError(f"{family.name} cannot run packed on {attn}: {family.refused[attn]}", hint=_USE)
+    return attn
 
 
 def check_attention(model: Any) -> AttentionSetup:
@@ -76,6 +93,7 @@ def check_attention(model: Any) -> AttentionSetup:
     if config is None:
         raise InputError("no model to check", hint="pass a loaded transformers model")
     backend = attention_of(model) or "eager"
+    trusted = versions_trusted()
     _refuse_states(model)
     for part in (config, text_config(config)):
         if getattr(part, "use_cache", False):
@@ -85,16 +103,19 @@ def check_attention(model: Any) -> AttentionSetup:
             )
     if getattr(text_config(config), "is_causal", True) is False:
         raise IsolationError(f"{config.model_type} is not causal", hint="packtrain trains causal models")
-    return _known(config, backend)
+    setup = _known(config, backend)
+    if not trusted:
+        return replace(setup, proven=False, why=f"{'; '.join(untested())}; the proof decides")
+    return setup
 
 
 def _refuse_states(model: Any) -> None:
     states = state_layers(model)
-    if states:
+    if states and not states_isolated(model):
         kind = model if isinstance(model, str) else config_of(model).model_type  # type: ignore[union-attr]
         raise IsolationError(
             f"{kind} has layers that carry a state from sample to sample ({', '.join(states)})",
-            hint="train it unpacked, or choose a model with attention layers only",
+            hint="load it with packtrain.train.load_model, or call packtrain.train.isolate_states(model)",
         )
 
 
@@ -106,6 +127,12 @@ def _known(config: Any, backend: str) -> AttentionSetup:
     if backend not in BACKENDS:
         return AttentionSetup(kind, backend, family.name, False, f"{backend} is unknown; the proof decides")
     family.allowed_kwargs(backend)  # refuses what the family refuses
+    if backend == VARLEN:
+        reason = varlen_refusal(config)
+        if reason is not None:
+            raise IsolationError(f"{kind} cannot run on varlen: {reason}", hint=_USE)
+        why = f"{family.name} on varlen: segments from restarting text positions"
+        return AttentionSetup(kind, backend, family.name, True, why)
     if family.isolates_by_positions(backend):
         why = f"{family.name} on {backend}: restarting text positions, no mask, no cache"
         return AttentionSetup(kind, backend, family.name, True, why)

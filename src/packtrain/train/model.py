@@ -17,7 +17,9 @@ import torch
 from ..errors import ConfigError, IsolationError, MissingExtraError
 from ..template import ensure_torchvision
 from .attention import choose_backend
+from .segments import isolate_states
 from .tiny import is_tiny, tiny_model
+from .varlen import VARLEN, use_varlen
 
 __all__ = ["load_model", "no_progress_bars", "switch_cache_off"]
 
@@ -44,18 +46,21 @@ def load_model(
         ConfigError: the model cannot be found or loaded.
     """
     if is_tiny(name_or_path):
-        backend = choose_backend(name_or_path.removeprefix("tiny:"), attn)
-        model = tiny_model(name_or_path, processor, seed, attn=backend)
-        return model if dtype == "auto" else model.to(getattr(torch, dtype))
+        model = tiny_model(name_or_path, processor, seed)
+        model = model if dtype == "auto" else model.to(getattr(torch, dtype))
+        backend = choose_backend(model, attn, dtype=str(model.dtype))
+        if backend not in ("sdpa", VARLEN):
+            model.set_attn_implementation(backend)
+        return _prepared(model, backend)
     ensure_torchvision()
     import transformers
 
     config = _read_config(transformers, name_or_path)
-    backend = choose_backend(config, attn)
+    backend = choose_backend(config, attn, dtype=dtype)
     try:
         with no_progress_bars():
             model = _class_for(transformers, config).from_pretrained(
-                name_or_path, config=config, dtype=dtype, attn_implementation=backend
+                name_or_path, config=config, dtype=dtype, attn_implementation=_loadable(attn, backend)
             )
     except ImportError as error:
         raise ConfigError(
@@ -66,7 +71,18 @@ def load_model(
             f"model {name_or_path} cannot be loaded: {_first_line(error)}", hint="check model.name_or_path"
         ) from error
     switch_cache_off(model)
-    return model
+    return _prepared(model, backend)
+
+
+def _loadable(attn: str, backend: str) -> str | None:
+    """What transformers loads with: its default where we chose (models without sdpa get eager)."""
+    return None if attn == "auto" or backend == VARLEN else backend
+
+
+def _prepared(model: Any, backend: str) -> Any:
+    """State layers run per segment; varlen takes over where it was chosen."""
+    isolate_states(model)
+    return use_varlen(model) if backend == VARLEN else model
 
 
 def switch_cache_off(model: Any) -> None:

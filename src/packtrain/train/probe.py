@@ -18,6 +18,7 @@ from ..collate import IGNORE, SAMPLE_FIELDS, TOKEN_FIELDS, PackBatch, PaddingFre
 from ..collate.media import placeholders_of
 from ..errors import IsolationError
 from .loss import shift_labels
+from .varlen import VARLEN, use_varlen
 
 __all__ = [
     "Probe",
@@ -165,7 +166,7 @@ def on_backend(model: Any, backend: str) -> Iterator[None]:
         if part is not None:
             before[name] = part._attn_implementation
     try:
-        model.set_attn_implementation(backend)
+        use_varlen(model) if backend == VARLEN else model.set_attn_implementation(backend)
     except (ValueError, ImportError) as error:
         raise IsolationError(
             f"{model.config.model_type} does not run on {backend} here: {str(error).splitlines()[0]}",

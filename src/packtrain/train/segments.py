@@ -1,0 +1,170 @@
+"""Layers that carry a state (linear attention, SSM, convolution), kept apart segment by segment.
+
+    isolate_states(model)       afterwards every state layer starts afresh at each packed sample
+
+Without special kernels transformers runs the state of such a layer through the whole row, whatever
+mask or offsets it gets. Here the layer itself is called once for each segment, so it cannot see
+another sample: exact on any device, and differentiable. Boundaries come from the restarting text
+positions that the model is called with; offsets and `seq_idx` are kept from the layer.
+
+Trade-off: one call per segment and layer. Rows of many short samples run slower than with kernels.
+
+With gradient checkpointing a layer runs again in the backward pass, for the boundaries of the last
+forward pass: two forward passes of different rows before one backward pass are refused then.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..collate.boundaries import state_layers
+from ..errors import IsolationError
+from .row_segments import Segments, of_positions
+
+__all__ = ["isolate_states", "states_isolated"]
+
+#: Class names of layers that carry a state along the row; their first argument is [B,T,hidden].
+_CLASS = re.compile(
+    r"(Mamba2?Mixer|Mamba|Bamba|FalconH1|GraniteMoeHybridMamba\w*)Mixer$|MambaLayer$|GatedDeltaNet$|"
+    r"ShortConv$|RecurrentBlock$|LightningAttention$|DeltaAttention$|MambaMixer$|Mamba2Mixer$"
+)
+
+_DROPPED = (
+    "seq_idx",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+    "pack_cu",
+    "pack_max",
+)
+
+_MARK = "_packtrain_states"
+
+
+class _Boundaries:
+    """Segments of the forward pass that runs."""
+
+    def __init__(self) -> None:
+        self.segments: Segments | None = None
+        self._open: set[tuple[int, ...]] = set()
+        self._replayed = False
+        self.inside = False
+
+    def note(self, positions: torch.Tensor | None) -> None:
+        self.segments = None if positions is None else of_positions(positions)
+        if not torch.is_grad_enabled():
+            return
+        if self._replayed:
+            self._open, self._replayed = set(), False
+        if self.segments is not None:
+            self._open.add(self.segments.lengths)
+
+    def of_row(self, tokens: int) -> tuple[int, ...]:
+        if torch._C._current_graph_task_id() != -1:  # a backward pass that computes the layer again
+            self._replayed = True
+            if len(self._open) > 1:
+                raise IsolationError(
+                    "gradient checkpointing replays a state layer after forward passes of different rows",
+                    hint="run backward after every forward pass, or switch gradient checkpointing off",
+                )
+        if self.segments is None or self.segments.tokens != tokens:
+            known = None if self.segments is None else self.segments.tokens
+            raise IsolationError(
+                f"a layer with a state got {tokens} tokens, the boundaries are of {known}",
+                hint="call the model with restarting position_ids [1,T]",
+            )
+        return self.segments.lengths
+
+
+def states_isolated(model: Any) -> bool:
+    """True when `isolate_states` has been applied to the model."""
+    return hasattr(model, _MARK)
+
+
+def isolate_states(model: Any) -> Any:
+    """Keep packed samples apart in every state layer of a loaded model; applied once.
+
+    Raises:
+        IsolationError: its state layers are not of a kind that can be called per segment.
+    """
+    if states_isolated(model) or not state_layers(model):
+        return model
+    layers = [m for m in model.modules() if _CLASS.search(type(m).__name__)]
+    if not layers:
+        raise IsolationError(
+            f"{model.config.model_type} carries a state in layers that packtrain cannot run per segment",
+            hint="train it unpacked, or choose a model with attention layers only",
+        )
+    boundaries = _Boundaries()
+    model.register_forward_pre_hook(functools.partial(_enter, boundaries), with_kwargs=True)
+    model.register_forward_hook(functools.partial(_leave, boundaries), always_call=True)
+    inner = getattr(model, "base_model", model)
+    if inner is not model:  # a loss without logits calls it directly
+        inner.register_forward_pre_hook(functools.partial(_note, boundaries), with_kwargs=True)
+    for layer in layers:
+        layer.forward = _per_segment(layer.forward, boundaries)
+    setattr(model, _MARK, boundaries)
+    return model
+
+
+def _enter(boundaries: _Boundaries, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    _note(boundaries, module, args, kwargs)
+    boundaries.inside = True
+
+
+def _leave(boundaries: _Boundaries, module: Any, args: tuple[Any, ...], output: Any) -> None:
+    boundaries.inside = False
+
+
+def _note(boundaries: _Boundaries, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    positions = kwargs.get("position_ids")
+    if boundaries.inside:  # the outer call knew them; some models hand no positions on
+        return
+    if positions is not None and positions.ndim == 3:
+        if positions.shape[0] != 4:
+            raise IsolationError(
+                f"position_ids {list(positions.shape)} have no text row: state layers cannot be kept apart",
+                hint="use PaddingFreeCollator(model), which gives [4,1,T]",
+            )
+        positions = positions[0]
+    boundaries.note(positions)
+
+
+def _per_segment(forward: Callable[..., Any], boundaries: _Boundaries) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+        if any(kwargs.get(name) is not None for name in ("cache", "cache_params", "past_key_values")):
+            raise IsolationError(
+                "a cache lets the state of one sample reach the next",
+                hint="call the model with use_cache=False",
+            )
+        batch, tokens = hidden.shape[:2]
+        lengths = boundaries.of_row(batch * tokens)
+        kept = {name: value for name, value in kwargs.items() if name not in (*_DROPPED, "hidden_states")}
+        for name, value in kept.items():
+            if (
+                isinstance(value, torch.Tensor)
+                and value.ndim > 1
+                and tokens in value.shape
+                and name != "attention_mask"
+            ):
+                raise IsolationError(
+                    f"a state layer takes {name} {list(value.shape)} per token; it cannot run per segment",
+                    hint="train this model unpacked",
+                )
+        kept.pop("attention_mask", None)
+        row = hidden.reshape(1, batch * tokens, hidden.shape[-1])
+        made = [forward(part, *args[1:], **kept) for part in row.split(list(lengths), dim=1)]
+        if isinstance(made[0], tuple):
+            joined = torch.cat([part[0] for part in made], dim=1).reshape(batch, tokens, -1)
+            return (joined, *made[0][1:])
+        return torch.cat(made, dim=1).reshape(batch, tokens, -1)
+
+    return run

@@ -1,0 +1,247 @@
+"""Variable-length attention behind transformers' interface: `attn_implementation="varlen"`.
+
+    register_varlen_attention()          once; then from_pretrained(..., attn_implementation="varlen")
+    use_varlen(model)                    a loaded model, its vision tower included
+
+No flash-attn is needed: the kernel is torch's own (`varlen_kernel`), and where it cannot run every
+segment is computed by itself, so a CPU proves the same isolation. Where the boundaries come from:
+
+    causal layers    `cu_seq_lens_q`, else `pack_cu` / `pack_max`, else the restarting text positions
+                     that transformers hands to its attention; none of them: refused
+    vision towers    the offsets of the tower itself; text boundaries never apply to it
+    other encoders   (audio, SigLIP) transformers' own sdpa with its own mask
+
+Boundaries are read from the positions themselves, so neither an all-ones mask nor a cache object
+switches isolation off here. Refused, since the kernel has no such thing: score caps, attention
+sinks, position biases, dropout, chunked or bidirectional text masks, padded rows, decoding.
+
+A tower computes image by image unless its attention name contains "flash"; transformers' loader in
+turn takes such a name for a hub kernel. `use_varlen` therefore names the tower's config directly.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from ..collate.boundaries import text_config
+from ..errors import IsolationError, MissingExtraError
+from .row_segments import Segments, of_offsets, of_positions
+from .varlen_kernel import attend
+
+__all__ = ["TOWER", "VARLEN", "register_varlen_attention", "use_varlen", "varlen_refusal"]
+
+#: Attention name of the language layers.
+VARLEN = "varlen"
+
+#: Attention name of a vision tower that hands over its own offsets.
+TOWER = "packtrain_flash_varlen"
+
+_SDPA = "use model.attn: sdpa"
+
+
+def register_varlen_attention() -> str:
+    """Make "varlen" known to transformers; returns the name. Calling it again changes nothing."""
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+    except ImportError as error:
+        raise MissingExtraError("transformers", "train") from error
+    for name in (VARLEN, TOWER):
+        AttentionInterface.register(name, _attention)
+        AttentionMaskInterface.register(name, _mask)
+    return VARLEN
+
+
+def varlen_refusal(config: Any) -> str | None:
+    """Why the language layers of this config cannot run on varlen; None when they can."""
+    text = text_config(config)
+    if getattr(text, "attn_logit_softcapping", None):
+        return f"its attention caps scores (attn_logit_softcapping {text.attn_logit_softcapping})"
+    if text.model_type in ("gpt_oss", "gpt_oss_text"):
+        return "its attention has sinks"
+    if getattr(text, "attention_chunk_size", None) or "chunked_attention" in _layer_types(text):
+        return "its layers attend in fixed chunks"
+    dropout = getattr(text, "attention_dropout", 0.0) or 0.0
+    if dropout:
+        return f"attention_dropout is {dropout}, which the kernel does not have"
+    if config is not text and config.model_type in _BIDIRECTIONAL:
+        return "the tokens of an image see each other in both directions"
+    return None
+
+
+#: Multimodal models whose text mask is bidirectional inside an image.
+_BIDIRECTIONAL = ("gemma3", "gemma3n", "gemma4", "paligemma", "colpali", "emu3", "chameleon")
+
+
+def _layer_types(text: Any) -> set[str]:
+    return set(getattr(text, "layer_types", None) or ())
+
+
+def use_varlen(model: Any) -> Any:
+    """Switch a loaded transformers model to varlen: language layers, and towers with own offsets.
+
+    Other encoders keep the implementation they have (sdpa instead of "varlen").
+
+    Raises:
+        IsolationError: the model cannot run on varlen, with the reason.
+    """
+    register_varlen_attention()
+    reason = varlen_refusal(model.config)
+    if reason is not None:
+        raise IsolationError(f"{model.config.model_type} cannot run on varlen: {reason}", hint=_SDPA)
+    text = text_config(model.config)
+    for config in (model.config, text):
+        config._attn_implementation_internal = VARLEN
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is None or config is text or config is model.config:
+            continue
+        if _is_tower(module):
+            config._attn_implementation_internal = TOWER
+        elif getattr(config, "_attn_implementation", None) == VARLEN:
+            config._attn_implementation_internal = "sdpa"
+    return model
+
+
+def _is_tower(module: Any) -> bool:
+    """An attention module that is not causal and takes its own offsets."""
+    return (
+        getattr(module, "is_causal", True) is False
+        and "cu_seqlens" in inspect.signature(type(module).forward).parameters
+    )
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: query [B, heads, T, size] -> ([B, T, heads, size], None)."""
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    own = kwargs.get("cu_seq_lens_q")
+    if not causal and own is None:  # an encoder, or a tower that calls image by image
+        return _as_sdpa(module, query, key, value, attention_mask, dropout, scaling, kwargs)
+    _refuse_extras(kwargs, attention_mask, dropout if module.training else 0.0)
+    batch, heads, length, _ = query.shape
+    if key.shape[2] != length:
+        raise IsolationError(
+            f"varlen got {length} queries and {key.shape[2]} keys: it trains packed rows, it does not decode",
+            hint="model.set_attn_implementation('sdpa') before generating",
+        )
+    segments = of_offsets(own) if own is not None else _boundaries(kwargs, batch, length)
+    if segments.tokens != batch * length:
+        raise IsolationError(
+            f"the boundaries cover {segments.tokens} tokens, the row has {batch * length}",
+            hint="give the boundaries of this row, a pad tail included",
+        )
+    window = kwargs["sliding_window"] if "sliding_window" in kwargs else _window_of(module)
+    flat = (
+        tensor.transpose(1, 2).reshape(batch * length, *tensor.shape[1::2]) for tensor in (query, key, value)
+    )
+    q, k, v = flat
+    out = attend(q, k, v, segments, causal=causal, scale=scaling, window=window if causal else None)
+    return out.view(batch, length, heads, -1), None
+
+
+def _window_of(module: torch.nn.Module) -> int | None:
+    window = getattr(module, "sliding_window", None)
+    return window if isinstance(window, int) and not isinstance(window, bool) else None
+
+
+def _boundaries(kwargs: dict[str, Any], batch: int, length: int) -> Segments:
+    """Of a causal layer, from the batch's own offsets or from restarting positions."""
+    if kwargs.get("pack_cu") is not None:
+        return of_offsets(kwargs["pack_cu"])
+    positions = kwargs.get("position_ids")
+    if positions is None:
+        raise IsolationError(
+            "no boundaries reach the attention layers: neither text positions nor pack_cu",
+            hint="give restarting position_ids (mRoPE models: [4,1,T], the text row first), or "
+            "use model.attn: sdpa where the layers pass no positions on",
+        )
+    if positions.ndim == 2 and positions.shape[0] == 1 and batch > 1:
+        positions = positions.expand(batch, -1)
+    if positions.shape[-1] != length:
+        raise IsolationError(
+            f"position_ids have {positions.shape[-1]} entries, the row has {length} tokens",
+            hint="give one position per token",
+        )
+    return of_positions(positions)
+
+
+def _refuse_extras(kwargs: dict[str, Any], mask: Any, dropout: float) -> None:
+    reason = None
+    if kwargs.get("softcap") is not None:
+        reason = "its attention caps scores (softcap)"
+    elif kwargs.get("s_aux") is not None:
+        reason = "its attention has sinks"
+    elif kwargs.get("position_bias") is not None:
+        reason = "its attention adds a position bias"
+    elif mask is not None:
+        reason = "an attention mask was built or given"
+    elif dropout:
+        reason = f"attention dropout is {dropout}"
+    if reason is not None:
+        raise IsolationError(f"this model cannot run on varlen: {reason}", hint=_SDPA)
+
+
+def _as_sdpa(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    scaling: float | None,
+    kwargs: dict[str, Any],
+) -> tuple[torch.Tensor, None]:
+    """Not causal: transformers' sdpa, without the text boundaries that a tower is handed too."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    kept = {name: kwargs[name] for name in ("position_bias", "softcap") if kwargs.get(name) is not None}
+    out, _ = sdpa_attention_forward(
+        module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=False, **kept
+    )
+    return out, None
+
+
+def _mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+    """transformers' mask interface: none for causal layers, sdpa's for encoders; others are refused."""
+    from transformers.masking_utils import sdpa_mask
+
+    if "allow_is_bidirectional_skip" in kwargs:
+        made: torch.Tensor | None = sdpa_mask(*args, **kwargs)
+        return made
+    padding = kwargs.get("attention_mask")
+    if padding is not None and not bool(padding.all()):
+        raise IsolationError(
+            "the row is padded (attention_mask has zeros): varlen reads boundaries from positions only",
+            hint="pack with PaddingFreeCollator, which gives no attention_mask, or use sdpa",
+        )
+    size, config = kwargs.get("local_size"), kwargs.get("config")
+    if size is not None and size != getattr(config, "sliding_window", None):
+        raise IsolationError("varlen cannot attend in fixed chunks", hint=_SDPA)
+    if _looks_ahead(kwargs):
+        raise IsolationError("varlen cannot run a text mask that looks ahead", hint=_SDPA)
+    return None
+
+
+def _looks_ahead(kwargs: dict[str, Any]) -> bool:
+    """Does any token see the next one? (Overlays for images and prefixes do.)"""
+    length = int(kwargs.get("q_length") or 0)
+    if length < 2 or kwargs.get("kv_length", length) != length:
+        return False
+    device = kwargs.get("device")
+    here = torch.arange(length - 1, device=device)
+    zero = torch.zeros((), dtype=torch.long, device=device)
+    sees = kwargs["mask_function"](zero, zero, here, here + 1)
+    return bool(sees.any()) if isinstance(sees, torch.Tensor) else bool(sees)

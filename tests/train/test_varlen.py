@@ -1,0 +1,244 @@
+"""Variable-length attention: packed equals alone, segment by segment as a CPU runs it; a test per trap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from train_samples import ALL, VISION, image_sample, samples_for, text_sample
+
+from packtrain.collate import PaddingFreeCollator
+from packtrain.errors import IsolationError
+from packtrain.template import ensure_torchvision
+from packtrain.train import load_model, prove_isolation, register_varlen_attention, use_varlen, versions
+from packtrain.train.attention import check_attention, choose_backend
+from packtrain.train.row_segments import of_lengths, of_offsets, of_positions
+from packtrain.train.tiny import tiny_model
+from packtrain.train.varlen import TOWER, VARLEN, varlen_refusal
+from packtrain.train.varlen_kernel import attend
+
+ensure_torchvision()
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "initializer_range": 0.08,
+    "use_cache": False,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+
+def _logits(model: Any, samples: list[dict[str, Any]], **more: Any) -> torch.Tensor:
+    batch = {**PaddingFreeCollator(model)([samples]), **more}
+    batch = {name: value for name, value in batch.items() if value is not None and name != "labels"}
+    with torch.no_grad():
+        return model(**batch).logits[0]
+
+
+def _alone_on_sdpa(model: Any, samples: list[dict[str, Any]]) -> torch.Tensor:
+    return torch.cat([_logits(model, [sample]) for sample in samples])
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_packed_equals_alone_tamper_is_bitwise_gradients_agree(name: str, dtype: torch.dtype) -> None:
+    model = use_varlen(tiny_model(name).to(dtype))
+    report = prove_isolation(model, samples_for(name, model), (VARLEN,))
+    assert report.ok, report.first_leak
+    limit = 3e-5 if dtype is torch.float32 else 1e-7
+    assert max(row.worst for row in report.rows) <= limit
+    assert model.config.get_text_config()._attn_implementation == VARLEN
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_varlen_computes_what_sdpa_computes_alone(name: str) -> None:
+    model = tiny_model(name).double()
+    samples = samples_for(name, model)
+    expected = _alone_on_sdpa(model, samples)
+    assert torch.allclose(_logits(use_varlen(model), samples), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "kind", ["Mistral", "Qwen2", "Gemma3Text", "Cohere2", "Olmo3", "Llama", "Phi3", "GPTNeoX", "Starcoder2"]
+)
+def test_windows_and_grouped_heads_are_honoured(kind: str) -> None:
+    """Against sdpa alone: a window lost on varlen would agree with itself, but not with sdpa."""
+    import transformers
+
+    more: dict[str, Any] = {"sliding_window": 4}
+    if kind == "Qwen2":
+        more |= {"use_sliding_window": True, "max_window_layers": 1}
+    if kind in ("Llama", "GPTNeoX"):
+        more = {}
+    config = getattr(transformers, f"{kind}Config")(**_SIZES, **more)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).double().eval()
+    model.set_attn_implementation("sdpa")
+    samples = [text_sample(n, i) for i, n in enumerate((11, 3, 17, 1))]
+    expected = _alone_on_sdpa(model, samples)
+    if more:
+        config.sliding_window, lost = 1000, config.sliding_window
+        assert not torch.allclose(_alone_on_sdpa(model, samples), expected, atol=1e-6) or kind == "Gemma3Text"
+        config.sliding_window = lost
+    assert torch.allclose(_logits(use_varlen(model), samples), expected, atol=1e-10)
+
+
+def test_what_the_kernel_does_not_have_is_refused() -> None:
+    import transformers
+
+    for config, words in (
+        (transformers.Gemma2Config(), "caps scores"),
+        (transformers.Llama4TextConfig(), "fixed chunks"),
+        (transformers.GptOssConfig(), "sinks"),
+        (transformers.Qwen3Config(attention_dropout=0.1), "attention_dropout is 0.1"),
+        (transformers.Gemma3Config(), "both directions"),
+    ):
+        assert words in (varlen_refusal(config) or "")
+        with pytest.raises(IsolationError, match=words):
+            choose_backend(config, "varlen")
+    assert varlen_refusal(transformers.Qwen3Config()) is None
+    model = use_varlen(tiny_model("tiny:qwen3"))
+    with pytest.raises(IsolationError, match="does not decode"):
+        model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=2, do_sample=False, use_cache=True)
+
+
+def test_t1_a_mask_of_ones_does_not_switch_isolation_off_and_padding_is_refused() -> None:
+    model = use_varlen(tiny_model("tiny:qwen3").double())
+    samples = samples_for("tiny:qwen3", model)
+    expected = _alone_on_sdpa(model, samples)
+    ones = torch.ones(1, expected.shape[0], dtype=torch.long)
+    assert torch.equal(_logits(model, samples, attention_mask=ones), _logits(model, samples))
+    ones[0, -1] = 0
+    with pytest.raises(IsolationError, match="padded"):
+        _logits(model, samples, attention_mask=ones)
+
+
+def test_t2_a_cache_does_not_switch_isolation_off() -> None:
+    model = use_varlen(tiny_model("tiny:qwen3").double())
+    samples = samples_for("tiny:qwen3", model)
+    assert torch.equal(_logits(model, samples, use_cache=True), _logits(model, samples))
+
+
+def test_t3_flash_offsets_are_kept_from_towers_and_serve_text_models() -> None:
+    tower = use_varlen(tiny_model("tiny:qwen2_5_vl"))
+    with pytest.raises(IsolationError, match="cu_seq_lens_q cannot be given"):
+        PaddingFreeCollator(tower, boundary_kwargs="cu_seq_lens_q")
+    assert not any(
+        key.startswith(("cu_", "max_length"))
+        for key in PaddingFreeCollator(tower)([[text_sample(4, 0, rows=3)]])
+    )
+    text = use_varlen(tiny_model("tiny:qwen3").double())
+    samples = samples_for("tiny:qwen3", text)
+    offsets = torch.tensor([0, 7, 11, 23, 25], dtype=torch.int32)
+    flat = torch.arange(25)[None]
+    moved = _logits(
+        text, samples, cu_seq_lens_q=offsets, cu_seq_lens_k=offsets, max_length_q=12, max_length_k=12
+    )
+    assert torch.equal(moved, _logits(text, samples))
+    relative = _logits(text, samples, cu_seq_lens_q=offsets, position_ids=flat)  # rotary is relative
+    assert torch.allclose(relative, moved, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_t4_positions_without_the_text_row_are_refused(name: str) -> None:
+    model = use_varlen(tiny_model(name))
+    samples = samples_for(name, model)
+    three = PaddingFreeCollator(model)([samples])["position_ids"][1:]
+    with pytest.raises(IsolationError, match=r"no boundaries reach|as \["):
+        _logits(model, samples, position_ids=three)
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_t5_t7_the_tower_is_one_call_and_ignores_text_boundaries(name: str, monkeypatch: Any) -> None:
+    model = use_varlen(tiny_model(name).double())
+    samples = [
+        text_sample(6, 0, rows=3),
+        image_sample(model, 1),
+        image_sample(model, 2, ((1, 4, 4), (1, 6, 4))),
+    ]
+    clean = _logits(model, samples)
+    lengths = [sample["input_ids"].shape[0] for sample in samples]
+    offsets = of_lengths(tuple(lengths), torch.device("cpu")).cu
+    assert torch.equal(_logits(model, samples, pack_cu=offsets, pack_max=max(lengths)), clean)
+    calls: list[int] = []
+    from packtrain.train import varlen
+
+    def counted(query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        calls.append(0 if kwargs["causal"] else 1)
+        return attend(query, *args, **kwargs)
+
+    monkeypatch.setattr(varlen, "attend", counted)
+    assert torch.equal(_logits(model, samples), clean)
+    assert sum(calls) == model.config.vision_config.depth  # one a tower layer, not one an image
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_t6_the_name_loads_everywhere_and_other_backends_come_back(name: str) -> None:
+    model = load_model(name, attn="varlen")
+    tower = model.config.vision_config
+    assert tower._attn_implementation == TOWER and check_attention(model).backend == VARLEN
+    samples = samples_for(name, model)
+    assert prove_isolation(model, samples, ("sdpa",), gradients=False).ok
+    assert tower._attn_implementation == TOWER and model.config._attn_implementation == VARLEN
+    assert "varlen" not in model.config.to_json_string()
+    slow = tiny_model(name)
+    register_varlen_attention()
+    slow.set_attn_implementation("varlen")  # as from_pretrained(attn_implementation="varlen") does
+    assert torch.allclose(_logits(slow, samples), _logits(model, samples), atol=1e-6)
+
+
+def test_gradient_checkpointing_and_windows_with_several_rows() -> None:
+    model = use_varlen(tiny_model("tiny:qwen3").double()).train()
+    batch = PaddingFreeCollator(model)([samples_for("tiny:qwen3", model)])
+    model(**batch).loss.backward()
+    plain = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model.activation_checkpointing_enable()
+    model(**batch).loss.backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(plain, model.parameters(), strict=True))
+
+
+def test_segments_are_read_once_and_again_after_a_change() -> None:
+    positions = torch.tensor([[0, 1, 0, 1, 2, 0]])
+    first = of_positions(positions)
+    assert first.lengths == (2, 3, 1) and first.cu.tolist() == [0, 2, 5, 6] and first.longest == 3
+    assert of_positions(positions) is first
+    positions[0, 5] = 3
+    assert of_positions(positions).lengths == (2, 4)
+    assert of_positions(torch.tensor([[0, 1], [2, 3]])).lengths == (2, 2)
+    assert of_offsets(torch.tensor([0, 2, 2, 5])).lengths == (2, 0, 3)
+    with pytest.raises(IsolationError, match="do not start at 0"):
+        of_offsets(torch.tensor([1, 2]))
+    with pytest.raises(IsolationError, match="cover 6 tokens"):
+        model = use_varlen(tiny_model("tiny:qwen3"))
+        model(input_ids=torch.ones(1, 5, dtype=torch.long), pack_cu=torch.tensor([0, 6]))
+
+
+def test_auto_is_varlen_only_where_its_kernel_runs(monkeypatch: Any) -> None:
+    from packtrain.train import attention
+
+    config = tiny_model("tiny:qwen3").config
+    assert choose_backend(config, "auto", dtype="bfloat16") == "sdpa"  # no GPU here
+    monkeypatch.setattr(attention, "kernel_available", lambda: True)
+    assert choose_backend(config, "auto", dtype="bfloat16") == "varlen"
+    assert choose_backend(config, "auto", dtype="float32") == "sdpa"
+    config.attn_logit_softcapping = 30.0
+    assert choose_backend(config, "auto", dtype="bfloat16") == "sdpa"
+
+
+def test_versions_nobody_tested_are_refused_with_the_list(monkeypatch: Any) -> None:
+    model = tiny_model("tiny:qwen3")
+    assert check_attention(model).proven
+    monkeypatch.setattr(versions, "TESTED", {"transformers": ("4.40",), "torch": ("1.0",)})
+    with pytest.raises(IsolationError, match=r"not tested on transformers .*tested: 4\.40.*torch"):
+        check_attention(model)
+    monkeypatch.setenv(versions.OVERRIDE, "1")
+    assert not check_attention(model).proven
