@@ -21,7 +21,7 @@ from .segments import isolate_states
 from .tiny import is_tiny, tiny_model
 from .varlen import VARLEN, use_varlen
 
-__all__ = ["load_model", "no_progress_bars", "switch_cache_off"]
+__all__ = ["load_model", "no_progress_bars", "read_config", "switch_cache_off"]
 
 
 def load_model(
@@ -55,7 +55,7 @@ def load_model(
     ensure_torchvision()
     import transformers
 
-    config = _read_config(transformers, name_or_path)
+    config = read_config(name_or_path)
     backend = choose_backend(config, attn, dtype=dtype)
     try:
         with no_progress_bars():
@@ -108,7 +108,10 @@ def no_progress_bars() -> Iterator[None]:
             settings.enable_progress_bar()
 
 
-def _read_config(transformers: Any, name: str) -> Any:
+def read_config(name: str) -> Any:
+    """The config of a folder or hub name; a ConfigError says what is missing."""
+    import transformers
+
     folder = Path(name).expanduser()
     if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise ConfigError(f"model folder {name} does not exist", hint="set model.name_or_path")

@@ -1,0 +1,169 @@
+"""Diagnosis of a model and an attention backend before any training: safe, unsafe or unknown.
+
+    diagnosis = diagnose("tiny:qwen2_5_vl", "auto");  diagnosis.verdict, diagnosis.reasons, diagnosis.fix
+
+    safe      known to isolate on this backend and these versions, or just proven
+    unsafe    refused, or the proof found a leak
+    unknown   nobody has shown either; the start-up proof of `train` decides
+
+Without `prove` nothing is loaded but the config. With it the model is loaded and random samples are run
+packed, alone and tampered; text only, since random media say nothing about text layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..collate.boundaries import attention_of, family_for, state_layers, text_config
+from ..errors import IsolationError
+from ..template import ensure_torchvision
+from .attention import choose_backend
+from .model import load_model, read_config
+from .proof import prove_isolation
+from .tiny import is_tiny, tiny_model
+from .varlen import VARLEN, varlen_refusal
+from .varlen_kernel import kernel_available
+from .versions import untested, versions_trusted
+
+__all__ = ["Diagnosis", "diagnose"]
+
+_LENGTHS = (9, 4, 17, 2)
+
+
+@dataclass
+class Diagnosis:
+    """What `diagnose` found.
+
+    Attributes:
+        model: as it was named.
+        model_type: of its config.
+        backend: what `attn` resolves to here.
+        family: its family, or None.
+        verdict: "safe", "unsafe" or "unknown".
+        reasons: why, most important first.
+        fix: what to do; empty when nothing has to be done.
+        proof: what the proof showed, or None when none was run.
+    """
+
+    model: str
+    model_type: str
+    backend: str
+    family: str | None
+    verdict: str = "safe"
+    reasons: list[str] = field(default_factory=list)
+    fix: str = ""
+    proof: str | None = None
+
+    def settle(self, verdict: str, reason: str, fix: str | None = None) -> Diagnosis:
+        """Another verdict with its reason in front."""
+        self.verdict, self.fix = verdict, fix or ""
+        self.reasons.insert(0, reason)
+        return self
+
+
+def diagnose(model: str, attn: str = "auto", *, dtype: str = "auto", prove: bool = False) -> Diagnosis:
+    """Would packed samples stay apart?
+
+    Args:
+        model: folder, hub name or `tiny:…`.
+        attn: a backend of `model.attn`.
+        dtype: the model's, as `model.dtype`.
+        prove: load the model and run the isolation proof on random text.
+
+    Raises:
+        ConfigError: the model cannot be found or loaded.
+    """
+    ensure_torchvision()
+    config = tiny_model(model).config if is_tiny(model) else read_config(model)
+    family = family_for(config)
+    found = Diagnosis(model, str(config.model_type), attn, None if family is None else family.name)
+    try:
+        found.backend = choose_backend(config, attn, dtype=dtype)
+        _judge(found, config)
+    except IsolationError as error:
+        return found.settle("unsafe", error.message, error.hint)
+    if prove and found.verdict != "unsafe":
+        _prove(found, model, attn, dtype)
+    return found
+
+
+def _judge(found: Diagnosis, config: Any) -> None:
+    """From the config alone; raises what `train` would refuse."""
+    backend, family = found.backend, family_for(config)
+    trusted = versions_trusted()
+    states = state_layers(config)
+    if getattr(text_config(config), "is_causal", True) is False:
+        raise IsolationError(f"{found.model_type} is not causal", hint="packtrain trains causal models")
+    if states:
+        found.settle(
+            "unknown",
+            f"layers that carry a state ({', '.join(states)}) run segment by segment; the proof decides",
+            "run packtrain doctor with --prove, or keep the start-up proof on",
+        )
+        return
+    if family is None:
+        _judge_unknown(found, config)
+        return
+    family.allowed_kwargs(backend)
+    if backend == VARLEN:
+        found.reasons.append("segments come from the restarting text positions themselves")
+        if not kernel_available():
+            found.reasons.append("no kernel here: every segment is computed by itself (exact, slower)")
+    elif family.isolates_by_positions(backend):
+        found.reasons.append("transformers makes a block mask from restarting text positions")
+    else:
+        raise IsolationError(
+            f"{family.name} on {backend}: restarting positions do not isolate packed samples there",
+            hint="use model.attn: sdpa",
+        )
+    if not trusted:
+        found.settle("unknown", f"not tested on {'; '.join(untested())}", "run packtrain doctor with --prove")
+
+
+def _judge_unknown(found: Diagnosis, config: Any) -> None:
+    from ..families import LEAKING_MODEL_TYPES
+
+    if found.model_type in LEAKING_MODEL_TYPES:
+        raise IsolationError(
+            f"{found.model_type} ignores position_ids: packed samples read each other on every backend",
+            hint="train it unpacked, or choose a model with rotary positions",
+        )
+    reason = varlen_refusal(config) if found.backend == VARLEN else None
+    if reason is not None:
+        raise IsolationError(f"{found.model_type} cannot run on varlen: {reason}", hint="use sdpa")
+    found.settle(
+        "unknown",
+        f"no family declares {found.model_type}",
+        "run packtrain doctor with --prove, or keep the start-up proof on",
+    )
+
+
+def _prove(found: Diagnosis, name: str, attn: str, dtype: str) -> None:
+    model = load_model(name, attn=attn, dtype=dtype)
+    if torch.cuda.is_available():
+        model = model.to("cuda")
+    backend = attention_of(model) or "eager"
+    report = prove_isolation(model, _samples(model), (backend,), gradients=False)
+    found.backend = backend
+    if report.ok:
+        found.proof = f"{len(report.rows)} comparisons hold (packed against alone, tampered bitwise)"
+        found.settle("safe", f"proven on this machine: {found.proof}")
+    else:
+        found.proof = report.first_leak
+        found.settle("unsafe", f"packed samples read each other: {report.first_leak}", "use model.attn: sdpa")
+
+
+def _samples(model: Any) -> list[dict[str, Any]]:
+    family = family_for(model)
+    rows = 1 if family is None else family.position_rows
+    size = min(200, int(text_config(model.config).vocab_size) - 1)
+    made = []
+    for number, length in enumerate(_LENGTHS):
+        ids = torch.randint(1, size, (length,), generator=torch.Generator().manual_seed(number))
+        places = torch.arange(length)
+        positions = places if rows == 1 else places.expand(rows, -1)
+        made.append({"input_ids": ids, "labels": ids.clone(), "position_ids": positions, "sample_id": number})
+    return made
