@@ -2,12 +2,14 @@
 
 from .boundaries import BOUNDARY_KWARGS, attention_of, state_layers
 from .fields import IGNORE, SAMPLE_FIELDS, TOKEN_FIELDS
+from .filler import FILLER, filler_pack, is_filler
 from .pack_batch import PackBatch
 from .padding import context_parallel_index, segment_multiple
-from .padding_free import PaddingFreeCollator, filler_pack
+from .padding_free import PaddingFreeCollator
 
 __all__ = [
     "BOUNDARY_KWARGS",
+    "FILLER",
     "IGNORE",
     "SAMPLE_FIELDS",
     "TOKEN_FIELDS",
@@ -16,6 +18,7 @@ __all__ = [
     "attention_of",
     "context_parallel_index",
     "filler_pack",
+    "is_filler",
     "segment_multiple",
     "state_layers",
 ]

@@ -35,12 +35,7 @@ from .padding import full, pad_segments, padding_mask, segment_multiple
 from .positions import join_positions
 from .rows import members_of
 
-__all__ = ["PackBatch", "PaddingFreeCollator", "filler_pack"]
-
-
-def filler_pack(pad_token_id: int = 0) -> list[dict[str, Any]]:
-    """The pack that keeps a rank in step: one segment of one pad token, not trained, no sample."""
-    return [{"input_ids": [pad_token_id], "labels": [IGNORE], "filler": True}]
+__all__ = ["PackBatch", "PaddingFreeCollator"]
 
 
 class PaddingFreeCollator:

@@ -2,21 +2,25 @@
 
 from .chunked import ChunkedPacks
 from .encode_cache import EncodeCache
+from .equal_steps import EqualSteps
 from .lazy import LazyShardedDataset
 from .loader import PackLoader, loader_position
 from .packed import FILLER, PackedDataset
 from .sampler import PackSampler
 from .shards import ShardedPacks, open_packs
+from .streaming import StreamingPackedDataset
 
 __all__ = [
     "FILLER",
     "ChunkedPacks",
     "EncodeCache",
+    "EqualSteps",
     "LazyShardedDataset",
     "PackLoader",
     "PackSampler",
     "PackedDataset",
     "ShardedPacks",
+    "StreamingPackedDataset",
     "loader_position",
     "open_packs",
 ]

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from ..collate import IGNORE, filler_pack
+from ..collate import FILLER, IGNORE, filler_pack
 from ..errors import DriftError, InputError, LawError, SampleError
 from ..files import append_line
 from ..measuring.eligibility import set_epoch
@@ -36,9 +36,6 @@ from .encode_cache import EncodeCache
 __all__ = ["FILLER", "PackedDataset"]
 
 logger = logging.getLogger(__name__)
-
-#: The position of the filler pack: one untrained token, no sample.
-FILLER = -1
 
 _ON_ERROR = ("raise", "zero")
 _REPEAT_LOSS = ("keep", "zero")

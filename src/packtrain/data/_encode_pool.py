@@ -1,0 +1,97 @@
+"""Encoding in several processes with the order kept: what comes out is what one process would give.
+
+Samples are handed out as they come and taken back in the same order; at most a few for each worker are on the
+way, so memory is bounded. A worker's error is raised at its sample's turn, a worker that dies within
+seconds, both with the sample's id. Workers are spawned: tokenizers do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from ..errors import InputError, PacktrainError, SampleError
+
+__all__ = ["encoded"]
+
+#: Samples of one worker that may be on the way.
+_AHEAD = 8
+
+Item = tuple[int, int, Any]  # place, sample id, sample
+Encoded = tuple[int, int, Any]  # place, sample id, encoded sample or SampleError
+
+_encode: Callable[[Any], Any] | None = None
+
+
+def encoded(items: Iterator[Item], encode: Callable[[Any], Any] | None, workers: int) -> Iterator[Encoded]:
+    """(place, id, encoded sample, or the SampleError it raised) for every item, in order.
+
+    Args:
+        items: what to encode.
+        encode: None = the samples are encoded already.
+        workers: processes; 0 = this one.
+
+    Raises:
+        InputError: `encode` cannot be sent to a worker, a worker died, or it raised what is no SampleError.
+    """
+    if encode is None or workers == 0:
+        for place, sample_id, sample in items:
+            yield place, sample_id, _one(encode, sample_id, sample)
+        return
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(encode,))
+    waiting: deque[tuple[int, int, Future[Any]]] = deque()
+    try:
+        for place, sample_id, sample in items:
+            waiting.append((place, sample_id, pool.submit(_work, sample_id, sample)))
+            if len(waiting) >= _AHEAD * workers:
+                yield _taken(*waiting.popleft())
+        while waiting:
+            yield _taken(*waiting.popleft())
+    except BrokenProcessPool as error:
+        ids = ", ".join(str(sample_id) for _, sample_id, _ in list(waiting)[:4]) or "the last one"
+        raise InputError(
+            f"an encode worker died while it had samples around {ids}",
+            hint="it was killed (out of memory?) or crashed in a native library; use fewer encode_workers",
+        ) from error
+    finally:
+        for _, _, future in waiting:
+            future.cancel()
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _taken(place: int, sample_id: int, future: Future[Any]) -> Encoded:
+    try:
+        return place, sample_id, future.result()
+    except BrokenProcessPool as error:
+        raise InputError(
+            f"an encode worker died at sample {sample_id}",
+            hint="it was killed (out of memory?) or crashed in a native library; use fewer encode_workers",
+        ) from error
+
+
+def _start(encode: Callable[[Any], Any]) -> None:
+    global _encode
+    _encode = encode
+
+
+def _work(sample_id: int, sample: Any) -> Any:
+    return _one(_encode, sample_id, sample)
+
+
+def _one(encode: Callable[[Any], Any] | None, sample_id: int, sample: Any) -> Any:
+    try:
+        return dict(sample) if encode is None else dict(encode(sample))
+    except SampleError as error:
+        return error
+    except PacktrainError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"sample {sample_id} cannot be encoded: {type(error).__name__}: {' '.join(str(error).split())}",
+            hint="raise SampleError for a sample that cannot be used; anything else stops the stream",
+        ) from error

@@ -1,0 +1,120 @@
+"""One reader's part of a source: every sample to exactly one reader, and a way back to any place.
+
+With R readers (ranks times loader workers) reader k takes the places k, k + R, k + 2R, … of the stream, also
+where there are fewer files than readers. A source that can be indexed is read at these places alone, in an
+order that is a seeded permutation of the whole (no buffer needed). Any other iterable is read through by
+every reader, which keeps its own places; its order is shuffled through a buffer.
+
+Places are what a state holds: `at(place)` gives the samples of an indexable source again at once; an
+iterable is read from its start and the places that are wanted are kept on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError, SourceError
+from ..measuring.eligibility import set_epoch
+from ..planning.steps import Permutation
+
+__all__ = ["IndexReader", "IterableReader", "reader_of"]
+
+_BLOCK = 1024
+
+
+def reader_of(source: Any, *, shuffled: bool, seed: int) -> IndexReader | IterableReader:
+    """The reader that fits a source.
+
+    Raises:
+        InputError: it is neither indexable nor iterable, or a generator that can be read only once.
+    """
+    if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+        return IndexReader(source, seed if shuffled else None)
+    if isinstance(source, Iterator):
+        raise InputError(
+            "the source is a generator that can be read only once: no epoch could begin again",
+            hint="pass a function that makes it (lambda: …), or an object with __iter__",
+        )
+    if callable(source) or hasattr(source, "__iter__"):
+        return IterableReader(source)
+    raise InputError(
+        f"a {type(source).__name__} is no source",
+        hint="pass a sequence, an iterable, or a function that makes one",
+    )
+
+
+class IndexReader:
+    """A source with length and index. The sample id is the index.
+
+    Attributes:
+        can_seek: a place is found without reading those before it.
+    """
+
+    can_seek = True
+
+    def __init__(self, source: Any, seed: int | None) -> None:
+        self.source, self.seed = source, seed
+
+    def read(self, epoch: int, start: int, step: int) -> Iterator[tuple[int, int, Any]]:
+        """(place, sample id, sample) at start, start + step, … of the epoch."""
+        set_epoch(self.source, epoch)
+        total = len(self.source)
+        while start < total:
+            places = np.arange(start, min(total, start + _BLOCK * step), step, dtype=np.int64)
+            for place, index in zip(places.tolist(), self._ids(epoch, places), strict=True):
+                yield place, index, self.source[index]
+            start = int(places[-1]) + step
+
+    def again(self, epoch: int, places: Collection[int]) -> dict[int, tuple[int, Any]]:
+        """place -> (sample id, sample)."""
+        set_epoch(self.source, epoch)
+        held = sorted(places)
+        ids = self._ids(epoch, np.array(held, dtype=np.int64)) if held else []
+        if held and held[-1] >= len(self.source):
+            raise _shorter(held[-1], len(self.source))
+        return {place: (index, self.source[index]) for place, index in zip(held, ids, strict=True)}
+
+    def _ids(self, epoch: int, places: Any) -> list[int]:
+        if self.seed is None:
+            return list(places.tolist())
+        return list(Permutation(len(self.source), self.seed, epoch).map(places).tolist())
+
+
+class IterableReader:
+    """An iterable that begins anew with every pass. The sample id is the place."""
+
+    can_seek = False
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def read(self, epoch: int, start: int, step: int) -> Iterator[tuple[int, int, Any]]:
+        for place, sample in enumerate(self._pass(epoch)):
+            if place >= start and (place - start) % step == 0:
+                yield place, place, sample
+
+    def again(self, epoch: int, places: Collection[int]) -> dict[int, tuple[int, Any]]:
+        wanted, found = set(places), {}
+        if not wanted:
+            return {}
+        place = -1
+        for place, sample in enumerate(self._pass(epoch)):
+            if place in wanted:
+                found[place] = (place, sample)
+                if len(found) == len(wanted):
+                    return found
+        raise _shorter(max(wanted), place + 1)
+
+    def _pass(self, epoch: int) -> Iterator[Any]:
+        set_epoch(self.source, epoch)
+        return iter(self.source() if callable(self.source) else self.source)
+
+
+def _shorter(place: int, length: int) -> SourceError:
+    return SourceError(
+        f"the state holds sample {place} of a source that now has {length}",
+        hint="the source was cut since the state was saved; restore it, or start anew",
+    )

@@ -1,0 +1,204 @@
+"""One pass of one reader over one epoch of a stream: read, shuffle, encode, plan, and say where it stands.
+
+What is on the way is known by place at every moment:
+
+    shuffle     held by the buffer
+    flight      out of the buffer, with the encoders
+    window      encoded, waiting for its window to fill, or carried over from an earlier one
+    ready       planned, not handed out
+
+A state is these lists, the counters behind them, and the packer's ages. Restored, the samples are fetched
+again by place; the next draw, the next window and the next pack are those of the uninterrupted pass.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch.utils.data import get_worker_info
+
+from ..errors import DriftError, InputError, SampleError
+from ..planning.lengths import Lengths
+from ..planning.window import WindowPacker
+from ._encode_pool import Item, encoded
+from ._shuffle import Shuffle
+
+if TYPE_CHECKING:
+    from .streaming import StreamingPackedDataset
+
+__all__ = ["Run"]
+
+logger = logging.getLogger(__name__)
+
+Sample = dict[str, Any]
+Pack = tuple[list[int], list[Sample]]  # places, encoded samples
+
+
+class Run:
+    """Args:
+    stream: its settings.
+    epoch: which.
+    state: of `state`, or None to begin.
+
+    Attributes:
+        read: samples taken from the source.
+    """
+
+    def __init__(self, stream: StreamingPackedDataset, epoch: int, state: Mapping[str, Any] | None) -> None:
+        info = get_worker_info()
+        workers, worker = (1, 0) if info is None else (info.num_workers, info.id)
+        self.stream, self.epoch = stream, epoch
+        self.step = stream.place.size * workers
+        first = stream.place.rank * workers + worker
+        buffer = 0 if stream.reader.can_seek else stream.shuffle_buffer
+        self.shuffle = Shuffle(buffer, (stream.seed, epoch, first))
+        self.packer = WindowPacker(stream.spec, max_age=stream.max_carry)
+        self.next_place = first
+        self.read = 0
+        self.count = 0  # samples that reached the packer; their numbers ascend, whatever their places
+        self.flight: deque[int] = deque()
+        self.places: dict[int, int] = {}  # number -> place, of samples in window or carry
+        self.held: dict[int, Sample] = {}  # number -> encoded sample
+        self.window: list[int] = []  # numbers since the last window
+        self.ready: deque[Pack] = deque()
+        self._again: list[Item] = []  # in flight when the state was saved
+        if state is None:
+            stream.left_out = {}
+        else:
+            self._restore(state["run"])
+
+    def __iter__(self) -> Iterator[Pack]:
+        stream = self.stream
+        yield from self._hand_out()
+        for place, sample_id, sample in encoded(self._items(), stream.encode, stream.encode_workers):
+            self.flight.popleft()
+            if isinstance(sample, SampleError):
+                self._failed(sample_id, sample)
+                continue
+            number, self.count = self.count, self.count + 1
+            self.places[number], self.held[number] = place, _named(sample, sample_id)
+            self.window.append(number)
+            if len(self.window) >= (stream.spec.window or 1):
+                self._plan(last=False)
+                yield from self._hand_out()
+        self._plan(last=True)
+        yield from self._hand_out()
+
+    def state(self, ahead: Sequence[list[int]] = ()) -> dict[str, Any]:
+        """Where this pass stands, as plain values.
+
+        Args:
+            ahead: places of packs that were given out here and not used yet; they come first again.
+        """
+        return {
+            "next_place": self.next_place,
+            "read": self.read,
+            "count": self.count,
+            "draws": self.shuffle.draws,
+            "shuffle": [item[0] for item in self.shuffle.held],
+            "flight": list(self.flight),
+            "window": list(self.window),
+            "places": [[number, place] for number, place in self.places.items()],
+            "packer": self.packer.state_dict(),
+            "ready": [*map(list, ahead), *(places for places, _ in self.ready)],
+            "left_out": dict(self.stream.left_out),
+        }
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        stream = self.stream
+        self.next_place, self.read, self.count = state["next_place"], state["read"], state["count"]
+        self.shuffle.draws = state["draws"]
+        self.window = list(state["window"])
+        self.places = {number: place for number, place in state["places"]}
+        self.packer.load_state_dict(state["packer"])
+        stream.left_out = dict(state["left_out"])
+        planned = [place for places in state["ready"] for place in places]
+        wanted = {*state["shuffle"], *state["flight"], *self.places.values(), *planned}
+        found = stream.reader.again(self.epoch, wanted)
+
+        def item(place: int) -> Item:
+            return (place, *found[place])
+
+        self.shuffle.held = [item(place) for place in state["shuffle"]]
+        self._again = [item(place) for place in state["flight"]]
+        needed = [*self.places.values(), *planned]
+        samples: dict[int, Sample] = {}
+        for place, sample_id, sample in encoded(map(item, needed), stream.encode, stream.encode_workers):
+            if isinstance(sample, SampleError):
+                raise DriftError(
+                    f"sample {sample_id} was encoded before the state was saved and fails now: "
+                    f"{sample.message}",
+                    hint="restore the source, or start anew",
+                )
+            samples[place] = _named(sample, sample_id)
+        self.held = {number: samples[place] for number, place in self.places.items()}
+        for number, tokens in zip(state["packer"]["ids"], state["packer"]["tokens"], strict=True):
+            if _length(self.held[number]) != tokens:
+                raise DriftError(
+                    f"sample {self.held[number]['sample_id']} had {tokens} tokens when the state was saved, "
+                    f"now {_length(self.held[number])}",
+                    hint="the source or template changed; start anew",
+                )
+        self.ready = deque((list(places), [samples[p] for p in places]) for places in state["ready"])
+
+    def _hand_out(self) -> Iterator[Pack]:
+        while self.ready:
+            yield self.ready.popleft()
+
+    def _items(self) -> Iterator[Item]:
+        again, self._again = self._again, []
+        for item in again:
+            self.flight.append(item[0])
+            yield item
+        for item in self._shuffled():
+            self.flight.append(item[0])
+            yield item
+
+    def _shuffled(self) -> Iterator[Item]:
+        for item in self.stream.reader.read(self.epoch, self.next_place, self.step):
+            self.next_place = item[0] + self.step
+            self.read += 1
+            yield from self.shuffle.push(item)
+        yield from self.shuffle.drain()
+
+    def _failed(self, sample_id: int, error: SampleError) -> None:
+        if self.stream.on_error == "raise":
+            raise SampleError(
+                error.reason, f"sample {sample_id}: {error.message}", hint=error.hint
+            ) from error
+        logger.warning("sample %d left out (%s): %s", sample_id, error.reason, error.message)
+        self.stream.leave_out(sample_id, error.reason, error.message)
+
+    def _plan(self, *, last: bool) -> None:
+        """Plan the window and what was carried; packs that are final go to `ready`."""
+        numbers, self.window = self.window, []
+        if not numbers and not len(self.packer.waiting):
+            return
+        tokens = [_length(self.held[number]) for number in numbers]
+        made = self.packer.push(np.array(numbers, dtype=np.int64), Lengths(tokens), last=last)
+        for number, reason in made.left_out.items():
+            sample = self.held.pop(number)
+            self.places.pop(number)
+            detail = f"{_length(sample)} tokens, pack_length {self.stream.spec.pack_length}"
+            self.stream.leave_out(int(sample["sample_id"]), reason, detail)
+        ids = made.ids.tolist()
+        for start, stop in pairwise(made.offsets.tolist()):
+            members = ids[start:stop]
+            places = [self.places.pop(number) for number in members]
+            self.ready.append((places, [self.held.pop(number) for number in members]))
+
+
+def _named(sample: Sample, sample_id: int) -> Sample:
+    if "input_ids" not in sample:
+        raise InputError(f"sample {sample_id} has no input_ids", hint="pass a template, or encoded samples")
+    sample.setdefault("sample_id", sample_id)
+    return sample
+
+
+def _length(sample: Sample) -> int:
+    return int(np.shape(sample["input_ids"])[-1])

@@ -1,0 +1,139 @@
+"""Ranks that do not know how much data the others have take the same number of steps.
+
+    for pack in EqualSteps(packs, exhausted="fill"):
+        ...
+
+Each rank looks up to `ahead` packs ahead; the ranks exchange how many they have (one small gather over gloo
+for `ahead` steps), and all know for how long they go on. A rank that has run out gets fillers (one untrained
+token, no sample) while another still has packs, or all stop with the first. A rank without any data takes
+part like the others. A rank that fails tells the others, which stop with its reason instead of waiting.
+
+Trade-off: `ahead` packs of each rank are held. The exchange runs in the main process, never in a loader's
+workers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ..collate import filler_pack
+from ..errors import InputError, PacktrainError
+
+__all__ = ["EXHAUSTED", "EqualSteps", "exchanged"]
+
+logger = logging.getLogger(__name__)
+
+EXHAUSTED = ("fill", "first")
+
+
+class EqualSteps:
+    """Iterates over packs so that all ranks stop together.
+
+    Args:
+        packs: this rank's packs (or batches).
+        exhausted: `fill`: go on to the last rank's last pack; `first`: stop before the first rank lacks one.
+        filler: what a rank without packs gets; default: a filler pack.
+        ahead: packs a rank looks ahead; also steps between two exchanges.
+        exchange: list of one value for each rank from this rank's value; default: `exchanged`.
+
+    Attributes:
+        fillers: how many were handed out in this pass.
+    """
+
+    def __init__(
+        self,
+        packs: Iterable[Any],
+        *,
+        exhausted: str = "fill",
+        filler: Any = None,
+        ahead: int = 8,
+        exchange: Any = None,
+    ) -> None:
+        if exhausted not in EXHAUSTED:
+            raise InputError(f"exhausted is {exhausted!r}", hint="use 'fill' or 'first'")
+        if ahead < 1:
+            raise InputError(f"ahead is {ahead}, expected >= 1")
+        self.packs = packs
+        self.exhausted = exhausted
+        self.filler = filler_pack() if filler is None else filler
+        self.ahead = ahead
+        self._exchange = exchanged if exchange is None else exchange
+        self.fillers = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.fillers = 0
+        stream = iter(self.packs)
+        held: deque[Any] = deque()
+        ended = False
+        while True:
+            problem: BaseException | None = None
+            try:
+                while not ended and len(held) < self.ahead:
+                    try:
+                        held.append(next(stream))
+                    except StopIteration:
+                        ended = True
+            except Exception as error:
+                problem = error
+            told = self._exchange((len(held), ended, None if problem is None else _line(problem)))
+            if problem is not None:
+                raise problem
+            _refuse_failed(told)
+            counts = [count for count, _, _ in told]
+            over = [done for _, done, _ in told]
+            if self.exhausted == "first":
+                steps = min(counts)
+                last = any(done and count == steps for count, done in zip(counts, over, strict=True))
+            else:
+                steps = max(counts) if all(over) else max(self.ahead if not done else 0 for done in over)
+                last = all(over)
+            for _ in range(steps):
+                yield held.popleft() if held else self._fill()
+            if last:
+                if held:
+                    logger.warning("%d packs of this rank are left: another rank has none", len(held))
+                return
+
+    def _fill(self) -> Any:
+        self.fillers += 1
+        if self.fillers == 1:
+            logger.warning("this rank has no more packs: it goes on with fillers (one untrained token each)")
+        return self.filler
+
+
+def exchanged(value: Any) -> list[Any]:
+    """One value of every rank, over a gloo group of its own; without torch.distributed: this value alone."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value, group=_group())
+    return values
+
+
+def _group() -> Any:
+    """A gloo group of all ranks, made once: the exchange must not wait for a GPU."""
+    import torch.distributed as dist
+
+    world = dist.group.WORLD
+    if dist.get_backend() == "gloo":
+        return world
+    if not hasattr(_group, "made") or _group.made[0] is not world:
+        _group.made = (world, dist.new_group(backend="gloo"))  # type: ignore[attr-defined]
+    return _group.made[1]  # type: ignore[attr-defined]
+
+
+def _refuse_failed(told: list[Any]) -> None:
+    for rank, (_, _, reason) in enumerate(told):
+        if reason is not None:
+            raise InputError(f"rank {rank} cannot go on: {reason}", hint="see the log of that rank")
+
+
+def _line(error: BaseException) -> str:
+    if isinstance(error, PacktrainError):
+        return error.message
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,0 +1,245 @@
+"""StreamingPackedDataset: packs from a source whose lengths nobody measured, with exact resume.
+
+    stream = StreamingPackedDataset(source, template, pack_length=8192, window=1000, shuffle_buffer=10_000)
+    for pack in stream:              # a list of encoded samples
+        ...
+    state = stream.state_dict()      # behind the last pack that was handed out
+
+Samples are read by place (`_readers`), shuffled, encoded (`encode_workers` processes, order kept), and
+planned `window` at a time by the same packers as everything else; packs that are not full give their samples
+back to the next window, at most `max_carry` times (`planning.window`). What the stream gives depends on
+source, settings, epoch, rank and the number of readers alone: `encode_workers` may change at any time.
+
+Readers are ranks times the workers of a torch DataLoader. Each packs its own part of the stream, so a state
+belongs to a number of readers; another one is refused with the reason. To change the number of processes
+freely, leave the loader without workers and use `encode_workers`.
+
+A state holds places, not samples: those that wait (shuffle buffer, window, carry, packs ready to go) are read
+again. Where the source can be indexed that costs the same anywhere; another iterable is read from its start.
+
+Ranks take equal numbers of steps (`equal_steps`): in the main process of a run with torch.distributed this
+happens here; around a loader with workers wrap the loader in `EqualSteps`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from ..collate import is_filler
+from ..errors import ForeignArtefactError, InputError
+from ..files import append_line, digest_json
+from ..planning.spec import PlanSpec
+from ..planning.window import MAX_AGE
+from ..world import World, world
+from ._readers import reader_of
+from ._stream_run import Run
+from .equal_steps import EqualSteps
+
+__all__ = ["StreamingPackedDataset"]
+
+logger = logging.getLogger(__name__)
+
+_STATE = 1
+
+Sample = dict[str, Any]
+
+
+class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[misc]
+    """Iterable over packs. Picklable when source and template are.
+
+    Args:
+        source: sequence or iterable of samples, or a function that makes an iterable. Encoded samples are
+            mappings with `input_ids`; their other keys are left alone.
+        template: an `extend.Template`, or a function sample -> encoded sample; None: encoded already.
+        pack_length: hard cap of a pack of several samples, in tokens.
+        window: samples that are planned together.
+        max_carry: windows a sample may wait over.
+        packer, long_samples, multiple_of, max_samples: as in `packtrain.plan`.
+        shuffle_buffer: 0: source order. Above 0 an indexable source is permuted as a whole, and any other
+            goes through a buffer of so many samples.
+        seed: of the shuffle.
+        rank, world_size: this reader's place; None: from the launcher.
+        encode_workers: processes that encode; 0 = this one.
+        cyclic: begin the next epoch at the end of one, for ever.
+        exhausted: what a rank does that runs out before others: `fill` or `first` (see `EqualSteps`).
+        on_error: `raise`, or `skip`: a sample that cannot be encoded is left out and written down.
+        ledger_file: JSON lines file of what is left out; needed for `skip` and `long_samples="drop"`.
+
+    Attributes:
+        left_out: reason -> samples left out in this epoch.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        template: Any = None,
+        *,
+        pack_length: int,
+        window: int = 1000,
+        max_carry: int = MAX_AGE,
+        packer: str = "auto",
+        long_samples: str = "single",
+        multiple_of: int = 1,
+        max_samples: int | None = None,
+        shuffle_buffer: int = 0,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        encode_workers: int = 0,
+        cyclic: bool = False,
+        exhausted: str = "fill",
+        on_error: str = "raise",
+        ledger_file: str | Path | None = None,
+    ) -> None:
+        here = world()
+        place = World(here.rank if rank is None else rank, here.size if world_size is None else world_size)
+        for name, value, low in (
+            ("max_carry", max_carry, 0),
+            ("shuffle_buffer", shuffle_buffer, 0),
+            ("seed", seed, 0),
+            ("encode_workers", encode_workers, 0),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise InputError(f"{name} is {value!r}, expected an integer >= {low}")
+        if on_error not in ("raise", "skip"):
+            raise InputError(f"on_error is {on_error!r}", hint="use 'raise' or 'skip'")
+        if ledger_file is None and (on_error == "skip" or long_samples == "drop"):
+            raise InputError(
+                "samples that are left out must be written down",
+                hint="name a ledger_file (a JSON lines file)",
+            )
+        self.spec = PlanSpec(
+            pack_length=pack_length,
+            packer=packer,
+            long_samples=long_samples,
+            multiple_of=multiple_of,
+            max_samples=max_samples,
+            window=window,
+        )
+        EqualSteps((), exhausted=exhausted)  # refuses an unknown word here, not at the first epoch
+        self.reader = reader_of(source, shuffled=shuffle_buffer > 0, seed=seed)
+        self.encode = getattr(template, "encode", template)
+        self.place = place
+        self.max_carry, self.shuffle_buffer, self.seed = max_carry, shuffle_buffer, seed
+        self.encode_workers, self.cyclic, self.exhausted = encode_workers, cyclic, exhausted
+        self.on_error = on_error
+        self.ledger_file = None if ledger_file is None else Path(ledger_file)
+        self.epoch = 0
+        self.left_out: dict[str, int] = {}
+        self._state: dict[str, Any] | None = None  # to begin at, once
+        self._run: Run | None = None
+        self._ahead: deque[tuple[Run, list[int]]] = deque()  # packs that were planned and not handed out
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass. Naming another one starts it from its first sample."""
+        if epoch < 0:
+            raise InputError(f"epoch is {epoch}, expected >= 0")
+        if epoch != self.epoch:
+            self.epoch, self._state, self._run = epoch, None, None
+            self._ahead.clear()
+
+    def __iter__(self) -> Iterator[list[Sample]]:
+        info = get_worker_info()
+        if info is not None and isinstance(self.reader.source, IterableDataset):
+            raise InputError(
+                "the source divides itself among loader workers, and would be divided twice",
+                hint="use encode_workers instead of workers of the loader",
+            )
+        packs = self._packs()
+        if info is None and self.is_shared:
+            packs = iter(EqualSteps(packs, exhausted=self.exhausted))
+        return self._handed_out(packs)
+
+    def _handed_out(self, packs: Iterator[list[Sample]]) -> Iterator[list[Sample]]:
+        for pack in packs:
+            if not is_filler(pack):
+                self._ahead.popleft()
+            yield pack
+
+    @property
+    def is_shared(self) -> bool:
+        """Do several processes of a torch.distributed run read this stream?"""
+        import torch.distributed as dist
+
+        return self.place.size > 1 and dist.is_available() and dist.is_initialized()
+
+    def _packs(self) -> Iterator[list[Sample]]:
+        state, self._state = self._state, None
+        self._ahead.clear()
+        while True:
+            run = self._run = Run(self, self.epoch, state)
+            for places, pack in run:
+                self._ahead.append((run, places))
+                yield pack
+            if not self.cyclic:
+                return
+            if run.read == 0:
+                raise InputError("this reader got no sample: a cyclic stream would never give a pack")
+            state = None
+            self.epoch += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this reader stands, behind the last pack it handed out: plain values, a few windows long."""
+        if self._run is None:
+            return self._state or {**self._identity(), "epoch": self.epoch, "run": None}
+        run = self._ahead[0][0] if self._ahead else self._run
+        ahead = [places for held, places in self._ahead if held is run]
+        return {**self._identity(), "epoch": run.epoch, "run": run.state(ahead)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next pass begins where `state` stands.
+
+        Raises:
+            ForeignArtefactError: it was saved with other settings or another number of readers.
+        """
+        own = self._identity()
+        for key, value in own.items():
+            if state.get(key) == value:
+                continue
+            hint = "resume with the settings of the saved stream, or start anew"
+            if key in ("world_size", "workers", "worker", "rank"):
+                hint = (
+                    "each reader packs its own part; change encode_workers instead, which may change freely"
+                )
+            raise ForeignArtefactError(
+                f"the saved stream has {key} {state.get(key)!r}, this one {value!r}", hint=hint
+            )
+        self.epoch = int(state["epoch"])
+        self._state = dict(state) if state["run"] is not None else None
+        self._run = None
+        self._ahead.clear()
+
+    def _identity(self) -> dict[str, Any]:
+        info = get_worker_info()
+        settings = {
+            "spec": self.spec.to_dict(),
+            "max_carry": self.max_carry,
+            "shuffle": bool(self.shuffle_buffer) if self.reader.can_seek else self.shuffle_buffer,
+            "on_error": self.on_error,
+        }
+        return {
+            "version": _STATE,
+            "settings": digest_json(settings),
+            "seed": self.seed,
+            "rank": self.place.rank,
+            "world_size": self.place.size,
+            "worker": 0 if info is None else info.id,
+            "workers": 1 if info is None else info.num_workers,
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_run": None, "_ahead": deque()}
+
+    def leave_out(self, sample_id: int, reason: str, detail: str) -> None:
+        """Write down a sample that is in no pack."""
+        self.left_out[reason] = self.left_out.get(reason, 0) + 1
+        assert self.ledger_file is not None  # checked in __init__
+        row = {"sample_id": sample_id, "reason": reason, "detail": detail}
+        append_line(self.ledger_file, json.dumps(row, ensure_ascii=False))
