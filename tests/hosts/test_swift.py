@@ -39,6 +39,7 @@ SWITCHES = {
     "gradient_checkpointing": "false",
     "freeze_vit": "false",
     "load_from_cache_file": "false",
+    "dataloader_num_workers": 0,
 }
 
 
@@ -195,6 +196,9 @@ export_main(["--model", sys.argv[1], "--model_type", "qwen2_5_vl", "--template",
     held = {"model": model, "cached_dataset": tmp_path / "cached" / "train", "packing": "true"}
     (packed,) = sft(tmp_path, "run", {**held, "per_device_train_batch_size": 1}, plugin=True)
     assert sorted(packed["ids"]) == list(range(23))
+    workers = {**held, "per_device_train_batch_size": 1, "dataloader_num_workers": 1}
+    (again,) = sft(tmp_path, "workers", workers, plugin=True)
+    assert losses(again) == losses(packed)
 
 
 REFUSED = {

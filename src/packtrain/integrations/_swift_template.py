@@ -46,6 +46,10 @@ class SwiftTemplate:
         self.template = template
         self.twin = _twin(template)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Loader workers encode only; the host's template leaves its model behind by itself."""
+        return {"template": self.template, "twin": None}
+
     def encode(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """What the host's collator takes: `input_ids`, `labels`, `length`, media tensors, …
 

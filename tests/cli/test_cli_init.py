@@ -1,0 +1,128 @@
+"""`packtrain init` on real samples: what it writes runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packtrain.cli import main
+from packtrain.template import ensure_torchvision, load_processor
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def model(tmp_path: Path, tokenizer_folder: Path) -> Path:
+    """A tiny model beside its tokenizer."""
+    from packtrain.train.tiny import tiny_model
+
+    tokenizer = load_processor(str(tokenizer_folder))
+    tiny_model("tiny:qwen3", tokenizer).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "tokenizer_config.json"
+    held = json.loads(path.read_text())
+    held.pop("processor_class", None)
+    path.write_text(json.dumps(held))
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def gsm8k(data: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "train.jsonl"
+    with (data / "text_sft" / "gsm8k_train.jsonl").open(encoding="utf-8") as lines:
+        rows = [json.loads(line) for line, _ in zip(lines, range(40), strict=False)]
+    chats = [
+        {
+            "messages": [
+                {"role": "user", "content": row["question"]},
+                {"role": "assistant", "content": row["answer"]},
+            ]
+        }
+        for row in rows
+    ]
+    path.write_text("".join(json.dumps(chat) + "\n" for chat in chats), encoding="utf-8")
+    return path
+
+
+def init(*words: object) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["init", *map(str, words)])
+    return int(caught.value.code or 0)
+
+
+@pytest.mark.parametrize("host", ["hf", "trl"])
+def test_the_script_it_writes_trains(
+    host: str, model: Path, gsm8k: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert init(gsm8k, "--model", model, "--host", host, "-o", tmp_path / "out", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["samples"] == 40 and told["agreed_tokens"] > 50
+    script = tmp_path / "out" / "train.py"
+    start = "from packtrain.template import ensure_torchvision; ensure_torchvision(); import runpy, sys; "
+    done = subprocess.run(
+        [sys.executable, "-c", f"{start}runpy.run_path({str(script)!r}, run_name='__main__')"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    plan = next((tmp_path / "out" / "runs" / "packs" / "train").glob("plan-*/plan.json"))
+    assert json.loads(plan.read_text())["stats"]["samples"] == 40
+
+
+def test_the_yaml_it_writes_is_a_configuration(model: Path, gsm8k: Path, tmp_path: Path) -> None:
+    from packtrain.train.config import load_config
+
+    assert init(gsm8k, "--model", model, "--host", "hf", "-o", tmp_path / "out", "--pack-length", 512) == 0
+    config = load_config(tmp_path / "out" / "packtrain.yaml")
+    assert config.pack_length == 512
+    assert config.custom.train_jsonl == str(gsm8k)
+
+
+def test_what_it_refuses(
+    model: Path, gsm8k: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert init(gsm8k, "--model", model, "--host", "hf", "-o", tmp_path / "out") == 0
+    assert init(gsm8k, "--model", model, "--host", "hf", "-o", tmp_path / "out") == 0  # equal: nothing to say
+    (tmp_path / "out" / "train.py").write_text("mine")
+    cases: list[tuple[list[Any], str]] = [
+        ([gsm8k, "--model", model, "--host", "hf", "-o", tmp_path / "out"], "is there and differs"),
+        ([gsm8k, "--model", model, "--host", "hf", "--pack-length", 0], "expected >= 1"),
+        ([gsm8k, "--model", model, "--host", "verl"], "verl"),
+        ([gsm8k, "--model", model, "--host", "swift", "-o", tmp_path / "s"], "ms-swift is not installed"),
+    ]
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"colour": "red"}\n')
+    cases.append(([bad, "--model", model, "--host", "hf"], "can be used"))
+    for words, told in cases:
+        capsys.readouterr()
+        assert init(*words) == 2
+        assert told in capsys.readouterr().err, words
+    assert (tmp_path / "out" / "train.py").read_text() == "mine"
+
+
+def test_a_host_template_that_differs_is_an_error(
+    model: Path, gsm8k: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Callable[..., Any]
+) -> None:
+    """transformers adds a turn that our rendering does not know of: exit 1, both numbers told."""
+    ensure_torchvision()
+    from transformers import PreTrainedTokenizerBase
+
+    real = PreTrainedTokenizerBase.apply_chat_template
+
+    def longer(self: Any, chat: Any, *args: Any, **kwargs: Any) -> Any:
+        made = real(self, chat, *args, **kwargs)
+        if kwargs.get("return_dict") and kwargs.get("tokenize"):
+            made["input_ids"] = [*made["input_ids"], 1]
+        return made
+
+    monkeypatch.setattr(PreTrainedTokenizerBase, "apply_chat_template", longer)
+    assert init(gsm8k, "--model", model, "--host", "hf", "-o", tmp_path / "out") == 1
+    assert not (tmp_path / "out").exists()
