@@ -93,7 +93,7 @@ class Ids:
 
 
 def resident() -> tuple[int, int]:
-    """(own, mapped) bytes that this process has in memory; mapped pages of files are shared by all workers."""
+    """(own, mapped) bytes of this process in memory; mapped pages of files are shared by all workers."""
     lines = Path(f"/proc/{os.getpid()}/status").read_text(encoding="ascii").splitlines()
     held = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines if line.startswith("Rss")}
     return held["RssAnon"], held["RssFile"]
