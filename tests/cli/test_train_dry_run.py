@@ -42,6 +42,16 @@ def dry(
     return call
 
 
+def test_training_without_the_proof_is_said_loudly(
+    dry: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code, out, _ = dry("--no-proof", "--max_steps", 1, "--json", save_strategy="no")
+    assert code == 0
+    assert any(r.levelname == "WARNING" and "proof is OFF" in r.message for r in caplog.records)
+    assert json.loads(out.splitlines()[-1])["proof"] is None
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["training"]["proof"] is False
+
+
 def test_the_object_has_exactly_its_keys_and_describes_the_stored_plan(
     dry: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from packtrain.cli import main
 from packtrain.demo.resolve import resolve_demo
 from packtrain.errors import ConfigError, DriftError, ForeignArtefactError, InputError, PlanError
 from packtrain.pipeline.inputs import Inputs
@@ -77,6 +78,33 @@ def test_the_run_is_written_down(finished: Any) -> None:
     page = (finished.folder / "report.html").read_text(encoding="utf-8")
     assert finished.result.plan.checksum[:12] in page and "placeholder_mismatch" in page
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", page)
+
+
+def test_losses_of_a_step_are_those_of_the_samples_that_which_names(
+    finished: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The trace's steps are the plan's: the same samples, whose token mean is the logged loss."""
+
+    def which(*words: Any) -> str:
+        with pytest.raises(SystemExit) as done:
+            main(["which", *map(str, words)])
+        assert not done.value.code
+        return capsys.readouterr().out
+
+    rows = [json.loads(line) for line in (finished.folder / "train_log.jsonl").read_text().splitlines()]
+    first = next(row for row in rows if "loss" in row)
+    assert first["step"] == 1
+    for step in (0, 11, 23):
+        told = json.loads(which(finished.folder, "--step", step, "--losses", "--json"))
+        assert sorted(row["id"] for row in told["losses"]) == told["ids"] and told["run_step"] == step
+        assert all(row["row"] and row["tokens"] > 0 for row in told["losses"])
+        losses = [row["loss"] for row in told["losses"]]
+        assert losses == sorted(losses, reverse=True)
+        if step == 0:
+            tokens = sum(row["tokens"] for row in told["losses"])
+            mean = sum(row["loss"] * row["tokens"] for row in told["losses"]) / tokens
+            assert first["loss"] == pytest.approx(mean, abs=1e-3)
+    assert "samples, loss and supervised tokens" in which(finished.folder, "--step", 23, "--losses")
 
 
 def test_two_runs_give_the_same_plan(finished: Any, tmp_path: Path) -> None:

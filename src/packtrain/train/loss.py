@@ -337,4 +337,4 @@ def packed_loss(
 def step_share(total: torch.Tensor, normaliser: torch.Tensor | float, ranks: int = 1) -> torch.Tensor:
     """A row's weighted loss sum over the step's normaliser; no weight at all gives 0, never a division."""
     over = torch.as_tensor(normaliser, device=total.device)
-    return total * ranks / torch.where(over > 0, over, torch.ones_like(over))
+    return (total * ranks / torch.where(over > 0, over, torch.ones_like(over))).to(total.dtype)
