@@ -18,10 +18,11 @@ import pytest
 import torch
 
 from packtrain.collate import PackBatch, PaddingFreeCollator
-from packtrain.errors import InputError
+from packtrain.errors import ConfigError, InputError
 from packtrain.families import family_of
 from packtrain.template import HFTemplate, dummy_samples
 from packtrain.train.attention import check_batch
+from packtrain.train.idle import keep_towers_busy
 from packtrain.train.loss import token_loss_sum
 from packtrain.train.proof import prove_isolation
 from packtrain.train.tiny import tiny_model
@@ -317,3 +318,16 @@ def test_pb82_two_packs_in_a_row_equal_two_micro_steps(setup: Any) -> None:
     for key, grad in together.items():
         parts = [one[key] for one in single if one[key] is not None]
         assert grad is None or torch.allclose(grad, sum(parts), atol=1e-5, rtol=1e-4), key
+
+
+def test_a_run_takes_its_dummies_from_its_template(processor: Any, setup: Any) -> None:
+    model, _samples, _ = setup("qwen2_vl")
+    template = HFTemplate(small(processor("qwen2_vl"), "qwen2_vl"))
+    trainer = SimpleNamespace(model=model, data_collator="before")
+    keep_towers_busy(trainer, False, template)
+    assert trainer.data_collator == "before"
+    with pytest.raises(ConfigError, match="family text has no media"):
+        keep_towers_busy(trainer, True, HFTemplate(template.tokenizer))
+    keep_towers_busy(trainer, True, template)
+    assert len(trainer.data_collator._dummies) == 1
+    assert trainer.data_collator._dummies[0][1]["labels"].count(-100) == 3

@@ -22,7 +22,7 @@ __all__ = ["check_lazy_keys"]
 _OF_PLANS = (
     *("packing_mode", "packing_strategy", "packing_allow_single_long", "packing_drop_last"),
     *("packing_min_fill_ratio", "samples_per_step", "skip_samples", "replan", "balance", "repeat_loss"),
-    *("dataloader_drop_last", "on_error", "max_drop_fraction", "static_packing_cache"),
+    *("dataloader_drop_last", "on_error", "max_drop_fraction", "static_packing_cache", "dummy_media"),
 )
 _OF_SOURCES = ("train_jsonl", "val_jsonl", "fusion_config", "columns", "placeholders", "media_root", "kind")
 

@@ -132,6 +132,8 @@ class TrainingConfig(Section):
     dataloader_drop_last: bool = False
     repeat_loss: Literal["keep", "zero"] = "keep"
     """Packs repeated to fill the last step of all ranks: trained again, or without weight."""
+    dummy_media: bool = False
+    """Rows that would leave a tower idle get a weightless medium (several ranks that train the towers)."""
     balance: Literal["step", "window", "global"] | None = "step"
     loss_reduction: Literal["token", "sample", "sqrt"] = "token"
     """One vote per token, per sample, or between them (1/sqrt of a sample's supervised tokens)."""

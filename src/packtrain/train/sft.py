@@ -33,6 +33,7 @@ from .ahead import encode_ahead
 from .attention import check_attention
 from .config import RunConfig
 from .epochs import epoch_plans
+from .idle import keep_towers_busy
 from .loss import bare_model, plain_head, token_loss_sum
 from .model import load_model, no_progress_bars
 from .proof import IsolationReport, proof_samples, prove_isolation
@@ -150,6 +151,7 @@ def train(
         progress=progress,
         banner=None if runtime is None else runtime.row(),
     )
+    keep_towers_busy(trainer, config.training.dummy_media, template)
     follow_losses(trainer, config, source)
     trainer.check_same_plan()
     return _run(config, trainer, template, folder, log_file, proof)
