@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from .errors import FormatError, InputError
 
 __all__ = [
+    "FlushAhead",
     "append_line",
     "canonical_json",
     "digest_json",
@@ -79,6 +81,44 @@ def publish(path: str | Path) -> Iterator[IO[bytes]]:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
         raise
+
+
+class FlushAhead:
+    """Sends a large file to the disk while more of it is written, so that the sync at its end is short.
+
+    Only time depends on it: what is durable is decided by `publish`.
+    """
+
+    def __init__(self, handle: IO[bytes], every: int = BLOCK) -> None:
+        self._descriptor, self._every = handle.fileno(), every
+        self._written, self._over = 0, False
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def wrote(self, size: int) -> None:
+        self._written += size
+        if self._written >= self._every:
+            self._written = 0
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="packtrain-flush", daemon=True)
+                self._thread.start()
+            self._wake.set()
+
+    def close(self) -> None:
+        """To be called before the file is closed."""
+        self._over = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            if self._over:
+                return
+            with contextlib.suppress(OSError):  # said again by the sync that counts
+                os.fsync(self._descriptor)
 
 
 def publish_new(path: str | Path, text: str) -> bool:

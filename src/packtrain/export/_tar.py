@@ -67,6 +67,7 @@ class TarShard:
     def __init__(self, handle: IO[bytes]) -> None:
         self._handle = handle
         self._digest = Hashed()
+        self._flush = files.FlushAhead(handle)
         self._crc = 0
         self.size = 0
         self.end = 0
@@ -89,13 +90,15 @@ class TarShard:
         return self._digest.hexdigest()
 
     def stop(self) -> None:
-        """End the hashing thread of a shard that is given up."""
+        """End the threads beside the writing one, also of a shard that is given up."""
         self._digest.close()
+        self._flush.close()
 
     def _put(self, data: bytes, *, frame: bool = True) -> None:
         if data:
             self._handle.write(data)
             self._digest.update(data)
+            self._flush.wrote(len(data))
             self.size += len(data)
             if frame:
                 self._crc = zlib.crc32(data, self._crc)

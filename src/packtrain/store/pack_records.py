@@ -18,7 +18,9 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from ..errors import ChecksumError, FormatError, InputError, SampleError
@@ -34,6 +36,7 @@ SPELLINGS = ("prompt", "prompts")
 
 MEMBER = "packtrain"
 _SHORT = {"image": "img", "video": "vid", "audio": "aud"}
+_LARGE, _PENDING = 1 << 15, 4  # bytes of a medium; media whose CRC-32 may be outstanding
 _SUFFIX = re.compile(r"\.([a-z0-9]{1,5})$")
 _MAGIC = (
     (b"\xff\xd8\xff", "jpg"),
@@ -77,6 +80,7 @@ class PackRecord:
     root: str | None = None
     _media: list[list[dict[str, Any]]] = field(default_factory=list)
     _plain: list[dict[str, Any]] = field(default_factory=list)
+    _pending: list[tuple[dict[str, Any], Future[int]]] = field(default_factory=list)
 
     def media(self) -> Iterator[tuple[str, bytes]]:
         """(member, bytes) of every medium, in order; to be read to its end before `json`.
@@ -84,7 +88,7 @@ class PackRecord:
         Raises:
             SampleError: a medium cannot be read.
         """
-        self._media, self._plain = [], []
+        self._media, self._plain, self._pending = [], [], []
         for place, sample in enumerate(self.samples):
             held: list[dict[str, Any]] = []
             counts: dict[str, int] = {}
@@ -103,8 +107,10 @@ class PackRecord:
                         member = self._name(place, kind, counts, ref, data)
                         original = identity_name(ref, self.root)
                         told = {"member": member, "name": original, "bytes": len(data)}
-                        held.append({**told, "crc32": zlib.crc32(data)})
+                        row: dict[str, Any] = {**told, "crc32": None}
+                        held.append(row)
                         members.append(member)
+                        self._check_sum(row, data)
                         yield member, data
                     content.append({**part, kind: members if isinstance(part[kind], list) else members[0]})
                 messages.append({**message, "content": content})
@@ -113,6 +119,7 @@ class PackRecord:
 
     def json(self) -> bytes:
         """The record, after `media` was read."""
+        self._settle(0)
         flat = self.task != "multi_turn"
         plain: dict[str, list[Any]] = {"images": [], self.prompts: [], "captions": []}
         kept: list[Any] = []
@@ -145,6 +152,19 @@ class PackRecord:
             raise SampleError(
                 "malformed_record", f"pack {self.number} holds a value that JSON cannot: {error}"
             ) from None
+
+    def _check_sum(self, row: dict[str, Any], data: bytes) -> None:
+        """Put the CRC-32 into a row; that of a large medium is taken beside the writing, a few at once."""
+        if len(data) < _LARGE:
+            row["crc32"] = zlib.crc32(data)
+            return
+        self._pending.append((row, _beside().submit(zlib.crc32, data)))
+        self._settle(_PENDING)
+
+    def _settle(self, left: int) -> None:
+        while len(self._pending) > left:
+            row, later = self._pending.pop(0)
+            row["crc32"] = later.result()
 
     def _name(self, place: int, kind: str, counts: dict[str, int], ref: Ref, data: bytes) -> str:
         number = counts[kind] = counts.get(kind, -1) + 1
@@ -205,6 +225,11 @@ def task_of(samples: Sequence[Mapping[str, Any]]) -> str:
 
 
 # --------------------------------------------------------------------------------------------
+@cache
+def _beside() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(2, thread_name_prefix="packtrain-crc")
+
+
 def _turns(messages: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
     """(prompts, captions): what was said before each assistant turn, and that turn. All turns are kept."""
     prompts: list[str] = []
