@@ -9,6 +9,8 @@ from .packed import FILLER, PackedDataset
 from .sampler import PackSampler
 from .shards import ShardedPacks, open_packs
 from .streaming import StreamingPackedDataset
+from .token_budget import TokenBudgetDataset
+from .weighted import WeightedSources
 
 __all__ = [
     "FILLER",
@@ -21,6 +23,8 @@ __all__ = [
     "PackedDataset",
     "ShardedPacks",
     "StreamingPackedDataset",
+    "TokenBudgetDataset",
+    "WeightedSources",
     "loader_position",
     "open_packs",
 ]

@@ -24,7 +24,6 @@ from torch.utils.data import get_worker_info
 
 from ..errors import DriftError, InputError, SampleError
 from ..planning.lengths import Lengths
-from ..planning.window import WindowPacker
 from ._encode_pool import Item, encoded
 from ._shuffle import Shuffle
 
@@ -57,7 +56,7 @@ class Run:
         first = stream.place.rank * workers + worker
         buffer = 0 if stream.reader.can_seek else stream.shuffle_buffer
         self.shuffle = Shuffle(buffer, (stream.seed, epoch, first))
-        self.packer = WindowPacker(stream.spec, max_age=stream.max_carry)
+        self.packer = stream.make_packer()
         self.next_place = first
         self.read = 0
         self.count = 0  # samples that reached the packer; their numbers ascend, whatever their places
@@ -179,8 +178,9 @@ class Run:
         numbers, self.window = self.window, []
         if not numbers and not len(self.packer.waiting):
             return
-        tokens = [_length(self.held[number]) for number in numbers]
-        made = self.packer.push(np.array(numbers, dtype=np.int64), Lengths(tokens), last=last)
+        samples = [self.held[number] for number in numbers]
+        lengths = Lengths([_length(sample) for sample in samples], self.stream.costs_of(samples))
+        made = self.packer.push(np.array(numbers, dtype=np.int64), lengths, last=last)
         for number, reason in made.left_out.items():
             sample = self.held.pop(number)
             self.places.pop(number)
@@ -191,6 +191,18 @@ class Run:
             members = ids[start:stop]
             places = [self.places.pop(number) for number in members]
             self.ready.append((places, [self.held.pop(number) for number in members]))
+        if last and self.ready:
+            self._leave_out_partial()
+
+    def _leave_out_partial(self) -> None:
+        """Under `drop_last`: the emptiest of the last packs, where it is not full."""
+        sizes = [sum(map(_length, pack)) for _, pack in self.ready]
+        emptiest = sizes.index(min(sizes))
+        if self.stream.is_full(self.ready[emptiest][1]):
+            return
+        for sample in self.ready[emptiest][1]:
+            self.stream.leave_out(int(sample["sample_id"]), "partial_batch", "the last batch was not full")
+        del self.ready[emptiest]
 
 
 def _named(sample: Sample, sample_id: int) -> Sample:

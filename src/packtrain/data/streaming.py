@@ -36,7 +36,7 @@ from ..collate import is_filler
 from ..errors import ForeignArtefactError, InputError
 from ..files import append_line, digest_json
 from ..planning.spec import PlanSpec
-from ..planning.window import MAX_AGE
+from ..planning.window import MAX_AGE, WindowPacker
 from ..world import World, world
 from ._readers import reader_of
 from ._stream_run import Run
@@ -133,6 +133,7 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
         self.ledger_file = None if ledger_file is None else Path(ledger_file)
         self.epoch = 0
         self.left_out: dict[str, int] = {}
+        self.settings: dict[str, Any] = {}  # further ones that a state depends on
         self._state: dict[str, Any] | None = None  # to begin at, once
         self._run: Run | None = None
         self._ahead: deque[tuple[Run, list[int]]] = deque()  # packs that were planned and not handed out
@@ -223,6 +224,7 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
             "max_carry": self.max_carry,
             "shuffle": bool(self.shuffle_buffer) if self.reader.can_seek else self.shuffle_buffer,
             "on_error": self.on_error,
+            **self.settings,
         }
         return {
             "version": _STATE,
@@ -233,6 +235,18 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
             "worker": 0 if info is None else info.id,
             "workers": 1 if info is None else info.num_workers,
         }
+
+    def make_packer(self) -> Any:
+        """What decides which samples share a pack: a `WindowPacker`, or one with its interface."""
+        return WindowPacker(self.spec, max_age=self.max_carry)
+
+    def costs_of(self, samples: list[Sample]) -> dict[str, list[int]]:
+        """Costs beside tokens that the packer needs."""
+        return {}
+
+    def is_full(self, pack: list[Sample]) -> bool:
+        """May this pack be the last of an epoch?"""
+        return True
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_run": None, "_ahead": deque()}

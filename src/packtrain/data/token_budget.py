@@ -1,0 +1,239 @@
+"""TokenBudgetDataset: micro batches by tokens instead of by samples, from a stream or from known lengths.
+
+    data = TokenBudgetDataset(source, template, micro_batch_size=2, max_seq_len=4096)   # dyn_bsz: 8192 tokens
+    for batch in data:                           # a list of encoded samples, one packed row
+        model(**collate([batch]))
+
+With `dyn_bsz` a batch takes as many samples as fit `micro_batch_size * max_seq_len` tokens; without it,
+exactly `micro_batch_size` samples, whatever their length. Both are rows of packed samples without padding
+between them.
+
+By default the buffer is packed by packtrain's packers (`order="packed"`, windows with carry): on real chat
+lengths under 0.1 % more batches than the bound, where taking samples as they arrive costs several percent.
+`order="arrival"` is what trainers with dynamic batching do, for comparison. Where `lengths` are known the
+whole epoch is planned: the number of batches is known and equal on all ranks.
+
+State, epochs, ranks, errors and equal steps are those of `StreamingPackedDataset`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..errors import InputError
+from ..planning.build import plan
+from ..planning.window import WindowPacker
+from ._batchers import ArrivalPacker, FixedPacker, WarmUp, WarmUpPacker
+from .packed import PackedDataset
+from .sampler import PackSampler
+from .streaming import StreamingPackedDataset
+
+__all__ = ["TokenBudgetDataset"]
+
+_COUNT_MODES = ("total", "effective")
+_ORDERS = ("packed", "arrival")
+_EFFECTIVE = "effective"
+
+
+class TokenBudgetDataset(StreamingPackedDataset):
+    """Iterable over micro batches. Further keywords: those of `StreamingPackedDataset`.
+
+    Args:
+        source, template: as there.
+        micro_batch_size, max_seq_len: their product is the budget in tokens.
+        dyn_bsz: False: exactly `micro_batch_size` samples a batch.
+        buffer_size: samples that are looked at together.
+        count_mode: what the budget counts: `total` tokens, or `effective` (supervised) ones.
+        overflow_ratio: with `effective`, the hard cap in tokens is ceil(budget * overflow_ratio).
+        order: `packed` or `arrival`.
+        warmup_steps, warmup_tokens: over so many batches of a reader the budget grows from `warmup_tokens`.
+        pad_packed_input: rows are padded to `pad_to_length` by the collator; needs `dyn_bsz`.
+        pad_to_length: None: the budget.
+        drop_last: leave the last batch of an epoch out where it is not full, into the ledger (needs one).
+        lengths: Lengths (or int[n]) of an indexable source: the epoch is planned.
+        options: keywords of `StreamingPackedDataset` (`rank`, `world_size`, `seed`, `shuffle_buffer`, …).
+
+    Attributes:
+        budget: tokens of a batch.
+        pad_to_length: what `PaddingFreeCollator` has to be given, or None.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        template: Any = None,
+        *,
+        micro_batch_size: int = 1,
+        max_seq_len: int = 2048,
+        dyn_bsz: bool = True,
+        buffer_size: int = 500,
+        count_mode: str = "total",
+        overflow_ratio: float = 1.5,
+        order: str = "packed",
+        warmup_steps: int = 0,
+        warmup_tokens: int | None = None,
+        pad_packed_input: bool = False,
+        pad_to_length: int | None = None,
+        drop_last: bool = False,
+        lengths: Any = None,
+        **options: Any,
+    ) -> None:
+        for name, value, low in (
+            ("micro_batch_size", micro_batch_size, 1),
+            ("max_seq_len", max_seq_len, 1),
+            ("buffer_size", buffer_size, 1),
+            ("warmup_steps", warmup_steps, 0),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise InputError(f"{name} is {value!r}, expected an integer >= {low}")
+        if count_mode not in _COUNT_MODES:
+            raise InputError(f"count_mode is {count_mode!r}", hint="use 'total' or 'effective'")
+        if order not in _ORDERS:
+            raise InputError(f"order is {order!r}", hint="use 'packed' or 'arrival'")
+        if overflow_ratio < 1:
+            raise InputError(f"overflow_ratio is {overflow_ratio}, expected >= 1")
+        self.budget = micro_batch_size * max_seq_len
+        self.pad_to_length = _padded(dyn_bsz, pad_packed_input, pad_to_length, self.budget)
+        _refuse_without_effect(dyn_bsz, count_mode, order, warmup_steps, warmup_tokens)
+        self.dyn_bsz, self.micro_batch_size, self.order = dyn_bsz, micro_batch_size, order
+        self.count_mode, self.drop_last = count_mode, drop_last
+        self.warm_up = WarmUp(self.budget, warmup_steps, warmup_tokens)
+        if drop_last and options.get("ledger_file") is None and lengths is None:
+            raise InputError(
+                "drop_last leaves samples out, and they must be written down", hint="name a ledger_file"
+            )
+        cap = math.ceil(self.budget * overflow_ratio) if count_mode == _EFFECTIVE else self.budget
+        windowed = dyn_bsz and order == "packed"
+        super().__init__(source, template, pack_length=cap, window=buffer_size if windowed else 1, **options)
+        if count_mode == _EFFECTIVE:
+            self.spec = _with_limit(self.spec, self.budget)
+        self.buffer_size = buffer_size
+        self.settings = {
+            "dyn_bsz": dyn_bsz,
+            "samples": micro_batch_size,
+            "order": order,
+            "count_mode": count_mode,
+            "warm_up": [self.warm_up.steps, self.warm_up.first],
+            "drop_last": drop_last,
+        }
+        self._planned = None if lengths is None else self._plan_ahead(source, lengths)
+
+    # -- streams -----------------------------------------------------------------------------
+    def make_packer(self) -> Any:
+        if not self.dyn_bsz:
+            return FixedPacker(self.micro_batch_size)
+        counted = _EFFECTIVE if self.count_mode == _EFFECTIVE else None
+        arrival = ArrivalPacker(self.buffer_size, self.warm_up, self.spec.pack_length, counted)
+        if self.order == "arrival":
+            return arrival
+        windows = WindowPacker(self.spec, max_age=self.max_carry)
+        return WarmUpPacker(arrival, windows) if self.warm_up.steps else windows
+
+    def costs_of(self, samples: list[dict[str, Any]]) -> dict[str, list[int]]:
+        if self.count_mode != _EFFECTIVE:
+            return {}
+        return {_EFFECTIVE: [_supervised(sample) for sample in samples]}
+
+    def is_full(self, pack: list[dict[str, Any]]) -> bool:
+        """May this batch be the last of an epoch under `drop_last`?"""
+        if not self.drop_last:
+            return True
+        if not self.dyn_bsz:
+            return len(pack) == self.micro_batch_size
+        return sum(len(sample["input_ids"]) for sample in pack) * 10 >= self.budget * 9
+
+    # -- planned -----------------------------------------------------------------------------
+    def _plan_ahead(self, source: Any, lengths: Any) -> tuple[PackedDataset, PackSampler]:
+        if not self.reader.can_seek:
+            raise InputError("lengths are of no use: the source cannot be indexed", hint="pass a sequence")
+        if not self.dyn_bsz or self.count_mode != "total" or self.order != "packed" or self.warm_up.steps:
+            raise InputError(
+                "with lengths the epoch is planned by total tokens",
+                hint="leave dyn_bsz, count_mode, order and warmup_steps at their defaults, or lengths out",
+            )
+        if self.cyclic:
+            raise InputError("a planned epoch has an end: cyclic has no effect", hint="use set_epoch")
+        made = plan(lengths, pack_length=self.budget, long_samples=self.spec.long_samples)
+        view = made.align(self.place.size, self.drop_last)
+        data = PackedDataset(view, source, self.encode, lengths=lengths, repeat_loss="zero")
+        sampler = PackSampler(view, self.place.rank, self.seed, self.shuffle_buffer > 0)
+        return data, sampler
+
+    def __len__(self) -> int:
+        """Batches of an epoch on this rank, where lengths are known.
+
+        Raises:
+            TypeError: they are not (what `len` of a stream raises everywhere).
+        """
+        if self._planned is None:
+            raise TypeError("a stream has no length: pass lengths to have the epoch planned")
+        return len(self._planned[1])
+
+    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+        if self._planned is None:
+            return super().__iter__()
+        data, sampler = self._planned
+        return (data[position] for position in sampler)
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        if self._planned is not None:
+            self._planned[0].set_epoch(epoch)
+            self._planned[1].set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() if self._planned is None else self._planned[1].state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._planned is None:
+            super().load_state_dict(state)
+        else:
+            self._planned[1].load_state_dict(state)
+            self.epoch = self._planned[1].epoch
+
+
+def _padded(dyn_bsz: bool, pad_packed_input: bool, pad_to_length: int | None, budget: int) -> int | None:
+    if not pad_packed_input:
+        if pad_to_length is not None:
+            raise InputError("pad_to_length has no effect without pad_packed_input", hint="set it to True")
+        return None
+    if not dyn_bsz:
+        raise InputError(
+            "pad_packed_input needs dyn_bsz: batches of a number of samples have no fixed length",
+            hint="set dyn_bsz=True",
+        )
+    if pad_to_length is not None and pad_to_length < budget:
+        raise InputError(f"pad_to_length is {pad_to_length}, a batch may have {budget} tokens")
+    return budget if pad_to_length is None else pad_to_length
+
+
+def _refuse_without_effect(
+    dyn_bsz: bool, count_mode: str, order: str, warmup_steps: int, warmup_tokens: int | None
+) -> None:
+    if (warmup_steps == 0) != (warmup_tokens is None):
+        raise InputError("warmup_steps and warmup_tokens belong together", hint="give both, or none")
+    if not dyn_bsz and (count_mode != "total" or order != "packed" or warmup_steps):
+        raise InputError(
+            "count_mode, order and the warm-up are of the token budget, and dyn_bsz is off",
+            hint="set dyn_bsz=True, or leave them out",
+        )
+
+
+def _with_limit(spec: Any, budget: int) -> Any:
+    from dataclasses import replace
+
+    return replace(spec, limits={_EFFECTIVE: budget})
+
+
+def _supervised(sample: Mapping[str, Any]) -> int:
+    labels = sample.get("labels")
+    if labels is None:
+        raise InputError(
+            f"sample {sample.get('sample_id')} has no labels, which count_mode 'effective' counts",
+            hint="use count_mode='total'",
+        )
+    import numpy as np
+
+    return int((np.asarray(labels) != -100).sum())
