@@ -182,7 +182,8 @@ def test_a_cached_dataset_packs_by_its_lengths(model: Path, files: dict[str, Pat
         swift_python(),
         PREAMBLE
         + """
-import sys
+import os, sys
+os.environ["IMAGE_MAX_TOKEN_NUM"] = "30"  # as the run that reads the lengths: other limits would be refused
 from swift.pipelines import export_main
 export_main(["--model", sys.argv[1], "--model_type", "qwen2_5_vl", "--template", "qwen2_5_vl", "--dataset",
     sys.argv[2], "--split_dataset_ratio", "0", "--dataset_shuffle", "false", "--to_cached_dataset", "true",
