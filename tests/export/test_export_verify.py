@@ -188,6 +188,17 @@ def test_the_verbs(text_run: Callable[..., dict[str, Any]], tokenizer_folder: Pa
     call("export", plan, out, code=2)
 
 
+def test_run_exports_instead_of_training(text_run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    from packtrain.pipeline.run_export import run_export
+    from packtrain.train.config import load_config
+
+    values = {**text_run(samples=40), "export": {"format": "webdataset", "maxcount": 3}}
+    told = run_export(load_config(values))
+    assert told["samples"] == 40 and Path(told["out"]).name == "export"
+    assert run_export(load_config(values)) == told
+    assert "planned lengths" in verify_export(told["out"])["tokens"]
+
+
 def test_the_view_of_lengths(tmp_path: Path) -> None:
     from packtrain.planning.build import plan as make_plan
     from packtrain.planning.lengths import Lengths

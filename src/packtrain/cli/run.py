@@ -10,6 +10,7 @@ import click
 from ..world import world
 from ._app import emit, end_of_training, progress, show_runtime
 from ._show import plan_rows, table
+from .export import show_export
 
 if TYPE_CHECKING:
     from ..pipeline.run import RunResult
@@ -31,13 +32,14 @@ _BARS = "▁▂▃▄▅▆▇█"
 def command(
     config: Path, output_dir: str | None, overwrite: bool, no_proof: bool, no_html: bool, as_json: bool
 ) -> None:
-    """Measure, plan, train and report, as CONFIG (YAML) says.
+    """Measure, plan, then train and report, or export (`export.format`), as CONFIG (YAML) says.
 
     \b
     Example:
       packtrain run examples/demo.yaml
     """
     from ..pipeline.run import run
+    from ..pipeline.run_export import run_export
     from ..train.config import load_config
 
     show_runtime()
@@ -45,6 +47,10 @@ def command(
     if output_dir is not None:
         training = settings.training.model_copy(update={"output_dir": output_dir})
         settings = settings.model_copy(update={"training": training})
+    if settings.export.format is not None:
+        figures = run_export(settings, overwrite=overwrite, stage=lambda name: progress(name, quiet=as_json))
+        emit(figures) if as_json else show_export(figures)
+        return
     result = run(
         settings,
         overwrite=overwrite,

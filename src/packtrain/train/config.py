@@ -29,6 +29,7 @@ from .sections import (
     ATTENTIONS,
     CacheConfig,
     CustomConfig,
+    ExportConfig,
     ModelConfig,
     ReportConfig,
     Section,
@@ -63,6 +64,7 @@ class RunConfig(Section):
     custom: CustomConfig = CustomConfig()
     training: TrainingConfig = TrainingConfig()
     report: ReportConfig = ReportConfig()
+    export: ExportConfig = ExportConfig()
 
     @property
     def pack_length(self) -> int:
@@ -119,6 +121,7 @@ _SECTIONS: dict[str, type[Section]] = {
     "custom": CustomConfig,
     "training": TrainingConfig,
     "report": ReportConfig,
+    "export": ExportConfig,
 }
 
 _LENGTH_HINT = "set template.max_length (or global_max_length): it is the pack length"

@@ -13,6 +13,7 @@ __all__ = [
     "ATTENTIONS",
     "CacheConfig",
     "CustomConfig",
+    "ExportConfig",
     "ModelConfig",
     "ReportConfig",
     "Section",
@@ -168,3 +169,19 @@ class TrainingConfig(Section):
 
 class ReportConfig(Section):
     html: bool = True
+
+
+class ExportConfig(Section):
+    """Write the packs as files instead of training."""
+
+    format: Literal["raw", "webdataset", "energon", "chunks"] | None = None
+    """None: train. Else the packs are exported and nothing is trained."""
+    out: str | None = None
+    """Folder of the export; default `export` in training.output_dir."""
+    task: Literal["auto", "captions", "vqa", "multi_turn"] = "auto"
+    maxcount: _Count = 1000
+    maxsize: _Count = 3_000_000_000
+    prompts: Literal["prompt", "prompts"] | None = None
+    layout: Literal["packtrain", "llava"] | None = None
+    media: Literal["source", "uint8", "tensor"] | None = None
+    workers: _Count = 1
