@@ -15,7 +15,7 @@ from ..world import untested_allowed
 __all__ = ["OVERRIDE", "TESTED", "untested", "versions_trusted"]
 
 #: Minor versions that the tests or the GPU runs of docs/benchmarks.md passed on.
-TESTED = {"transformers": ("5.17", "5.19", "5.24"), "torch": ("2.11", "2.13")}
+TESTED = {"transformers": ("5.17", "5.19", "5.20", "5.21", "5.22", "5.23", "5.24"), "torch": ("2.11", "2.13")}
 
 OVERRIDE = "PACKTRAIN_UNTESTED_VERSIONS"
 
