@@ -144,6 +144,10 @@ class LazyTrainer(PackTrainer):
                 f"{self.args.n_gpu} GPUs in one process", hint="start one process per GPU with torchrun"
             )
 
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's `train`: there is no sampler to check, the checkpoint's cursor was read before."""
+        return Trainer.train(self, resume_from_checkpoint, *args, **kwargs)
+
     def get_train_dataloader(self) -> DataLoader[Any]:
         workers = self.args.dataloader_num_workers
         return DataLoader(
