@@ -39,7 +39,11 @@ MATRIX: dict[str, tuple[str, str, str]] = {
         "",
         "",
     ),
-    "two ranks": ("", "", "test_two_ranks_lose_no_pack_and_a_failing_row_is_never_replaced"),
+    "two ranks": (
+        "test_two_gloo_ranks_train_and_evaluate_as_one_unpacked",
+        "",
+        "test_two_ranks_lose_no_pack_and_a_failing_row_is_never_replaced",
+    ),
     "lengths without encoding": (_EQUAL, _EQUAL, "test_its_template_measures_what_it_encodes"),
     "tokenised before, lengths taken": (_EQUAL, _EQUAL, "test_a_cached_dataset_packs_by_its_lengths"),
     "the host's own packing": ("", "!the rows are packed already, by TRL", ""),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -179,6 +181,34 @@ def test_resume_equals_the_uninterrupted_run(
     )
     with pytest.raises(ForeignArtefactError, match="plan"):
         other.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
+
+
+def test_two_gloo_ranks_train_and_evaluate_as_one_unpacked(
+    files: Any, saved_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    from transformers import Trainer
+
+    where = str(saved_model("tiny:qwen2_5_vl")), files["few"]
+    code = str(Path(__file__).with_name("two_ranks.py"))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", code]
+    kept = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launch, *where, str(tmp_path)], capture_output=True, text=True, timeout=600, env=kept
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert sorted(ranks[0]["ids"] + ranks[1]["ids"]) == list(range(24))
+
+    batch = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    packed = script("hf_trainer_vl").main(*where, str(tmp_path / "a"), files["few"], **batch)
+    plain = script("hf_trainer_vl", packed=False).main(
+        *where, str(tmp_path / "b"), trainer_class=recording(Trainer, order_of(packed)), **batch
+    )
+    plain.train()
+    together = [(a + b) / 2 for a, b in zip(ranks[0]["losses"], ranks[1]["losses"], strict=True)]
+    assert together == pytest.approx(step_losses(plain), rel=1e-4)
+    packed.model = packed.model_wrapped = plain.model
+    assert ranks[0]["eval_loss"] == pytest.approx(packed.evaluate()["eval_loss"], rel=1e-4)
 
 
 def test_a_step_of_packs_without_asking_for_samples(

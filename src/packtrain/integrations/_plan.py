@@ -5,10 +5,14 @@ No collective waits meanwhile, so long measuring meets no timeout of a process g
 
 from __future__ import annotations
 
+import atexit
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ..data import PackedDataset
 from ..errors import ConfigError
@@ -68,7 +72,8 @@ def pack_rows(
                 hint="plan these samples",
             )
     else:
-        with StartUp(folder / PLACE / name, place=place, timeout_s=timeout_s) as start:
+        with ExitStack() as stack:
+            start = stack.enter_context(StartUp(folder / PLACE / name, place=place, timeout_s=timeout_s))
 
             def make(tell: Callable[[str, int, int], None]) -> Mapping[str, Any]:
                 measured = measure_rows(
@@ -91,9 +96,21 @@ def pack_rows(
 
             told = start.share(make)
             made, lengths = PackPlan.load(told["plan"]), Lengths.load(told["lengths"])
+            if not _read_by_all(place):
+                atexit.register(stack.pop_all().close)
     if len(made.ledger):
         logger.warning(
             "%s: %d of %d samples are in no pack: %s", name, len(made.ledger), len(rows), made.ledger.counts()
         )
     aligned: AlignedPlan = made.align(place.size, drop_last=drop_last)
     return kind(aligned, Rows(rows, name), encode, lengths=lengths, repeat_loss=repeat_loss)
+
+
+def _read_by_all(place: World) -> bool:
+    """Wait until every rank has read what rank 0 told; False: they cannot talk yet, so it must stay told."""
+    if place.size == 1:
+        return True
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    torch.distributed.barrier()
+    return True

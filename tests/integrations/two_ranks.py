@@ -1,0 +1,56 @@
+"""One rank of a two-rank run of `examples/hf_trainer_vl.py`: torchrun two_ranks.py MODEL ROWS OUT."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from packtrain.template import ensure_torchvision
+
+ensure_torchvision()
+
+import torch  # noqa: E402
+from transformers import Trainer  # noqa: E402
+
+torch.set_num_threads(1)
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "hf_trainer_vl.py"
+LOSSES: dict[int, float] = {}
+IDS: list[int] = []
+
+
+class Recording(Trainer):
+    def training_step(self, model, inputs, *args, **kwargs):
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        step = self.state.global_step
+        LOSSES[step] = LOSSES.get(step, 0.0) + float(loss)
+        IDS.extend(inputs.sample_ids)
+        return loss
+
+
+def main() -> None:
+    model, rows, out = sys.argv[1:]
+    names = runpy.run_path(str(SCRIPT))
+    trainer = names["main"](
+        model,
+        rows,
+        out,
+        rows,
+        trainer_class=Recording,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=1,
+        use_cpu=True,
+        ddp_find_unused_parameters=True,
+    )
+    trainer.train()
+    loss = trainer.evaluate()["eval_loss"]
+    report = {"losses": list(LOSSES.values()), "ids": IDS, "eval_loss": loss}
+    Path(out, f"rank{os.environ['RANK']}.json").write_text(json.dumps(report))
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads can abort an interpreter that winds down
+
+
+if __name__ == "__main__":
+    main()
