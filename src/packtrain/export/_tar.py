@@ -8,6 +8,7 @@ import tarfile
 import threading
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -26,7 +27,7 @@ class Hashed:
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
-        self._todo: queue.Queue[bytes | None] = queue.Queue(maxsize=8)
+        self._todo: queue.Queue[list[bytes] | None] = queue.Queue(maxsize=8)
         self._thread = threading.Thread(target=self._run, name="packtrain-sha256", daemon=True)
         self._thread.start()
         self._small: list[bytes] = []
@@ -51,13 +52,13 @@ class Hashed:
             self._thread.join()
 
     def _hand_over(self) -> None:
-        for data in self._small if self._held > _HANDED * 2 else [b"".join(self._small)]:
-            self._todo.put(data)
+        self._todo.put(self._small)
         self._small, self._held = [], 0
 
     def _run(self) -> None:
-        while (data := self._todo.get()) is not None:
-            self._digest.update(data)
+        while (pieces := self._todo.get()) is not None:
+            for data in pieces:
+                self._digest.update(data)
 
 
 class TarShard:
@@ -115,8 +116,22 @@ def write_tars(job: Job, part: int, *, index: bool = False, **spelling: Any) -> 
     Returns:
         What the manifest says about each file.
     """
-    todo = list(job.packs_of(part))
     told: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(1, thread_name_prefix="packtrain-read") as reader:
+        _write_all(job, part, told, reader, spelling)
+    rows = list(told)
+    if index:
+        rows += [_index(job.out, row) for row in told]
+    drop_unlisted(job.out, f"pack-{part:06d}-*.tar*", {row["name"] for row in rows})
+    return rows
+
+
+def _write_all(
+    job: Job, part: int, told: list[dict[str, Any]], reader: ThreadPoolExecutor, spelling: dict[str, Any]
+) -> None:
+    """The shards of a part; the records of the next pack are read while one is written."""
+    todo = list(job.packs_of(part))
+    following = reader.submit(job.read, todo[0])
     done = 0
     while done < len(todo):
         name = f"pack-{part:06d}-{len(told):03d}.tar"
@@ -124,15 +139,12 @@ def write_tars(job: Job, part: int, *, index: bool = False, **spelling: Any) -> 
             while done < len(todo):
                 if shard.packs and shard.size >= job.maxsize:
                     break
-                pack = job.read(todo[done])
+                pack = following.result()
+                if done + 1 < len(todo):
+                    following = reader.submit(job.read, todo[done + 1])
                 shard.add(pack.number, pack.key, job.members(pack, **spelling))
                 done += 1
         told.append({"name": name, **about})
-    rows = list(told)
-    if index:
-        rows += [_index(job.out, row) for row in told]
-    drop_unlisted(job.out, f"pack-{part:06d}-*.tar*", {row["name"] for row in rows})
-    return rows
 
 
 @contextmanager
