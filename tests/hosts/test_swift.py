@@ -40,6 +40,7 @@ SWITCHES = {
     "freeze_vit": "false",
     "load_from_cache_file": "false",
     "dataloader_num_workers": 0,
+    "use_cpu": "true",
 }
 
 

@@ -277,6 +277,15 @@ def _take_over(pipeline: Any, trainer: Any, balance: str | None) -> None:
             f"nobody has shown that {bare.config.model_type} keeps packed samples apart",
             hint="show it with packtrain.train.prove_isolation, or train it unpacked",
         )
+    ranks = trainer.train_dataset.packs.world_size  # type: ignore[union-attr]
+    if trainer.args.world_size != ranks:
+        raise ConfigError(
+            f"{ranks} processes were started but the trainer knows of {trainer.args.world_size}",
+            hint="on CPUs set --use_cpu true",
+        )
+    if trainer.args.dataloader_num_workers and trainer.args.dataloader_multiprocessing_context is None:
+        # As ms-swift's own loaders: its settings of pixel limits live in the process, spawned ones lack them.
+        trainer.args.dataloader_multiprocessing_context = "fork"
     trainer.__class__ = type(f"Packed{type(trainer).__name__}", (SwiftMixin, type(trainer)), {})
     flash = str(pipeline.args.attn_impl or "").startswith("flash")
     trainer.packs_eval = None
