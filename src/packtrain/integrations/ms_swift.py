@@ -277,7 +277,7 @@ def _take_over(pipeline: Any, trainer: Any, balance: str | None) -> None:
             f"nobody has shown that {bare.config.model_type} keeps packed samples apart",
             hint="show it with packtrain.train.prove_isolation, or train it unpacked",
         )
-    ranks = trainer.train_dataset.packs.world_size  # type: ignore[union-attr]
+    ranks = trainer.train_dataset.packs.world_size
     if trainer.args.world_size != ranks:
         raise ConfigError(
             f"{ranks} processes were started but the trainer knows of {trainer.args.world_size}",
