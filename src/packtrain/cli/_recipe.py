@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import InputError
 from ..world import world
 from ._app import emit, end_of_training, progress
 from ._show import table
@@ -14,7 +15,7 @@ from ._stream import stream_figures, stream_rows
 if TYPE_CHECKING:
     from ..train.config import RunConfig
 
-__all__ = ["recipe_of", "train_stream"]
+__all__ = ["recipe_of", "refuse_streams", "train_samples_as_they_come", "train_stream"]
 
 
 def recipe_of(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -22,6 +23,21 @@ def recipe_of(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     given = {name: value for name, value in options.items() if value is not None}
     custom = {"dataset": given.pop("dataset")} if "dataset" in given else {}
     return {"custom": custom, "training": given}
+
+
+def refuse_streams(config: RunConfig) -> None:
+    """`run` plans, trains and compares; packs that come as they are can only be trained on.
+
+    Raises:
+        InputError: the configuration is of such a training.
+    """
+    training = config.training
+    for key, is_set in (
+        ("sharded_lazy", training.sharded_lazy),
+        ("packing_mode: streaming", training.packing_mode == "streaming"),
+    ):
+        if is_set:
+            raise InputError(f"training.{key} has no plan to run", hint="use packtrain train CONFIG")
 
 
 def train_stream(config: RunConfig, *, dry_run: bool, as_json: bool) -> None:
@@ -35,9 +51,33 @@ def train_stream(config: RunConfig, *, dry_run: bool, as_json: bool) -> None:
 
     with progress("training", quiet=as_json) as report:
         trained = train_lazy(config, progress=report)
+    _print(config, {"dataset": str(folder)}, trained, as_json=as_json)
+    end_of_training()
+
+
+def train_samples_as_they_come(config: RunConfig, *, dry_run: bool, as_json: bool) -> None:
+    """Train with `packing_mode: streaming`."""
+    from ..pipeline.inputs import Inputs
+    from ..train.streaming import train_streaming
+
+    if dry_run:
+        raise InputError(
+            "a dry run resolves a plan, and packing_mode: streaming makes none",
+            hint="run packtrain forecast on measured lengths, or start training",
+        )
+    inputs = Inputs.of_config(config)
+    source = inputs.open_source()
+    template = inputs.open_template(source)
+    with progress("training", quiet=as_json) as report:
+        trained = train_streaming(config, source, template, progress=report)
+    _print(config, {"source": inputs.source}, trained, as_json=as_json)
+    end_of_training()
+
+
+def _print(config: RunConfig, named: dict[str, Any], trained: Any, *, as_json: bool) -> None:
     if world().is_writer:
         losses = trained.losses
-        result = {"run": config.training.output_dir, "dataset": str(folder), **trained.metrics}
+        result = {"run": config.training.output_dir, **named, **trained.metrics}
         if losses:
             result |= {"loss_first": losses[0][1], "loss_last": losses[-1][1]}
         result["proof"] = None if trained.proof is None else len(trained.proof.rows)
@@ -45,4 +85,3 @@ def train_stream(config: RunConfig, *, dry_run: bool, as_json: bool) -> None:
             emit(result)
         else:
             table(f"Run in {config.training.output_dir}", result)
-    end_of_training()

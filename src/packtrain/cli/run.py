@@ -9,6 +9,7 @@ import click
 
 from ..world import world
 from ._app import emit, end_of_training, progress, show_runtime
+from ._recipe import refuse_streams
 from ._show import plan_rows, table
 from .export import show_export
 
@@ -44,6 +45,7 @@ def command(
 
     show_runtime()
     settings = load_config(config, {"training": {"proof": False}} if no_proof else None)
+    refuse_streams(settings)
     if output_dir is not None:
         training = settings.training.model_copy(update={"output_dir": output_dir})
         settings = settings.model_copy(update={"training": training})

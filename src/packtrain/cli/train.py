@@ -10,7 +10,7 @@ import click
 from ..errors import InputError
 from ..world import World, world
 from ._app import emit, end_of_training, progress, show_runtime
-from ._recipe import recipe_of, train_stream
+from ._recipe import recipe_of, train_samples_as_they_come, train_stream
 from ._show import table
 from .run import print_run
 
@@ -59,6 +59,9 @@ def command(
     settings = load_config(config, recipe_of(recipe))
     if settings.training.sharded_lazy:
         train_stream(settings, dry_run=dry_run, as_json=as_json)
+        return
+    if settings.training.packing_mode == "streaming":
+        train_samples_as_they_come(settings, dry_run=dry_run, as_json=as_json)
         return
     if dry_run:
         _dry_run(settings, world_size, overwrite, as_json)

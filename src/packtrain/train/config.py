@@ -37,6 +37,7 @@ from .sections import (
     Tokens,
     TrainingConfig,
 )
+from .stream_keys import check_stream_keys
 from .trainer_keys import check_trainer_keys, trainer_fields
 
 __all__ = [
@@ -191,6 +192,7 @@ def _build(values: dict[str, Any], base: Path | None) -> RunConfig:
     for name, kind in _SECTIONS.items():
         _check_keys(name, kind, sections[name])
     check_lazy_keys(sections)
+    check_stream_keys(sections)
     _fill_lengths(sections)
     if base is not None:
         _resolve_paths(sections, base)
@@ -217,10 +219,10 @@ def _move_aliases(sections: dict[str, Any]) -> None:
             "template.padding_free is not true", hint="packed rows never hold padding; remove the key"
         )
     mode = training.get("packing_mode")
-    if mode is not None and mode != "static":
+    if mode is not None and mode not in ("static", "streaming"):
         raise ConfigError(
             f"training.packing_mode {mode!r} is not supported: packs are planned before training",
-            hint="set training.packing_mode: static",
+            hint="set training.packing_mode: static, or streaming for samples that nobody measured",
         )
 
 

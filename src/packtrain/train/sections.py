@@ -105,7 +105,15 @@ class TrainingConfig(Section):
     output_dir: str = "runs/run"
     seed: Annotated[int, Field(ge=0, lt=2**32), BeforeValidator(_no_switch)] = 42
     packing: bool = True
-    packing_mode: Literal["static"] = "static"
+    packing_mode: Literal["static", "streaming"] = "static"
+    dyn_bsz: bool = False
+    """Streaming: a micro batch takes micro_batch_size * max_length tokens."""
+    micro_batch_size: _Count = 1
+    stream_window: _Count = 1000
+    """Streaming: samples that are planned together."""
+    stream_shuffle_buffer: Annotated[int, Field(ge=0), BeforeValidator(_no_switch)] = 10_000
+    """Streaming: 0 keeps the order; a source that can be indexed is permuted as a whole."""
+    stream_encode_workers: Annotated[int, Field(ge=0), BeforeValidator(_no_switch)] = 0
     eval_packing: bool = True
     packing_strategy: str = "auto"
     packing_allow_single_long: bool = True

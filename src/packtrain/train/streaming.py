@@ -1,0 +1,238 @@
+"""Training on a stream (`training.packing_mode: streaming`): samples are encoded and packed as they come.
+
+Loss, checks of every batch and the isolation proof are those of a static plan (`PackTrainer`). The stream
+begins its next epoch where one ends and `max_steps` ends the run, so ranks take equal steps. Each rank saves
+where it stands beside every checkpoint (`stream.<rank>.json`); a resume reads the samples that waited again
+and goes on with the next pack. With `dyn_bsz` a micro batch takes `micro_batch_size * max_length` tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from .. import files
+from ..collate import PaddingFreeCollator
+from ..data import StreamingPackedDataset, TokenBudgetDataset
+from ..errors import ConfigError
+from ..world import World, world
+from .attention import check_attention
+from .config import RunConfig
+from .lazy import _start_up
+from .loss import bare_model
+from .meter import Meter
+from .sft import TrainResult, _arguments, _loaded, _save
+from .trace import follow_losses
+from .trainer import PackTrainer, _Log
+
+from transformers import PrinterCallback, Trainer, TrainerCallback  # isort: skip
+from transformers.trainer_utils import get_last_checkpoint  # isort: skip
+
+__all__ = ["StreamTrainer", "stream_of", "train_streaming"]
+
+logger = logging.getLogger(__name__)
+
+
+def stream_of(config: RunConfig, source: Any, template: Any, place: World) -> StreamingPackedDataset:
+    """The run's stream.
+
+    Raises:
+        ConfigError: no pack length is set.
+    """
+    training, length = config.training, config.template.max_length
+    if length is None:
+        raise ConfigError("no pack length is set", hint="set global_max_length or template.max_length")
+    further: dict[str, Any] = {
+        "long_samples": "single" if training.packing_allow_single_long else "error",
+        "packer": training.packing_strategy,
+        "shuffle_buffer": training.stream_shuffle_buffer,
+        "seed": training.seed,
+        "rank": place.rank,
+        "world_size": place.size,
+        "encode_workers": training.stream_encode_workers,
+        "cyclic": True,
+    }
+    if training.dyn_bsz:
+        return TokenBudgetDataset(
+            source,
+            template,
+            micro_batch_size=training.micro_batch_size,
+            max_seq_len=length,
+            buffer_size=training.stream_window,
+            **further,
+        )
+    return StreamingPackedDataset(
+        source, template, pack_length=length, window=training.stream_window, **further
+    )
+
+
+def train_streaming(
+    config: RunConfig,
+    source: Any,
+    template: Any,
+    *,
+    model: Any = None,
+    place: World | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> TrainResult:
+    """Train on a stream of samples.
+
+    Args:
+        config: the run's configuration, with `packing_mode: streaming`.
+        source: sequence or iterable of samples.
+        template: `extend.Template`.
+        model: a loaded model; None: `config.model` is loaded.
+        place: rank and world size; None: from the launcher's environment.
+        progress: called with (steps done, steps in total).
+
+    Raises:
+        IsolationError, ConfigError: as `train`.
+        ForeignArtefactError: the checkpoint is of another stream or number of ranks.
+        SampleError: a sample cannot be encoded.
+    """
+    place = place or world()
+    stream = stream_of(config, source, template, place)
+    resumed = _checkpoint(config)
+    if resumed is not None:
+        stream.load_state_dict(files.read_json(_state_file(resumed, place.rank)))
+    model = _loaded(config, template) if model is None else model
+    setup = check_attention(bare_model(model))
+    logger.info("attention: %s", setup.why)
+    folder = Path(config.training.output_dir)
+    files.make_folder(folder)
+    proof, fused = _start_up(config, model, _First(config, source, template), 0, setup.proven)  # type: ignore[arg-type]
+    log_file = folder / "train_log.jsonl"
+    if place.is_writer and resumed is None:
+        files.remove(log_file)
+    arguments = _arguments(config, config.accumulation(place.size), has_eval=False)
+    arguments.ignore_data_skip = True  # the stream stands where it was saved
+    trainer = StreamTrainer(
+        model, arguments, stream, place.rank, fused=fused, log_file=log_file, progress=progress
+    )
+    follow_losses(trainer, config, None)
+    outcome = trainer.train(resume_from_checkpoint=resumed)
+    metrics = {"train_loss": float(outcome.training_loss), "steps": trainer.state.global_step}
+    if trainer.args.save_strategy.value != "no":
+        _save(trainer, template, folder / "model")
+    history = [dict(row) for row in trainer.state.log_history]
+    return TrainResult(bare_model(trainer.model), history, metrics, proof, log_file)
+
+
+class StreamTrainer(PackTrainer):
+    """PackTrainer over a stream."""
+
+    def __init__(
+        self,
+        model: Any,
+        args: Any,
+        stream: StreamingPackedDataset,
+        rank: int,
+        *,
+        fused: bool,
+        log_file: Path | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self.rank, self.fused, self.stream = rank, fused, stream
+        self.loss_is_scaled_for_ga = True
+        self.unsupervised_steps = 0
+        self._banner = None
+        Trainer.__init__(
+            self,
+            model=model,
+            args=args,
+            data_collator=PaddingFreeCollator(bare_model(model)),
+            train_dataset=stream,
+            callbacks=[_Stand(stream, rank), _Log(log_file, progress)],
+        )
+        self.meter = Meter(stream.spec.pack_length, self._summed)
+        self.remove_callback(PrinterCallback)
+        if self.args.n_gpu > 1:
+            raise ConfigError(
+                f"{self.args.n_gpu} GPUs in one process", hint="start one process per GPU with torchrun"
+            )
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(
+            self.stream,
+            batch_size=1,
+            collate_fn=self.data_collator,
+            pin_memory=self.args.dataloader_pin_memory and torch.cuda.is_available(),
+        )
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's own: there is no plan whose position could be checked."""
+        return Trainer.train(self, *args, **kwargs)
+
+
+class _Stand(TrainerCallback):  # type: ignore[misc]
+    """Saves where each rank's stream stands with every checkpoint."""
+
+    def __init__(self, stream: StreamingPackedDataset, rank: int) -> None:
+        self.stream, self.rank = stream, rank
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        files.make_folder(folder)
+        files.publish_json(_state_file(folder, self.rank), self.stream.state_dict())
+
+
+class _First:
+    """The first packs of a stream, for the proof; read apart, so that the stream itself does not move."""
+
+    def __init__(self, config: RunConfig, source: Any, template: Any) -> None:
+        self._stream = stream_of(config, source, template, World(0, 1))
+
+    def peek(self, begun: int, count: int) -> Iterator[_Pack]:
+        self._stream.encode_workers = 0
+        yield from (_Pack(pack) for pack in islice(iter(self._stream), count))
+
+
+class _Pack:
+    """A pack as the proof reads it."""
+
+    is_filler = False
+
+    def __init__(self, samples: list[dict[str, Any]]) -> None:
+        self._samples = samples
+
+    def members(self) -> list[dict[str, Any]]:
+        return self._samples
+
+    def __getitem__(self, key: str) -> list[int]:
+        assert key == "lengths"
+        return [len(sample["input_ids"]) for sample in self._samples]
+
+
+def _state_file(checkpoint: str | Path, rank: int) -> Path:
+    return Path(checkpoint) / f"stream.{rank}.json"
+
+
+def _checkpoint(config: RunConfig) -> str | None:
+    """The checkpoint to resume from.
+
+    Raises:
+        ConfigError: there is none, or it holds no state of a stream.
+    """
+    asked = config.training.trainer.get("resume_from_checkpoint")
+    if asked is True or asked == "True":
+        folder = config.training.output_dir
+        asked = get_last_checkpoint(folder) if Path(folder).is_dir() else None
+        if asked is None:
+            raise ConfigError(f"{folder} holds no checkpoint", hint="remove training.resume_from_checkpoint")
+    if not asked:
+        return None
+    place = world()
+    if not _state_file(str(asked), place.rank).is_file():
+        held = len(list(Path(str(asked)).glob("stream.*.json")))
+        what = f"was saved by {held} ranks" if held else "holds no state of a stream"
+        raise ConfigError(
+            f"{asked} {what}, this is rank {place.rank} of {place.size}",
+            hint="resume a stream with as many ranks as saved it: each packs its own part",
+        )
+    return str(asked)

@@ -1,0 +1,94 @@
+"""`training.packing_mode: streaming`: real steps, exact resume, clear refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from train_samples import text_sample
+
+from packtrain.errors import ConfigError, ForeignArtefactError
+from packtrain.train.config import load_config
+from packtrain.train.streaming import train_streaming
+from packtrain.train.tiny import tiny_model
+
+SAMPLES = [{**text_sample(3 + i % 5, i), "sample_id": i} for i in range(30)]
+
+
+class Recorder:
+    """A template for encoded samples that notes which are read."""
+
+    config: dict[str, Any] = {}  # noqa: RUF012 - as a template has it
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def encode(self, sample: dict[str, Any]) -> dict[str, Any]:
+        self.read.append(sample["sample_id"])
+        return dict(sample)
+
+
+def run(folder: Path, **training: Any) -> tuple[Any, Recorder]:
+    options = {
+        "output_dir": str(folder), "packing_mode": "streaming", "logging_steps": 1, "learning_rate": 5e-3,
+        "save_strategy": "no", "proof": False, "max_steps": 12, "stream_window": 8,
+        "stream_shuffle_buffer": 4, "gradient_accumulation_steps": 2, **training,
+    }  # fmt: skip
+    template = Recorder()
+    config = load_config({"global_max_length": 16, "training": options})
+    return train_streaming(config, SAMPLES, template, model=tiny_model("tiny:qwen3", seed=2)), template
+
+
+@pytest.mark.parametrize("mode", [{}, {"dyn_bsz": True, "micro_batch_size": 2}])
+def test_resume_equals_the_uninterrupted_run(tmp_path: Path, mode: dict[str, Any]) -> None:
+    whole, _ = run(tmp_path / "a", save_strategy="steps", save_steps=5, **mode)
+    assert whole.metrics["steps"] == 12 and len(whole.losses) == 12
+    checkpoint = tmp_path / "a" / "checkpoint-5"
+    state = json.loads((checkpoint / "stream.0.json").read_text())
+    assert state["world_size"] == 1 and state["run"] is not None
+    again, _ = run(tmp_path / "b", resume_from_checkpoint=str(checkpoint), **mode)
+    assert [loss for step, loss in again.losses if step > 5] == [
+        loss for step, loss in whole.losses if step > 5
+    ]
+    for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(ForeignArtefactError, match="has settings"):
+        run(tmp_path / "c", resume_from_checkpoint=str(checkpoint), stream_window=9, **mode)
+
+
+def test_the_proof_runs_and_does_not_move_the_stream(tmp_path: Path) -> None:
+    proven, _ = run(tmp_path / "a", proof=True, max_steps=3)
+    assert proven.proof is not None and proven.proof.ok
+    assert proven.losses == run(tmp_path / "b", max_steps=3)[0].losses
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"max_steps": -1}, r"needs training\.max_steps"),
+        ({"replan": "epoch"}, r"training\.replan needs a plan"),
+        ({"samples_per_step": 4}, r"training\.samples_per_step needs a plan"),
+        ({"micro_batch_size": 2}, r"no effect without training\.dyn_bsz"),
+        ({"num_train_epochs": 2}, "num_train_epochs has no effect"),
+        ({"dataloader_num_workers": 2}, "divide the stream"),
+        ({"packing_mode": "dynamic"}, "is not supported"),
+        (
+            {"packing_mode": "static", "dyn_bsz": True},
+            r"dyn_bsz has no effect without training\.packing_mode",
+        ),
+        ({"resume_from_checkpoint": True}, "holds no checkpoint"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any], match: str) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConfigError, match=match):
+        run(tmp_path / "out", **change)
+
+
+def test_a_checkpoint_without_this_rank_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-4").mkdir()
+    with pytest.raises(ConfigError, match="holds no state of a stream"):
+        run(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
