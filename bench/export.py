@@ -79,7 +79,7 @@ def with_images(count: int, name: str = "m{}.jpg") -> Iterator[dict[str, Any]]:
         }
 
 
-def throughput(folder: Path, megabytes: int, each: int) -> None:
+def throughput(folder: Path, megabytes: int, each: int, workers: int) -> None:
     """`tar` and export of the same media, by turns."""
     count = megabytes * 1_000_000 // each
     rng = np.random.default_rng(0)
@@ -101,7 +101,7 @@ def throughput(folder: Path, megabytes: int, each: int) -> None:
         theirs = time.perf_counter() - start
         os.sync()
         start = time.perf_counter()
-        told = export(plan, out, source=source, task="multi_turn")
+        told = export(plan, out, source=source, task="multi_turn", workers=workers)
         ours = time.perf_counter() - start
         ratios.append(theirs / ours)
         print(
@@ -177,6 +177,7 @@ def main() -> None:
     parser.add_argument("--small", type=int, help="only: export and verify so many small samples")
     parser.add_argument("--chunks", action="store_true", help="only: read text chunks")
     parser.add_argument("--megabytes", type=int, default=1500)
+    parser.add_argument("--workers", type=int, default=1, help="processes that export")
     parser.add_argument("--each", type=int, default=200_000, help="bytes of a medium")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
