@@ -187,7 +187,7 @@ def main() -> None:
         elif options.chunks:
             chunks(folder)
         else:
-            throughput(folder, options.megabytes, options.each)
+            throughput(folder, options.megabytes, options.each, options.workers)
             memory(folder)
 
 
