@@ -187,6 +187,66 @@ def test_pb52_a_packed_row_without_boundaries_is_refused() -> None:
         PaddingFreeCollator()([[row]])
 
 
+def test_without_offsets_every_sample_starts_alike() -> None:
+    """Flash attention of transformers takes the smallest position of a row for a boundary."""
+    collate = PaddingFreeCollator("qwen3", boundary_kwargs=())
+    same = [sample([1] * 3, 0, position_ids=[2, 3, 4]), sample([1] * 2, 1, position_ids=[2, 3])]
+    assert ints(collate([same])["position_ids"]) == [[2, 3, 4, 2, 3]]
+    higher = [sample([1] * 3, 0, position_ids=[0, 1, 2]), sample([1] * 2, 1, position_ids=[5, 6])]
+    with pytest.raises(InputError, match="positions of sample 1 start at 5, those of sample 0 at 0"):
+        collate([higher])
+    with pytest.raises(InputError, match="the pad tail start at 0, those of sample 0 at 2"):
+        PaddingFreeCollator("qwen3", 8, boundary_kwargs=())([same])
+    assert ints(PaddingFreeCollator("qwen3")([higher])["cu_seq_lens_q"]) == [0, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"labels": [1, 2, -1]}, "sample 4: the label of token 2 is -1"),
+        ({"input_ids": np.array([2**64 - 1, 1, 2], np.uint64)}, "beyond int64"),
+        ({"length": "three"}, "says length three"),
+        ({"length": [1, 2]}, "length has 2 values"),
+        ({"source": {"a": 1}}, "source holds"),
+        ({"weight": [[1], [2, 3]]}, "weight is not an array"),
+        ({"filler": np.zeros(3)}, "filler is a ndarray"),
+        ({"loss_scale": torch.zeros(3).to_sparse()}, "loss_scale is a torch.sparse_coo"),
+        ({"pixel_values": torch.zeros(3, device="meta")}, "pixel_values is a meta tensor"),
+    ],
+)
+def test_values_that_cannot_be_meant_are_refused(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told) as caught:
+        PaddingFreeCollator()([[sample([7, 8], 3), {**sample([1, 2, 3], 4), **fields}]])
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"token_fields": {"attention_mask": 1}}, "token_fields names 'attention_mask'"),
+        ({"token_fields": {"cu_seq_lens_q": 0}}, "token_fields names 'cu_seq_lens_q'"),
+        ({"token_fields": {"pixel_values": 0}}, "token_fields names 'pixel_values'"),
+        ({"token_fields": {"sample_id": 0}}, "token_fields names 'sample_id'"),
+        ({"token_fields": {"extra": "0"}}, "the pad value of 'extra' is '0'"),
+        ({"token_fields": ["extra"]}, "token_fields is a list"),
+        ({"pad_token_id": None}, "pad_token_id is None"),
+        ({"pad_token_id": -3}, "pad_token_id is -3"),
+        ({"boundary_kwargs": None}, "boundary_kwargs is None"),
+        ({"pad_to_length": "8"}, "pad_to_length is '8'"),
+    ],
+)
+def test_options_that_contradict_the_row_are_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told) as caught:
+        PaddingFreeCollator(**options)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("packs", [None, 3, [None], iter([1])])
+def test_what_is_no_list_of_packs_is_refused(packs: Any) -> None:
+    with pytest.raises(InputError, match=r"no packs|no samples"):
+        PaddingFreeCollator()(packs)
+
+
 def test_missing_short_empty_and_masked_fields_name_the_sample() -> None:
     collate = PaddingFreeCollator()
     good = sample([1, 2], 4, loss_scale=[1.0, 1.0])

@@ -43,6 +43,13 @@ def test_unsafe_setups_name_reason_and_fix(tmp_path: Path, capsys: Any) -> None:
     assert diagnose(_folder(tmp_path, model_type="bloom")).verdict == "unsafe"
 
 
+def test_a_number_type_nobody_knows_is_bad_input(capsys: Any) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["doctor", "--model", "tiny:qwen3", "--dtype", "float17"])
+    told = capsys.readouterr().err
+    assert stop.value.code == 2 and "float17" in told and "bfloat16" in told and "hint" in told
+
+
 def test_unknown_until_proven(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     assert diagnose(_folder(tmp_path, model_type="mamba", num_hidden_layers=1)).verdict == "unknown"
     monkeypatch.setattr(versions, "TESTED", {"torch": ("1.0",)})

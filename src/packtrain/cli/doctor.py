@@ -18,7 +18,11 @@ _EXIT = {"safe": 0, "unsafe": 1, "unknown": 2}
 @click.option("--model", required=True, help="Folder, hub name or tiny:… (only its config is read).")
 @click.option("--attn", default="auto", show_default=True, help="Attention backend, as model.attn.")
 @click.option(
-    "--dtype", default="auto", show_default=True, help="As model.dtype; auto picks varlen in 16 bit."
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
+    show_default=True,
+    help="As model.dtype; auto picks varlen in 16 bit.",
 )
 @click.option("--prove", is_flag=True, help="Load the model and run the isolation proof on random text.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")

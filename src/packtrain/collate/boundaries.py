@@ -100,6 +100,10 @@ def choose_kwargs(wanted: str | Iterable[str], model: Any) -> tuple[str, ...]:
     if wanted == "auto":
         names = [*FLASH_KWARGS, *(["seq_idx"] if state_layers(model) else [])]
         return tuple(name for name in names if name not in forbidden)
+    if not isinstance(wanted, Iterable):
+        raise InputError(
+            f"boundary_kwargs is {wanted!r}", hint=f'"auto", or names of {", ".join(BOUNDARY_KWARGS)}'
+        )
     names = [wanted] if isinstance(wanted, str) else list(wanted)
     for name in names:
         if name not in BOUNDARY_KWARGS:

@@ -33,6 +33,7 @@ __all__ = [
     "SAMPLE_FIELDS",
     "TOKEN_FIELDS",
     "Segment",
+    "check_token_fields",
     "media_rules",
     "mrope_keys",
     "read_sample",
@@ -56,8 +57,16 @@ SAMPLE_FIELDS = frozenset({"sample_id", "source", "channel", "weight", "length",
 #: Those that travel on `PackBatch.sample_values`.
 CARRIED_FIELDS = ("source", "channel", "weight")
 
+#: What the collator makes itself, or must never send: no field of a sample may take these names.
+_OWN_KEYS = frozenset(
+    {"position_ids", "attention_mask", "use_cache", "padding_mask", "seq_idx"}
+    | {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+)
+
 #: Joining rules a family may declare for a media key.
 MEDIA_RULES = frozenset({"cat0"})
+
+_HINT_VALUES = "give a tensor, an array or a list of numbers, one per token for a per-token field"
 
 _HINT_FIELD = "declare it with PaddingFreeCollator(token_fields={name: pad value}), or leave it out"
 
@@ -110,6 +119,31 @@ def mrope_keys(family: Family | None) -> frozenset[str]:
     return frozenset[str]().union(*keys) - frozenset[str]().union(*flat)
 
 
+def check_token_fields(declared: Any, media: Mapping[str, str]) -> dict[str, int | float]:
+    """The declared per-token fields, checked: a mapping of free names to pad values.
+
+    Raises:
+        InputError: not such a mapping, or a name that already means something else in a row.
+    """
+    if not isinstance(declared, Mapping):
+        raise InputError(
+            f"token_fields is a {type(declared).__name__}, not a mapping",
+            hint='name -> pad value: token_fields={"advantages": 0.0}',
+        )
+    for name, pad in declared.items():
+        if name in _OWN_KEYS or name in SAMPLE_FIELDS or name in media:
+            raise InputError(
+                f"token_fields names {name!r}, which the collator reads or makes in its own way",
+                hint="leave it out, or give the field another name",
+            )
+        if isinstance(pad, bool) or not isinstance(pad, (int, float)):
+            raise InputError(
+                f"token_fields: the pad value of {name!r} is {pad!r}",
+                hint="an integer pads int64, a float pads float32",
+            )
+    return dict(declared)
+
+
 def read_sample(
     sample: Mapping[str, Any],
     where: str,
@@ -160,8 +194,12 @@ def read_sample(
             segment.values[name] = _single(name, value, length, where)
         elif name not in SAMPLE_FIELDS:
             _undeclared(name, value, length, where, [*token_fields, *media, *SAMPLE_FIELDS])
-    if sample.get("length") is not None and int(sample["length"]) != length:
-        raise InputError(f"{where} says length {sample['length']} but has {length} input_ids")
+    told = sample.get("length")
+    if told is not None and _single("length", told, length, where) != length:
+        raise InputError(
+            f"{where} says length {told} but has {length} input_ids",
+            hint="length is that of the encoded sample; leave it out, or encode again",
+        )
     return segment
 
 
@@ -169,8 +207,8 @@ def _single(name: str, value: Any, length: int, where: str) -> Any:
     """A value of the sample as a whole: a string, a number, or one number in an array."""
     if isinstance(value, (str, int, float)):
         return value
-    array = np.asarray(value)
-    size = array.size
+    array = _tensor(name, value, where)
+    size = array.numel()
     if size != 1:
         kind = "one per token" if size == length else "expected one"
         raise InputError(
@@ -181,7 +219,15 @@ def _single(name: str, value: Any, length: int, where: str) -> Any:
 
 
 def _weightless(sample: Mapping[str, Any]) -> bool:
-    return bool(sample.get("filler") or sample.get("stand_in"))
+    return any(_flag(name, sample.get(name)) for name in ("filler", "stand_in"))
+
+
+def _flag(name: str, value: Any) -> bool:
+    if value is None or isinstance(value, (bool, int)):
+        return bool(value)
+    if getattr(value, "shape", None) == ():
+        return bool(value)
+    raise InputError(f"{name} is a {type(value).__name__}, expected True or False", hint="leave it out")
 
 
 def _token_values(name: str, value: Any, pad: int | float, where: str) -> torch.Tensor:
@@ -192,11 +238,13 @@ def _token_values(name: str, value: Any, pad: int | float, where: str) -> torch.
     if tensor.ndim == 2 and tensor.shape[0] == 1:
         tensor = tensor[0]
     if tensor.ndim != 1:
-        raise InputError(f"{where}: {name} has shape {list(tensor.shape)}, expected [tokens]")
+        raise InputError(
+            f"{where}: {name} has shape {list(tensor.shape)}, expected [tokens]", hint=_HINT_VALUES
+        )
     if isinstance(pad, float):
         return tensor.to(torch.float32)
     if tensor.numel() and (tensor.is_floating_point() or tensor.dtype is torch.bool):
-        raise InputError(f"{where}: {name} holds {tensor.dtype} values, expected integers")
+        raise InputError(f"{where}: {name} holds {tensor.dtype} values, expected integers", hint=_HINT_VALUES)
     return tensor.to(torch.int64)
 
 
@@ -220,7 +268,9 @@ def _positions(value: Any, length: int, where: str) -> torch.Tensor:
 def _media(name: str, value: Any, where: str) -> torch.Tensor:
     tensor = _tensor(name, value, where)
     if tensor.ndim == 0:
-        raise InputError(f"{where}: {name} is a single value, expected rows")
+        raise InputError(
+            f"{where}: {name} is a single value, expected rows", hint="one row per medium or patch"
+        )
     return tensor
 
 
@@ -236,7 +286,10 @@ def _full_mask(value: Any, where: str) -> None:
 
 def _check_length(name: str, found: int, length: int, where: str) -> None:
     if found != length:
-        raise InputError(f"{where}: {name} has {found} values for {length} input_ids")
+        raise InputError(
+            f"{where}: {name} has {found} values for {length} input_ids",
+            hint="every per-token field has exactly one value per token",
+        )
 
 
 def _undeclared(name: str, value: Any, length: int, where: str, known: list[str]) -> None:
@@ -252,17 +305,24 @@ def _undeclared(name: str, value: Any, length: int, where: str, known: list[str]
 
 def _tensor(name: str, value: Any, where: str) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided or value.is_meta or value.is_complex():
+            kind = "meta" if value.is_meta else f"{value.layout} {value.dtype}"
+            raise InputError(f"{where}: {name} is a {kind} tensor", hint="give a dense tensor of numbers")
         return value.detach() if value.requires_grad else value
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise InputError(f"{where}: {name} is not an array: {error}") from None
+        raise InputError(f"{where}: {name} is not an array: {error}", hint=_HINT_VALUES) from None
     if array.dtype.kind not in "iufb":
         if array.size == 0:
             array = array.astype(np.int64)
         else:
-            raise InputError(f"{where}: {name} holds {array.dtype} values, expected numbers")
+            raise InputError(
+                f"{where}: {name} holds {array.dtype} values, expected numbers", hint=_HINT_VALUES
+            )
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        if array.size and int(array.max()) > np.iinfo(np.int64).max:
+            raise InputError(f"{where}: {name} holds {array.max()}, beyond int64", hint=_HINT_VALUES)
         array = array.astype(np.int64)
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
         array = array.copy()  # torch refuses or warns; the copy also keeps a read-only map untouched

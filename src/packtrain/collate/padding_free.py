@@ -28,11 +28,11 @@ from ..errors import InputError
 from ..families import Family
 from .boundaries import choose_kwargs, family_for
 from .dummy import dummies_of
-from .fields import IGNORE, TOKEN_FIELDS, Segment, media_rules, mrope_keys, read_sample
+from .fields import IGNORE, TOKEN_FIELDS, Segment, check_token_fields, media_rules, mrope_keys, read_sample
 from .media import check_placeholders, join_media, placeholders_of
 from .pack_batch import NO_SAMPLE, PackBatch, offsets
 from .padding import full, pad_segments, padding_mask, segment_multiple
-from .positions import join_positions
+from .positions import check_labels, check_starts, join_positions
 from .rows import members_of
 
 __all__ = ["PackBatch", "PaddingFreeCollator"]
@@ -76,15 +76,21 @@ class PaddingFreeCollator:
         dummy_media: bool | Mapping[str, Any] | Sequence[Mapping[str, Any]] = False,
     ) -> None:
         _check_padding(pad_to_length, pad_multiple, context_parallel)
+        if isinstance(pad_token_id, bool) or not isinstance(pad_token_id, int) or pad_token_id < 0:
+            raise InputError(
+                f"pad_token_id is {pad_token_id!r}, expected a token id",
+                hint="any id of the vocabulary: pad tokens are never trained; leave it out for 0",
+            )
         self.pad_to_length = pad_to_length
         self.pad_multiple = pad_multiple
         self.context_parallel = context_parallel
         self.padding_mask = padding_mask
         self.pad_token_id = pad_token_id
-        self.token_fields = {**TOKEN_FIELDS, **(token_fields or {}), "input_ids": pad_token_id}
         self.family: Family | None = family_for(model)
         self.boundary_kwargs = choose_kwargs(boundary_kwargs, model)
         self._media = media_rules(self.family)
+        declared = check_token_fields({} if token_fields is None else token_fields, self._media)
+        self.token_fields = {**TOKEN_FIELDS, **declared, "input_ids": pad_token_id}
         self._mrope = mrope_keys(self.family)
         self._placeholders = placeholders_of(model)
         self._dummies = dummies_of(dummy_media, model, self.family)
@@ -104,7 +110,10 @@ class PaddingFreeCollator:
         batch.per_token = tuple(batch)
         starts = offsets(lengths)[:-1].long()
         batch["labels"][0, starts] = IGNORE
+        check_labels(batch["labels"][0], lengths, segments)
         batch["position_ids"] = join_positions(segments, self._has_mrope(segments), tail)
+        if "cu_seq_lens_q" not in self.boundary_kwargs:
+            check_starts(batch["position_ids"], starts, segments)
         batch.update(self._boundaries(lengths))
         batch["use_cache"] = False
         check_placeholders(segments, batch["input_ids"][0], self._placeholders)
@@ -129,13 +138,13 @@ class PaddingFreeCollator:
         ]
 
     def _read(self, packs: Sequence[Any]) -> list[Segment]:
-        if isinstance(packs, Mapping) or not len(packs):
+        if isinstance(packs, Mapping) or not hasattr(packs, "__len__") or not len(packs):
             raise InputError("the collator got no packs", hint="pass a non-empty list of packs")
         if isinstance(packs[0], Mapping):
             packs = [packs]
         segments = []
         for number, pack in enumerate(packs):
-            if isinstance(pack, Mapping) or not len(pack):
+            if isinstance(pack, Mapping) or not hasattr(pack, "__len__") or not len(pack):
                 raise InputError(
                     f"pack {number} of the call holds no samples", hint="a pack is a list of samples"
                 )
@@ -246,7 +255,7 @@ def _check_padding(to_length: int | None, multiple: int | None, context_parallel
         ("context_parallel", context_parallel),
     ):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InputError(f"{name} is {value!r}, expected an integer >= 1")
+            raise InputError(f"{name} is {value!r}, expected an integer >= 1", hint="leave it out for none")
     if to_length is not None and multiple is not None and to_length % multiple:
         raise InputError(f"pad_to_length {to_length} is not a multiple of pad_multiple {multiple}")
     inside = segment_multiple(context_parallel)

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import InputError
-from .fields import Segment
+from .fields import IGNORE, Segment
 
-__all__ = ["join_positions"]
+__all__ = ["check_labels", "check_starts", "join_positions"]
 
 
 def join_positions(segments: Sequence[Segment], mrope: bool, tail: int) -> torch.Tensor:
@@ -51,6 +51,46 @@ def join_positions(segments: Sequence[Segment], mrope: bool, tail: int) -> torch
         for own, part in zip(given, text, strict=True)
     ]
     return torch.cat([row[None], torch.cat(axes, dim=1)])[:, None]
+
+
+def check_starts(positions: torch.Tensor, starts: torch.Tensor, segments: Sequence[Segment]) -> None:
+    """Every segment begins at the same position: for models that get no `cu_seq_lens_q`.
+
+    The flash path of transformers then takes each place with the smallest position of the row for a
+    boundary, so a segment that begins higher is joined to the one before it.
+
+    Raises:
+        InputError: two segments of the row begin at different positions.
+    """
+    first = positions.reshape(-1, positions.shape[-1])[0][starts]
+    other = (first != first[0]).nonzero()
+    if not other.numel():
+        return
+    at = int(other[0])
+    where = segments[at].where if at < len(segments) else "the pad tail"
+    raise InputError(
+        f"positions of {where} start at {int(first[at])}, those of {segments[0].where} at {int(first[0])}",
+        hint="begin every sample at 0: this model is told its boundaries by positions alone",
+    )
+
+
+def check_labels(labels: torch.Tensor, lengths: Sequence[int], segments: Sequence[Segment]) -> None:
+    """A label is a token id or -100; another negative one ends a GPU run with an assertion of the device.
+
+    Raises:
+        InputError: names the sample, the token and the label.
+    """
+    wrong = (labels < 0) & (labels != IGNORE)
+    if not bool(wrong.any()):
+        return
+    at = int(wrong.nonzero()[0])
+    ends = list(itertools.accumulate(lengths))
+    index = bisect.bisect_right(ends, at)
+    place = at - ends[index] + lengths[index]
+    raise InputError(
+        f"{segments[index].where}: the label of token {place} is {int(labels[at])}",
+        hint=f"a token that is not trained has the label {IGNORE}",
+    )
 
 
 def _check_steps(row: torch.Tensor, lengths: list[int], segments: Sequence[Segment]) -> None:

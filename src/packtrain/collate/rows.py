@@ -16,6 +16,6 @@ def members_of(packs: Sequence[Any]) -> Sequence[Any]:
     """
     if isinstance(packs, Mapping):
         return [packs.members()] if hasattr(packs, "members") else packs
-    if not any(hasattr(pack, "members") for pack in packs):
+    if not isinstance(packs, Sequence) or not any(hasattr(pack, "members") for pack in packs):
         return packs
     return [pack.members() if hasattr(pack, "members") else pack for pack in packs]
