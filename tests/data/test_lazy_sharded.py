@@ -19,7 +19,7 @@ from packtrain import files
 from packtrain.collate import PaddingFreeCollator
 from packtrain.data import LazyShardedDataset
 from packtrain.data.lazy import LengthUnknownError
-from packtrain.errors import ForeignArtefactError, FormatError, InputError, WaitTimeoutError
+from packtrain.errors import ChecksumError, ForeignArtefactError, FormatError, InputError, WaitTimeoutError
 from packtrain.store._folders import sealed
 from packtrain.store.chunks import ChunkWriter
 from packtrain.store.growing import END, INDEX, STREAM, STREAM_SCHEMA, chunk_name
@@ -403,6 +403,17 @@ def test_torn_and_missing_chunks_are_named(stream: Feed) -> None:
     assert "chunk_00000002.json is torn or was edited" in fault()
     path.with_suffix(".json").write_bytes(manifest)
     assert ids(list(Reader(stream.folder, clock=Ticks()))) == list(range(stream.samples))
+
+
+def test_changed_bytes_are_named_not_trained(stream: Feed) -> None:
+    """One byte of a token, same size: the chunk's digest is checked once, before its first pack."""
+    path = stream.folder / chunk_name(2)
+    whole = path.read_bytes()
+    place = whole.rindex(b"\x07\x08")
+    path.write_bytes(whole[:place] + b"\x09" + whole[place + 1 :])
+    with pytest.raises(ChecksumError, match="chunk_00000002"):
+        list(Reader(stream.folder, clock=Ticks()))
+    assert ids(list(Reader(stream.folder, clock=Ticks(), verify=False))) == list(range(stream.samples))
 
 
 def test_a_late_chunk_is_waited_for(stream: Feed, tmp_path: Path) -> None:

@@ -17,7 +17,14 @@ from words_in import lengths_of, producer, put
 
 from packtrain import files
 from packtrain.data import LazyShardedDataset
-from packtrain.errors import ForeignArtefactError, FormatError, InputError, SampleError, SourceError
+from packtrain.errors import (
+    ConfigError,
+    ForeignArtefactError,
+    FormatError,
+    InputError,
+    SampleError,
+    SourceError,
+)
 from packtrain.export import PackingProducer
 from packtrain.sources.encoded import EncodedTemplate
 from packtrain.sources.encoded import open_source as open_rows
@@ -468,3 +475,108 @@ def test_weights_and_channels_travel(tmp_path: Path) -> None:
 def test_real_kills(tmp_path: Path) -> None:
     """Producer and reader, killed at random: every sample is used exactly once. (100 kills: make bench.)"""
     assert kills.run(tmp_path / "killed", 5, seed=3)["kills"] == 5
+
+
+class Halt(Exception):
+    """Stops a producer behind a chunk."""
+
+
+def stopped(tmp_path: Path, behind: int = 6) -> tuple[Path, Path]:
+    """A producer of 60 samples that was stopped behind a chunk: (input, output)."""
+    put(tmp_path / "in", "a.jsonl", lengths_of(60))
+    one = producer(tmp_path / "in", tmp_path / "out", window=10, packs_per_chunk=2)
+    commit = one._commit
+
+    def then_stop(writer: Any, number: int) -> None:
+        commit(writer, number)
+        if number == behind:
+            raise Halt
+
+    one._commit = then_stop  # type: ignore[method-assign]
+    with pytest.raises(Halt):
+        one.run()
+    return tmp_path / "in", tmp_path / "out"
+
+
+@pytest.mark.parametrize("torn", [None, b"", b"{", b"[]"])
+def test_a_lost_stream_marker_is_made_again(tmp_path: Path, torn: bytes | None) -> None:
+    """The same options and bytes give the id that the chunks have; nothing of the index is lost."""
+    raw, out = stopped(tmp_path)
+    held = (out / "stream.json").read_bytes()
+    (out / "stream.json").unlink()
+    if torn is not None:
+        (out / "stream.json").write_bytes(torn)
+    with pytest.raises(ForeignArtefactError, match="not made with these options"):
+        producer(raw, out, window=12, packs_per_chunk=2).run()
+    producer(raw, out, window=10, packs_per_chunk=2).run()
+    assert (out / "stream.json").read_bytes() == held
+    assert sorted(read_all(out, 2)) == list(range(60))
+
+
+@pytest.mark.parametrize("torn", [b"", b"{", b"[]", b"{}"])
+def test_a_torn_end_is_made_again(tmp_path: Path, torn: bytes) -> None:
+    raw, out = stopped(tmp_path)
+    producer(raw, out, window=10, packs_per_chunk=2).run()
+    held = files.read_json(out / "END")
+    (out / "END").write_bytes(torn)
+    producer(raw, out, window=10, packs_per_chunk=2).run()
+    assert files.read_json(out / "END") == held
+
+
+@pytest.mark.parametrize("name", ["chunk_00000002.json", "chunk_00000002.arrow"])
+def test_a_chunk_in_the_middle_that_is_damaged_stops_the_producer(tmp_path: Path, name: str) -> None:
+    """Its packs are unknown: an index without them would move all slots behind it."""
+    raw, out = stopped(tmp_path)
+    whole = (out / name).read_bytes()
+    (out / name).write_bytes(b"{")
+    with pytest.raises(FormatError, match=r"chunk_00000002.*though later chunks are there"):
+        producer(raw, out, window=10, packs_per_chunk=2).run()
+    assert not (out / "END").exists() and not (out / "index.json").exists()
+    (out / name).write_bytes(whole)
+    producer(raw, out, window=10, packs_per_chunk=2).run()
+    assert sorted(read_all(out, 2)) == list(range(60))
+
+
+def test_a_journal_that_lacks_a_shard_or_holds_strangers(tmp_path: Path) -> None:
+    put(tmp_path / "in", "b.jsonl", lengths_of(9), first=100)
+    raw, out = stopped(tmp_path)
+    (out / "journal" / "state_note.json").write_text("[]")
+    (out / "journal" / "shard_00000000.json").rename(tmp_path / "kept")
+    with pytest.raises(FormatError, match="lacks raw shard 0"):
+        producer(raw, out, window=10, packs_per_chunk=2).run()
+    (tmp_path / "kept").rename(out / "journal" / "shard_00000000.json")
+    assert producer(raw, out, window=10, packs_per_chunk=2).run().packed == 69
+    (out / "END").unlink()
+    newest = max((out / "journal").glob("state_0*.json"))
+    newest.write_text("[]")
+    with pytest.raises(FormatError, match="the state behind it is gone"):
+        producer(raw, out, window=10, packs_per_chunk=2).run()
+
+
+def test_output_among_the_raw_shards_is_refused(tmp_path: Path) -> None:
+    """Its manifests would be taken for raw shards, for ever."""
+    put(tmp_path / "in", "a.jsonl", lengths_of(5))
+    for output in (tmp_path / "in", tmp_path / "in" / "out", tmp_path / "out" / ".." / "in"):
+        with pytest.raises(InputError, match="the input"):
+            producer(tmp_path / "in", output)
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["a.jsonl"]
+
+
+@pytest.mark.parametrize("option", ["poll_interval", "flush_s", "stable_s"])
+def test_seconds_that_nobody_can_wait(tmp_path: Path, option: str) -> None:
+    for value in (-1.0, float("nan")):
+        with pytest.raises(InputError, match=option):
+            producer(tmp_path / "in", tmp_path / "out", **{option: value})
+
+
+def test_a_wrong_option_is_no_fault_of_a_shard(tmp_path: Path) -> None:
+    """No shard is put down as unreadable for it, and no END is written where none can be read."""
+    put(tmp_path / "in", "a.jsonl", lengths_of(5))
+    with pytest.raises(ConfigError, match="no option 'zz'"):
+        producer(tmp_path / "in", tmp_path / "out", source_options={"zz": "1"}).run()
+    assert producer(tmp_path / "in", tmp_path / "out").run().packed == 5
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "a.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(SourceError, match="none of the 1 raw shards"):
+        producer(tmp_path / "bad", tmp_path / "out2", kind=None).run()
+    assert not (tmp_path / "out2" / "END").exists()

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import files
 from ..errors import FormatError, LawError
-from ..store.growing import COMPLETED, PRODUCER, View, acknowledged, chunk_name, read_stream
+from ..store.growing import COMPLETED, PRODUCER, View, acknowledged, chunk_name, number_of, read_stream
 from ..waiting.claim import look
 from ._show import artefact_kind
 
@@ -109,6 +109,8 @@ def ledger_of(folder: Path) -> list[dict[str, Any]]:
     """Every sample that is in no pack, as far as its chunk's manifest is there."""
     rows: list[dict[str, Any]] = []
     for path in sorted(folder.glob("chunk_*.json")):
+        if number_of(path.name) is None:
+            continue
         rows += files.read_json(path)["meta"].get("ledger", [])
     end = folder / "END"
     return rows + (files.read_json(end)["ledger"] if end.is_file() else [])
@@ -120,6 +122,7 @@ def verify_stream(folder: Path) -> dict[str, str]:
     Raises:
         LawError: a sample is in two packs, a pack is over its cap, or the counts do not add up.
     """
+    from ..export._housekeeping import Housekeeping
     from ..store.chunks import ChunkReader
 
     view = View(folder)
@@ -128,9 +131,12 @@ def verify_stream(folder: Path) -> dict[str, str]:
     cap = int(view.stream["config"]["pack_length"])
     seen: set[Any] = set()
     chunks = tokens = 0
+    if view.end is not None and not view.is_complete:
+        raise FormatError(f"{view.fault}, though the stream has ended", hint="copy it again")
+    used = Housekeeping(folder, view.stream["stream"], view.counts).used_up()
     for number in range(len(view.counts)):
         path = folder / chunk_name(number)
-        if not path.exists() and not path.with_suffix(".json").exists():
+        if number in used and not path.exists() and not path.with_suffix(".json").exists():
             continue  # acknowledged and removed
         reader = ChunkReader(path)
         reader.verify()

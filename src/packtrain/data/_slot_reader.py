@@ -36,6 +36,7 @@ class SlotReader:
         cache_chunks: int,
         encode: Callable[[Any], Mapping[str, Any]] | None,
         clock: Clock | None,
+        verify: bool,
     ) -> None:
         self.directory = directory
         self.rank, self.world_size = place.rank, place.size
@@ -47,6 +48,7 @@ class SlotReader:
         self._cursor: Cursor | None = None
         self._resumed = False
         self._open: OrderedDict[int, ChunkReader] = OrderedDict()
+        self.verify, self._verified = verify, set[int]()
         self._asked: dict[str, Any] | None = None
 
     def _begin(self) -> None:
@@ -70,6 +72,9 @@ class SlotReader:
                 )
         self._cursor = cursor
         self._order = Order(cursor.order_world)
+
+    def _here_stream(self) -> str:
+        return str((self._view.stream or {}).get("stream"))
 
     def _here(self) -> Cursor:
         assert self._cursor is not None
@@ -136,9 +141,14 @@ class SlotReader:
     def _opened(self, chunk: int) -> ChunkReader:
         path = self.directory / chunk_name(chunk)
         try:
-            return ChunkReader(path, encode=self.encode)
+            reader = ChunkReader(path, encode=self.encode)
+            if self.verify and chunk not in self._verified:
+                reader.check_digest()
+                self._verified.add(chunk)
+            return reader
         except FormatError:
-            if path.exists():
+            least = acknowledged(self.directory, self._here_stream())
+            if path.exists() or least is None or self._grown().end_of(chunk) > int(least["slots"]):
                 raise
             raise FormatError(
                 f"{path} was removed: it had been acknowledged",

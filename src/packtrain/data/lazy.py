@@ -59,12 +59,14 @@ class LazyShardedDataset(SlotReader, Dataset[PackRow]):  # type: ignore[misc]
         cache_chunks: chunks that stay open.
         encode: makes media tensors anew where the chunks hold media as their bytes.
         clock: this process's time.
+        verify: hash each chunk once before its first pack is read: damaged bytes are named, never trained.
 
     A pass starts at the start, the first one after `load_state_dict` where the state stands.
 
     Raises (reading):
         WaitTimeoutError: a pack did not come within `max_wait_time`.
         FormatError: a chunk is torn, or was removed; names it.
+        ChecksumError: the bytes of a chunk are not those that were written.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class LazyShardedDataset(SlotReader, Dataset[PackRow]):  # type: ignore[misc]
         cache_chunks: int = 4,
         encode: Callable[[Any], Mapping[str, Any]] | None = None,
         clock: Clock | None = None,
+        verify: bool = True,
     ) -> None:
         if start not in _STARTS:
             raise InputError(f"start is {start!r}", hint=f"use one of {', '.join(_STARTS)}")
@@ -99,6 +102,7 @@ class LazyShardedDataset(SlotReader, Dataset[PackRow]):  # type: ignore[misc]
             cache_chunks=cache_chunks,
             encode=encode,
             clock=clock,
+            verify=verify,
         )
         self.total_steps = total_steps
         self._marked = 0

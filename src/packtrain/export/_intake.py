@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, SourceError
+from ..errors import ConfigError, InputError, MissingExtraError, SourceError
 from ..extend import Source, Template
 from ..measuring.run import measure_range
 from ..planning.lengths import Lengths
@@ -63,6 +63,8 @@ class Intake:
             fault = None
             try:
                 source = self._open_shard(path)
+            except (ConfigError, MissingExtraError):
+                raise  # the fault of the command, not of the shard
             except InputError as error:
                 fault = error.message
                 logger.warning("%s cannot be read and is left out: %s", path, fault)

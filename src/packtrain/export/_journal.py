@@ -83,6 +83,11 @@ class Journal:
                 raise FormatError(
                     f"{self.folder / name} was edited", hint="produce into a new folder: ids may have moved"
                 )
+            if told["number"] != len(self.shards):
+                raise FormatError(
+                    f"{self.folder} lacks raw shard {len(self.shards)}, though later ones are there",
+                    hint="copy the journal again, or produce into a new folder: ids may have moved",
+                )
             self._take(RawShard(**{key: value for key, value in told.items() if key != "seal"}))
 
     def admit(
@@ -194,7 +199,7 @@ class Journal:
 
     def _knows_chunks(self) -> bool:
         """Was any chunk but the first finished here?"""
-        return any(name.startswith("state_") and int(name[6:14]) for name in fresh_names(self.folder))
+        return any(_state_number(name) for name in fresh_names(self.folder))
 
     def _is_whole(self, number: int) -> bool:
         path = self.output / chunk_name(number)
@@ -214,5 +219,12 @@ class Journal:
     def forget_states(self, number: int) -> None:
         """Drop states that no restart needs once chunk `number` is whole."""
         for name in fresh_names(self.folder):
-            if name.startswith("state_") and int(name[6:14]) <= number - _KEPT_STATES:
+            mine = _state_number(name)
+            if mine is not None and mine <= number - _KEPT_STATES:
                 files.remove(self.folder / name)
+
+
+def _state_number(name: str) -> int | None:
+    """Chunk number of a state's file; None for other files."""
+    digits = name.removeprefix("state_").removesuffix(".json")
+    return int(digits) if name.startswith("state_") and digits.isdecimal() else None

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import ForeignArtefactError, InputError
+from ..errors import ForeignArtefactError, FormatError, InputError, SourceError
 from ..extend import Template
 from ..planning.spec import PlanSpec
 from ..store._folders import sealed
-from ..store.growing import END, STREAM, STREAM_SCHEMA, read_stream
+from ..store.growing import END, STREAM, STREAM_SCHEMA, View, chunk_name, is_sealed, read_stream
+from ..waiting.poll import fresh_json
 from ._journal import Journal
 from ._produce_stats import ProduceStats
 
-__all__ = ["check_ended", "check_least", "publish_end", "publish_stream", "read_checked", "stream_config"]
+__all__ = [
+    "check_apart",
+    "check_ended",
+    "check_least",
+    "check_times",
+    "has_ended",
+    "nothing_read",
+    "packs_before",
+    "publish_again",
+    "publish_end",
+    "publish_stream",
+    "read_checked",
+    "stream_config",
+]
+
+
+def check_apart(inputs: Path, output: Path) -> None:
+    """InputError where chunks would come to lie among the raw shards: they would be taken for raw shards."""
+    raw, out = inputs.resolve(), output.resolve()
+    if raw == out or raw in out.parents:
+        raise InputError(
+            f"the output {output} {'is' if raw == out else 'lies in'} the input {inputs}",
+            hint="choose an output folder beside the input",
+        )
 
 
 def check_least(**values: tuple[int | None, int]) -> None:
@@ -23,6 +48,15 @@ def check_least(**values: tuple[int | None, int]) -> None:
     for name, (value, least) in values.items():
         if value is not None and value < least:
             raise InputError(f"{name} is {value}, expected >= {least}")
+
+
+def check_times(poll_interval: float, flush_s: float, stable_s: float) -> None:
+    """InputError for seconds that nobody can wait."""
+    if not 0 < poll_interval < math.inf or not flush_s >= 0 or not stable_s >= 0:
+        raise InputError(
+            f"poll_interval is {poll_interval}, flush_s {flush_s}, stable_s {stable_s}",
+            hint="seconds: poll_interval > 0, flush_s >= 0 (0 = only full windows), stable_s >= 0",
+        )
 
 
 def stream_config(spec: PlanSpec, template: Template, **more: Any) -> dict[str, Any]:
@@ -50,18 +84,79 @@ def read_checked(output: Path, config: Mapping[str, Any]) -> str | None:
     return str(told["stream"])
 
 
+def publish_again(output: Path, config: Mapping[str, Any], journal: Journal, number: int) -> str:
+    """Write a lost or torn `stream.json` anew, where options and first raw shard give the id that the chunks
+    have; returns it.
+
+    Raises:
+        ForeignArtefactError: they give another.
+    """
+    told = files.read_json((output / chunk_name(number - 1)).with_suffix(".json"))["meta"]["stream"]
+    if not journal.shards or stream_id(config, journal.shards[0].sha256) != told:
+        raise ForeignArtefactError(
+            f"{output / STREAM} is gone or torn, and the chunks were not made with these options",
+            hint="use the options it was begun with, or another folder",
+        )
+    return publish_stream(output, config, journal.shards[0].sha256)
+
+
+def packs_before(output: Path, number: int) -> list[int]:
+    """Packs of the chunks before `number`, removed ones too.
+
+    Raises:
+        FormatError: one of them is torn or gone, and no index tells its packs: slots behind it would move.
+    """
+    view = View(output)
+    view.refresh()
+    if len(view.counts) < number:
+        raise FormatError(
+            f"{view.fault}, though later chunks are there",
+            hint="copy it again from where it was produced, or produce into a new folder",
+        )
+    return view.counts[:number]
+
+
+def stream_id(config: Mapping[str, Any], first: str) -> str:
+    """Depends on the options and on the bytes of the first raw shard."""
+    return files.digest_json({"config": dict(config), "first": first})
+
+
 def publish_stream(output: Path, config: Mapping[str, Any], first: str) -> str:
-    """Begin a stream; its id depends on the options and on the bytes of the first raw shard."""
-    stream = files.digest_json({"config": dict(config), "first": first})
+    """Begin a stream; returns its id."""
+    stream = stream_id(config, first)
     marker = {"schema": STREAM_SCHEMA, "stream": stream, "config": dict(config)}
     files.publish_json(output / STREAM, sealed(marker))
     return stream
+
+
+def nothing_read(journal: Journal) -> SourceError:
+    """The input has ended, and there is no raw shard, or none that can be read."""
+    if not journal.shards:
+        return SourceError(
+            f"{journal.raw.folder} holds no raw shard",
+            hint="JSONL, tars, or folders of clips with transcripts",
+        )
+    first = journal.shards[0]
+    return SourceError(
+        f"none of the {len(journal.shards)} raw shards in {journal.raw.folder} can be read; "
+        f"{first.name}: {first.fault}",
+        hint="repair them and run the same command again",
+    )
 
 
 def publish_end(output: Path, stream: str, stats: ProduceStats, ledger: list[dict[str, Any]]) -> None:
     """Say that nothing follows."""
     told = {"schema": STREAM_SCHEMA, "stream": stream, "chunks": stats.chunks, "packs": stats.packs}
     files.publish_json(output / END, sealed({**told, "stats": stats.to_dict(), "ledger": ledger}))
+
+
+def has_ended(output: Path) -> bool:
+    """Is END there, whole? A torn one is removed: it is made again from the state behind the last chunk."""
+    if is_sealed(fresh_json(output / END)):
+        return True
+    if (output / END).exists():
+        files.remove(output / END)
+    return False
 
 
 def check_ended(output: Path, journal: Journal) -> ProduceStats:

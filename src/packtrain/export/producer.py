@@ -27,21 +27,21 @@ from typing import Any
 import numpy as np
 
 from .. import files
-from ..errors import SampleError, SourceError
+from ..errors import SampleError
 from ..extend import Source, Template
 from ..planning.spec import PlanSpec
 from ..planning.window import MAX_AGE, WindowPacker
 from ..store.chunks import ChunkWriter
-from ..store.growing import END, PRODUCER, View, chunk_name
+from ..store.growing import PRODUCER, chunk_name
 from ..waiting.claim import Claim
 from ..waiting.poll import Clock, SystemClock
+from . import _stream as marks
 from ._encoding import Encoding, is_full
 from ._housekeeping import Housekeeping
 from ._intake import Intake, Opener
 from ._journal import Journal
 from ._produce_stats import ProduceStats
 from ._raw_shards import RawFolder
-from ._stream import check_ended, check_least, publish_end, publish_stream, read_checked, stream_config
 
 __all__ = ["PackingProducer"]
 
@@ -115,8 +115,10 @@ class PackingProducer:
         clock: Clock | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        check_least(packs_per_chunk=(packs_per_chunk, 1), max_age=(max_age, 0), workers=(workers, 1))
-        check_least(chunk_mb=(chunk_mb, 1), max_ahead=(max_ahead, 1), keep_completed=(keep_completed, 0))
+        marks.check_least(packs_per_chunk=(packs_per_chunk, 1), max_age=(max_age, 0), workers=(workers, 1))
+        marks.check_least(
+            chunk_mb=(chunk_mb, 1), max_ahead=(max_ahead, 1), keep_completed=(keep_completed, 0)
+        )
         self.spec = PlanSpec(
             pack_length=pack_length,
             packer=packer,
@@ -128,6 +130,8 @@ class PackingProducer:
             window=window,
         )
         self.output = Path(output)
+        marks.check_apart(Path(inputs), self.output)
+        marks.check_times(poll_interval, flush_s, stable_s)
         self._full = (packs_per_chunk, chunk_mb << 20)
         self.media, self.max_age = media, max_age
         self.flush_s, self.max_ahead, self.keep_completed = flush_s, max_ahead, keep_completed
@@ -166,8 +170,8 @@ class PackingProducer:
             hint="stop the other producer, or choose another folder",
         ) as self._claim:
             self._recover()
-            if (self.output / END).exists():
-                self.stats = check_ended(self.output, self._journal)
+            if marks.has_ended(self.output):
+                self.stats = marks.check_ended(self.output, self._journal)
             else:
                 with contextlib.closing(self._encoding):
                     self._work(watch)
@@ -176,11 +180,10 @@ class PackingProducer:
 
     def _work(self, watch: bool) -> None:
         window = self.spec.window or 1
-        came = self._clock.now()
-        checked = -math.inf
+        came, checked = self._clock.now(), -math.inf
         while True:
             if self._house is None and self._journal.shards:
-                stream = publish_stream(self.output, self._config(), self._journal.shards[0].sha256)
+                stream = marks.publish_stream(self.output, self._config(), self._journal.shards[0].sha256)
                 self._house = Housekeeping(self.output, stream, [])
             backlog = self._journal.read - self.stats.read
             if backlog >= window:
@@ -224,13 +227,13 @@ class PackingProducer:
         """Go on behind the newest whole chunk."""
         files.remove_leftovers(self.output)
         self._reset()
-        stream = read_checked(self.output, self._config())
+        stream = marks.read_checked(self.output, self._config())
         self._journal.load()
         number, state = self._journal.newest()
+        if stream is None and number:
+            stream = marks.publish_again(self.output, self._config(), self._journal, number)
         if stream is not None:
-            view = View(self.output, self._clock)
-            view.refresh()
-            self._house = Housekeeping(self.output, stream, view.counts[:number])
+            self._house = Housekeeping(self.output, stream, marks.packs_before(self.output, number))
         if state is not None:
             self.stats = ProduceStats.of_dict(state["stats"])
             self._packer.load_state_dict(state["packer"])
@@ -245,22 +248,19 @@ class PackingProducer:
             "max_age": self.max_age,
             "media": self.media,
         }
-        return stream_config(self.spec, self._setup[0], **more)
+        return marks.stream_config(self.spec, self._setup[0], **more)
 
     def _finish(self, backlog: int) -> None:
         """Pack what waits, and say that nothing follows."""
-        if self._house is None:
-            raise SourceError(
-                f"{self._raw.folder} holds no raw shard",
-                hint="JSONL, tars, or folders of clips with transcripts",
-            )
+        if self._house is None or all(shard.fault for shard in self._journal.shards):
+            raise marks.nothing_read(self._journal)
         if backlog or len(self._packer.waiting):
             self._plan(backlog, last=True)
         self._write_chunks(last=True)
         self._house.publish_index()
         self._journal.forget_states(self.stats.chunks - 1)
         self._journal.count(self.stats)
-        publish_end(self.output, self._house.stream, self.stats, self._ledger)
+        marks.publish_end(self.output, self._house.stream, self.stats, self._ledger)
         self._say("ended")
 
     # ------------------------------------------------------------------------- windows and chunks
@@ -284,8 +284,8 @@ class PackingProducer:
         shard = self._journal.shard_of(sample_id)
         row = sample_id - shard.start
         self.stats.drop(reason)
-        entry = {"id": sample_id, "shard": shard.name, "row": row, "reason": reason, "detail": detail}
-        self._ledger.append(entry)
+        what = {"reason": reason, "detail": detail}
+        self._ledger.append({"id": sample_id, "shard": shard.name, "row": row, **what})
         logger.info("sample %d (%s, record %d) is left out: %s", sample_id, shard.name, row, reason)
 
     def _write_chunks(self, *, last: bool = False) -> None:

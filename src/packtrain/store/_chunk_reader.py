@@ -63,7 +63,7 @@ class ChunkReader:
             self._file = pyarrow.ipc.open_file(whole)
             told = json.loads(self._file.schema.metadata[b"packtrain"])
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-            self._check_digest()
+            self.check_digest()
             raise FormatError(f"{self.path} is not a chunk: {error}", hint="make it again") from None
         self._fields: dict[str, Any] = told["fields"]
         self._column = {name: place for place, name in enumerate(self._file.schema.names)}
@@ -145,7 +145,7 @@ class ChunkReader:
         Raises:
             ChecksumError: the bytes are not those that were written.
         """
-        self._check_digest()
+        self.check_digest()
         segments = tokens = 0
         for number in range(len(self)):
             lengths = self.lengths(number)
@@ -156,9 +156,12 @@ class ChunkReader:
                 f"{self.manifest['segments']} of {self.manifest['tokens']}"
             )
 
-    def _check_digest(self) -> None:
+    def check_digest(self) -> None:
+        """Hash the file; ChecksumError where the bytes are not those that were written."""
         if files.sha256_file(self.path) != self.manifest["sha256"]:
-            raise ChecksumError(f"{self.path} differs from its digest", hint="make it again")
+            raise ChecksumError(
+                f"{self.path} differs from its digest", hint="copy it again, or make it again"
+            )
 
     # ------------------------------------------------------------------------------------ columns
     def _batch(self, number: int) -> Any:
@@ -168,7 +171,7 @@ class ChunkReader:
         try:
             return self._file.get_batch(place)
         except OSError as error:
-            self._check_digest()
+            self.check_digest()
             raise FormatError(f"pack {place} of {self.path}: {error}", hint="make it again") from None
 
     def _ids(self, batch: Any) -> list[Any]:

@@ -71,9 +71,9 @@ def number_of(name: str) -> int | None:
     return int(digits) if suffix == "json" and digits != stem and digits.isdecimal() else None
 
 
-def is_sealed(value: Mapping[str, Any] | None) -> bool:
+def is_sealed(value: Any) -> bool:
     """Is this a marker as it was written?"""
-    if value is None:
+    if not isinstance(value, Mapping):
         return False
     return sealed({name: part for name, part in value.items() if name != "seal"}) == dict(value)
 
@@ -223,6 +223,11 @@ class View:
         """Every chunk of the stream is visible."""
         return self.end is not None and len(self.counts) >= int(self.end["chunks"])
 
+    @property
+    def fault(self) -> str:
+        """Why the first chunk that is not visible is not, at the last look."""
+        return self._fault or f"{self.folder / chunk_name(len(self.counts))} is missing"
+
     def _read_index(self) -> None:
         told = fresh_json(self.folder / INDEX)
         if told is not None and is_sealed(told):
@@ -269,10 +274,9 @@ class View:
         n = len(self.counts)
         later = self._later(n)
         lacking = later or (self.end is not None and n < int(self.end["chunks"]))
-        fault = self._fault or f"{self.folder / chunk_name(n)} is missing"
-        if self._watch.quiet((n, lacking and fault)) >= TORN_S and lacking:
+        if self._watch.quiet((n, lacking and self.fault)) >= TORN_S and lacking:
             raise FormatError(
-                f"{fault}, though {'later chunks are there' if later else 'the stream has ended'}",
+                f"{self.fault}, though {'later chunks are there' if later else 'the stream has ended'}",
                 hint="copy it again from where it was produced",
             )
 
