@@ -21,7 +21,7 @@ from torch.utils.data import Sampler
 
 from .. import files
 from ..data import PackedDataset, PackSampler
-from ..errors import ConfigError
+from ..errors import ConfigError, FormatError
 from ..template import ensure_torchvision
 
 ensure_torchvision()  # transformers imports torchvision with its callbacks
@@ -107,15 +107,32 @@ def check_resume(sampler: PackSampler, checkpoint: str | bool | None, output_dir
 
     Raises:
         ForeignArtefactError: names what differs.
+        ConfigError: there is no such checkpoint. FormatError: its position cannot be read.
     """
-    if checkpoint is True or checkpoint == "True":
+    if checkpoint is True or str(checkpoint).lower() == "true":
         checkpoint = get_last_checkpoint(output_dir) if Path(output_dir).is_dir() else None
+        if checkpoint is None:
+            raise ConfigError(
+                f"resume_from_checkpoint is true, {output_dir} holds no checkpoint",
+                hint="leave it out to begin, or name a checkpoint folder",
+            )
     if not checkpoint:
         return
+    if not Path(str(checkpoint)).is_dir():
+        raise ConfigError(
+            f"there is no checkpoint folder {checkpoint}",
+            hint=f"name one, or set it to true for the last one in {output_dir}",
+        )
     path = Path(str(checkpoint)) / STATE_FILE
     if path.is_file():
-        sampler.check_state(files.read_json(path))
-    elif Path(str(checkpoint)).is_dir():
+        state = files.read_json(path)
+        if not isinstance(state, dict):
+            raise FormatError(
+                f"{path} holds a {type(state).__name__}, not a position",
+                hint="resume from another checkpoint",
+            )
+        sampler.check_state(state)
+    else:
         logger.warning(
             "%s has no %s: it cannot be checked that these are the packs of the saved run",
             checkpoint,

@@ -1,0 +1,68 @@
+"""A checkpoint comes back into the model, also where transformers saves under other names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import resume_script
+import torch
+from safetensors.torch import load_file
+
+from packtrain.errors import ConfigError, FormatError
+from packtrain.train.restore import restore_weights
+from packtrain.train.tiny import TINY_MODELS, tiny_model
+
+
+@pytest.mark.parametrize("name", sorted(TINY_MODELS))
+@pytest.mark.parametrize("shard", ["5GB", "30KB"])
+def test_weights_saved_under_other_names_are_all_restored(name: str, shard: str, tmp_path: Path) -> None:
+    saved, fresh = tiny_model(name, seed=1), tiny_model(name, seed=2)
+    saved.save_pretrained(tmp_path, max_shard_size=shard)
+    assert (tmp_path / "model.safetensors").is_file() == (shard == "5GB")
+    if not restore_weights(fresh, tmp_path):  # the names agree: what Trainer does then loads all
+        names = {key for path in tmp_path.glob("*.safetensors") for key in load_file(path)}
+        assert names <= set(fresh.state_dict())
+        return
+    found = fresh.state_dict()
+    assert all(torch.equal(value, found[key]) for key, value in saved.state_dict().items())
+
+
+def test_number_types_stay_and_other_models_are_refused(tmp_path: Path) -> None:
+    saved = tiny_model("tiny:qwen2_5_vl", seed=1).to(torch.bfloat16)
+    saved.save_pretrained(tmp_path / "a")
+    fresh = tiny_model("tiny:qwen2_5_vl", seed=2).to(torch.bfloat16)
+    assert restore_weights(fresh, tmp_path / "a")
+    assert {value.dtype for value in fresh.parameters()} == {torch.bfloat16}
+    assert torch.equal(fresh.lm_head.weight, saved.lm_head.weight)
+    plain = tiny_model("tiny:qwen3")
+    plain.save_pretrained(tmp_path / "b")
+    assert not restore_weights(plain, tmp_path / "b"), "the names agree: Trainer loads it"
+    with pytest.raises(FormatError, match=r"lacks|do not fit"):
+        restore_weights(fresh, tmp_path / "b")
+
+
+def test_a_vision_language_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: Any) -> None:
+    """Trainer alone loads nothing here: it would go on from the weights that the run began with."""
+    monkeypatch.setattr(
+        resume_script, "tiny_model", lambda name, seed: tiny_model("tiny:qwen2_5_vl", seed=seed)
+    )
+    options = {"max_steps": 4, "save_steps": 2, "eval_strategy": "no"}
+    whole = resume_script.run(tmp_path / "a", **options).model.state_dict()
+    again = resume_script.run(tmp_path / "b", 0, str(tmp_path / "a" / "checkpoint-2"), **options).model
+    assert all(torch.equal(value, again.state_dict()[key]) for key, value in whole.items())
+
+
+@pytest.mark.parametrize("given", [True, "nowhere"])
+def test_no_checkpoint_is_one_line(given: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no checkpoint") as caught:
+        resume_script.run(tmp_path, 0, given if given is True else str(tmp_path / given))
+    assert caught.value.hint
+
+
+def test_a_position_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-2").mkdir()
+    (tmp_path / "checkpoint-2" / "packs.json").write_text("[1]")
+    with pytest.raises(FormatError, match="holds a list"):
+        resume_script.run(tmp_path / "run", 0, str(tmp_path / "checkpoint-2"))
