@@ -519,3 +519,39 @@ def test_ten_thousand_old_chunks(tmp_path: Path) -> None:
     )
     feed.end()
     assert ids(list(Reader(out))) == list(range(feed.samples))
+
+
+def test_what_cannot_have_been_read_is_not_acknowledged(stream: Feed) -> None:
+    """A step that is none would mark chunks as used up that nobody read; nothing is written."""
+    reader = Reader(stream.folder, 0, 2)
+    state = reader.at_step(2)
+    for wrong in (10**6, -1, {**state, "step": -1}, {**state, "stream": "other"}, {}):
+        with pytest.raises(InputError):
+            reader.acknowledge(wrong)
+    assert not list(stream.folder.glob("*.completed")) and not (stream.folder / "acks").exists()
+    reader.acknowledge(reader.steps)
+    assert len(list(stream.folder.glob("*.completed"))) == 4
+
+
+@pytest.mark.parametrize("key", ["order_world", "world_size", "start", "rank", "step"])
+def test_a_state_that_is_none(stream: Feed, key: str) -> None:
+    reader = Reader(stream.folder, 0, 2)
+    for wrong in ({**reader.at_step(1), key: -1}, {}, None):
+        with pytest.raises(FormatError, match="is not the state of a reader"):
+            reader.load_state_dict(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("torn", ["[]", "{", '{"stream": "s1"}', '{"stream": "s1", "rank": "x"}'])
+def test_a_torn_acknowledgement_counts_as_none(stream: Feed, torn: str) -> None:
+    for rank in range(2):
+        Reader(stream.folder, rank, 2, start="beginning").acknowledge(2)
+    (stream.folder / "acks" / "w00002_r00001.json").write_text(torn)
+    assert len(list(Reader(stream.folder, 0, 2))) == Reader(stream.folder, 0, 2).steps
+
+
+def test_folders_and_seconds_that_are_none(stream: Feed) -> None:
+    with pytest.raises(InputError, match="is a file"):
+        Reader(stream.folder / END)
+    for wait, poll in ((float("nan"), 1.0), (0, float("nan"))):
+        with pytest.raises(InputError, match="poll_interval"):
+            Reader(stream.folder, 0, 1, wait, poll)

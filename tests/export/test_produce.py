@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import shutil
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -580,3 +582,22 @@ def test_a_wrong_option_is_no_fault_of_a_shard(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="none of the 1 raw shards"):
         producer(tmp_path / "bad", tmp_path / "out2", kind=None).run()
     assert not (tmp_path / "out2" / "END").exists()
+
+
+def test_a_worker_that_died_between_two_packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool says so when the next pack is given to it, too."""
+
+    def broken(*_: Any) -> None:
+        raise BrokenProcessPool("gone")
+
+    put(tmp_path / "in", "a.jsonl", lengths_of(20))
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", broken)
+    with pytest.raises(InputError, match="a worker process of the producer died"):
+        producer(tmp_path / "in", tmp_path / "out", workers=2).run()
+
+
+def test_a_value_no_chunk_can_hold_is_named_by_its_record(tmp_path: Path) -> None:
+    path = put(tmp_path / "in", "a.jsonl", [5, 6])
+    path.write_text(path.read_text() + json.dumps({**words_in.row(7), "weight": float("nan")}) + "\n")
+    with pytest.raises(InputError, match=r"weight is a float.*a\.jsonl:3"):
+        producer(tmp_path / "in", tmp_path / "out").run()

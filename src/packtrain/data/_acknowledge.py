@@ -54,10 +54,13 @@ class Cursor:
     def of_dict(cls, state: Mapping[str, Any]) -> Cursor:
         try:
             names = ("order_world", "start", "world_size", "rank", "step")
-            return cls(*(int(state[name]) for name in names))
+            found = cls(*(int(state[name]) for name in names))
+            if min(found.order_world, found.world_size) < 1 or min(found.start, found.rank, found.step) < 0:
+                raise ValueError("below its least value")
+            return found
         except (KeyError, TypeError, ValueError):
             raise FormatError(
-                f"{dict(state)} is not the state of a reader", hint="use what state_dict gave"
+                f"{state!r} is not the state of a reader", hint="use what state_dict gave"
             ) from None
 
     @classmethod

@@ -88,7 +88,9 @@ class LazyShardedDataset(SlotReader, Dataset[PackRow]):  # type: ignore[misc]
             raise InputError(f"start is {start!r}", hint=f"use one of {', '.join(_STARTS)}")
         if total_steps is not None and total_steps < 1:
             raise InputError(f"total_steps is {total_steps}, expected >= 1")
-        if max_wait_time < 0 or poll_interval <= 0 or cache_chunks < 1:
+        if Path(directory).is_file():
+            raise InputError(f"{directory} is a file", hint="name the folder that `packtrain produce` writes")
+        if not max_wait_time >= 0 or not poll_interval > 0 or cache_chunks < 1:
             raise InputError(
                 f"max_wait_time {max_wait_time}, poll_interval {poll_interval}, cache_chunks {cache_chunks}",
                 hint="max_wait_time >= 0 (0 = for ever), poll_interval > 0, cache_chunks >= 1",
@@ -227,6 +229,7 @@ class LazyShardedDataset(SlotReader, Dataset[PackRow]):  # type: ignore[misc]
         Raises:
             ForeignArtefactError: the state is of another stream.
         """
+        Cursor.of_dict(state)
         self._asked = dict(state)
         self._cursor, self._order, self._resumed = None, None, True
 
@@ -251,11 +254,18 @@ class LazyShardedDataset(SlotReader, Dataset[PackRow]):  # type: ignore[misc]
         self._begin()
         self._view.refresh()  # workers may have read what this process has not seen
         cursor = self._here()
-        if isinstance(step, Mapping):
-            slots = Cursor.of_dict(step).slots
-        else:
-            slots = cursor.start + cursor.world_size * (cursor.step if step is None else int(step))
         assert self._view.stream is not None
+        if isinstance(step, Mapping):
+            slots = Cursor.resumed(step, self._view.stream["stream"], cursor.world_size, cursor.rank).slots
+        else:
+            slots = cursor.start + cursor.world_size * (cursor.step if step is None else operator.index(step))
+        end = self._end() if self._view.is_complete else self._grown().last_rounds * cursor.order_world
+        if not cursor.start <= slots <= max(end, cursor.slots):
+            raise InputError(
+                f"step {step!r} is none that was read: {slots - cursor.start} slots from {cursor.start} on, "
+                f"{end} are there",
+                hint="acknowledge what state_dict or at_step gave",
+            )
         publish_cursor(self.directory, self._view.stream["stream"], cursor, slots)
         order = self._grown()
         self._marked, marked = mark_completed(self.directory, self._view, order, cursor, slots, self._marked)

@@ -113,16 +113,16 @@ class Encoding:
         for sample_id in pack:
             path, row = self._intake.place(sample_id)
             tasks.append((sample_id, path, row))
-        return self._pool.submit(_encode_there, tasks)
+        try:
+            return self._pool.submit(_encode_there, tasks)
+        except BrokenProcessPool:  # it died between two packs
+            raise _worker_died() from None
 
     def _result(self, future: Future[list[Outcome]]) -> list[Outcome]:
         try:
             outcomes = future.result()
         except BrokenProcessPool:
-            raise InputError(
-                "a worker process of the producer died while it encoded",
-                hint="see its output (perhaps memory ran out: use fewer workers); the same command goes on",
-            ) from None
+            raise _worker_died() from None
         return [one if isinstance(one, SampleError) else _restored(one) for one in outcomes]
 
     def _here(self, pack: list[int]) -> list[Outcome]:
@@ -154,8 +154,21 @@ class Encoding:
                 f"the pack of samples {pack} encodes to {tokens} tokens, the cap is {self._cap}",
                 hint="the template measures other lengths than it encodes; packtrain measure --audit",
             )
-        if samples:
+        if not samples:
+            return
+        try:
             writer.add(samples, records or None)
+        except InputError as error:
+            named = ", ".join(self._intake.where(sample["sample_id"]) for sample in samples[:4])
+            more = f" and {len(samples) - 4} more" if len(samples) > 4 else ""
+            raise InputError(f"{error.message}; the pack is of {named}{more}", hint=error.hint) from None
+
+
+def _worker_died() -> InputError:
+    return InputError(
+        "a worker process of the producer died while it encoded",
+        hint="see its output (perhaps memory ran out: use fewer workers); the same command goes on",
+    )
 
 
 def is_full(writer: ChunkWriter, full: tuple[int, int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,8 @@ __all__ = [
     "read_checked",
     "stream_config",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 def check_apart(inputs: Path, output: Path) -> None:
@@ -146,6 +149,8 @@ def nothing_read(journal: Journal) -> SourceError:
 
 def publish_end(output: Path, stream: str, stats: ProduceStats, ledger: list[dict[str, Any]]) -> None:
     """Say that nothing follows."""
+    if stats.read and not stats.packed:
+        logger.warning("%s: none of %d samples is in a pack: %s", output, stats.read, dict(stats.dropped))
     told = {"schema": STREAM_SCHEMA, "stream": stream, "chunks": stats.chunks, "packs": stats.packs}
     files.publish_json(output / END, sealed({**told, "stats": stats.to_dict(), "ledger": ledger}))
 

@@ -103,7 +103,7 @@ def acknowledged(folder: Path, stream: str) -> dict[str, Any] | None:
     launches: dict[tuple[int, int, int], dict[int, dict[str, Any]]] = {}
     for name in fresh_names(folder / ACKS):
         told = fresh_json(folder / ACKS / name) if name.startswith("w") else None
-        if told is not None and told.get("stream") == stream:
+        if told is not None and told.get("stream") == stream and _is_cursor(told):
             key = (int(told["order_world"]), int(told["start"]), int(told["world_size"]))
             launches.setdefault(key, {})[int(told["rank"])] = told
     best: dict[str, Any] | None = None
@@ -114,6 +114,12 @@ def acknowledged(folder: Path, stream: str) -> dict[str, Any] | None:
         if best is None or int(least["slots"]) > int(best["slots"]):
             best = least
     return best
+
+
+def _is_cursor(told: Mapping[str, Any]) -> bool:
+    """Is this what a rank acknowledged? Anything else counts as nothing acknowledged."""
+    names = {"order_world": 1, "world_size": 1, "start": 0, "rank": 0, "step": 0, "slots": 0}
+    return all(isinstance(told.get(name), int) and told[name] >= least for name, least in names.items())
 
 
 def raw_place(folder: Path, sample_id: int) -> tuple[str, int]:
