@@ -174,6 +174,17 @@ def test_known_lengths_plan_the_epoch() -> None:
     assert set(seen) == set(range(200))
     state = made[1].state_dict()
     assert state["raw_plan"] == pt.plan(lengths, pack_length=100).checksum
+    even = [
+        TokenBudgetDataset(
+            rows(lengths), micro_batch_size=2, max_seq_len=50, lengths=lengths, rank=rank, world_size=4,
+            shuffle_buffer=1, balance="window", grad_accum=2,
+        )
+        for rank in range(4)
+    ]  # fmt: skip
+    held = [i for data in even for batch in ids(data) for i in batch]
+    assert sorted(set(held)) == list(range(200)) and [ids(d) for d in even] != [ids(d) for d in made]
+    with pytest.raises(InputError, match="need lengths"):
+        TokenBudgetDataset(rows(lengths), balance="step")
     made[2].set_epoch(1)
     assert ids(made[2]) != ids(batches[2])
     with pytest.raises(TypeError, match="a stream has no length"):

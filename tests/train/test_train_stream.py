@@ -92,3 +92,29 @@ def test_a_checkpoint_without_this_rank_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-4").mkdir()
     with pytest.raises(ConfigError, match="holds no state of a stream"):
         run(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+
+def test_a_full_disk_at_a_checkpoint_leaves_the_one_before_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+
+    from packtrain import files
+
+    publish, seen = files.publish_json, []
+
+    def full(path: Any, value: Any) -> None:
+        if str(path).endswith("stream.0.json"):
+            seen.append(path)
+            if len(seen) == 2:
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        publish(path, value)
+
+    monkeypatch.setattr("packtrain.train.streaming.files.publish_json", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(tmp_path, save_strategy="steps", save_steps=4)
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="holds no state of a stream"):
+        run(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    again, _ = run(tmp_path / "b", resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert again.losses[-4:] == run(tmp_path / "c")[0].losses[-4:]

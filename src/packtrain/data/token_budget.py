@@ -11,7 +11,7 @@ between them.
 By default the buffer is packed by packtrain's packers (`order="packed"`, windows with carry): on real chat
 lengths under 0.1 % more batches than the bound, where taking samples as they arrive costs several percent.
 `order="arrival"` is what trainers with dynamic batching do, for comparison. Where `lengths` are known the
-whole epoch is planned: the number of batches is known and equal on all ranks.
+whole epoch is planned: the number of batches is known and equal on all ranks, and `balance` evens them out.
 
 State, epochs, ranks, errors and equal steps are those of `StreamingPackedDataset`.
 """
@@ -53,6 +53,8 @@ class TokenBudgetDataset(StreamingPackedDataset):
         pad_to_length: None: the budget.
         drop_last: leave the last batch of an epoch out where it is not full, into the ledger (needs one).
         lengths: Lengths (or int[n]) of an indexable source: the epoch is planned.
+        balance, grad_accum: with `lengths`, how batches are rearranged so that ranks finish together; see
+            `PackSampler`.
         options: keywords of `StreamingPackedDataset` (`rank`, `world_size`, `seed`, `shuffle_buffer`, …).
 
     Attributes:
@@ -78,6 +80,8 @@ class TokenBudgetDataset(StreamingPackedDataset):
         pad_to_length: int | None = None,
         drop_last: bool = False,
         lengths: Any = None,
+        balance: str | None = None,
+        grad_accum: int = 1,
         **options: Any,
     ) -> None:
         for name, value, low in (
@@ -118,7 +122,9 @@ class TokenBudgetDataset(StreamingPackedDataset):
             "warm_up": [self.warm_up.steps, self.warm_up.first],
             "drop_last": drop_last,
         }
-        self._planned = None if lengths is None else self._plan_ahead(source, lengths)
+        if lengths is None and (balance is not None or grad_accum != 1):
+            raise InputError("balance and grad_accum need lengths: a stream has no step to rearrange")
+        self._planned = None if lengths is None else self._plan_ahead(source, lengths, balance, grad_accum)
 
     # -- streams -----------------------------------------------------------------------------
     def make_packer(self) -> Any:
@@ -145,7 +151,9 @@ class TokenBudgetDataset(StreamingPackedDataset):
         return sum(len(sample["input_ids"]) for sample in pack) * 10 >= self.budget * 9
 
     # -- planned -----------------------------------------------------------------------------
-    def _plan_ahead(self, source: Any, lengths: Any) -> tuple[PackedDataset, PackSampler]:
+    def _plan_ahead(
+        self, source: Any, lengths: Any, balance: str | None, grad_accum: int
+    ) -> tuple[PackedDataset, PackSampler]:
         if not self.reader.can_seek:
             raise InputError("lengths are of no use: the source cannot be indexed", hint="pass a sequence")
         if not self.dyn_bsz or self.count_mode != "total" or self.order != "packed" or self.warm_up.steps:
@@ -158,7 +166,7 @@ class TokenBudgetDataset(StreamingPackedDataset):
         made = plan(lengths, pack_length=self.budget, long_samples=self.spec.long_samples)
         view = made.align(self.place.size, self.drop_last)
         data = PackedDataset(view, source, self.encode, lengths=lengths, repeat_loss="zero")
-        sampler = PackSampler(view, self.place.rank, self.seed, self.shuffle_buffer > 0)
+        sampler = PackSampler(view, self.place.rank, self.seed, self.shuffle_buffer > 0, balance, grad_accum)
         return data, sampler
 
     def __len__(self) -> int:
