@@ -531,6 +531,8 @@ def test_what_cannot_have_been_read_is_not_acknowledged(stream: Feed) -> None:
     assert not list(stream.folder.glob("*.completed")) and not (stream.folder / "acks").exists()
     reader.acknowledge(reader.steps)
     assert len(list(stream.folder.glob("*.completed"))) == 4
+    promised = Reader(stream.folder, 0, 2, total_steps=50, start="beginning")
+    assert promised.acknowledge(50) == []  # fillers behind the end of a promised length were read
 
 
 @pytest.mark.parametrize("key", ["order_world", "world_size", "start", "rank", "step"])

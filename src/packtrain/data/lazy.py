@@ -260,6 +260,8 @@ class LazyShardedDataset(SlotReader, Dataset[PackRow]):  # type: ignore[misc]
         else:
             slots = cursor.start + cursor.world_size * (cursor.step if step is None else operator.index(step))
         end = self._end() if self._view.is_complete else self._grown().last_rounds * cursor.order_world
+        if self.total_steps is not None:
+            end = max(end, len(self))  # a promised length: fillers follow the end
         if not cursor.start <= slots <= max(end, cursor.slots):
             raise InputError(
                 f"step {step!r} is none that was read: {slots - cursor.start} slots from {cursor.start} on, "
