@@ -75,6 +75,7 @@ def test_text_and_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (("--step", 0, "--grad-accum", 3), "has 4 micro steps"),
         (("--step", 0, "--world-size", 3), "which 3 ranks cannot share"),
         (("--sample", 2, "--rank", 0), "no effect"),
+        (("--sample", 2, "--epoch", -1), "no epoch -1"),
         (("--step", 0, "--losses"), "--losses needs --step of a run"),
     ):
         code, _, err = call(capsys, "which", tmp_path / "plan", *words)

@@ -121,6 +121,8 @@ def test_another_plan_template_or_sample_is_refused(tmp_path: Path) -> None:
         cache.fill(PackedDataset(plan.align(2), range(60), Counted()))
     with pytest.raises(InputError, match="packs_per_chunk"):
         EncodeCache(tmp_path / "x", plan, key=KEY, packs_per_chunk=0)
+    with pytest.raises(InputError, match="key is a method"):
+        EncodeCache(tmp_path / "x", plan, key=tmp_path.joinpath)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="replan"):
         PackedDataset(plan, range(60), cache=cache, replan=object())  # type: ignore[arg-type]
 

@@ -199,6 +199,26 @@ def test_dropped_packs_depend_on_the_ranks_and_are_refused_where_they_differ() -
         PackSampler(plan.align(4), seed=5).load_state_dict(state)
 
 
+@pytest.mark.parametrize("key", sorted(PackSampler(make_plan().align(2), seed=5).state_dict()))
+@pytest.mark.parametrize("value", ["gone", "x", -1, 2.5, [1]])
+def test_no_damaged_position_is_taken_or_ends_in_a_trace(key: str, value: Any) -> None:
+    sampler = PackSampler(make_plan().align(2), seed=5, grad_accum=2)
+    state = sampler.state_dict(micro_step=8)
+    state = {k: v for k, v in state.items() if k != key} if value == "gone" else {**state, key: value}
+    if key in ("replan", "balance") and value == "gone":
+        return  # as none, which this sampler has too
+    with pytest.raises(ForeignArtefactError):
+        sampler.load_state_dict(state)
+
+
+@pytest.mark.parametrize("state", [None, [], "x"])
+def test_what_is_no_position_is_refused(state: Any) -> None:
+    with pytest.raises(ForeignArtefactError, match="not a mapping"):
+        PackSampler(make_plan().align(2)).load_state_dict(state)
+    with pytest.raises(InputError, match="not a mapping"):
+        loader_position(state)
+
+
 def test_other_plans_orders_and_garbage_are_refused() -> None:
     plan = make_plan()
     sampler = PackSampler(plan.align(2), seed=5, grad_accum=2)

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from packtrain.cli._app import main
+from packtrain.errors import ConfigError
 from packtrain.train import versions
-from packtrain.train.doctor import diagnose
+from packtrain.train.doctor import _installed, diagnose
+from packtrain.train.model import load_model
 
 
 def _run(capsys: Any, *arguments: str) -> tuple[int, str]:
@@ -41,6 +43,18 @@ def test_unsafe_setups_name_reason_and_fix(tmp_path: Path, capsys: Any) -> None:
     assert code == 1 and "caps scores" in json.loads(out)["reasons"][0]
     assert diagnose(gemma, "eager").verdict == "safe"
     assert diagnose(_folder(tmp_path, model_type="bloom")).verdict == "unsafe"
+
+
+@pytest.mark.parametrize("attn", ["flash_attention_2", "flash_attention_3"])
+def test_a_kernel_that_is_not_installed_is_not_safe(attn: str, capsys: Any) -> None:
+    if _installed(attn):
+        pytest.skip(f"{attn} is installed")
+    code, out = _run(capsys, "--model", "tiny:qwen3", "--attn", attn, "--json")
+    found = json.loads(out)
+    assert code == 2 and found["verdict"] == "unknown" and "sdpa" in found["fix"]
+    assert "not installed" in found["reasons"][0] and "block mask" not in found["reasons"][1]
+    with pytest.raises(ConfigError, match="not available here"):
+        load_model("tiny:qwen3", attn=attn)
 
 
 def test_a_number_type_nobody_knows_is_bad_input(capsys: Any) -> None:

@@ -19,7 +19,13 @@ PROOF_TOKENS = 4096
 @click.command("verify")
 @click.argument("artefact", type=click.Path(path_type=Path), metavar="ARTEFACT")
 @click.option("--model", help="Also prove on this model that packed samples do not read each other.")
-@click.option("--samples", default=8, show_default=True, help="Samples of the proof.")
+@click.option(
+    "--samples",
+    type=click.IntRange(min=2),
+    default=8,
+    show_default=True,
+    help="Samples of the proof, at least 2.",
+)
 @click.option(
     "--attn", "backends", multiple=True, help="Attention backends of the proof [default: sdpa, eager]."
 )

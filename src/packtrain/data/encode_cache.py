@@ -1,6 +1,6 @@
 """EncodeCache: the packs of a plan, encoded ahead, in chunks. The order of training does not change.
 
-    cache = EncodeCache("runs/demo/encoded", plan, key=template.config)
+    cache = EncodeCache("runs/demo/encoded", plan, key=template.config())
     cache.fill(dataset, workers=8)                       # resumable, one chunk at a time
     data = PackedDataset(plan.align(8), source, template.encode, cache=cache)
 
@@ -42,7 +42,7 @@ class EncodeCache:
     Args:
         folder: where the chunks lie; made by `fill`.
         plan: the raw plan.
-        key: plain JSON that decides how samples are encoded (`template.config`, and what else there is).
+        key: plain JSON that decides how samples are encoded (`template.config()`, and what else there is).
         packs_per_chunk: packs of a chunk; taken from the folder where there is one.
         media: `uint8` or `tensor`, see `store.chunks`.
 
@@ -63,6 +63,8 @@ class EncodeCache:
             raise InputError(f"packs_per_chunk is {packs_per_chunk}, expected >= 1")
         if media not in ("uint8", "tensor"):
             raise InputError(f"media is {media!r}", hint="a cache holds tensors: use 'uint8' or 'tensor'")
+        if not isinstance(key, Mapping):
+            raise InputError(f"key is a {type(key).__name__}, not a mapping", hint="key=template.config()")
         self.folder = Path(folder)
         self.packs = len(plan)
         self.media = media

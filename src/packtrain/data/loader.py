@@ -109,6 +109,11 @@ def loader_position(state: Mapping[str, Any], packs: int = 1) -> dict[str, Any]:
     Raises:
         InputError: there is none in it.
     """
+    if not isinstance(state, Mapping):
+        raise InputError(
+            f"the state of a loader is a {type(state).__name__}, not a mapping",
+            hint="give what StatefulDataLoader.state_dict() returned",
+        )
     snapshot = state.get("_snapshot") or {}
     main = snapshot.get("_main_snapshot", state)
     held = main.get("_sampler_iter_state") or main.get("_index_sampler_state") or {}

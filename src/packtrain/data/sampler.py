@@ -227,6 +227,11 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
 
     def check_state(self, state: Mapping[str, Any]) -> int:
         """The micro step at which `state` stands; raises as `load_state_dict` does. Nothing is changed."""
+        if not isinstance(state, Mapping):
+            raise ForeignArtefactError(
+                f"the saved position is a {type(state).__name__}, not a mapping",
+                hint="give what state_dict() returned",
+            )
         own = self.state_dict()
         for key in ("version", "raw_plan", "drop_last", "seed", "shuffle"):
             if state.get(key) != own[key]:
@@ -236,6 +241,9 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
             raise _foreign("replan", None if held is None else "epoch", "epoch" if held is None else None)
         if held is not None and self.replan is not None and self.replan.resume(held) != state.get("epoch"):
             raise _foreign("epoch", state.get("epoch"), held["epoch"])
+        for key, least in (("world_size", 1), ("grad_accum", 1), ("epoch", 0), ("packs", 0)):
+            if _whole(state, key) < least:
+                raise _foreign(key, state[key], own[key])
         step, steps = _whole(state, "micro_step"), _whole(state, "steps")
         if not 0 <= step <= steps:
             raise ForeignArtefactError(f"the saved position is micro step {step} of {steps}")
@@ -279,7 +287,10 @@ def _batched(positions: Iterator[int], packs: int) -> Iterator[list[int]]:
 def _whole(state: Mapping[str, Any], key: str) -> int:
     value = state.get(key)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ForeignArtefactError(f"the saved position has {key} {value!r}, expected an integer")
+        raise ForeignArtefactError(
+            f"the saved position has {key} {value!r}, expected an integer",
+            hint="the position is damaged: resume from another checkpoint",
+        )
     return value
 
 

@@ -113,14 +113,31 @@ def _judge(found: Diagnosis, config: Any) -> None:
         if not kernel_available():
             found.reasons.append("no kernel here: every segment is computed by itself (exact, slower)")
     elif family.isolates_by_positions(backend):
-        found.reasons.append("transformers makes a block mask from restarting text positions")
+        found.reasons.append(
+            "its kernel takes segments from cu_seq_lens or restarting positions"
+            if backend.startswith("flash_")
+            else "transformers makes a block mask from restarting text positions"
+        )
     else:
         raise IsolationError(
             f"{family.name} on {backend}: restarting positions do not isolate packed samples there",
             hint="use model.attn: sdpa",
         )
-    if not trusted:
+    if not _installed(backend):
+        found.settle("unknown", f"{backend} is not installed here", "install it, or use model.attn: sdpa")
+    elif not trusted:
         found.settle("unknown", f"not tested on {'; '.join(untested())}", "run packtrain doctor with --prove")
+
+
+def _installed(backend: str) -> bool:
+    """Can transformers load this backend here?"""
+    from transformers import utils
+
+    check = {
+        "flash_attention_2": utils.is_flash_attn_2_available,
+        "flash_attention_3": utils.is_flash_attn_3_available,
+    }.get(backend)
+    return check is None or bool(check())
 
 
 def _judge_unknown(found: Diagnosis, config: Any) -> None:

@@ -50,7 +50,12 @@ def load_model(
         model = model if dtype == "auto" else model.to(getattr(torch, dtype))
         backend = choose_backend(model, attn, dtype=str(model.dtype))
         if backend not in ("sdpa", VARLEN):
-            model.set_attn_implementation(backend)
+            try:
+                model.set_attn_implementation(backend)
+            except (ImportError, ValueError) as error:
+                raise ConfigError(
+                    f"{backend} is not available here: {_first_line(error)}", hint="use model.attn: sdpa"
+                ) from error
         return _prepared(model, backend)
     ensure_torchvision()
     import transformers
