@@ -128,12 +128,10 @@ class Order:
         """
         ranks = self.aligned.world_size
         rows = []
-        last = "any" if self.run_steps is None else self.epochs - 1
+        last: Any = "any" if self.run_steps is None else self.epochs - 1
         for epoch in epochs:
             if epoch < 0 or (self.run_steps is not None and epoch >= self.epochs):
-                raise InputError(
-                    f"there is no epoch {epoch}", hint=f"0 to {self.epochs - 1}, or leave it out"
-                )
+                raise InputError(f"there is no epoch {epoch}", hint=f"0 to {last}, or leave it out")
             pack = self._pack_of(sample, epoch)
             packs = self.aligned.pack_ids_at(self.positions(0, self.steps, epoch))
             for place in np.flatnonzero(packs == pack).tolist():
