@@ -99,3 +99,13 @@ def test_tiny_models_are_seeded_and_leave_the_random_state_alone() -> None:
     assert torch.equal(one.lm_head.weight, two.lm_head.weight)
     assert not torch.equal(one.lm_head.weight, other.lm_head.weight)
     assert load_model("tiny:qwen3", seed=1, dtype="bfloat16").lm_head.weight.dtype is torch.bfloat16
+
+
+def test_models_without_sdpa_are_sent_to_eager() -> None:
+    import transformers
+
+    config = transformers.GptOssConfig(num_hidden_layers=1)
+    assert choose_backend(config) == choose_backend("gpt_oss") == "eager"
+    with pytest.raises(IsolationError, match="sinks") as caught:
+        choose_backend(config, "varlen")
+    assert "eager" in str(caught.value.hint)

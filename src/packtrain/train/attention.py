@@ -34,6 +34,9 @@ __all__ = ["AttentionSetup", "check_attention", "check_batch", "choose_backend",
 
 _USE = "use model.attn: sdpa"
 
+#: Models that transformers offers no sdpa for (attention sinks): eager is their plain backend.
+_NO_SDPA = ("gpt_oss", "gpt_oss_text")
+
 
 @dataclass(frozen=True)
 class AttentionSetup:
@@ -58,7 +61,7 @@ def choose_backend(model_or_type: Any, attn: str = "auto", *, dtype: str = "auto
     """The attention implementation to load a model with.
 
     "auto" is varlen where its kernel runs (a GPU, bfloat16 or float16, tested versions, a family that
-    is known), else sdpa.
+    is known), else sdpa, or eager for models without sdpa.
 
     Args:
         model_or_type: model, config or model_type.
@@ -74,10 +77,13 @@ def choose_backend(model_or_type: Any, attn: str = "auto", *, dtype: str = "auto
         wanted = str(getattr(config, "dtype", None) if dtype == "auto" else dtype).removeprefix("torch.")
         runs = kernel_available() and wanted in ("bfloat16", "float16") and not untested()
         fits = family is not None and config is not None and varlen_refusal(config) is None
-        return VARLEN if runs and fits else "sdpa"
+        plain = "eager" if getattr(config, "model_type", model_or_type) in _NO_SDPA else "sdpa"
+        return VARLEN if runs and fits else plain
     reason = varlen_refusal(config) if attn == VARLEN and config is not None else None
     if reason is not None:
-        raise IsolationError(f"{config.model_type} cannot run on varlen: {reason}", hint=_USE)  # type: ignore[union-attr]
+        kind = str(config.model_type)  # type: ignore[union-attr]
+        hint = "use model.attn: eager" if kind in _NO_SDPA else _USE
+        raise IsolationError(f"{kind} cannot run on varlen: {reason}", hint=hint)
     if family is not None and attn in family.refused:
         raise IsolationError(f"{family.name} cannot run packed on {attn}: {family.refused[attn]}", hint=_USE)
     return attn
