@@ -4,6 +4,7 @@
 
 TRL packs windows of 1,000 rows best-fit decreasing, ms-swift windows of 1,000 with the `binpacking` package
 (its loop is run here when that package is installed). Both get the lengths for nothing, as we do.
+Then the time to the first optimizer step of real runs (`bench/hosts_start.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 import numpy as np
 
 import packtrain as pt
+
+from .hosts_start import first_steps, report
 
 CAP = 2048
 
@@ -79,6 +82,7 @@ def main() -> None:
         first = seconds if first is None else first
         fill = lengths.sum() / (packs * CAP)
         print(f"{name}: {packs:,} packs, {fill:.3%} full, {seconds / first:.1f} x our time")
+    report(first_steps(Path(sys.argv[1])))
 
 
 if __name__ == "__main__":

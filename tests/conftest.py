@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from matrix_recorder import MatrixRecorder
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
+pytest_plugins = ["pytester"]
 REPOSITORY = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("PACKTRAIN_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
 
@@ -73,6 +76,11 @@ def text_run(tmp_path: Path, tokenizer_folder: Path) -> Callable[..., dict[str, 
         }
 
     return make
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("PACKTRAIN_MATRIX"):
+        config.pluginmanager.register(MatrixRecorder(Path(os.environ["PACKTRAIN_MATRIX"]).resolve()))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

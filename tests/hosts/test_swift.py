@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,7 @@ def losses(seen: Any) -> list[float]:
     return [sum(parts) for _, parts in sorted(seen["losses"].items(), key=lambda item: int(item[0]))]
 
 
+@pytest.mark.matrix("lengths without encoding")
 def test_its_template_measures_what_it_encodes(data: Path, model: Path, files: dict[str, Path]) -> None:
     told = run(
         swift_python(),
@@ -131,6 +133,9 @@ print(json.dumps([[int(template.measure(row)), len(template.encode(row)["input_i
     assert all(measured == encoded for measured, encoded in pairs)
 
 
+@pytest.mark.matrix(
+    "text, losses as unpacked", "pictures (Qwen-VL), losses as unpacked", "every sample once", "resume"
+)
 def test_losses_equal_the_unpacked_host_and_resume_goes_on(
     model: Path, files: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -158,6 +163,7 @@ def test_losses_equal_the_unpacked_host_and_resume_goes_on(
     assert resumed["ids"] == packed["ids"][80:]
 
 
+@pytest.mark.matrix("two ranks")
 def test_two_ranks_lose_no_pack_and_a_failing_row_is_never_replaced(
     model: Path, files: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -178,6 +184,7 @@ def test_two_ranks_lose_no_pack_and_a_failing_row_is_never_replaced(
     assert all(loss == loss for rank in ranks for loss in losses(rank))
 
 
+@pytest.mark.matrix("tokenised before, lengths taken")
 def test_a_cached_dataset_packs_by_its_lengths(model: Path, files: dict[str, Path], tmp_path: Path) -> None:
     run(
         swift_python(),
@@ -203,17 +210,20 @@ export_main(["--model", sys.argv[1], "--model_type", "qwen2_5_vl", "--template",
     assert losses(again) == losses(packed)
 
 
+#: flag -> its value, the reason that is told, the row of the support table.
 REFUSED = {
-    "streaming": ("true", "a plan needs all rows"),
-    "group_by_length": ("true", "packs have equal lengths"),
-    "packing_num_proc": ("2", "one plan of all rows"),
-    "truncation_strategy": ("split", "packs hold whole rows"),
-    "attn_impl": ("flex_attention", "nobody has shown"),
-    "per_device_train_batch_size": ("2", "exceed packing_length"),
+    "streaming": ("true", "a plan needs all rows", "streams"),
+    "group_by_length": ("true", "packs have equal lengths", "group by length"),
+    "packing_num_proc": ("2", "there is one plan of all rows", "packing in several processes"),
+    "truncation_strategy": ("split", "packs hold whole rows", "splitting long rows"),
+    "attn_impl": ("flex_attention", "nobody has shown that it isolates", "attention not shown to isolate"),
+    "per_device_train_batch_size": ("2", "a row is one pack", "batch of several packs"),
 }
 
 
-def test_flags_that_cannot_keep_their_meaning_are_refused(model: Path, files: dict[str, Path]) -> None:
+def test_flags_that_cannot_keep_their_meaning_are_refused(
+    model: Path, files: dict[str, Path], record_property: Callable[[str, object], None]
+) -> None:
     told = run(
         swift_python(),
         PREAMBLE
@@ -240,9 +250,10 @@ print(json.dumps(found))
 """,
         model,
         files["few"],
-        json.dumps({flag: value for flag, (value, _) in REFUSED.items()}),
+        json.dumps({flag: value for flag, (value, _, _) in REFUSED.items()}),
         ours=True,
     )
     found = json.loads(told.splitlines()[-1])
-    for flag, (_, why) in REFUSED.items():
+    for flag, (_, why, feature) in REFUSED.items():
         assert why in found[flag] and "\n" not in found[flag], (flag, found[flag])
+        record_property("refused", (feature, why, found[flag]))

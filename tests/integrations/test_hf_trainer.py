@@ -86,7 +86,24 @@ def test_the_users_script_changes_in_at_most_six_lines(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "file", "model"),
-    [("hf_trainer_vl", "vl", "tiny:qwen2_5_vl"), ("hf_trainer_text", "text", "tiny:qwen3")],
+    [
+        pytest.param(
+            "hf_trainer_vl",
+            "vl",
+            "tiny:qwen2_5_vl",
+            marks=pytest.mark.matrix(
+                "pictures (Qwen-VL), losses as unpacked", "every sample once", "lengths without encoding"
+            ),
+        ),
+        pytest.param(
+            "hf_trainer_text",
+            "text",
+            "tiny:qwen3",
+            marks=pytest.mark.matrix(
+                "text, losses as unpacked", "every sample once", "tokenised before, lengths taken"
+            ),
+        ),
+    ],
 )
 def test_losses_equal_those_of_the_unpacked_script(
     name: str, file: str, model: str, files: Any, saved_model: Callable[[str], Path], tmp_path: Path
@@ -113,6 +130,7 @@ def test_losses_equal_those_of_the_unpacked_script(
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.matrix("LoRA, gradient checkpointing on and off")
 def test_lora_and_gradient_checkpointing_change_nothing_in_the_equality(
     checkpointing: bool, files: Any, saved_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -142,6 +160,7 @@ def test_lora_and_gradient_checkpointing_change_nothing_in_the_equality(
     assert packed.model.config.get_text_config().use_cache == plain.model.config.get_text_config().use_cache
 
 
+@pytest.mark.matrix("exact eval loss")
 def test_eval_loss_is_the_token_mean_and_the_training_data_alone_decide(
     files: Any, saved_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -160,6 +179,7 @@ def test_eval_loss_is_the_token_mean_and_the_training_data_alone_decide(
     assert packed.predict(packed.eval_dataset).metrics["test_loss"] > 0  # the host's own, unpacked
 
 
+@pytest.mark.matrix("resume")
 def test_resume_equals_the_uninterrupted_run(
     files: Any, saved_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -183,6 +203,7 @@ def test_resume_equals_the_uninterrupted_run(
         other.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
 
 
+@pytest.mark.matrix("two ranks")
 def test_two_gloo_ranks_train_and_evaluate_as_one_unpacked(
     files: Any, saved_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -229,16 +250,26 @@ def test_a_step_of_packs_without_asking_for_samples(
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "told", "feature"),
     [
-        ({"per_device_train_batch_size": 2}, "a row is one pack"),
-        ({"label_smoothing_factor": 0.1}, "mean over rows"),
-        ({"train_sampling_strategy": "group_by_length"}, "packs have equal lengths"),
-        ({"auto_find_batch_size": True}, "a plan has its row length"),
+        ({"per_device_train_batch_size": 2}, "a row is one pack", "batch of several packs"),
+        ({"label_smoothing_factor": 0.1}, "its loss is a mean over rows", "label smoothing"),
+        (
+            {"train_sampling_strategy": "group_by_length"},
+            "packs have equal lengths",
+            "group by length",
+        ),
+        ({"auto_find_batch_size": True}, "a plan has its row length", None),
     ],
 )
 def test_settings_that_packs_cannot_keep_are_refused_in_one_line(
-    settings: Any, told: str, files: Any, saved_model: Callable[[str], Path], tmp_path: Path
+    settings: Any,
+    told: str,
+    feature: str | None,
+    files: Any,
+    saved_model: Callable[[str], Path],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     from packtrain.integrations.transformers import pack
 
@@ -248,10 +279,18 @@ def test_settings_that_packs_cannot_keep_are_refused_in_one_line(
     )
     with pytest.raises(ConfigError, match=told) as caught:
         pack(trainer, 1024)
-    assert "\n" not in str(caught.value)
+    line = str(caught.value)
+    assert "\n" not in line
+    if feature:
+        record_property("refused", (feature, told, line))
 
 
-def test_other_refusals(files: Any, saved_model: Callable[[str], Path], tmp_path: Path) -> None:
+def test_other_refusals(
+    files: Any,
+    saved_model: Callable[[str], Path],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
     from torch.utils.data import IterableDataset
 
     from packtrain.integrations.transformers import pack
@@ -266,8 +305,9 @@ def test_other_refusals(files: Any, saved_model: Callable[[str], Path], tmp_path
     with pytest.raises(ConfigError, match="neither pack_length nor plan"):
         pack(trainer)
     rows, trainer.train_dataset = trainer.train_dataset, Stream()
-    with pytest.raises(ConfigError, match="without length or index"):
+    with pytest.raises(ConfigError, match="without length or index") as caught:
         pack(trainer, 1024)
+    record_property("refused", ("streams", "it cannot be planned", str(caught.value)))
     trainer.train_dataset = rows
     trainer.model.config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(IsolationError, match="carry a state"):

@@ -1,26 +1,94 @@
-"""The support matrix says what tests show and what the code refuses."""
+"""The support table holds what the tests recorded, and nothing that no test shows."""
 
 from __future__ import annotations
 
-import re
+import ast
+import importlib.util
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
-from matrix import BEGIN, END, HOSTS, PAGE, REPOSITORY, cells, rendered
+
+from matrix_recorder import HOSTS
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(("feature", "host", "cell"), cells())
-def test_every_cell_has_its_test_or_its_reason(feature: str, host: str, cell: str) -> None:
-    if cell.startswith("!"):
-        sources = "".join(
-            path.read_text(encoding="utf-8")
-            for path in sorted((REPOSITORY / "src" / "packtrain" / "integrations").glob("*.py"))
-        )
-        assert cell[1:] in sources
-    elif cell:
-        tests = (REPOSITORY / "tests" / HOSTS[host]).read_text(encoding="utf-8")
-        assert re.search(rf"^def {cell}\(", tests, re.M)
+def _script() -> Any:
+    spec = importlib.util.spec_from_file_location("hosts_matrix", REPOSITORY / "scripts" / "hosts_matrix.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+script = _script()
+CELLS = [(host, feature) for host, row in script.record().items() for feature in row]
+
+
+@cache
+def _functions(file: str) -> dict[str, ast.FunctionDef]:
+    tree = ast.parse((REPOSITORY / file).read_text(encoding="utf-8"))
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def _marked(function: ast.FunctionDef) -> set[str]:
+    """The features of its `matrix` marks, those of single parameters too."""
+    return {
+        word.value
+        for decorator in function.decorator_list
+        for call in ast.walk(decorator)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.matrix"
+        for word in call.args
+        if isinstance(word, ast.Constant)
+    }
+
+
+@pytest.mark.parametrize(("host", "feature"), CELLS)
+def test_every_cell_names_the_test_that_shows_it(host: str, feature: str) -> None:
+    cell = script.record()[host][feature]
+    file, _, name = cell["test"].partition("::")
+    assert HOSTS[file] == host
+    function = _functions(file)[name]
+    if cell["outcome"] == "works":
+        assert feature in _marked(function)
+    else:
+        assert cell["reason"] in cell["line"] and "\n" not in cell["line"]
+        source = (REPOSITORY / file).read_text(encoding="utf-8")
+        assert feature in source and "record_property" in ast.unparse(function)
+        code = (REPOSITORY / "src" / "packtrain" / "integrations").glob("*.py")
+        assert any(cell["reason"] in path.read_text(encoding="utf-8") for path in code)
 
 
 def test_the_page_holds_the_table() -> None:
-    held = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
-    assert held == rendered(), "run python tests/integrations/matrix.py"
+    page = script.PAGE.read_text(encoding="utf-8")
+    held = page.partition(script.BEGIN)[2].partition(script.END)[0]
+    assert held == script.rendered(), "run python scripts/hosts_matrix.py"
+
+
+def test_a_failing_case_takes_its_cell_out(pytester: pytest.Pytester, monkeypatch: Any) -> None:
+    tests = pytester.path / "tests" / "integrations"
+    tests.mkdir(parents=True)
+    where = tests / "test_trl.py"
+    body = """
+import pytest
+@pytest.mark.parametrize("good", [True, {second}])
+@pytest.mark.matrix("resume")
+def test_a(good):
+    assert good
+def test_b(record_property):
+    record_property("refused", ("streams", "no", "no, never"))
+"""
+    pytester.makeini("[pytest]\nmarkers =\n  matrix: cells")
+    pytester.makeconftest(
+        "from pathlib import Path\nfrom matrix_recorder import MatrixRecorder\n"
+        "def pytest_configure(config):\n"
+        "    config.pluginmanager.register(MatrixRecorder(Path('record.json')))\n"
+    )
+    shown = []
+    for second in (True, False):
+        where.write_text(body.format(second=second), encoding="utf-8")
+        pytester.inline_run("-q", "-p", "no:cacheprovider")
+        shown.append(sorted(script.json.loads(Path("record.json").read_text())["TRL SFTTrainer"]))
+    assert shown == [["resume", "streams"], ["streams"]]

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_hf_trainer import EXAMPLES, MARK, files, order_of, recording, script, step_losses  # noqa: F401
+from test_hf_trainer import (
+    EXAMPLES,
+    MARK,
+    files,  # noqa: F401
+    order_of,
+    recording,
+    script,
+    step_losses,
+)
 
 from packtrain.errors import ConfigError
 
@@ -26,7 +34,25 @@ def test_the_users_script_changes_in_at_most_six_lines() -> None:
     assert 1 <= len(MARK.findall(text)) <= 6
 
 
-@pytest.mark.parametrize(("file", "model"), [("vl", "tiny:qwen2_5_vl"), ("text", "tiny:qwen3")])
+@pytest.mark.parametrize(
+    ("file", "model"),
+    [
+        pytest.param(
+            "vl",
+            "tiny:qwen2_5_vl",
+            marks=pytest.mark.matrix(
+                "pictures (Qwen-VL), losses as unpacked", "every sample once", "lengths without encoding"
+            ),
+        ),
+        pytest.param(
+            "text",
+            "tiny:qwen3",
+            marks=pytest.mark.matrix(
+                "text, losses as unpacked", "every sample once", "tokenised before, lengths taken"
+            ),
+        ),
+    ],
+)
 def test_losses_equal_those_of_the_unpacked_script(
     file: str,
     model: str,
@@ -55,6 +81,7 @@ def test_losses_equal_those_of_the_unpacked_script(
     assert step_losses(packed) == pytest.approx(step_losses(plain), rel=1e-4)
 
 
+@pytest.mark.matrix("resume")
 def test_resume_equals_the_uninterrupted_run(
     files: Any,  # noqa: F811
     saved_model: Callable[[str], Path],
@@ -78,19 +105,22 @@ def test_resume_equals_the_uninterrupted_run(
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "told", "feature"),
     [
-        ({"packing": True}, "packed already, by TRL"),
-        ({"padding_free": True, "max_length": None}, "their own boundaries"),
-        ({"label_smoothing_factor": 0.1}, "mean over rows"),
+        ({"packing": True}, "the rows are packed already, by TRL", "the host's own packing"),
+        ({"padding_free": True, "max_length": None}, "their own boundaries", None),
+        ({"label_smoothing_factor": 0.1}, "its loss is a mean over rows", "label smoothing"),
+        ({"train_sampling_strategy": "group_by_length"}, "packs have equal lengths", "group by length"),
     ],
 )
 def test_settings_that_packs_cannot_keep_are_refused_in_one_line(
     settings: Any,
     told: str,
+    feature: str | None,
     files: Any,  # noqa: F811
     saved_model: Callable[[str], Path],
     tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     from packtrain.integrations.trl import pack
 
@@ -98,4 +128,26 @@ def test_settings_that_packs_cannot_keep_are_refused_in_one_line(
     trainer = script("trl_sft", packed=False).main(*where, **{**CPU, **settings})
     with pytest.raises(ConfigError, match=told) as caught:
         pack(trainer, 1024, samples_per_step="same")
-    assert "\n" not in str(caught.value)
+    line = str(caught.value)
+    assert "\n" not in line
+    if feature:
+        record_property("refused", (feature, told, line))
+
+
+def test_a_stream_and_rows_of_several_packs_are_refused(
+    files: Any,  # noqa: F811
+    saved_model: Callable[[str], Path],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    from packtrain.integrations.trl import pack
+
+    where = saved_model("tiny:qwen3"), files["few_text"], str(tmp_path)
+    trainer = script("trl_sft", packed=False).main(*where, **CPU)
+    with pytest.raises(ConfigError, match="a row is one pack") as caught:
+        pack(trainer, 1024)
+    record_property("refused", ("batch of several packs", "a row is one pack", str(caught.value)))
+    trainer.train_dataset = trainer.train_dataset.to_iterable_dataset()
+    with pytest.raises(ConfigError, match="it cannot be planned") as caught:
+        pack(trainer, 1024, samples_per_step="same")
+    record_property("refused", ("streams", "it cannot be planned", str(caught.value)))

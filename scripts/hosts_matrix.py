@@ -1,0 +1,71 @@
+"""Write the support table of docs/hosts.md from docs/hosts_matrix.json, which the tests of the hosts record.
+
+Usage: python scripts/hosts_matrix.py   (a test fails when the page is not up to date)
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PAGE = REPOSITORY / "docs" / "hosts.md"
+RECORD = REPOSITORY / "docs" / "hosts_matrix.json"
+BEGIN, END = "<!-- matrix: begin -->\n", "<!-- matrix: end -->\n"
+HOSTS = ("transformers Trainer", "TRL SFTTrainer", "ms-swift")
+#: The rows of the table, in order.
+FEATURES = (
+    "text, losses as unpacked",
+    "pictures (Qwen-VL), losses as unpacked",
+    "every sample once",
+    "resume",
+    "LoRA, gradient checkpointing on and off",
+    "exact eval loss",
+    "two ranks",
+    "lengths without encoding",
+    "tokenised before, lengths taken",
+    "the host's own packing",
+    "batch of several packs",
+    "group by length",
+    "label smoothing",
+    "streams",
+    "splitting long rows",
+    "attention not shown to isolate",
+    "packing in several processes",
+)
+
+
+def record() -> dict[str, dict[str, dict[str, Any]]]:
+    """host -> feature -> what its test showed."""
+    held: dict[str, dict[str, dict[str, Any]]] = json.loads(RECORD.read_text(encoding="utf-8"))
+    unknown = {feature for row in held.values() for feature in row} - set(FEATURES)
+    if unknown or set(held) - set(HOSTS):
+        raise SystemExit(f"{RECORD.name} holds {sorted(unknown)} of {sorted(held)}: not in the table")
+    return held
+
+
+def rendered() -> str:
+    """The table."""
+    held = record()
+    lines = [f"| | {' | '.join(HOSTS)} |", "|---|---|---|---|"]
+    for feature in FEATURES:
+        cells = [held.get(host, {}).get(feature) for host in HOSTS]
+        lines.append(f"| {feature} | {' | '.join(map(_shown, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(cell: dict[str, Any] | None) -> str:
+    if cell is None:
+        return "–"
+    return f"refused: {cell['reason']}" if cell["outcome"] == "refused" else "works"
+
+
+def main() -> None:
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}{rendered()}{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""ms-swift on CPU ranks: its trainer must know of the processes that the plan was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import packtrain as pt
+from packtrain.errors import ConfigError
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
+def test_ranks_that_the_trainer_does_not_know_are_refused_in_one_line(
+    saved_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Without `--use_cpu true` two CPU processes are two trainers of one rank each: both would train all."""
+    from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+    from packtrain.integrations.ms_swift import SwiftPacks, _take_over
+
+    plan = pt.plan(pt.Lengths(np.array([5, 6, 7, 8], np.int64)), pack_length=8)
+    trainer = Trainer(
+        model=AutoModelForCausalLM.from_pretrained(saved_model("tiny:qwen3")),
+        args=TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True),
+        train_dataset=SwiftPacks(plan.align(2), [None] * 4),
+    )
+    before = type(trainer)
+    pipeline = SimpleNamespace(args=SimpleNamespace(attn_impl="sdpa"), template=None)
+    with pytest.raises(ConfigError, match="2 processes were started but the trainer knows of 1") as caught:
+        _take_over(pipeline, trainer, None)
+    assert "--use_cpu true" in caught.value.hint and "\n" not in str(caught.value)
+    assert type(trainer) is before
