@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -48,16 +47,13 @@ def first_steps(data: Path, rows: int = 2000, rounds: int = 3) -> dict[str, tupl
 
 
 def report(found: dict[str, tuple[int, list[float]]]) -> None:
-    plain = {}
-    for name, (_, times) in found.items():  # the first variant of a trainer is its own way
-        plain.setdefault(name.split(",")[0], statistics.median(times))
+    """The shortest of the rounds, since load only adds; ratios to the first variant of the same trainer."""
+    own: dict[str, float] = {}
     for name, (held, times) in found.items():
-        middle = statistics.median(times)
-        spread = f"{min(times):.1f} to {max(times):.1f}"
-        ratio = middle / plain[name.split(",")[0]]
-        print(
-            f"{name}: {held:,} rows of the trainer, first step after {middle:.1f} s ({spread}), {ratio:.2f}"
-        )
+        best = min(times)
+        ratio = best / own.setdefault(name.split(",")[0], best)
+        print(f"{name}: {held:,} rows of the trainer, first step after {best:.1f} s", end="")
+        print(f" (rounds: {', '.join(f'{each:.1f}' for each in times)}), {ratio:.2f}")
 
 
 def _prepare(data: Path, folder: Path, rows: int) -> None:
