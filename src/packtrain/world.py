@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 
 from .errors import InputError
@@ -34,6 +35,10 @@ class World:
     size: int
 
     def __post_init__(self) -> None:
+        given: tuple[tuple[str, object], ...] = (("rank", self.rank), ("world size", self.size))
+        for name, value in given:
+            if isinstance(value, bool) or not isinstance(value, Integral):
+                raise InputError(f"{name} is {value!r}, expected an integer")
         if self.size < 1 or not 0 <= self.rank < self.size:
             raise InputError(
                 f"rank {self.rank} of world size {self.size} is not a position",

@@ -11,7 +11,7 @@ iterable is read from its start and the places that are wanted are kept on the w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,12 @@ def reader_of(source: Any, *, shuffled: bool, seed: int) -> IndexReader | Iterab
     Raises:
         InputError: it is neither indexable nor iterable, or a generator that can be read only once.
     """
+    if isinstance(source, str | bytes | Mapping):
+        what = f"the {type(source).__name__} {str(source)[:60]!r}" if isinstance(source, str) else "a mapping"
+        raise InputError(
+            f"{'bytes' if isinstance(source, bytes) else what} is no source of samples",
+            hint="open a file with packtrain.sources.open_source(path); of a mapping pass one of its values",
+        )
     if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
         return IndexReader(source, seed if shuffled else None)
     if isinstance(source, Iterator):
@@ -110,7 +116,13 @@ class IterableReader:
 
     def _pass(self, epoch: int) -> Iterator[Any]:
         set_epoch(self.source, epoch)
-        return iter(self.source() if callable(self.source) else self.source)
+        made = self.source() if callable(self.source) else self.source
+        if not hasattr(made, "__iter__"):
+            raise InputError(
+                f"the source function gave a {type(made).__name__}, expected an iterable of samples",
+                hint="return or yield the samples",
+            )
+        return iter(made)
 
 
 def _shorter(place: int, length: int) -> SourceError:

@@ -30,9 +30,14 @@ from ._shuffle import Shuffle
 if TYPE_CHECKING:
     from .streaming import StreamingPackedDataset
 
-__all__ = ["Run"]
+__all__ = ["PARTS", "Run"]
 
 logger = logging.getLogger(__name__)
+
+#: What a state has.
+PARTS = frozenset(
+    ("next_place", "read", "count", "draws", "shuffle", "flight", "window", "places", "packer", "ready")
+) | {"left_out"}
 
 Sample = dict[str, Any]
 Pack = tuple[list[int], list[Sample]]  # places, encoded samples
@@ -78,6 +83,9 @@ class Run:
             self.flight.popleft()
             if isinstance(sample, SampleError):
                 self._failed(sample_id, sample)
+                continue
+            if _length(_named(sample, sample_id)) == 0:
+                self._empty(sample)
                 continue
             number, self.count = self.count, self.count + 1
             self.places[number], self.held[number] = place, _named(sample, sample_id)
@@ -173,6 +181,15 @@ class Run:
         logger.warning("sample %d left out (%s): %s", sample_id, error.reason, error.message)
         self.stream.leave_out(sample_id, error.reason, error.message)
 
+    def _empty(self, sample: Sample) -> None:
+        if self.stream.ledger_file is None:
+            raise SampleError(
+                "empty",
+                f"sample {sample['sample_id']} has no tokens",
+                hint="remove it, or name a ledger_file: it is left out and written down there",
+            )
+        self.stream.leave_out(sample["sample_id"], "empty", "no tokens")
+
     def _plan(self, *, last: bool) -> None:
         """Plan the window and what was carried; packs that are final go to `ready`."""
         numbers, self.window = self.window, []
@@ -185,7 +202,7 @@ class Run:
             sample = self.held.pop(number)
             self.places.pop(number)
             detail = f"{_length(sample)} tokens, pack_length {self.stream.spec.pack_length}"
-            self.stream.leave_out(int(sample["sample_id"]), reason, detail)
+            self.stream.leave_out(sample["sample_id"], reason, detail)
         ids = made.ids.tolist()
         for start, stop in pairwise(made.offsets.tolist()):
             members = ids[start:stop]
@@ -201,7 +218,7 @@ class Run:
         if self.stream.is_full(self.ready[emptiest][1]):
             return
         for sample in self.ready[emptiest][1]:
-            self.stream.leave_out(int(sample["sample_id"]), "partial_batch", "the last batch was not full")
+            self.stream.leave_out(sample["sample_id"], "partial_batch", "the last batch was not full")
         del self.ready[emptiest]
 
 

@@ -27,6 +27,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from ..planning.spec import PlanSpec
 from ..planning.window import MAX_AGE, WindowPacker
 from ..world import World, world
 from ._readers import reader_of
-from ._stream_run import Run
+from ._stream_run import PARTS, Run
 from .equal_steps import EqualSteps
 
 __all__ = ["StreamingPackedDataset"]
@@ -140,8 +141,10 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass. Naming another one starts it from its first sample."""
-        if epoch < 0:
-            raise InputError(f"epoch is {epoch}, expected >= 0")
+        given: Any = epoch
+        if isinstance(given, bool) or not isinstance(given, Integral) or epoch < 0:
+            raise InputError(f"epoch is {epoch!r}, expected an integer >= 0")
+        epoch = int(epoch)
         if epoch != self.epoch:
             self.epoch, self._state, self._run = epoch, None, None
             self._ahead.clear()
@@ -200,6 +203,10 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
         Raises:
             ForeignArtefactError: it was saved with other settings or another number of readers.
         """
+        if not isinstance(state, Mapping):
+            raise ForeignArtefactError(
+                f"a {type(state).__name__} is no state of a stream", hint="pass what state_dict() gave"
+            )
         own = self._identity()
         for key, value in own.items():
             if state.get(key) == value:
@@ -212,7 +219,14 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
             raise ForeignArtefactError(
                 f"the saved stream has {key} {state.get(key)!r}, this one {value!r}", hint=hint
             )
-        self.epoch = int(state["epoch"])
+        epoch, run = state.get("epoch"), state.get("run", 0)
+        if not isinstance(epoch, int) or not (
+            run is None or (isinstance(run, Mapping) and set(run) >= PARTS)
+        ):
+            raise ForeignArtefactError(
+                "the saved stream is incomplete", hint="pass the whole of what state_dict() gave"
+            )
+        self.epoch = epoch
         self._state = dict(state) if state["run"] is not None else None
         self._run = None
         self._ahead.clear()
@@ -251,9 +265,10 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_run": None, "_ahead": deque()}
 
-    def leave_out(self, sample_id: int, reason: str, detail: str) -> None:
+    def leave_out(self, sample_id: Any, reason: str, detail: str) -> None:
         """Write down a sample that is in no pack."""
         self.left_out[reason] = self.left_out.get(reason, 0) + 1
         assert self.ledger_file is not None  # checked in __init__
-        row = {"sample_id": sample_id, "reason": reason, "detail": detail}
+        known = int(sample_id) if isinstance(sample_id, Integral) else str(sample_id)
+        row = {"sample_id": known, "reason": reason, "detail": detail}
         append_line(self.ledger_file, json.dumps(row, ensure_ascii=False))

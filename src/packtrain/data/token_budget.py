@@ -22,6 +22,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch.utils.data import get_worker_info
+
 from ..errors import InputError
 from ..planning.build import plan
 from ..planning.window import WindowPacker
@@ -89,6 +91,9 @@ class TokenBudgetDataset(StreamingPackedDataset):
             ("max_seq_len", max_seq_len, 1),
             ("buffer_size", buffer_size, 1),
             ("warmup_steps", warmup_steps, 0),
+            ("warmup_tokens", 1 if warmup_tokens is None else warmup_tokens, 1),
+            ("pad_to_length", 1 if pad_to_length is None else pad_to_length, 1),
+            ("grad_accum", grad_accum, 1),
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise InputError(f"{name} is {value!r}, expected an integer >= {low}")
@@ -96,11 +101,15 @@ class TokenBudgetDataset(StreamingPackedDataset):
             raise InputError(f"count_mode is {count_mode!r}", hint="use 'total' or 'effective'")
         if order not in _ORDERS:
             raise InputError(f"order is {order!r}", hint="use 'packed' or 'arrival'")
-        if overflow_ratio < 1:
-            raise InputError(f"overflow_ratio is {overflow_ratio}, expected >= 1")
+        if not isinstance(overflow_ratio, int | float) or not 1 <= overflow_ratio < math.inf:
+            raise InputError(f"overflow_ratio is {overflow_ratio!r}, expected a number >= 1")
         self.budget = micro_batch_size * max_seq_len
+        if warmup_tokens is not None and warmup_tokens > self.budget:
+            raise InputError(f"warmup_tokens is {warmup_tokens}, the budget it grows to {self.budget}")
         self.pad_to_length = _padded(dyn_bsz, pad_packed_input, pad_to_length, self.budget)
         _refuse_without_effect(dyn_bsz, count_mode, order, warmup_steps, warmup_tokens)
+        if not dyn_bsz or order != "packed" or warmup_steps:
+            _refuse_packer_options(options)
         self.dyn_bsz, self.micro_batch_size, self.order = dyn_bsz, micro_batch_size, order
         self.count_mode, self.drop_last = count_mode, drop_last
         self.warm_up = WarmUp(self.budget, warmup_steps, warmup_tokens)
@@ -163,7 +172,29 @@ class TokenBudgetDataset(StreamingPackedDataset):
             )
         if self.cyclic:
             raise InputError("a planned epoch has an end: cyclic has no effect", hint="use set_epoch")
-        made = plan(lengths, pack_length=self.budget, long_samples=self.spec.long_samples)
+        if self.on_error == "skip":
+            raise InputError(
+                "with lengths every sample has its place: on_error='skip' has no effect",
+                hint="leave failed samples out when measuring, or lengths out here",
+            )
+        spec = self.spec
+        made = plan(
+            lengths,
+            pack_length=spec.pack_length,
+            packer=spec.packer,
+            long_samples=spec.long_samples,
+            multiple_of=spec.multiple_of,
+            max_samples=spec.max_samples,
+        )
+        measured = len(getattr(lengths, "tokens", lengths))
+        if measured != len(source):
+            raise InputError(
+                f"lengths are of {measured} samples, the source has {len(source)}",
+                hint="measure this source",
+            )
+        if self.ledger_file is not None and self.place.is_writer:
+            for sample_id, reason in zip(made.ledger.ids.tolist(), made.ledger.reasons, strict=True):
+                self.leave_out(sample_id, reason, f"pack_length {spec.pack_length}")
         view = made.align(self.place.size, self.drop_last)
         data = PackedDataset(view, source, self.encode, lengths=lengths, repeat_loss="zero")
         sampler = PackSampler(view, self.place.rank, self.seed, self.shuffle_buffer > 0, balance, grad_accum)
@@ -183,6 +214,12 @@ class TokenBudgetDataset(StreamingPackedDataset):
         if self._planned is None:
             return super().__iter__()
         data, sampler = self._planned
+        info = get_worker_info()
+        if info is not None and info.num_workers > 1:
+            raise InputError(
+                "each of the loader's workers would give the whole planned epoch",
+                hint="use one, or DataLoader(PackedDataset(…), sampler=PackSampler(…)) with any number",
+            )
         return (data[position] for position in sampler)
 
     def set_epoch(self, epoch: int) -> None:
@@ -227,6 +264,21 @@ def _refuse_without_effect(
             "count_mode, order and the warm-up are of the token budget, and dyn_bsz is off",
             hint="set dyn_bsz=True, or leave them out",
         )
+
+
+def _refuse_packer_options(options: Mapping[str, Any]) -> None:
+    """Batches that are taken in order of arrival, or by number, follow no other rule."""
+    for name, default in (
+        ("packer", "auto"),
+        ("multiple_of", 1),
+        ("max_samples", None),
+        ("long_samples", "single"),
+    ):
+        if options.get(name, default) != default:
+            raise InputError(
+                f"{name} has no effect with dyn_bsz off, order='arrival' or a warm-up",
+                hint="leave it out, or use dyn_bsz=True, order='packed' without warm-up",
+            )
 
 
 def _with_limit(spec: Any, budget: int) -> Any:

@@ -43,6 +43,10 @@ class WeightedSources:
     def __init__(
         self, sources: Mapping[str, Any], weights: Mapping[str, float] | None = None, stopping: str = "first"
     ) -> None:
+        if not isinstance(sources, Mapping) or not (weights is None or isinstance(weights, Mapping)):
+            raise InputError(
+                "sources and weights are given by name", hint='WeightedSources({"chat": chat, "ocr": ocr}, …)'
+            )
         if not sources:
             raise InputError("no source is named")
         if stopping not in STOPPING:
@@ -97,6 +101,11 @@ class WeightedSources:
                     return
                 streams[k] = self._begin(names[k])
                 ahead[k] = _next(streams[k])
+                if ahead[k] is _END:
+                    raise InputError(
+                        f"source {names[k]} gave samples once and none when it began again",
+                        hint="its function has to make a new iterator each time",
+                    )
             yield ahead[k]
             place += 1
             self.taken[names[k]] += 1
