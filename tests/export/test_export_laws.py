@@ -243,3 +243,4 @@ def test_bad_options(made: Callable[..., Set]) -> None:
         write(held, held.folder / "out", options={"media": "tensor"})
     with pytest.raises(InputError, match=r"not the one of captions"):
         write(held, held.folder / "out", task="captions")
+    write(held, held.folder / "out")  # the corrected command needs no overwrite

@@ -20,7 +20,7 @@ from ..planning.packplan import PackPlan
 from ..store import shards
 from ..store.pack_records import SPELLINGS, TASKS, task_of
 from .alone import alone
-from .export_guards import clear_other, key_of, put_key, refuse_changed, refuse_foreign
+from .export_guards import clear_other, forget_unbegun, key_of, put_key, refuse_changed, refuse_foreign
 from .inputs import Inputs, lengths_of_plan
 
 __all__ = ["export", "export_figures", "finish_export", "write_one"]
@@ -92,6 +92,7 @@ def export(
             clear_other(out, key)
         if shards.hidden(out, shards.EXPORT).is_file() and _is_whole(out, job.parts):
             return export_figures(out)
+        begins = not shards.is_export(out)
         put_key(out, key, job)
         chosen = range(job.parts)
         if shard is not None:
@@ -99,12 +100,18 @@ def export(
         todo = [part for part in chosen if shards.part_of(out, part) is None]
         done = sum(len(job.packs_of(part)) for part in chosen) - sum(len(job.packs_of(p)) for p in todo)
         total = sum(len(job.packs_of(part)) for part in chosen)
-        for packs in _mapped(job, todo, executor, executor_options or {}, workers):
-            done += packs
-            claim.pulse()
-            claim.check()
-            if progress is not None:
-                progress(done, total)
+        try:
+            for packs in _mapped(job, todo, executor, executor_options or {}, workers):
+                done += packs
+                claim.pulse()
+                claim.check()
+                if progress is not None:
+                    progress(done, total)
+        except InputError:
+            if begins and shard is None:
+                claim.check()  # what another process writes by now is left alone
+                forget_unbegun(out, key)
+            raise
         if shard is not None:
             return {"out": str(out), "format": format, "shard": list(shard), "parts": len(chosen)}
         _finish(job)

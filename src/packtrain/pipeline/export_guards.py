@@ -96,6 +96,13 @@ def put_key(out: Path, key: dict[str, Any], job: Job) -> None:
         refuse_foreign(out, key, overwrite=False)
 
 
+def forget_unbegun(out: Path, key: dict[str, Any]) -> None:
+    """A refused export that wrote no part leaves no key: the corrected command needs no --overwrite."""
+    hidden = shards.hidden(out)
+    if not any(hidden.glob("part-*.json")) and not any(hidden.glob("shard-*")):
+        clear_other(out, key)
+
+
 def clear_other(out: Path, key: dict[str, Any]) -> None:
     """Remove an export; its key goes last, so that a stopped removal is gone on with."""
     if not shards.is_export(out):
