@@ -1,4 +1,4 @@
-"""ms-swift on CPU ranks: its trainer must know of the processes that the plan was made for."""
+"""What our ms-swift plugin refuses, without ms-swift: unknown ranks, and tasks that are not packed."""
 
 from __future__ import annotations
 
@@ -34,3 +34,28 @@ def test_ranks_that_the_trainer_does_not_know_are_refused_in_one_line(
         _take_over(pipeline, trainer, None)
     assert "--use_cpu true" in caught.value.hint and "\n" not in str(caught.value)
     assert type(trainer) is before
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "told"),
+    [
+        ("sequence_parallel_size", 2, "packs are not cut over ranks"),
+        ("task_type", "seq_cls", "packs are for causal language models"),
+        ("rlhf_type", "dpo", "packs are for supervised training"),
+    ],
+)
+def test_tasks_that_are_not_packed_are_refused_in_one_line(flag: str, value: object, told: str) -> None:
+    from packtrain.integrations.ms_swift import _check_flags
+
+    kept = {
+        "per_device_train_batch_size": 1,
+        "streaming": False,
+        "packing_num_proc": 1,
+        "truncation_strategy": "delete",
+        "task_type": "causal_lm",
+        "attn_impl": "sdpa",
+    }
+    _check_flags(SimpleNamespace(**kept), None)
+    with pytest.raises(ConfigError, match=f"--{flag} {value} with packing: {told}") as caught:
+        _check_flags(SimpleNamespace(**{**kept, flag: value}), None)
+    assert "\n" not in str(caught.value)
