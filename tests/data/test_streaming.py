@@ -119,6 +119,16 @@ def test_epochs_differ_and_repeat_and_cyclic_goes_on(kind: str) -> None:
         next(iter(make(kind, [], cyclic=True)))
 
 
+def test_an_epoch_named_in_the_middle_of_a_pass_counts_for_the_next_one() -> None:
+    stream = make(shuffle_buffer=1)
+    first = ids(stream)
+    packs = iter(stream)
+    begun = [next(packs)]
+    stream.set_epoch(1)
+    assert ids([*begun, *packs]) == first
+    assert ids(stream) != first and stream.state_dict()["epoch"] == 1
+
+
 def test_a_buffer_shuffles_and_nothing_else_changes() -> None:
     one = {"lengths": [64] * 300}  # every sample fills a pack
     plain, mixed = (flat(ids(make("iterable", shuffle_buffer=n, **one))) for n in (0, 100))

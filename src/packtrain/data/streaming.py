@@ -163,7 +163,7 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
 
     def _handed_out(self, packs: Iterator[list[Sample]]) -> Iterator[list[Sample]]:
         for pack in packs:
-            if not is_filler(pack):
+            if not is_filler(pack) and self._ahead:  # none after `set_epoch` in the middle of a pass
                 self._ahead.popleft()
             yield pack
 
