@@ -126,3 +126,21 @@ def test_a_host_template_that_differs_is_an_error(
     monkeypatch.setattr(PreTrainedTokenizerBase, "apply_chat_template", longer)
     assert init(gsm8k, "--model", model, "--host", "hf", "-o", tmp_path / "out") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_the_template_type_of_ms_swift_stands_in_its_script(
+    tmp_path: Path, model: Path, gsm8k: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from packtrain.integrations._scaffold import files_for
+
+    values = {
+        "data": "d.jsonl", "model": "m", "out": "o", "pack_length": 1024, "samples": 1, "kinds": "text",
+        "looked": 1, "mean": 1, "longest": 1,
+    }  # fmt: skip
+    for name in (None, "qwen2_5_vl"):
+        script = files_for("swift", tmp_path, {**values, "template": name})[tmp_path / "train.sh"]
+        lines = [line.strip() for line in script.splitlines() if line.startswith("  --")]
+        assert ("--template qwen2_5_vl \\" in lines) == (name is not None)
+        assert all(line.endswith("\\") or line == lines[-1] for line in lines)
+    assert init(gsm8k, "--model", model, "--host", "hf", "--template", "qwen3", "--out", tmp_path / "o") == 2
+    assert "--template has no effect with --host hf" in capsys.readouterr().err

@@ -15,6 +15,8 @@ __all__ = ["command"]
 
 HOSTS = ("hf", "trl", "swift")
 
+_NAME_IT = "give a model folder with its config.json, and name the type: --template qwen2_5_vl"
+
 #: Samples measured for the figures; the first that encodes is compared with the host.
 LOOKED = 64
 
@@ -23,12 +25,20 @@ LOOKED = 64
 @click.argument("data", metavar="DATA", type=click.Path(path_type=Path))
 @click.option("--model", "-m", required=True, metavar="M", help="Model folder or hub name.")
 @click.option("--host", type=click.Choice(HOSTS), required=True, help="The trainer that will train.")
+@click.option("--template", metavar="NAME", help="Template type of ms-swift, where a folder's is not clear.")
 @click.option("--out", "-o", default=".", type=click.Path(path_type=Path), help="Folder to write to.")
 @click.option("--pack-length", type=int, help="Cap of a pack in tokens; by default from the data.")
 @click.option("--overwrite", is_flag=True, help="Replace files that differ.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
-    data: Path, model: str, host: str, out: Path, pack_length: int | None, overwrite: bool, as_json: bool
+    data: Path,
+    model: str,
+    host: str,
+    template: str | None,
+    out: Path,
+    pack_length: int | None,
+    overwrite: bool,
+    as_json: bool,
 ) -> None:
     """Look at DATA, compare the host's template with ours, write a YAML and a launch script.
 
@@ -38,6 +48,8 @@ def command(
     """
     if pack_length is not None and pack_length < 1:
         raise InputError(f"--pack-length {pack_length}, expected >= 1", hint="for example 4096")
+    if template is not None and host != "swift":
+        raise InputError(f"--template has no effect with --host {host}", hint="remove it")
     from ..integrations._scaffold import files_for
     from ..sources import open_source
     from ..sources.chat import ChatSource
@@ -56,8 +68,9 @@ def command(
         "looked": len(lengths),
         "mean": round(sum(lengths) / len(lengths)),
         "longest": longest,
+        "template": template,
     }
-    agreed = _agree(host, values["model"], seen)
+    agreed = _agree(host, values["model"], seen, template)
     written = []
     for path, text in files_for(host, out, values).items():
         if path.exists() and path.read_text(encoding="utf-8") != text and not overwrite:
@@ -119,14 +132,14 @@ def _cap(lengths: list[int]) -> int:
     return 1 << (need - 1).bit_length()
 
 
-def _agree(host: str, model: str, seen: dict[str, Any]) -> int:
+def _agree(host: str, model: str, seen: dict[str, Any], kind: str | None) -> int:
     """Tokens of one sample, by us and by the host.
 
     Raises:
         DriftError: they differ.
     """
     ours = len(seen["template"].encode(seen["sample"])["input_ids"])
-    theirs = _swift(model, seen["sample"]) if host == "swift" else _by_processor(seen)
+    theirs = _swift(model, seen["sample"], kind) if host == "swift" else _by_processor(seen)
     if ours != theirs:
         raise DriftError(
             f"{seen['where']} has {ours} tokens by packtrain's template, {theirs} by that of {host}",
@@ -160,13 +173,22 @@ def _by_processor(seen: dict[str, Any]) -> int:
     return len(ids[0]) if len(ids) and isinstance(ids[0], (list, tuple)) else len(ids)
 
 
-def _swift(model: str, sample: Any) -> int:
+def _swift(model: str, sample: Any, kind: str | None) -> int:
+    """Tokens of a sample by ms-swift's template.
+
+    Raises:
+        InputError: ms-swift cannot tell which template a model folder has.
+    """
     try:
         from swift.model import get_processor
         from swift.template import get_template
     except ImportError:
         raise MissingExtraError("ms-swift", "train") from None
-    own = get_template(get_processor(model))
+    try:
+        own = get_template(get_processor(model), **({} if kind is None else {"template_type": kind}))
+    except (ValueError, KeyError, OSError) as error:
+        said = " ".join(str(error).split("See documentation")[0].split())
+        raise InputError(f"ms-swift cannot load a template for {model}: {said}", hint=_NAME_IT) from None
     own.set_mode("train")
     messages, images = [], []
     for turn in sample["messages"]:

@@ -118,7 +118,7 @@ _SWIFT = """\
 # ms-swift on packs. Written by `packtrain init`; runs in ms-swift's environment, with packtrain installed.
 set -euo pipefail
 swift sft \\
-  --model {model} \\
+  --model {model} \\{template_line}
   --dataset {data} \\
   --output_dir {out} \\
   --packing true \\
@@ -147,7 +147,7 @@ def files_for(host: str, folder: Path, values: dict[str, Any]) -> dict[Path, str
 
     Args:
         host: "hf", "trl" or "swift".
-        values: data, model, out, pack_length, samples, kinds, looked, mean, longest.
+        values: data, model, out, pack_length, samples, kinds, looked, mean, longest, template.
     """
     plain = {
         key: yaml.safe_dump(value).split("\n")[0] if isinstance(value, str) else value
@@ -160,6 +160,8 @@ def files_for(host: str, folder: Path, values: dict[str, Any]) -> dict[Path, str
         quoted = {
             key: shlex.quote(value) if isinstance(value, str) else value for key, value in values.items()
         }
+        named = quoted.get("template")
+        quoted["template_line"] = f"\n  --template {named} \\" if named else ""
         return {
             **made,
             folder / "train.sh": _SWIFT.format(**quoted),
