@@ -83,3 +83,7 @@ if __name__ == "__main__":
     result = run(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
     if world().rank == 0:
         torch.save(result.model.state_dict(), Path(sys.argv[1]) / "weights.pt")
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # as `packtrain train` ends: a library's thread may abort the interpreter while it shuts down
