@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ def test_the_page_holds_the_table() -> None:
 
 
 def test_a_failing_case_takes_its_cell_out(pytester: pytest.Pytester, monkeypatch: Any) -> None:
+    monkeypatch.delitem(sys.modules, "test_trl", raising=False)  # the real one, where it was collected too
     tests = pytester.path / "tests" / "integrations"
     tests.mkdir(parents=True)
     where = tests / "test_trl.py"
