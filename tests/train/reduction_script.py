@@ -5,6 +5,7 @@ reduction_script.py FOLDER      on N ranks: 3 / N packs each, SGD of learning ra
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from pathlib import Path
@@ -63,3 +64,7 @@ if __name__ == "__main__":
         found[name] = (result.model.state_dict(), result.losses[0][1], result.metrics["eval_loss"])
     if world().rank == 0:
         torch.save(found, out / "found.pt")
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # as `packtrain train` ends: a library's thread may abort the interpreter while it shuts down
