@@ -17,22 +17,19 @@ import torch
 from torch.utils.data import DataLoader
 
 from .. import files
-from ..collate import PaddingFreeCollator
 from ..data import LazyShardedDataset
-from ..errors import ChecksumError, ConfigError, IsolationError
+from ..errors import ChecksumError, ConfigError
 from ..world import World, world
 from .attention import check_attention
 from .config import RunConfig
-from .loss import bare_model, plain_head
-from .meter import Meter
+from .loss import bare_model
 from .model import load_model
-from .proof import IsolationReport, proof_samples, prove_isolation
-from .sft import TrainResult, _arguments, _fused_holds, _save
+from .sft import TrainResult, _arguments
+from .start_up import start_up
 from .trace import follow_losses
-from .trainer import PackTrainer, _Log
+from .unplanned import UnplannedTrainer, asked_checkpoint, trained
 
-from transformers import PrinterCallback, Trainer, TrainerCallback  # isort: skip
-from transformers.trainer_utils import get_last_checkpoint  # isort: skip
+from transformers import TrainerCallback  # isort: skip
 
 __all__ = ["STATE_FILE", "LazyTrainer", "train_lazy"]
 
@@ -84,7 +81,9 @@ def train_lazy(
     logger.info("attention: %s", setup.why)
     folder = Path(config.training.output_dir)
     files.make_folder(folder)
-    proof, fused = _start_up(config, model, dataset, begun, setup.proven)
+    first = [pack for pack in dataset.peek(begun, 2) if not pack.is_filler]
+    sizes = [len(pack["lengths"]) for pack in first]
+    proof, fused = start_up(config, model, setup.proven, sizes, lambda: [pack.members() for pack in first])
     log_file = folder / "train_log.jsonl"
     if place.is_writer and resumed is None:
         files.remove(log_file)
@@ -92,23 +91,19 @@ def train_lazy(
     arguments.ignore_data_skip = True  # the cursor skips, without reading
     arguments.max_steps = _steps(config, dataset, begun, accumulation, resumed)
     trainer = LazyTrainer(
-        model, arguments, dataset, begun, place.rank, fused=fused, log_file=log_file, progress=progress
+        model, arguments, dataset, begun, rank=place.rank, fused=fused, log_file=log_file, progress=progress
     )
     follow_losses(trainer, config, None)
     trainer.check_same_stream()
-    outcome = trainer.train(resume_from_checkpoint=resumed)
-    metrics = {"train_loss": float(outcome.training_loss), "steps": trainer.state.global_step}
-    if trainer.args.save_strategy.value != "no":
-        _save(trainer, template, folder / "model")
-    history = [dict(row) for row in trainer.state.log_history]
-    return TrainResult(bare_model(trainer.model), history, metrics, proof, log_file)
+    return trained(trainer, template, resumed, proof, log_file)
 
 
-class LazyTrainer(PackTrainer):
-    """PackTrainer over a LazyShardedDataset.
+class LazyTrainer(UnplannedTrainer):
+    """UnplannedTrainer over a LazyShardedDataset.
 
     Args:
         begun: micro steps of the stream that were consumed before this run.
+        options: further arguments of `UnplannedTrainer`.
     """
 
     def __init__(
@@ -117,36 +112,10 @@ class LazyTrainer(PackTrainer):
         args: Any,
         dataset: LazyShardedDataset,
         begun: int,
-        rank: int,
-        *,
-        fused: bool,
-        log_file: Path | None,
-        progress: Callable[[int, int], None] | None,
+        **options: Any,
     ) -> None:
-        self.rank, self.fused = rank, fused
-        self.stream = dataset
-        self.loss_is_scaled_for_ga = True
-        self.unsupervised_steps = 0
-        self._banner = None
         self.cursor = _Cursor(dataset, begun)
-        Trainer.__init__(
-            self,
-            model=model,
-            args=args,
-            data_collator=PaddingFreeCollator(bare_model(model)),
-            train_dataset=dataset,
-            callbacks=[self.cursor, _Log(log_file, progress)],
-        )
-        self.meter = Meter(int(dataset.config["pack_length"]), self._summed)
-        self.remove_callback(PrinterCallback)
-        if self.args.n_gpu > 1:
-            raise ConfigError(
-                f"{self.args.n_gpu} GPUs in one process", hint="start one process per GPU with torchrun"
-            )
-
-    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's `train`: there is no sampler to check, the checkpoint's cursor was read before."""
-        return Trainer.train(self, resume_from_checkpoint, *args, **kwargs)
+        super().__init__(model, args, dataset, int(dataset.config["pack_length"]), self.cursor, **options)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         workers = self.args.dataloader_num_workers
@@ -225,23 +194,15 @@ def _checkpoint(config: RunConfig) -> str | None:
     Raises:
         ConfigError: it holds no cursor.
     """
-    asked = config.training.trainer.get("resume_from_checkpoint")
-    if asked is True or asked == "True":
-        folder = config.training.output_dir
-        asked = get_last_checkpoint(folder) if Path(folder).is_dir() else None
-        if asked is None:
-            raise ConfigError(
-                f"{config.training.output_dir} holds no checkpoint",
-                hint="remove training.resume_from_checkpoint",
-            )
-    if not asked:
+    asked = asked_checkpoint(config)
+    if asked is None:
         return None
-    if not (Path(str(asked)) / STATE_FILE).is_file():
+    if not (Path(asked) / STATE_FILE).is_file():
         raise ConfigError(
             f"{asked} holds no {STATE_FILE}: it is no checkpoint of a growing directory",
             hint="name a checkpoint that was saved with training.sharded_lazy",
         )
-    return str(asked)
+    return asked
 
 
 def _begun(config: RunConfig, dataset: LazyShardedDataset, resumed: str | None) -> int:
@@ -274,38 +235,3 @@ def _steps(
         )
     done = 0 if resumed is None else int(files.read_json(Path(resumed) / "trainer_state.json")["global_step"])
     return done + -(-(dataset.steps - begun) // accumulation)
-
-
-def _start_up(
-    config: RunConfig, model: Any, dataset: LazyShardedDataset, begun: int, proven: bool
-) -> tuple[IsolationReport | None, bool]:
-    """The proof on the first two packs that come, and whether the loss may skip the logits."""
-    from ..collate import attention_of
-
-    bare = bare_model(model)
-    fused = plain_head(bare) is not None
-    packs = [pack for pack in dataset.peek(begun, 2) if not pack.is_filler]
-    if not config.training.proof:
-        logger.warning("the isolation proof is OFF (training.proof: false, --no-proof): nothing is proven")
-        if not proven and any(len(pack["lengths"]) > 1 for pack in packs):
-            raise IsolationError(
-                f"nobody has shown that {bare.config.model_type} isolates packed samples on "
-                f"{attention_of(bare)}, and training.proof is off",
-                hint="set training.proof: true",
-            )
-        return None, fused
-    if not packs:
-        return None, fused
-    samples = proof_samples([pack.members() for pack in packs], bare)
-    fused = fused and _fused_holds(bare, samples[0])
-    if len(samples) < 2:
-        return None, fused
-    small = sum(parameter.numel() for parameter in bare.parameters()) <= 50_000_000
-    report = prove_isolation(bare, samples, (attention_of(bare) or "eager",), gradients=small)
-    if not report.ok:
-        raise IsolationError(
-            f"packed samples read each other: {report.first_leak}",
-            hint="use model.attn: sdpa, or train unpacked",
-        )
-    logger.info("start-up proof: %d comparisons on %d samples hold", len(report.rows), len(samples))
-    return report, fused

@@ -12,17 +12,16 @@ only train after it passed. What the run writes lies in `training.output_dir`: `
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..collate import PaddingFreeCollator, attention_of
 from ..collate.boundaries import text_config
 from ..data import EncodeCache, PackedDataset
-from ..errors import ConfigError, IsolationError
+from ..errors import ConfigError
 from ..files import make_folder, remove
 from ..planning.align import AlignedPlan
 from ..planning.packplan import PackPlan
@@ -34,10 +33,11 @@ from .attention import check_attention
 from .config import RunConfig
 from .epochs import epoch_plans
 from .idle import keep_towers_busy
-from .loss import bare_model, plain_head, token_loss_sum
+from .loss import bare_model
 from .model import load_model, no_progress_bars
-from .proof import IsolationReport, proof_samples, prove_isolation
+from .proof import IsolationReport
 from .runtime import Runtime
+from .start_up import start_up
 from .steps import accumulation_of, announce_steps, balance_of, check_steps
 from .trace import follow_losses
 
@@ -48,9 +48,6 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 Validation = tuple[PackPlan, Any, Any]
 Validations = Validation | dict[str, Validation]
-
-#: Models up to this many parameters also compare gradients in the start-up proof.
-_GRADIENT_PROOF = 50_000_000
 
 
 @dataclass
@@ -132,7 +129,10 @@ def train(
             name: _dataset(config, val_plan.align(place.size), val_source, template, val_lengths)
             for name, (val_plan, val_source, val_lengths) in sets.items()
         }
-    proof, fused = _start_up(config, model, data, setup.proven)
+    first = range(min(2, len(data)))
+    proof, fused = start_up(
+        config, model, setup.proven, [len(aligned[p]) for p in first], lambda: [data[p] for p in first]
+    )
     log_file = folder / "train_log.jsonl"
     if place.is_writer and not config.training.trainer.get("resume_from_checkpoint"):
         remove(log_file)
@@ -197,55 +197,6 @@ def _dataset(
         replan=replan,
         cache=cache,
     )
-
-
-def _start_up(
-    config: RunConfig, model: Any, data: PackedDataset, proven: bool
-) -> tuple[IsolationReport | None, bool]:
-    """The proof on two packs, and whether the loss may skip the logits.
-
-    Raises:
-        IsolationError: the proof failed, or is needed and switched off.
-    """
-    bare = bare_model(model)
-    fused = plain_head(bare) is not None
-    sizes = [len(data.packs[position]) for position in range(min(2, len(data)))]
-    if not config.training.proof:
-        logger.warning("the isolation proof is OFF (training.proof: false, --no-proof): nothing is proven")
-        if not proven and max(sizes) > 1:
-            raise IsolationError(
-                f"nobody has shown that {bare.config.model_type} isolates packed samples on "
-                f"{attention_of(bare)}, and training.proof is off",
-                hint="set training.proof: true",
-            )
-        return None, fused
-    samples = proof_samples([data[position] for position in range(len(sizes))], bare)
-    fused = fused and _fused_holds(bare, samples[0])
-    if len(samples) < 2:
-        logger.info("start-up proof: one sample in all, nothing can leak")
-        return None, fused
-    small = sum(parameter.numel() for parameter in bare.parameters()) <= _GRADIENT_PROOF
-    report = prove_isolation(bare, samples, (attention_of(bare) or "eager",), gradients=small)
-    if not report.ok:
-        raise IsolationError(
-            f"packed samples read each other: {report.first_leak}",
-            hint="use model.attn: sdpa, or train unpacked",
-        )
-    logger.info("start-up proof: %d comparisons on %d samples hold", len(report.rows), len(samples))
-    return report, fused
-
-
-def _fused_holds(model: Any, sample: Mapping[str, Any]) -> bool:
-    """Does the loss through the head alone equal the loss through the model's own logits?"""
-    batch = PaddingFreeCollator(model)([[sample]])
-    device = next(model.parameters()).device
-    moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
-    with torch.no_grad():
-        short, full = (float(token_loss_sum(model, moved, fused=fused)) for fused in (True, False))
-    if abs(short - full) <= 1e-2 * max(1.0, abs(full)):
-        return True
-    logger.warning("the head of %s is not plain: logits are built for the loss", model.config.model_type)
-    return False
 
 
 def _arguments(config: RunConfig, accumulation: int, *, has_eval: bool) -> Any:

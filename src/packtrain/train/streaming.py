@@ -9,7 +9,7 @@ and goes on with the next pack. With `dyn_bsz` a micro batch takes `micro_batch_
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,18 @@ import torch
 from torch.utils.data import DataLoader
 
 from .. import files
-from ..collate import PaddingFreeCollator
 from ..data import StreamingPackedDataset, TokenBudgetDataset
 from ..errors import ConfigError
 from ..world import World, world
 from .attention import check_attention
 from .config import RunConfig
-from .lazy import _start_up
 from .loss import bare_model
-from .meter import Meter
-from .sft import TrainResult, _arguments, _loaded, _save
+from .sft import TrainResult, _arguments, _loaded
+from .start_up import start_up
 from .trace import follow_losses
-from .trainer import PackTrainer, _Log
+from .unplanned import UnplannedTrainer, asked_checkpoint, trained
 
-from transformers import PrinterCallback, Trainer, TrainerCallback  # isort: skip
-from transformers.trainer_utils import get_last_checkpoint  # isort: skip
+from transformers import TrainerCallback  # isort: skip
 
 __all__ = ["StreamTrainer", "stream_of", "train_streaming"]
 
@@ -106,56 +103,30 @@ def train_streaming(
     logger.info("attention: %s", setup.why)
     folder = Path(config.training.output_dir)
     files.make_folder(folder)
-    proof, fused = _start_up(config, model, _First(config, source, template), 0, setup.proven)  # type: ignore[arg-type]
+    first = _first_packs(config, source, template)
+    proof, fused = start_up(config, model, setup.proven, [len(pack) for pack in first], lambda: first)
     log_file = folder / "train_log.jsonl"
     if place.is_writer and resumed is None:
         files.remove(log_file)
     arguments = _arguments(config, config.accumulation(place.size), has_eval=False)
     arguments.ignore_data_skip = True  # the stream stands where it was saved
     trainer = StreamTrainer(
-        model, arguments, stream, place.rank, fused=fused, log_file=log_file, progress=progress
+        model,
+        arguments,
+        stream,
+        stream.spec.pack_length,
+        _Stand(stream, place.rank),
+        rank=place.rank,
+        fused=fused,
+        log_file=log_file,
+        progress=progress,
     )
     follow_losses(trainer, config, None)
-    outcome = trainer.train(resume_from_checkpoint=resumed)
-    metrics = {"train_loss": float(outcome.training_loss), "steps": trainer.state.global_step}
-    if trainer.args.save_strategy.value != "no":
-        _save(trainer, template, folder / "model")
-    history = [dict(row) for row in trainer.state.log_history]
-    return TrainResult(bare_model(trainer.model), history, metrics, proof, log_file)
+    return trained(trainer, template, resumed, proof, log_file)
 
 
-class StreamTrainer(PackTrainer):
-    """PackTrainer over a stream."""
-
-    def __init__(
-        self,
-        model: Any,
-        args: Any,
-        stream: StreamingPackedDataset,
-        rank: int,
-        *,
-        fused: bool,
-        log_file: Path | None,
-        progress: Callable[[int, int], None] | None,
-    ) -> None:
-        self.rank, self.fused, self.stream = rank, fused, stream
-        self.loss_is_scaled_for_ga = True
-        self.unsupervised_steps = 0
-        self._banner = None
-        Trainer.__init__(
-            self,
-            model=model,
-            args=args,
-            data_collator=PaddingFreeCollator(bare_model(model)),
-            train_dataset=stream,
-            callbacks=[_Stand(stream, rank), _Log(log_file, progress)],
-        )
-        self.meter = Meter(stream.spec.pack_length, self._summed)
-        self.remove_callback(PrinterCallback)
-        if self.args.n_gpu > 1:
-            raise ConfigError(
-                f"{self.args.n_gpu} GPUs in one process", hint="start one process per GPU with torchrun"
-            )
+class StreamTrainer(UnplannedTrainer):
+    """UnplannedTrainer over a stream."""
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         return DataLoader(
@@ -164,10 +135,6 @@ class StreamTrainer(PackTrainer):
             collate_fn=self.data_collator,
             pin_memory=self.args.dataloader_pin_memory and torch.cuda.is_available(),
         )
-
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's own: there is no plan whose position could be checked."""
-        return Trainer.train(self, *args, **kwargs)
 
 
 class _Stand(TrainerCallback):  # type: ignore[misc]
@@ -182,31 +149,11 @@ class _Stand(TrainerCallback):  # type: ignore[misc]
         files.publish_json(_state_file(folder, self.rank), self.stream.state_dict())
 
 
-class _First:
-    """The first packs of a stream, for the proof; read apart, so that the stream itself does not move."""
-
-    def __init__(self, config: RunConfig, source: Any, template: Any) -> None:
-        self._stream = stream_of(config, source, template, World(0, 1))
-
-    def peek(self, begun: int, count: int) -> Iterator[_Pack]:
-        self._stream.encode_workers = 0
-        yield from (_Pack(pack) for pack in islice(iter(self._stream), count))
-
-
-class _Pack:
-    """A pack as the proof reads it."""
-
-    is_filler = False
-
-    def __init__(self, samples: list[dict[str, Any]]) -> None:
-        self._samples = samples
-
-    def members(self) -> list[dict[str, Any]]:
-        return self._samples
-
-    def __getitem__(self, key: str) -> list[int]:
-        assert key == "lengths"
-        return [len(sample["input_ids"]) for sample in self._samples]
+def _first_packs(config: RunConfig, source: Any, template: Any) -> list[list[dict[str, Any]]]:
+    """Two packs for the proof, read apart, so that the stream itself does not move."""
+    stream = stream_of(config, source, template, World(0, 1))
+    stream.encode_workers = 0
+    return list(islice(iter(stream), 2))
 
 
 def _state_file(checkpoint: str | Path, rank: int) -> Path:
@@ -219,20 +166,15 @@ def _checkpoint(config: RunConfig) -> str | None:
     Raises:
         ConfigError: there is none, or it holds no state of a stream.
     """
-    asked = config.training.trainer.get("resume_from_checkpoint")
-    if asked is True or asked == "True":
-        folder = config.training.output_dir
-        asked = get_last_checkpoint(folder) if Path(folder).is_dir() else None
-        if asked is None:
-            raise ConfigError(f"{folder} holds no checkpoint", hint="remove training.resume_from_checkpoint")
-    if not asked:
+    asked = asked_checkpoint(config)
+    if asked is None:
         return None
     place = world()
-    if not _state_file(str(asked), place.rank).is_file():
-        held = len(list(Path(str(asked)).glob("stream.*.json")))
+    if not _state_file(asked, place.rank).is_file():
+        held = len(list(Path(asked).glob("stream.*.json")))
         what = f"was saved by {held} ranks" if held else "holds no state of a stream"
         raise ConfigError(
             f"{asked} {what}, this is rank {place.rank} of {place.size}",
             hint="resume a stream with as many ranks as saved it: each packs its own part",
         )
-    return str(asked)
+    return asked
