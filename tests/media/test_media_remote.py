@@ -66,8 +66,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
         self.end_headers()
         if body:
+            site.sent += len(part)  # before the client can have it
             self.wfile.write(part)
-            site.sent += len(part)
 
     def log_message(self, *_: object) -> None:
         pass
