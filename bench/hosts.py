@@ -3,22 +3,23 @@
     python -m bench.hosts DATA_FOLDER          (shared data: text_sft; ratios, not seconds, are the result)
 
 TRL packs windows of 1,000 rows best-fit decreasing, ms-swift windows of 1,000 with the `binpacking` package
-(its loop is run here when that package is installed). Both get the lengths for nothing, as we do.
-Then the time to the first optimizer step of real runs (`bench/hosts_start.py`).
+(its own `PackingDataset`, in its environment beside our planner: `bench/hosts_swift.py`). All get the lengths
+for nothing. Then the time to the first optimizer step of real runs (`bench/hosts_start.py`).
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import packtrain as pt
 
+from . import hosts_swift
 from .hosts_start import first_steps, report
 
 CAP = 2048
@@ -49,40 +50,33 @@ def trl(lengths: np.ndarray) -> int:
     return len(pack_dataset(rows, CAP, "bfd"))
 
 
-def swift(lengths: np.ndarray) -> int:
-    """Its `create_packed_idx`: 1,000 at a time, the last bin of a window is carried on."""
-    import binpacking
-
-    packs, carried = 0, []
-    for start in range(0, len(lengths), 1000):
-        items = carried + [(i, int(lengths[i])) for i in range(start, min(start + 1000, len(lengths)))]
-        bins = binpacking.to_constant_volume(items, CAP, weight_pos=1)
-        carried = []
-        if start + 1000 < len(lengths):
-            bins, carried = bins[:-1], bins[-1]
-        packs += len(bins)
-    return packs
-
-
 def main() -> None:
     lengths = lengths_of(Path(sys.argv[1]))
     bound = -(-int(lengths.sum()) // CAP)
     print(f"{len(lengths):,} rows, {int(lengths.sum()):,} tokens, cap {CAP:,}, bound {bound:,} packs")
     first: float | None = None
-    for name, pack in (("packtrain", ours), ("TRL", trl), ("ms-swift", swift)):
-        if name != "ms-swift":
-            pack(lengths[:2000])  # imports and compilation are not what is compared
-        started = time.perf_counter()
-        try:
-            packs: Any = pack(lengths)
-        except ImportError as error:
-            print(f"{name}: not installed ({error.name})")
-            continue
-        seconds = time.perf_counter() - started
-        first = seconds if first is None else first
-        fill = lengths.sum() / (packs * CAP)
-        print(f"{name}: {packs:,} packs, {fill:.3%} full, {seconds / first:.1f} x our time")
+    for name, pack in (("packtrain", ours), ("TRL", trl)):
+        pack(lengths[:2000])  # imports and compilation are not what is compared
+        times = []
+        for _ in range(3):
+            started = time.perf_counter()
+            packs = pack(lengths)
+            times.append(time.perf_counter() - started)
+        first = min(times) if first is None else first
+        told(name, packs, lengths, min(times) / first)
+    if hosts_swift.SWIFT is None:
+        print("ms-swift: left out (PACKTRAIN_SWIFT names the Python of its environment)")
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            np.save(Path(folder) / "lengths.npy", lengths)
+            found = hosts_swift.packing(Path(folder) / "lengths.npy")
+        for name, (packs, seconds) in found.items():
+            told(f"{name}, in ms-swift's environment", packs, lengths, seconds / found["packtrain"][1])
     report(first_steps(Path(sys.argv[1])))
+
+
+def told(name: str, packs: int, lengths: np.ndarray, ratio: float) -> None:
+    print(f"{name}: {packs:,} packs, {lengths.sum() / (packs * CAP):.3%} full, {ratio:.1f} x our time")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""From the start of a process to its first optimizer step: packed by us, packed by TRL, not packed.
+"""From the start of a process to its first optimizer step: packed by us, packed by the host, not packed.
 
 `python -m bench.hosts DATA` runs it. Every variant is a process of its own (imports, tokenising, measuring,
 planning, first step), by turns, on the same texts and the same tiny random model on CPU. A step is one pack
-of 2,048 tokens; unpacked, eight rows, which is about as many tokens.
+of 2,048 tokens; unpacked, eight rows, which is about as many tokens. ms-swift's variants run in its
+environment, where there is one (`bench/hosts_swift.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from . import hosts_swift
 
 __all__ = ["first_steps"]
 
@@ -31,6 +34,7 @@ VARIANTS: dict[str, tuple[str, bool, dict[str, Any]]] = {
     ),
     "TRL, packtrain": ("trl_sft", True, {"per_device_train_batch_size": 1}),
 }
+NAMES = [*VARIANTS, *(hosts_swift.VARIANTS if hosts_swift.SWIFT else ())]
 
 
 def first_steps(data: Path, rows: int = 2000, rounds: int = 3) -> dict[str, tuple[int, list[float]]]:
@@ -39,9 +43,10 @@ def first_steps(data: Path, rows: int = 2000, rounds: int = 3) -> dict[str, tupl
     with tempfile.TemporaryDirectory() as folder:
         _prepare(data, Path(folder), rows)
         for turn in range(rounds):
-            for name in VARIANTS:
-                out = Path(folder) / f"{turn}-{list(VARIANTS).index(name)}"
-                held, seconds = _start(name, Path(folder), out)
+            for name in NAMES:
+                out = Path(folder) / f"{turn}-{NAMES.index(name)}"
+                run = _start if name in VARIANTS else hosts_swift.start
+                held, seconds = run(name, Path(folder), out)
                 found.setdefault(name, (held, []))[1].append(seconds)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,22 @@ def test_a_vision_language_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: 
     whole = resume_script.run(tmp_path / "a", **options).model.state_dict()
     again = resume_script.run(tmp_path / "b", 0, str(tmp_path / "a" / "checkpoint-2"), **options).model
     assert all(torch.equal(value, again.state_dict()[key]) for key, value in whole.items())
+
+
+def test_the_best_model_is_loaded_at_the_end(tmp_path: Path, monkeypatch: Any) -> None:
+    """Trainer alone loads none of its weights, and the run ends with the last ones."""
+    monkeypatch.setattr(
+        resume_script, "tiny_model", lambda name, seed: tiny_model("tiny:qwen2_5_vl", seed=seed)
+    )
+    worst = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+    options = {"max_steps": 3, "save_steps": 1, "eval_steps": 1, "save_total_limit": None}
+    model = resume_script.run(tmp_path / "a", **options, **worst).model
+    held = json.loads((tmp_path / "a" / "checkpoint-3" / "trainer_state.json").read_text())
+    assert held["best_global_step"] == 1, "the first evaluation has the highest loss"
+    best = tiny_model("tiny:qwen2_5_vl", seed=9)
+    assert restore_weights(best, tmp_path / "a" / "checkpoint-1")
+    found = model.state_dict()
+    assert all(torch.equal(value, found[key]) for key, value in best.state_dict().items())
 
 
 @pytest.mark.parametrize("given", [True, "nowhere"])

@@ -41,7 +41,7 @@ from ._rows import ChatReader
 ensure_torchvision()  # transformers imports torchvision with its Trainer
 
 from ..train.positions import Positions, check_resume  # noqa: E402
-from ..train.restore import restore_weights  # noqa: E402
+from ..train.restore import RestoresWeights  # noqa: E402
 from ..train.trainer import _aligned, pack_loader  # noqa: E402
 
 __all__ = ["PackingMixin", "pack"]
@@ -140,7 +140,7 @@ def pack(
     return trainer
 
 
-class PackingMixin:
+class PackingMixin(RestoresWeights):
     """What `pack` puts before the class of a trainer."""
 
     args: Any
@@ -206,12 +206,6 @@ class PackingMixin:
         if len(set(self.accelerator.gather(mine).tolist())) > 1:
             raise ChecksumError("the ranks hold different plans", hint="use one shared output folder")
         return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        host: Any = self
-        target = host.model if model is None else model
-        if host.is_fsdp_enabled or not restore_weights(target, Path(resume_from_checkpoint)):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
 
     def get_train_dataloader(self) -> Any:
         return pack_loader(self.packs, self.packs_sampler, self.packs_collator, self.args)

@@ -5,7 +5,7 @@ and not under those of the module (`model.visual.…`, `model.language_model.lay
 `load_state_dict(strict=False)`: for such a model nothing is loaded but a warning, and training goes on from
 the weights it began with. Here the names are compared first; where they differ, the checkpoint is read by
 `from_pretrained`, which knows them, and every weight must be there. Cost: one copy of the weights in host
-memory while they are read.
+memory while they are read. `load_best_model_at_end` has the same fault, and the same mend.
 """
 
 from __future__ import annotations
@@ -21,10 +21,27 @@ from ..errors import FormatError
 from ..template import ensure_torchvision
 from .model import no_progress_bars
 
-__all__ = ["restore_weights"]
+__all__ = ["RestoresWeights", "restore_weights"]
 
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+
+
+class RestoresWeights:
+    """Put before a transformers Trainer: resume and `load_best_model_at_end` load every weight."""
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        host: Any = self
+        target = host.model if model is None else model
+        if host.is_fsdp_enabled or not restore_weights(target, Path(resume_from_checkpoint)):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+
+    def _load_best_model(self) -> None:
+        """DeepSpeed and FSDP keep the module's names in files of their own."""
+        host: Any = self
+        best = Path(host.state.best_model_checkpoint)
+        if host.is_fsdp_enabled or host.is_deepspeed_enabled or not restore_weights(host.model, best):
+            super()._load_best_model()  # type: ignore[misc]
 
 
 def restore_weights(model: Any, folder: Path) -> bool:

@@ -42,7 +42,7 @@ ensure_torchvision()  # transformers imports torchvision with its Trainer
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 
 from .positions import Positions, TrainBatches, check_resume  # noqa: E402
-from .restore import restore_weights  # noqa: E402
+from .restore import RestoresWeights  # noqa: E402
 
 __all__ = ["PackTrainer", "pack_loader"]
 
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 
 
-class PackTrainer(Trainer):  # type: ignore[misc]
+class PackTrainer(RestoresWeights, Trainer):  # type: ignore[misc]
     """Trainer over a PackedDataset of an AlignedPlan.
 
     Args:
@@ -131,11 +131,6 @@ class PackTrainer(Trainer):  # type: ignore[misc]
         given = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         check_resume(self.train_sampler, given, self.args.output_dir)
         return super().train(resume_from_checkpoint, *args, **kwargs)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        target = self.model if model is None else model
-        if self.is_fsdp_enabled or not restore_weights(target, Path(resume_from_checkpoint)):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         return pack_loader(self.train_dataset, self.train_sampler, self.data_collator, self.args)
