@@ -30,6 +30,7 @@ from packtrain.pipeline.export import export
 from packtrain.pipeline.measure import measure
 from packtrain.pipeline.plan import plan_lengths
 from packtrain.pipeline.verify_export import verify_export
+from packtrain.planning.packplan import PackPlan
 from packtrain.sources import open_source
 from packtrain.sources.chat import ChatSource
 
@@ -79,8 +80,8 @@ def with_images(count: int, name: str = "m{}.jpg") -> Iterator[dict[str, Any]]:
         }
 
 
-def throughput(folder: Path, megabytes: int, each: int, workers: int) -> None:
-    """`tar` and export of the same media, by turns."""
+def throughput(folder: Path, megabytes: int, each: int, workers: int, turns: int = 5) -> None:
+    """`tar` and export of the same media, by turns; `tar` alone, and with its result synced as ours is."""
     count = megabytes * 1_000_000 // each
     rng = np.random.default_rng(0)
     for i in range(count):
@@ -88,27 +89,39 @@ def throughput(folder: Path, megabytes: int, each: int, workers: int) -> None:
     source, plan = planned(folder, with_images(count), 2048)
     names = folder / "names.txt"
     names.write_text("".join(f"m{i}.jpg\n" for i in range(count)))
-    ratios = []
-    for turn in range(5):
+    ratios, unsynced = [], []
+    maxcount = 1000 if workers == 1 else max(1, len(PackPlan.load(plan)) // (4 * workers))
+    for turn in range(turns):
         out, tar = folder / "out", folder / "by_tar.tar"
         shutil.rmtree(out, ignore_errors=True)
         tar.unlink(missing_ok=True)
         os.sync()
         start = time.perf_counter()
         subprocess.run(["tar", "cf", str(tar), "-C", str(folder), "-T", str(names)], check=True)
+        copied = time.perf_counter() - start
         with open(tar, "rb+") as handle:
             os.fsync(handle.fileno())
         theirs = time.perf_counter() - start
+        size = tar.stat().st_size
+        tar.unlink()
         os.sync()
+        before = os.times()
         start = time.perf_counter()
-        told = export(plan, out, source=source, task="multi_turn", workers=workers)
+        told = export(plan, out, source=source, task="multi_turn", workers=workers, maxcount=maxcount)
         ours = time.perf_counter() - start
-        ratios.append(theirs / ours)
+        spent = [b - a for a, b in zip(before, os.times(), strict=True)]
+        ratios.append(theirs / ours * told["bytes"] / size)
+        unsynced.append(copied / ours * told["bytes"] / size)
         print(
-            f"turn {turn}: tar {tar.stat().st_size / theirs / 1e6:,.0f} MB/s, export "
-            f"{told['bytes'] / ours / 1e6:,.0f} MB/s, ratio {ratios[-1]:.2f}"
+            f"turn {turn}: tar {size / copied / 1e6:,.0f}, synced {size / theirs / 1e6:,.0f}, export "
+            f"{told['bytes'] / ours / 1e6:,.0f} MB/s (CPU {sum(spent[:4]):.2f} of {ours:.2f} s), "
+            f"ratio {ratios[-1]:.2f}",
+            flush=True,
         )
-    print(f"export at {np.median(ratios):.0%} of tar's throughput (median of {len(ratios)})")
+    print(
+        f"export, synced, at {np.median(ratios):.0%} of tar's throughput with its result synced, "
+        f"{np.median(unsynced):.0%} of tar's that syncs nothing (medians of {len(ratios)})"
+    )
 
 
 def memory(folder: Path) -> None:
@@ -178,6 +191,8 @@ def main() -> None:
     parser.add_argument("--chunks", action="store_true", help="only: read text chunks")
     parser.add_argument("--megabytes", type=int, default=1500)
     parser.add_argument("--workers", type=int, default=1, help="processes that export")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--no-memory", action="store_true", help="throughput only")
     parser.add_argument("--each", type=int, default=200_000, help="bytes of a medium")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -187,8 +202,9 @@ def main() -> None:
         elif options.chunks:
             chunks(folder)
         else:
-            throughput(folder, options.megabytes, options.each, options.workers)
-            memory(folder)
+            throughput(folder, options.megabytes, options.each, options.workers, options.turns)
+            if not options.no_memory:
+                memory(folder)
 
 
 if __name__ == "__main__":

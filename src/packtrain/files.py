@@ -14,7 +14,7 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,10 +41,12 @@ __all__ = [
     "remove_leftovers",
     "remove_tree",
     "sha256_file",
+    "write_pieces",
 ]
 
 BLOCK = 1 << 26  # 64 MiB: unit of array writing and of plan digests
 _TMP = ".tmp."
+_IOV = 1024  # pieces that POSIX systems take at once
 
 #: Called as observer(kind, path) after each step; None outside tests.
 observer: Callable[[str, Path], None] | None = None
@@ -119,6 +121,20 @@ class FlushAhead:
                 return
             with contextlib.suppress(OSError):  # said again by the sync that counts
                 os.fsync(self._descriptor)
+
+
+def write_pieces(handle: IO[bytes], pieces: Sequence[bytes]) -> None:
+    """Write pieces one after the other with few system calls, without copying them together."""
+    handle.flush()
+    if not hasattr(os, "writev"):
+        handle.write(b"".join(pieces))
+        return
+    for first in range(0, len(pieces), _IOV):
+        todo = list(pieces[first : first + _IOV])
+        left = sum(map(len, todo)) - os.writev(handle.fileno(), todo)
+        if left:  # the system took a part of it: the rest, or the reason why it cannot
+            handle.write(b"".join(todo)[-left:])
+            handle.flush()
 
 
 def publish_new(path: str | Path, text: str) -> bool:
