@@ -71,7 +71,7 @@ _HINT_VALUES = "give a tensor, an array or a list of numbers, one per token for 
 _HINT_FIELD = "declare it with PaddingFreeCollator(token_fields={name: pad value}), or leave it out"
 
 
-@dataclass
+@dataclass(slots=True)
 class Segment:
     """One sample as it enters the row: T tokens, its positions and its media.
 
@@ -156,31 +156,30 @@ def read_sample(
     Raises:
         InputError: a field is missing, undeclared, of another length, or not of the declared type.
     """
-    if not isinstance(sample, Mapping):
+    if type(sample) is not dict and not isinstance(sample, Mapping):
         raise InputError(
             f"{where} is a {type(sample).__name__}, not a mapping of fields",
             hint="a pack is a list of encoded samples",
         )
     sample_id = sample.get("sample_id")
     where = where if sample_id is None else f"sample {sample_id}"
+    weightless = _weightless(sample)
     for required in ("input_ids", "labels"):
-        if sample.get(required) is None and not (required == "labels" and _weightless(sample)):
+        if sample.get(required) is None and not (required == "labels" and weightless):
             raise InputError(f"{where} has no {required}", hint="encode the sample with its template first")
     input_ids = _token_values("input_ids", sample["input_ids"], 0, where)
-    length = int(input_ids.shape[0])
+    length = input_ids.numel()
     if length == 0:
         raise InputError(
             f"{where} has no tokens", hint="an empty sample belongs to the ledger, never to a pack"
         )
-    segment = Segment(
-        sample_id, where, length, {"input_ids": input_ids}, None, weightless=_weightless(sample)
-    )
+    segment = Segment(sample_id, where, length, {"input_ids": input_ids}, None, weightless=weightless)
     for name, value in sample.items():
-        if value is None or name == "input_ids":
+        if value is None or name == "input_ids" or name == "sample_id":
             continue
         if name in token_fields:
             values = _token_values(name, value, token_fields[name], where)
-            _check_length(name, int(values.shape[0]), length, where)
+            _check_length(name, values.numel(), length, where)
             segment.tokens[name] = values
         elif name == "position_ids":
             segment.positions = _positions(value, length, where)
@@ -219,7 +218,10 @@ def _single(name: str, value: Any, length: int, where: str) -> Any:
 
 
 def _weightless(sample: Mapping[str, Any]) -> bool:
-    return any(_flag(name, sample.get(name)) for name in ("filler", "stand_in"))
+    filler, stand_in = sample.get("filler"), sample.get("stand_in")
+    if filler is None and stand_in is None:
+        return False
+    return _flag("filler", filler) or _flag("stand_in", stand_in)
 
 
 def _flag(name: str, value: Any) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 
 from .padding import context_parallel_index
@@ -97,6 +98,4 @@ class PackBatch(dict[str, Any]):
 
 def offsets(lengths: Sequence[int]) -> torch.Tensor:
     """int32 [n + 1]: 0, then the running sum."""
-    total = torch.zeros(len(lengths) + 1, dtype=torch.int32)
-    total[1:] = torch.tensor(list(lengths), dtype=torch.int64).cumsum(0)
-    return total
+    return torch.from_numpy(np.array([0, *lengths]).cumsum().astype(np.int32))

@@ -108,13 +108,14 @@ class PaddingFreeCollator:
         lengths = tuple([segment.length for segment in segments] + ending)
         batch = PackBatch(self._tokens(segments, tail))
         batch.per_token = tuple(batch)
-        starts = offsets(lengths)[:-1].long()
-        batch["labels"][0, starts] = IGNORE
+        boundaries = offsets(lengths)
+        starts = boundaries[:-1].numpy()
+        batch["labels"][0].numpy()[starts] = IGNORE
         check_labels(batch["labels"][0], lengths, segments)
         batch["position_ids"] = join_positions(segments, self._has_mrope(segments), tail)
         if "cu_seq_lens_q" not in self.boundary_kwargs:
             check_starts(batch["position_ids"], starts, segments)
-        batch.update(self._boundaries(lengths))
+        batch.update(self._boundaries(boundaries, lengths))
         batch["use_cache"] = False
         check_placeholders(segments, batch["input_ids"][0], self._placeholders)
         batch.update(join_media(segments, self._media))
@@ -195,7 +196,12 @@ class PaddingFreeCollator:
                 segment.tokens[name] if name in segment.tokens else full(segment.length, pad)
                 for segment in segments
             ]
-            row[name] = torch.cat([*parts, full(tail, pad)] if tail else parts)[None]
+            try:
+                row[name] = torch.cat([*parts, full(tail, pad)] if tail else parts)[None]
+            except RuntimeError as error:
+                raise _not_joined(name, parts, error) from None
+            if not row[name].is_cpu:
+                raise _not_joined(name, parts, "expected the CPU")
         return row
 
     def _has_mrope(self, segments: list[Segment]) -> bool:
@@ -215,11 +221,11 @@ class PaddingFreeCollator:
                 )
         return mrope
 
-    def _boundaries(self, lengths: tuple[int, ...]) -> dict[str, Any]:
-        starts, longest = offsets(lengths), max(lengths)
+    def _boundaries(self, boundaries: torch.Tensor, lengths: tuple[int, ...]) -> dict[str, Any]:
+        longest = max(lengths)
         every = {
-            "cu_seq_lens_q": starts,
-            "cu_seq_lens_k": starts.clone(),
+            "cu_seq_lens_q": boundaries,
+            "cu_seq_lens_k": boundaries.clone(),
             "max_length_q": longest,
             "max_length_k": longest,
         }
@@ -227,6 +233,14 @@ class PaddingFreeCollator:
             numbers = torch.arange(len(lengths), dtype=torch.int32)
             every["seq_idx"] = numbers.repeat_interleave(torch.tensor(lengths))[None]
         return {name: every[name] for name in self.boundary_kwargs}
+
+
+def _not_joined(name: str, parts: list[torch.Tensor], why: object) -> InputError:
+    devices = ", ".join(sorted({str(part.device) for part in parts}))
+    return InputError(
+        f"{name} of the samples (on {devices}) cannot be joined: {' '.join(str(why).split())}",
+        hint="hand over samples on the CPU; the trainer moves the row",
+    )
 
 
 def _sources(segments: list[Segment], tail: int) -> tuple[tuple[Any, ...], tuple[int, ...]]:

@@ -11,7 +11,9 @@ import bisect
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..errors import InputError
 from .fields import IGNORE, Segment
@@ -26,6 +28,8 @@ def join_positions(segments: Sequence[Segment], mrope: bool, tail: int) -> torch
         InputError: a sample's text positions do not step by 1, or run on from the sample before.
     """
     lengths = [segment.length for segment in segments] + ([tail] if tail else [])
+    if not mrope and all(segment.positions is None for segment in segments):
+        return torch.from_numpy(_counted(lengths))[None]
     count = torch.arange(max(lengths))
     given = [segment.positions for segment in segments] + ([None] if tail else [])
     if not mrope and all(own is not None and own.shape[0] == 1 for own in given[: len(segments)]):
@@ -53,7 +57,14 @@ def join_positions(segments: Sequence[Segment], mrope: bool, tail: int) -> torch
     return torch.cat([row[None], torch.cat(axes, dim=1)])[:, None]
 
 
-def check_starts(positions: torch.Tensor, starts: torch.Tensor, segments: Sequence[Segment]) -> None:
+def _counted(lengths: Sequence[int]) -> NDArray[np.int64]:
+    """0, 1, 2, … anew in every segment: what `_check_steps` asks for, by construction."""
+    sizes = np.array(lengths, dtype=np.int64)
+    ends = sizes.cumsum()
+    return np.arange(ends[-1]) - np.repeat(ends - sizes, sizes)
+
+
+def check_starts(positions: torch.Tensor, starts: NDArray[np.int32], segments: Sequence[Segment]) -> None:
     """Every segment begins at the same position: for models that get no `cu_seq_lens_q`.
 
     The flash path of transformers then takes each place with the smallest position of the row for a
@@ -62,11 +73,11 @@ def check_starts(positions: torch.Tensor, starts: torch.Tensor, segments: Sequen
     Raises:
         InputError: two segments of the row begin at different positions.
     """
-    first = positions.reshape(-1, positions.shape[-1])[0][starts]
-    other = (first != first[0]).nonzero()
-    if not other.numel():
+    first = positions.reshape(-1, positions.shape[-1])[0].numpy()[starts]
+    other = first != first[0]
+    if not other.any():
         return
-    at = int(other[0])
+    at = int(other.argmax())
     where = segments[at].where if at < len(segments) else "the pad tail"
     raise InputError(
         f"positions of {where} start at {int(first[at])}, those of {segments[0].where} at {int(first[0])}",
@@ -80,10 +91,11 @@ def check_labels(labels: torch.Tensor, lengths: Sequence[int], segments: Sequenc
     Raises:
         InputError: names the sample, the token and the label.
     """
-    wrong = (labels < 0) & (labels != IGNORE)
-    if not bool(wrong.any()):
+    array = labels.numpy()
+    wrong = (array < 0) & (array != IGNORE)
+    if not wrong.any():
         return
-    at = int(wrong.nonzero()[0])
+    at = int(wrong.argmax())
     ends = list(itertools.accumulate(lengths))
     index = bisect.bisect_right(ends, at)
     place = at - ends[index] + lengths[index]

@@ -69,6 +69,7 @@ class Run:
         self.places: dict[int, int] = {}  # number -> place, of samples in window or carry
         self.held: dict[int, Sample] = {}  # number -> encoded sample
         self.window: list[int] = []  # numbers since the last window
+        self.lengths: list[int] = []  # their tokens
         self.ready: deque[Pack] = deque()
         self._again: list[Item] = []  # in flight when the state was saved
         if state is None:
@@ -77,20 +78,23 @@ class Run:
             self._restore(state["run"])
 
     def __iter__(self) -> Iterator[Pack]:
-        stream = self.stream
+        stream, window = self.stream, self.stream.spec.window or 1
+        leave = self.flight.popleft
         yield from self._hand_out()
         for place, sample_id, sample in encoded(self._items(), stream.encode, stream.encode_workers):
-            self.flight.popleft()
+            leave()
             if isinstance(sample, SampleError):
                 self._failed(sample_id, sample)
                 continue
-            if _length(_named(sample, sample_id)) == 0:
+            length = _length(_named(sample, sample_id))
+            if length == 0:
                 self._empty(sample)
                 continue
             number, self.count = self.count, self.count + 1
-            self.places[number], self.held[number] = place, _named(sample, sample_id)
+            self.places[number], self.held[number] = place, sample
             self.window.append(number)
-            if len(self.window) >= (stream.spec.window or 1):
+            self.lengths.append(length)
+            if len(self.window) >= window:
                 self._plan(last=False)
                 yield from self._hand_out()
         self._plan(last=True)
@@ -144,6 +148,7 @@ class Run:
                 )
             samples[place] = _named(sample, sample_id)
         self.held = {number: samples[place] for number, place in self.places.items()}
+        self.lengths = [_length(self.held[number]) for number in self.window]
         for number, tokens in zip(state["packer"]["ids"], state["packer"]["tokens"], strict=True):
             if _length(self.held[number]) != tokens:
                 raise DriftError(
@@ -167,10 +172,14 @@ class Run:
             yield item
 
     def _shuffled(self) -> Iterator[Item]:
+        buffered = self.shuffle.size > 0
         for item in self.stream.reader.read(self.epoch, self.next_place, self.step):
             self.next_place = item[0] + self.step
             self.read += 1
-            yield from self.shuffle.push(item)
+            if buffered:
+                yield from self.shuffle.push(item)
+            else:
+                yield item
         yield from self.shuffle.drain()
 
     def _failed(self, sample_id: int, error: SampleError) -> None:
@@ -193,10 +202,11 @@ class Run:
     def _plan(self, *, last: bool) -> None:
         """Plan the window and what was carried; packs that are final go to `ready`."""
         numbers, self.window = self.window, []
+        tokens, self.lengths = self.lengths, []
         if not numbers and not len(self.packer.waiting):
             return
         samples = [self.held[number] for number in numbers]
-        lengths = Lengths([_length(sample) for sample in samples], self.stream.costs_of(samples))
+        lengths = Lengths(tokens, self.stream.costs_of(samples))
         made = self.packer.push(np.array(numbers, dtype=np.int64), lengths, last=last)
         for number, reason in made.left_out.items():
             sample = self.held.pop(number)
@@ -230,4 +240,8 @@ def _named(sample: Sample, sample_id: int) -> Sample:
 
 
 def _length(sample: Sample) -> int:
-    return int(np.shape(sample["input_ids"])[-1])
+    ids = sample["input_ids"]
+    if type(ids) is list and ids and type(ids[0]) is int:
+        return len(ids)  # numpy would read the whole list
+    shape = getattr(ids, "shape", None)
+    return int((np.shape(ids) if shape is None else shape)[-1])
