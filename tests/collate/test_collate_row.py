@@ -212,6 +212,10 @@ def test_without_offsets_every_sample_starts_alike() -> None:
         ({"filler": np.zeros(3)}, "filler is a ndarray"),
         ({"loss_scale": torch.zeros(3).to_sparse()}, "loss_scale is a torch.sparse_coo"),
         ({"pixel_values": torch.zeros(3, device="meta")}, "pixel_values is a meta tensor"),
+        (
+            {"labels": torch.zeros(3, dtype=torch.int64, device="meta")},
+            r"labels of the samples \(on cpu, meta\)",
+        ),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused(fields: dict[str, Any], told: str) -> None:

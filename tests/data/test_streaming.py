@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from packtrain.data import EqualSteps, StreamingPackedDataset
+from packtrain.data import StreamingPackedDataset
 from packtrain.errors import DriftError, ForeignArtefactError, InputError, SampleError, SourceError
 
 
@@ -312,10 +312,7 @@ def test_torchdata_loader_resumes_exactly(workers: int) -> None:
     torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
 
     def loader(count: int) -> Any:
-        context = "spawn" if count else None
-        return torchdata.StatefulDataLoader(
-            make(shuffle_buffer=1), batch_size=None, num_workers=count, multiprocessing_context=context
-        )
+        return torchdata.StatefulDataLoader(make(shuffle_buffer=1), batch_size=None, num_workers=count)
 
     expected = ids(loader(workers))
     first = loader(workers)
@@ -326,98 +323,3 @@ def test_torchdata_loader_resumes_exactly(workers: int) -> None:
     again = loader(workers)
     again.load_state_dict(state)
     assert begun + ids(again) == expected
-
-
-def lockstep(counts: list[int], exhausted: str, ahead: int) -> list[list[Any]]:
-    """EqualSteps of several ranks in threads that exchange through a barrier."""
-    import threading
-
-    ranks = len(counts)
-    barrier, board = threading.Barrier(ranks), [None] * ranks
-    out: list[list[Any]] = [[] for _ in counts]
-
-    def run(rank: int) -> None:
-        def exchange(value: Any) -> list[Any]:
-            board[rank] = value
-            barrier.wait(10)
-            told = list(board)
-            barrier.wait(10)
-            return told
-
-        packs = [[{"input_ids": [rank], "sample_id": k}] for k in range(counts[rank])]
-        out[rank] = list(EqualSteps(packs, exhausted=exhausted, ahead=ahead, exchange=exchange))
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return out
-
-
-@pytest.mark.parametrize("ahead", [1, 3, 8])
-@pytest.mark.parametrize("counts", [[5, 1], [0, 4], [3, 3], [8, 16], [0, 0], [17, 2, 9]])
-def test_equal_steps(counts: list[int], ahead: int) -> None:
-    for exhausted, steps in (("fill", max(counts)), ("first", min(counts))):
-        out = lockstep(counts, exhausted, ahead)
-        assert [len(rank) for rank in out] == [steps] * len(counts)
-        for packs, count in zip(out, counts, strict=True):
-            real = [pack[0]["sample_id"] for pack in packs if "sample_id" in pack[0]]
-            assert real == list(range(min(count, steps)))
-            assert all(pack[0].get("filler") for pack in packs[len(real) :])
-
-
-def test_a_rank_that_fails_is_told_to_the_others() -> None:
-    def exchange(value: Any) -> list[Any]:
-        return [value, (0, True, "its disk is gone")]
-
-    with pytest.raises(InputError, match="rank 1 cannot go on: its disk is gone"):
-        list(EqualSteps([[{}]], exchange=exchange))
-
-    def broken() -> Iterator[Any]:
-        yield [{}]
-        raise SampleError("failed", "here")
-
-    told: list[Any] = []
-    with pytest.raises(SampleError, match="here"):
-        list(EqualSteps(broken(), exchange=lambda value: told.append(value) or [value]))
-    assert told[-1][2] == "here"
-
-
-def test_three_files_on_four_ranks_of_two_workers() -> None:
-    """Readers beyond the files get their share too: the places of the stream are dealt, not the files."""
-    files = [rows([5] * n) for n in (7, 1, 12)]
-    found: list[int] = []
-    for reader in range(8):
-        part = StreamingPackedDataset(
-            lambda: (sample for file in files for sample in file),
-            pack_length=20,
-            window=4,
-            rank=reader,
-            world_size=8,
-        )
-        mine = flat(ids(part))
-        assert len(mine) in (2, 3)
-        found += mine
-    assert sorted(found) == list(range(20))
-
-
-def test_real_ranks_stop_together(tmp_path: Path) -> None:
-    """Two gloo ranks with skewed data, with an empty rank, and with one that fails: nobody waits for ever."""
-    import subprocess
-    import sys
-
-    script = Path(__file__).with_name("stream_script.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, str(script), str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    zero, one = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    assert zero["skewed"] == [[0], [1], [2], [3], [4]]
-    assert one["skewed"] == [[0, 1, 2, 3, 4], None, None, None, None]
-    assert zero["first"] == [[0]] and one["first"] == [[0, 1, 2, 3, 4]]
-    assert zero["empty"] == [[0], [1]] and one["empty"] == [None, None]
-    assert zero["resumed"] == zero["skewed"][3:] and one["resumed"] == [None, None]
-    assert zero["failed"] == "sample 1: gone" and one["failed"] == "rank 0 cannot go on: sample 1: gone"

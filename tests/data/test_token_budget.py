@@ -256,6 +256,8 @@ def test_options_without_effect_are_refused() -> None:
         ({"overflow_ratio": 0.5}, "overflow_ratio"),
         ({"lengths": [4, 2, 3, 1], "order": "arrival"}, "planned by total tokens"),
         ({"lengths": [4, 2, 3, 1], "cyclic": True}, "cyclic has no effect"),
+        ({"lengths": [4, 2, 3, 1], "encode_workers": 2}, "encode_workers has no effect"),
+        ({"lengths": [4, 2, 3, 1], "max_carry": 2}, "max_carry has no effect"),
     ):
         with pytest.raises(InputError, match=match):
             TokenBudgetDataset(letters(), **options)  # type: ignore[arg-type]

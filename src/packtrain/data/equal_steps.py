@@ -10,23 +10,28 @@ part like the others. A rank that fails tells the others, which stop with its re
 
 Trade-off: `ahead` packs of each rank are held. The exchange runs in the main process, never in a loader's
 workers.
+
+Resume: with the state of the EqualSteps, not of the loader inside, which is up to `ahead` packs further on.
+It is the loader's state from before the packs that are held, and how many steps were taken since.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..collate import filler_pack
-from ..errors import InputError, PacktrainError
+from ..errors import ForeignArtefactError, InputError, PacktrainError
 
 __all__ = ["EXHAUSTED", "EqualSteps", "exchanged"]
 
 logger = logging.getLogger(__name__)
 
 EXHAUSTED = ("fill", "first")
+
+_STATE = 1
 
 
 class EqualSteps:
@@ -62,14 +67,23 @@ class EqualSteps:
         self.ahead = ahead
         self._exchange = exchanged if exchange is None else exchange
         self.fillers = 0
+        self._mark: Any = None  # the packs' state before those that are held
+        self._steps = 0  # taken since
+        self._ended = False  # no pack was left at the mark
+        self._resumed = False
 
     def __iter__(self) -> Iterator[Any]:
         self.fillers = 0
-        stream = iter(self.packs)
-        held: deque[Any] = deque()
-        ended = False
+        if not self._resumed:
+            self._steps, self._ended = 0, False
+        self._resumed = False
+        stream = iter(()) if self._ended else iter(self.packs)
         while True:
-            problem: BaseException | None = None
+            taken = self._steps  # above 0 in the first round after a resume
+            if not self._ended and hasattr(self.packs, "state_dict"):
+                self._mark = self.packs.state_dict()
+            held: deque[Any] = deque()
+            ended, problem = self._ended, None
             try:
                 while not ended and len(held) < self.ahead:
                     try:
@@ -78,6 +92,8 @@ class EqualSteps:
                         ended = True
             except Exception as error:
                 problem = error
+            for _ in range(min(taken, len(held))):
+                held.popleft()
             told = self._exchange((len(held), ended, None if problem is None else _line(problem)))
             if problem is not None:
                 raise problem
@@ -88,14 +104,56 @@ class EqualSteps:
                 steps = min(counts)
                 last = any(done and count == steps for count, done in zip(counts, over, strict=True))
             else:
-                steps = max(counts) if all(over) else max(self.ahead if not done else 0 for done in over)
                 last = all(over)
+                steps = max(counts) if last else self.ahead - taken
             for _ in range(steps):
+                self._steps += 1
                 yield held.popleft() if held else self._fill()
             if last:
                 if held:
                     logger.warning("%d packs of this rank are left: another rank has none", len(held))
                 return
+            self._steps, self._ended = 0, ended
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank stands: behind the last pack, or filler, that it handed out.
+
+        Raises:
+            InputError: the packs keep no state (a plain DataLoader, a list).
+        """
+        if not hasattr(self.packs, "state_dict"):
+            raise self._without_state()
+        mark = self.packs.state_dict() if self._mark is None else self._mark
+        return {"version": _STATE, "packs": mark, "steps": self._steps, "ended": self._ended}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next pass begins where `state` stands. Every rank has to resume, from the same step.
+
+        Raises:
+            ForeignArtefactError: it is no state of an EqualSteps, or of one with another `ahead`.
+            InputError: the packs keep no state.
+        """
+        if not hasattr(self.packs, "load_state_dict"):
+            raise self._without_state()
+        if not isinstance(state, Mapping) or set(state) != {"version", "packs", "steps", "ended"}:
+            raise ForeignArtefactError(
+                "this is no state of EqualSteps", hint="pass what its state_dict() gave, not the loader's"
+            )
+        if state["version"] != _STATE or not 0 <= state["steps"] <= self.ahead:
+            raise ForeignArtefactError(
+                f"the saved EqualSteps took {state['steps']} steps with more than {self.ahead} packs ahead",
+                hint="resume with the `ahead` that the state was saved with",
+            )
+        self._mark, self._steps, self._ended = state["packs"], state["steps"], state["ended"]
+        if not self._ended:
+            self.packs.load_state_dict(self._mark)
+        self._resumed = True
+
+    def _without_state(self) -> InputError:
+        return InputError(
+            f"a {type(self.packs).__name__} keeps no state",
+            hint="use torchdata's StatefulDataLoader, or a dataset of packtrain",
+        )
 
     def _fill(self) -> Any:
         self.fillers += 1

@@ -156,6 +156,8 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
                 "the source divides itself among loader workers, and would be divided twice",
                 hint="use encode_workers instead of workers of the loader",
             )
+        self._run = None  # a state that is taken before the first pack is the beginning, not the last pass
+        self._ahead.clear()
         packs = self._packs()
         if info is None and self.is_shared:
             packs = iter(EqualSteps(packs, exhausted=self.exhausted))

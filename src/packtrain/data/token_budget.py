@@ -26,7 +26,7 @@ from torch.utils.data import get_worker_info
 
 from ..errors import InputError
 from ..planning.build import plan
-from ..planning.window import WindowPacker
+from ..planning.window import MAX_AGE, WindowPacker
 from ._batchers import ArrivalPacker, FixedPacker, WarmUp, WarmUpPacker
 from .packed import PackedDataset
 from .sampler import PackSampler
@@ -172,6 +172,16 @@ class TokenBudgetDataset(StreamingPackedDataset):
             )
         if self.cyclic:
             raise InputError("a planned epoch has an end: cyclic has no effect", hint="use set_epoch")
+        for name, value, default in (
+            ("encode_workers", self.encode_workers, 0),
+            ("max_carry", self.max_carry, MAX_AGE),
+        ):
+            if value != default:
+                raise InputError(
+                    f"with lengths the epoch is planned: {name} has no effect",
+                    hint="leave it out; to encode in processes use "
+                    "DataLoader(PackedDataset(…), sampler=PackSampler(…), num_workers=…)",
+                )
         if self.on_error == "skip":
             raise InputError(
                 "with lengths every sample has its place: on_error='skip' has no effect",
