@@ -37,28 +37,36 @@ VARIANTS: dict[str, tuple[str, bool, dict[str, Any]]] = {
 NAMES = [*VARIANTS, *(hosts_swift.VARIANTS if hosts_swift.SWIFT else ())]
 
 
-def first_steps(data: Path, rows: int = 2000, rounds: int = 3) -> dict[str, tuple[int, list[float]]]:
-    """name -> (rows or packs that the trainer holds, seconds to the first step in each round)."""
-    found: dict[str, tuple[int, list[float]]] = {}
+#: Rows or packs that the trainer holds; (wall seconds, processor seconds) to the first step of each round.
+Found = dict[str, tuple[int, list[tuple[float, float]]]]
+
+
+def first_steps(data: Path, rows: int = 2000, rounds: int = 3) -> Found:
+    """What each variant holds, and how long it takes to its first step."""
+    found: Found = {}
     with tempfile.TemporaryDirectory() as folder:
         _prepare(data, Path(folder), rows)
         for turn in range(rounds):
             for name in NAMES:
                 out = Path(folder) / f"{turn}-{NAMES.index(name)}"
                 run = _start if name in VARIANTS else hosts_swift.start
-                held, seconds = run(name, Path(folder), out)
-                found.setdefault(name, (held, []))[1].append(seconds)
+                held, wall, cpu = run(name, Path(folder), out)
+                found.setdefault(name, (held, []))[1].append((wall, cpu))
     return found
 
 
-def report(found: dict[str, tuple[int, list[float]]]) -> None:
+def report(found: Found) -> None:
     """The shortest of the rounds, since load only adds; ratios to the first variant of the same trainer."""
-    own: dict[str, float] = {}
+    own: dict[str, tuple[float, float]] = {}
     for name, (held, times) in found.items():
-        best = min(times)
-        ratio = best / own.setdefault(name.split(",")[0], best)
-        print(f"{name}: {held:,} rows of the trainer, first step after {best:.1f} s", end="")
-        print(f" (rounds: {', '.join(f'{each:.1f}' for each in times)}), {ratio:.2f}")
+        best = min(wall for wall, _ in times), min(cpu for _, cpu in times)
+        first = own.setdefault(name.split(",")[0], best)
+        rounds = ", ".join(f"{wall:.1f}" for wall, _ in times)
+        print(
+            f"{name}: {held:,} rows of the trainer, first step after {best[0]:.1f} s (rounds: {rounds})",
+            end="",
+        )
+        print(f", {best[1]:.1f} s of processor; {best[0] / first[0]:.2f}, {best[1] / first[1]:.2f}")
 
 
 def _prepare(data: Path, folder: Path, rows: int) -> None:
@@ -87,14 +95,14 @@ def _prepare(data: Path, folder: Path, rows: int) -> None:
     path.write_text(json.dumps(held), encoding="utf-8")
 
 
-def _start(name: str, folder: Path, out: Path) -> tuple[int, float]:
+def _start(name: str, folder: Path, out: Path) -> tuple[int, float, float]:
     words = [sys.executable, "-m", "bench.hosts_start", name, str(folder), str(out)]
     started = time.time()
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{name}: {done.stderr[-3000:]}")
     told = json.loads(done.stdout.splitlines()[-1])
-    return int(told["held"]), float(told["stepped"]) - started
+    return int(told["held"]), float(told["stepped"]) - started, float(told["cpu"])
 
 
 def _child(name: str, folder: Path, out: str) -> None:
@@ -112,10 +120,10 @@ def _child(name: str, folder: Path, out: str) -> None:
     exec(compile(text, file, "exec"), names)
 
     class First(TrainerCallback):  # type: ignore[misc]
-        stepped = 0.0
+        stepped = cpu = 0.0
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.stepped = time.time()
+            self.stepped, self.cpu = time.time(), time.process_time()
             control.should_training_stop = True
 
     more = {"gradient_accumulation_steps": 1, "use_cpu": True, **settings}
@@ -134,7 +142,7 @@ def _child(name: str, folder: Path, out: str) -> None:
     trainer.add_callback(first)
     trainer.train()
     held = trainer.packs if packed else trainer.train_dataset
-    print(json.dumps({"held": len(held), "stepped": first.stepped}))
+    print(json.dumps({"held": len(held), "stepped": first.stepped, "cpu": first.cpu}))
 
 
 if __name__ == "__main__":

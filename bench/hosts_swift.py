@@ -63,11 +63,11 @@ def packing(lengths: Path) -> dict[str, tuple[int, float]]:
     return {name: (int(packs), float(seconds)) for name, (packs, seconds) in told.items()}
 
 
-def start(name: str, folder: Path, out: Path) -> tuple[int, float]:
-    """Rows that the trainer holds, and seconds from the start of the process to its first optimizer step."""
+def start(name: str, folder: Path, out: Path) -> tuple[int, float, float]:
+    """Rows that the trainer holds; wall and processor seconds of its process to the first optimizer step."""
     started = time.time()
     told = _run("start", name, folder, out)
-    return int(told["held"]), float(told["stepped"]) - started
+    return int(told["held"]), float(told["stepped"]) - started, float(told["cpu"])
 
 
 def _run(*words: Any) -> Any:
@@ -143,7 +143,7 @@ def _start(name: str, folder: Path, out: str) -> dict[str, Any]:
 
     class First(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            told.setdefault("stepped", time.time())
+            told.update({"stepped": time.time(), "cpu": time.process_time()})
             control.should_training_stop = True
 
     train = SwiftSft.train

@@ -28,7 +28,7 @@ def read(path):
     return Dataset.from_list(made, Features(prompt=TURN, completion=TURN, images=List(Image())))
 
 
-def main(model_path, data_path, out, eval_path=None, trainer_class=SFTTrainer, **more):
+def main(model_path, data_path, out, eval_path=None, trainer_class=SFTTrainer, peft_config=None, **more):
     transformers.set_seed(0)
     settings = {
         "output_dir": out,
@@ -46,6 +46,7 @@ def main(model_path, data_path, out, eval_path=None, trainer_class=SFTTrainer, *
         args=SFTConfig(**{**settings, **more}),
         train_dataset=read(data_path),
         eval_dataset=read(eval_path) if eval_path else None,
+        peft_config=peft_config,
     )
     pack(trainer, samples_per_step="same")  # packtrain
     return trainer

@@ -22,6 +22,7 @@ FEATURES = (
     "resume",
     "LoRA, gradient checkpointing on and off",
     "exact eval loss",
+    "best model at the end",
     "two ranks",
     "lengths without encoding",
     "tokenised before, lengths taken",

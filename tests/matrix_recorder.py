@@ -20,8 +20,12 @@ __all__ = ["HOSTS", "MatrixRecorder"]
 #: The file of tests -> its host.
 HOSTS = {
     "tests/integrations/test_hf_trainer.py": "transformers Trainer",
+    "tests/integrations/test_hf_refused.py": "transformers Trainer",
     "tests/integrations/test_trl.py": "TRL SFTTrainer",
+    "tests/integrations/test_trl_training.py": "TRL SFTTrainer",
     "tests/hosts/test_swift.py": "ms-swift",
+    "tests/hosts/test_swift_refused.py": "ms-swift",
+    "tests/hosts/test_swift_training.py": "ms-swift",
 }
 
 

@@ -1,7 +1,8 @@
 """Run in ms-swift's environment: `python swift_run.py SPEC.json`; writes what it saw to spec["report"].
 
 spec: args (of `swift sft`), plugin (bool), install (options), order (sample ids: the plain host reads them
-so), break_at (a row that fails when it is fetched).
+so), break_at (a row that fails when it is fetched), best (compare the weights at the end with the best
+checkpoint's).
 """
 
 from __future__ import annotations
@@ -38,6 +39,20 @@ def record() -> None:
     Trainer.training_step = training_step
 
 
+def note_best() -> None:
+    train = Trainer.train
+
+    def whole(self, *args, **kwargs):
+        told = train(self, *args, **kwargs)
+        best = Path(self.state.best_model_checkpoint)
+        held = type(self.model).from_pretrained(best, dtype="float32").state_dict()
+        found = self.model.state_dict()
+        SEEN["best"] = [best.name, all(torch.equal(value, found[key]) for key, value in held.items())]
+        return told
+
+    Trainer.train = whole
+
+
 def reorder(order: list[int]) -> None:
     from swift.dataloader.shard import BatchSamplerShard
 
@@ -49,16 +64,25 @@ def reorder(order: list[int]) -> None:
 
 
 def watch() -> None:
-    """Note the samples of every pack that the collator sees, in the process that trains."""
-    from packtrain.integrations import ms_swift
+    """Note the samples of every training pack that is collated, in the process that trains."""
+    from packtrain.integrations.ms_swift import SwiftMixin
 
-    collate = ms_swift.SwiftCollator.__call__
+    make = SwiftMixin.get_train_dataloader
 
-    def call(self, packs):
-        SEEN["ids"] += [member["sample_id"] for pack in packs for member in pack]
-        return collate(self, packs)
+    def loader(self, skip_batches=0):
+        collate = self.packs_collator
 
-    ms_swift.SwiftCollator.__call__ = call
+        def noting(packs):
+            SEEN["ids"] += [member["sample_id"] for pack in packs for member in pack]
+            return collate(packs)
+
+        self.packs_collator = noting
+        try:
+            return make(self, skip_batches)
+        finally:
+            self.packs_collator = collate
+
+    SwiftMixin.get_train_dataloader = loader
 
 
 def fail_at(row: int) -> None:
@@ -84,6 +108,8 @@ def main() -> None:
         watch()
         if SPEC.get("break_at") is not None:
             fail_at(SPEC["break_at"])
+    if SPEC.get("best"):
+        note_best()
     if SPEC.get("order"):
         reorder(SPEC["order"])
     from swift.pipelines import sft_main

@@ -3,109 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from swift_env import PREAMBLE, swift_python
+from swift_sft import losses, sft
 from venvs import run
 
-HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent / "integrations"))
-
-from real_rows import real_rows  # noqa: E402
-
 pytestmark = pytest.mark.hosts
-
-SWITCHES = {
-    "model_type": "qwen2_5_vl",
-    "template": "qwen2_5_vl",
-    "tuner_type": "full",
-    "attn_impl": "sdpa",
-    "torch_dtype": "float32",
-    "num_train_epochs": 1,
-    "learning_rate": 1e-3,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "split_dataset_ratio": 0,
-    "dataset_shuffle": "false",
-    "add_version": "false",
-    "report_to": "none",
-    "use_hf": "true",
-    "max_length": 2048,
-    "gradient_checkpointing": "false",
-    "freeze_vit": "false",
-    "load_from_cache_file": "false",
-    "dataloader_num_workers": 0,
-    "use_cpu": "true",
-}
-
-
-@pytest.fixture(scope="session")
-def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random Qwen2.5-VL with the real processor, as published: its cache is on."""
-    from packtrain.template import load_processor
-    from packtrain.train.tiny import tiny_model
-
-    folder = tmp_path_factory.mktemp("swift") / "model"
-    processor = load_processor(str(data / "processors" / "qwen2_5_vl"))
-    made = tiny_model("tiny:qwen2_5_vl", processor)
-    made.config.use_cache = made.config.get_text_config().use_cache = True
-    made.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def files(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("rows")
-    rows = real_rows(data)
-    made = {}
-    for name, chosen in {"all": rows, "few": [*rows[:12], *rows[-11:]]}.items():
-        made[name] = folder / f"{name}.jsonl"
-        made[name].write_text("".join(json.dumps(row) + "\n" for row in chosen), encoding="utf-8")
-    return made
-
-
-def sft(folder: Path, name: str, switches: dict[str, Any], *, ranks: int = 1, **spec: Any) -> list[Any]:
-    """What each rank of a `swift sft` run saw."""
-    words = [
-        word
-        for key, value in {**SWITCHES, "output_dir": folder / name, **switches}.items()
-        for word in (f"--{key}", str(value))
-    ]
-    path = folder / f"{name}.spec"
-    report = folder / f"{name}.json"
-    path.write_text(json.dumps({"args": words, "report": str(report), **spec}), encoding="utf-8")
-    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
-    kept.update(
-        PYTHONPATH=str(HERE.parents[1] / "src"),
-        OMP_NUM_THREADS="1",
-        CUDA_VISIBLE_DEVICES="",
-        HF_HUB_OFFLINE="1",
-        IMAGE_MAX_TOKEN_NUM="30",
-    )
-    python = str(swift_python())
-    start = [python]
-    if ranks > 1:
-        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    done = subprocess.run(
-        [*start, str(HERE / "swift_run.py"), str(path)],
-        env=kept,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, f"{done.stdout[-1500:]}\n{done.stderr[-4000:]}"
-    return [json.loads(Path(f"{report}.{rank}").read_text()) for rank in range(ranks)]
-
-
-def losses(seen: Any) -> list[float]:
-    return [sum(parts) for _, parts in sorted(seen["losses"].items(), key=lambda item: int(item[0]))]
 
 
 @pytest.mark.matrix("lengths without encoding")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from packtrain.errors import ConfigError, ForeignArtefactError, IsolationError
+from packtrain.errors import ConfigError, ForeignArtefactError
 
 # The plain script asks for pinned memory, as Trainer does by default, on a machine without an accelerator.
 # peft 0.21, and scripts of today, use names that transformers 5.24 has begun to rename.
@@ -56,6 +56,39 @@ def recording(base: type, order: Any = None) -> type:
 
 def step_losses(trainer: Any) -> list[float]:
     return [sum(parts) for _, parts in sorted(trainer.notes.items())]
+
+
+def two_ranks(name: str, model: Any, rows: Any, out: Path) -> list[Any]:
+    """What each rank of a script of `examples/` saw, under torchrun."""
+    code = str(Path(__file__).with_name("two_ranks.py"))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", code]
+    kept = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent / "src"), "OMP_NUM_THREADS": "1"}
+    words = [name, str(model), str(rows), str(out)]
+    done = subprocess.run([*launch, *words], capture_output=True, text=True, timeout=600, env=kept)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+#: Evaluate and save after every step; the "best" model is the one with the highest loss: the first.
+BEST = {
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "loss",
+    "greater_is_better": True,
+}
+
+
+def check_best(trainer: Any) -> None:
+    """The trainer ended with the weights of its best checkpoint, which is not the last."""
+    best = Path(trainer.state.best_model_checkpoint)
+    assert best.name == "checkpoint-1" and trainer.state.global_step > 1
+    held = type(trainer.model).from_pretrained(best, dtype="float32").state_dict()
+    found = trainer.model.state_dict()
+    assert sorted(held) == sorted(found)
+    assert all(torch.equal(value, found[key]) for key, value in held.items())
 
 
 def order_of(trainer: Any) -> list[int]:
@@ -203,6 +236,19 @@ def test_resume_equals_the_uninterrupted_run(
         other.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
 
 
+@pytest.mark.matrix("best model at the end")
+def test_the_best_model_is_loaded_at_the_end(
+    files: Any, saved_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Of a model that is saved under other names than its own."""
+    batch = {"per_device_train_batch_size": 12, "gradient_accumulation_steps": 1, **BEST}
+    trainer = script("hf_trainer_vl").main(
+        str(saved_model("tiny:qwen2_5_vl")), files["few"], str(tmp_path), files["few"], **batch
+    )
+    trainer.train()
+    check_best(trainer)
+
+
 @pytest.mark.matrix("two ranks")
 def test_two_gloo_ranks_train_and_evaluate_as_one_unpacked(
     files: Any, saved_model: Callable[[str], Path], tmp_path: Path
@@ -210,14 +256,7 @@ def test_two_gloo_ranks_train_and_evaluate_as_one_unpacked(
     from transformers import Trainer
 
     where = str(saved_model("tiny:qwen2_5_vl")), files["few"]
-    code = str(Path(__file__).with_name("two_ranks.py"))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", code]
-    kept = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent / "src"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*launch, *where, str(tmp_path)], capture_output=True, text=True, timeout=600, env=kept
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    ranks = two_ranks("hf_trainer_vl", *where, tmp_path)
     assert sorted(ranks[0]["ids"] + ranks[1]["ids"]) == list(range(24))
 
     batch = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
@@ -247,74 +286,6 @@ def test_a_step_of_packs_without_asking_for_samples(
     assert len(trainer.packs) < 24
     with pytest.raises(ConfigError, match="packs already"):
         pack(trainer, 1024)
-
-
-@pytest.mark.parametrize(
-    ("settings", "told", "feature"),
-    [
-        ({"per_device_train_batch_size": 2}, "a row is one pack", "batch of several packs"),
-        ({"label_smoothing_factor": 0.1}, "its loss is a mean over rows", "label smoothing"),
-        (
-            {"train_sampling_strategy": "group_by_length"},
-            "packs have equal lengths",
-            "group by length",
-        ),
-        ({"auto_find_batch_size": True}, "a plan has its row length", None),
-    ],
-)
-def test_settings_that_packs_cannot_keep_are_refused_in_one_line(
-    settings: Any,
-    told: str,
-    feature: str | None,
-    files: Any,
-    saved_model: Callable[[str], Path],
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
-) -> None:
-    from packtrain.integrations.transformers import pack
-
-    where = str(saved_model("tiny:qwen3")), files["few_text"]
-    trainer = script("hf_trainer_text", packed=False).main(
-        *where, str(tmp_path), **{"per_device_train_batch_size": 1, **settings}
-    )
-    with pytest.raises(ConfigError, match=told) as caught:
-        pack(trainer, 1024)
-    line = str(caught.value)
-    assert "\n" not in line
-    if feature:
-        record_property("refused", (feature, told, line))
-
-
-def test_other_refusals(
-    files: Any,
-    saved_model: Callable[[str], Path],
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
-) -> None:
-    from torch.utils.data import IterableDataset
-
-    from packtrain.integrations.transformers import pack
-
-    class Stream(IterableDataset):  # type: ignore[misc]
-        def __iter__(self) -> Any:
-            return iter(())
-
-    where = str(saved_model("tiny:qwen3")), files["few_text"], str(tmp_path)
-    plain = script("hf_trainer_text", packed=False)
-    trainer = plain.main(*where, per_device_train_batch_size=1)
-    with pytest.raises(ConfigError, match="neither pack_length nor plan"):
-        pack(trainer)
-    rows, trainer.train_dataset = trainer.train_dataset, Stream()
-    with pytest.raises(ConfigError, match="without length or index") as caught:
-        pack(trainer, 1024)
-    record_property("refused", ("streams", "it cannot be planned", str(caught.value)))
-    trainer.train_dataset = rows
-    trainer.model.config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(IsolationError, match="carry a state"):
-        pack(trainer, 1024)
-    trainer.model.config.layer_types = ["full_attention"] * 2
-    trainer.model.config.model_type = "nobody_knows"  # no family lists it: the proof decides, and it holds
-    assert pack(trainer, 1024).packs.plan.stats()["samples"] == 24
 
 
 def test_positions_of_the_encoder_are_those_of_the_template(

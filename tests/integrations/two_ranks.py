@@ -1,4 +1,4 @@
-"""One rank of a two-rank run of `examples/hf_trainer_vl.py`: torchrun two_ranks.py MODEL ROWS OUT."""
+"""One rank of a two-rank run of a script of `examples/`: torchrun two_ranks.py NAME MODEL ROWS OUT."""
 
 from __future__ import annotations
 
@@ -13,36 +13,41 @@ from packtrain.template import ensure_torchvision
 ensure_torchvision()
 
 import torch  # noqa: E402
-from transformers import Trainer  # noqa: E402
 
 torch.set_num_threads(1)
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "hf_trainer_vl.py"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+#: What the scripts set for a GPU, or by default, and must not here.
+CPU = {"trl_sft": {"bf16": False, "gradient_checkpointing": False}}
 LOSSES: dict[int, float] = {}
 IDS: list[int] = []
 
 
-class Recording(Trainer):
-    def training_step(self, model, inputs, *args, **kwargs):
-        loss = super().training_step(model, inputs, *args, **kwargs)
-        step = self.state.global_step
-        LOSSES[step] = LOSSES.get(step, 0.0) + float(loss)
-        IDS.extend(inputs.sample_ids)
-        return loss
+def recording(base):
+    class Recording(base):
+        def training_step(self, model, inputs, *args, **kwargs):
+            loss = super().training_step(model, inputs, *args, **kwargs)
+            step = self.state.global_step
+            LOSSES[step] = LOSSES.get(step, 0.0) + float(loss)
+            IDS.extend(inputs.sample_ids)
+            return loss
+
+    return Recording
 
 
 def main() -> None:
-    model, rows, out = sys.argv[1:]
-    names = runpy.run_path(str(SCRIPT))
+    name, model, rows, out = sys.argv[1:]
+    names = runpy.run_path(str(EXAMPLES / f"{name}.py"))
     trainer = names["main"](
         model,
         rows,
         out,
         rows,
-        trainer_class=Recording,
+        trainer_class=recording(names["SFTTrainer" if name == "trl_sft" else "Trainer"]),
         per_device_train_batch_size=4,
         gradient_accumulation_steps=1,
         use_cpu=True,
         ddp_find_unused_parameters=True,
+        **CPU.get(name, {}),
     )
     trainer.train()
     loss = trainer.evaluate()["eval_loss"]
