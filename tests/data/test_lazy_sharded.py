@@ -557,3 +557,84 @@ def test_folders_and_seconds_that_are_none(stream: Feed) -> None:
     for wait, poll in ((float("nan"), 1.0), (0, float("nan"))):
         with pytest.raises(InputError, match="poll_interval"):
             Reader(stream.folder, 0, 1, wait, poll)
+
+
+@pytest.mark.parametrize(("world", "again"), [(1, 1), (2, 2), (3, 2), (2, 5), (1, 4)])
+def test_a_state_behind_the_end_is_refused(tmp_path: Path, world: int, again: int) -> None:
+    """The folder was produced anew of fewer samples, with the same id: it would read nothing, silently."""
+    long, short = Feed(tmp_path / "long", [*UNEVEN, 5, 6, 4]).all(), Feed(tmp_path / "short", [2, 1]).all()
+    reader = Reader(long.folder, world_size=world)
+    state = reader.at_step(reader.steps - 1)
+    opened = Reader(short.folder, world_size=again)
+    opened.load_state_dict(state)
+    for read in (list, len, lambda one: one[0], lambda one: one.steps, lambda one: one.acknowledge()):
+        with pytest.raises(ForeignArtefactError, match=r"behind slot \d+, and the stream in \S+short ended"):
+            read(opened)
+    feed = Feed(tmp_path / "grows", [2, 1]).begin()  # not ended as yet: it is found when it ends
+    turns = iter([feed.chunk, feed.chunk, feed.end])
+    opened = Reader(feed.folder, world_size=again, clock=Ticks(lambda: next(turns)()))
+    opened.load_state_dict(state)
+    with pytest.raises(ForeignArtefactError, match="ended after"):
+        list(opened)
+
+
+@pytest.mark.parametrize("worlds", [(1, 4, 3, 2), (4, 1, 4), (3, 7, 2, 2), (16, 2, 1)])
+def test_a_state_at_the_end_is_none_behind_it(stream: Feed, worlds: tuple[int, ...]) -> None:
+    """The last step of many ranks stands behind the last pack; whoever resumes there is done, not refused."""
+    state = None
+    for world in worlds:
+        reader = Reader(stream.folder, world_size=world, start="beginning")
+        if state is not None:
+            reader.load_state_dict(state)
+            assert list(reader) == []
+        else:
+            for _ in reader:
+                pass
+        state = reader.state_dict()
+        for rank in range(world):
+            one = Reader(stream.folder, rank, world, start="beginning")
+            one.load_state_dict(state)
+            one.acknowledge()
+    assert list(Reader(stream.folder, world_size=worlds[-1])) == []
+    assert list(Reader(stream.folder, world_size=5)) == []
+    promised = Reader(stream.folder, 0, 2, total_steps=50, start="beginning")
+    promised.load_state_dict(Reader(stream.folder, 0, 2, total_steps=50, start="beginning").at_step(40))
+    assert promised.steps == 50 and promised[98].is_filler
+
+
+def test_an_acknowledgement_never_goes_back(stream: Feed) -> None:
+    """Whoever says less later (an older checkpoint, another pass) takes nothing back."""
+    two = [Reader(stream.folder, rank, 2, start="beginning") for rank in range(2)]
+    for reader in two:
+        reader.acknowledge(4)
+    held = {path.name: path.read_bytes() for path in (stream.folder / "acks").iterdir()}
+    assert two[0].acknowledge(1) == [] and two[1].acknowledge(two[1].at_step(0)) == []
+    Reader(stream.folder, 0, 2, start="beginning").acknowledge(3)
+    assert {path.name: path.read_bytes() for path in (stream.folder / "acks").iterdir()} == held
+    assert Reader(stream.folder, 0, 2).state_dict()["step"] == 4
+    older = two[0].at_step(1)
+    for rank in range(3):  # three ranks go on behind an older checkpoint: less far, so it does not count
+        reader = Reader(stream.folder, rank, 3)
+        reader.load_state_dict(older)
+        reader.acknowledge(1)
+    assert Reader(stream.folder, 0, 2).state_dict()["slots"] == 8
+    for reader in two:
+        reader.acknowledge(5)
+    assert Reader(stream.folder, 0, 2).state_dict()["slots"] == 10
+
+
+def test_launches_of_one_size_keep_their_own_cursors(stream: Feed) -> None:
+    """Ranks of a launch that began at slot 3 take other slots than those of one that began at 0."""
+    for rank in range(2):
+        Reader(stream.folder, rank, 2, start="beginning").acknowledge(4)
+    alone = Reader(stream.folder, start="beginning")
+    state = {**alone.at_step(3), "order_world": 2}
+    later = []
+    for rank in range(2):
+        later.append(Reader(stream.folder, rank, 2, start="beginning"))
+        later[-1].load_state_dict(state)
+    later[0].acknowledge(3)  # slots 3, 5, 7; its neighbour has said nothing
+    assert Reader(stream.folder, 0, 2).state_dict()["slots"] == 8
+    assert len(list((stream.folder / "acks").iterdir())) == 3
+    later[1].acknowledge(3)
+    assert Reader(stream.folder, 0, 2).state_dict()["slots"] == 9

@@ -116,6 +116,8 @@ class Unclaimed:
 
     def say(self, *args: Any) -> None: ...
 
+    def confirm(self) -> None: ...
+
     def __enter__(self) -> Unclaimed:
         return self
 
@@ -597,7 +599,13 @@ def test_a_worker_that_died_between_two_packs(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_value_no_chunk_can_hold_is_named_by_its_record(tmp_path: Path) -> None:
-    path = put(tmp_path / "in", "a.jsonl", [5, 6])
-    path.write_text(path.read_text() + json.dumps({**words_in.row(7), "weight": float("nan")}) + "\n")
-    with pytest.raises(InputError, match=r"weight is a float.*a\.jsonl:3"):
-        producer(tmp_path / "in", tmp_path / "out").run()
+    """The template's fault, so it stops."""
+
+    class Odd(EncodedTemplate):
+        def encode(self, sample: Any) -> Any:
+            odd = {"note": float("nan")} if len(sample["input_ids"]) == 7 else {}
+            return {**super().encode(sample), **odd}
+
+    put(tmp_path / "in", "a.jsonl", [5, 6, 7])
+    with pytest.raises(InputError, match=r"note is a float.*a\.jsonl:3"):
+        PackingProducer(tmp_path / "in", tmp_path / "out", Odd(), pack_length=100, kind="encoded").run()

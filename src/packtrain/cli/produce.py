@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,21 @@ from ._app import emit, progress
 from ._show import table
 from ._stream import stream_rows
 from .measure import _pairs, _placeholders
+from .plan import _numbers
 
 __all__ = ["command"]
+
+#: Options that decide which samples a raw shard has.
+_READING = (
+    "allow_outside",
+    "columns",
+    "kind",
+    "media_prefix",
+    "media_without_placeholder",
+    "placeholders",
+    "shape",
+    "source_options",
+)
 
 
 @click.command("produce")
@@ -68,6 +80,12 @@ __all__ = ["command"]
 @click.option("--system", help="System turn for samples that have none.")
 @click.option("--max-length", type=int, help="Cap of a sample with --truncation left or right.")
 @click.option("--truncation", default="error", show_default=True, help="error, left or right.")
+@click.option(
+    "--stop-after-failures",
+    default=100,
+    show_default=True,
+    help="Stop when the first so many records all fail for one reason, or all of IN do; 0: go on.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(inputs: Path, output: Path, watch: bool, as_json: bool, **options: Any) -> None:
     """Measure, encode and pack the raw shards in IN into numbered chunks in OUT, for training that reads
@@ -77,6 +95,7 @@ def command(inputs: Path, output: Path, watch: bool, as_json: bool, **options: A
     Example:
       packtrain produce raw/ packed/ --processor Qwen/Qwen2-Audio-7B-Instruct --pack-length 8192 --watch
       packtrain produce raw/ packed/ -p ./qwen -n 4096 --once --json
+      packtrain produce rows/ packed/ --kind encoded -n 8192 --limit supervised=6000
     """
     from ..export import PackingProducer
     from ..pipeline.inputs import Inputs
@@ -87,13 +106,13 @@ def command(inputs: Path, output: Path, watch: bool, as_json: bool, **options: A
     names = {field.name for field in dataclasses.fields(Inputs)} & options.keys()
     opened = Inputs(source=str(inputs), **{name: options.pop(name) for name in names})
     options["ready"] = options["ready"] or ("stable" if watch else "rename")
-    options["limits"] = _limits(options["limits"])
+    options["limits"] = _numbers("--limit", options["limits"])
     with progress("packing", quiet=as_json) as report:
         producer = PackingProducer(
             inputs,
             output,
             _template(opened),
-            open_shard=functools.partial(_open_shard, opened),
+            open_shard=ShardOpener(opened),
             progress=report,
             **options,
         )
@@ -105,8 +124,18 @@ def command(inputs: Path, output: Path, watch: bool, as_json: bool, **options: A
         table(f"Chunks in {output}", stream_rows(figures))
 
 
-def _open_shard(inputs: Any, path: Path) -> Any:
-    return dataclasses.replace(inputs, source=str(path)).open_source()
+@dataclasses.dataclass(frozen=True)
+class ShardOpener:
+    """path -> the samples in it, by the options of the command. Picklable."""
+
+    inputs: Any
+
+    def __call__(self, path: Path) -> Any:
+        return dataclasses.replace(self.inputs, source=str(path)).open_source()
+
+    def config(self) -> dict[str, Any]:
+        """Options that decide the samples; not where their media lie, which may be mounted elsewhere."""
+        return {name: getattr(self.inputs, name) for name in _READING}
 
 
 def _template(inputs: Any) -> Any:
@@ -117,11 +146,3 @@ def _template(inputs: Any) -> Any:
     if not inputs.processor:
         raise InputError("--processor is not set", hint="name a folder or hub name, or use --kind encoded")
     return inputs.open_template()
-
-
-def _limits(values: tuple[str, ...]) -> dict[str, int]:
-    pairs = _pairs("--limit", values)
-    for name, cap in pairs.items():
-        if not cap.isdecimal():
-            raise InputError(f"--limit {name}={cap} is no number", hint="for example --limit images=64")
-    return {name: int(cap) for name, cap in pairs.items()}

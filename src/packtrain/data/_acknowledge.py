@@ -14,9 +14,10 @@ from typing import Any
 
 from .. import files
 from ..errors import ForeignArtefactError, FormatError
-from ..store.growing import ACKS, COMPLETED, Order, View, acknowledged, chunk_name
+from ..store.growing import ACKS, COMPLETED, Order, View, acknowledged, chunk_name, is_cursor
+from ..waiting.poll import fresh_json
 
-__all__ = ["Cursor", "acknowledged", "mark_completed", "publish_cursor"]
+__all__ = ["Cursor", "acknowledged", "check_reachable", "mark_completed", "publish_cursor"]
 
 
 @dataclass(slots=True)
@@ -81,13 +82,54 @@ class Cursor:
         return cls(was.order_world, was.slots, world_size, rank, 0)
 
 
-def publish_cursor(folder: Path, stream: str, cursor: Cursor, slots: int) -> None:
-    """Write what one rank has acknowledged."""
+def publish_cursor(folder: Path, stream: str, cursor: Cursor, slots: int, end: int | None) -> None:
+    """Write what one rank has acknowledged, unless it has acknowledged as much before.
+
+    A launch that went back to an older checkpoint says less than one before it: chunks may be gone by now,
+    and the producer counts on what was said, so a cursor never goes back.
+
+    Args:
+        end: slots of the stream where it has ended.
+    """
     step = (slots - cursor.start) // cursor.world_size
     told = Cursor(cursor.order_world, cursor.start, cursor.world_size, cursor.rank, step).to_dict()
-    path = folder / ACKS / f"w{cursor.world_size:05d}_r{cursor.rank:05d}.json"
+    path = folder / ACKS / _cursor_name(cursor)
+    held = fresh_json(path)
+    if is_cursor(held) and held["stream"] == stream and int(held["slots"]) >= slots:
+        return
     files.remove_leftovers(path.parent, path.name)
-    files.publish_json(path, {**told, "stream": stream})
+    files.publish_json(path, {**told, "stream": stream, "end": end})
+
+
+def _cursor_name(cursor: Cursor) -> str:
+    """One file for each rank of a launch; launches that began elsewhere count other slots as theirs."""
+    plain = cursor.start == 0 and cursor.order_world == cursor.world_size
+    launch = "" if plain else f"_o{cursor.order_world:05d}_s{cursor.start:012d}"
+    return f"w{cursor.world_size:05d}{launch}_r{cursor.rank:05d}.json"
+
+
+def check_reachable(folder: Path, state: Mapping[str, Any], end: int) -> None:
+    """Refuse a state that stands behind the end of its stream: it would read nothing, and say nothing.
+
+    Slots are counted in whole steps, so the last step of a stream, and a launch that began behind it, may
+    stand a little behind the end; a state that was made there says where the end was.
+
+    Args:
+        state: what is resumed from.
+        end: slots of the stream, which has ended.
+
+    Raises:
+        ForeignArtefactError: it does.
+    """
+    was = Cursor.of_dict(state)
+    last = was.slot(was.step - 1) - was.rank if was.step else was.slots
+    if was.slots <= end or state.get("end") == end or (was.step and last < end):
+        return
+    raise ForeignArtefactError(
+        f"the state stands behind slot {was.slots:,}, and the stream in {folder} ended after {end:,}",
+        hint="resume on the folder that the checkpoint was trained on; it was perhaps produced anew since, "
+        "of fewer samples",
+    )
 
 
 def mark_completed(

@@ -13,7 +13,7 @@ from ..store.chunks import ChunkReader
 from ..store.growing import STREAM, Order, View, acknowledged, chunk_name
 from ..waiting.poll import Clock, SystemClock
 from ..world import World
-from ._acknowledge import Cursor
+from ._acknowledge import Cursor, check_reachable
 from ._producer_watch import wait_for
 from .pack_row import PackRow
 
@@ -49,7 +49,8 @@ class SlotReader:
         self._resumed = False
         self._open: OrderedDict[int, ChunkReader] = OrderedDict()
         self.verify, self._verified = verify, set[int]()
-        self._asked: dict[str, Any] | None = None
+        self._asked: Mapping[str, Any] | None = None
+        self._resumed_from: Mapping[str, Any] | None = None
 
     def _begin(self) -> None:
         """Know the stream, and where to start in it."""
@@ -60,11 +61,13 @@ class SlotReader:
         assert self._view.stream is not None
         stream = self._view.stream["stream"]
         cursor = Cursor(self.world_size, 0, self.world_size, self.rank, 0)
+        self._resumed_from = self._asked
         if self._asked is not None:
             cursor = Cursor.resumed(self._asked, stream, self.world_size, self.rank)
         elif self.start == "acknowledged":
             found = acknowledged(self.directory, stream)
             if found is not None:
+                self._resumed_from = found
                 cursor = Cursor.resumed(found, stream, self.world_size, self.rank)
                 self._resumed = True
                 logger.warning(
@@ -89,10 +92,20 @@ class SlotReader:
         return order
 
     def _end(self) -> int:
-        """One past the last slot, rounded up to whole steps. Only behind END."""
+        """One past the last slot, rounded up to whole steps. Only behind END.
+
+        Raises:
+            ForeignArtefactError: the state that was resumed from stands behind it.
+        """
         cursor, order = self._here(), self._grown()
+        if self._resumed_from is not None:
+            check_reachable(self.directory, self._resumed_from, order.last_rounds * order.world)
         left = max(0, order.last_rounds * order.world - cursor.start)
         return cursor.start + -(-left // cursor.world_size) * cursor.world_size
+
+    def _raw_end(self) -> int | None:
+        """Slots of the stream, fillers of the last steps not counted; None before its end is visible."""
+        return self._grown().last_rounds * self._grown().world if self._view.is_complete else None
 
     def _is_visible(self, slots: range) -> bool:
         """Can the packs of all these slots be read (or will they never come)?"""

@@ -221,13 +221,15 @@ class LazyShardedDataset(SlotReader, Dataset[PackRow]):  # type: ignore[misc]
         cursor = self._here()
         place = self._grown().place(cursor.slot(cursor.step))
         assert self._view.stream is not None
-        return {**cursor.to_dict(), "stream": self._view.stream["stream"], "next": place and list(place)}
+        told = {"stream": self._view.stream["stream"], "next": place and list(place), "end": self._raw_end()}
+        return {**cursor.to_dict(), **told}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on behind `state`, which any rank of the same step may have given, at any world size.
 
         Raises:
-            ForeignArtefactError: the state is of another stream.
+            ForeignArtefactError: the state is of another stream, or stands behind its end (as soon as both
+                are known).
         """
         Cursor.of_dict(state)
         self._asked = dict(state)
@@ -246,7 +248,8 @@ class LazyShardedDataset(SlotReader, Dataset[PackRow]):  # type: ignore[misc]
     def acknowledge(self, step: int | Mapping[str, Any] | None = None) -> list[int]:
         """A checkpoint at `step` (a count, a state, or None: all that was yielded) is saved.
 
-        Writes this rank's cursor, and the `.completed` marks of its chunks that are used up.
+        Writes this rank's cursor (never one below what it has said before), and the `.completed` marks of
+        its chunks that are used up.
 
         Returns:
             The numbers of the chunks that were marked.
@@ -268,7 +271,7 @@ class LazyShardedDataset(SlotReader, Dataset[PackRow]):  # type: ignore[misc]
                 f"{end} are there",
                 hint="acknowledge what state_dict or at_step gave",
             )
-        publish_cursor(self.directory, self._view.stream["stream"], cursor, slots)
+        publish_cursor(self.directory, self._view.stream["stream"], cursor, slots, self._raw_end())
         order = self._grown()
         self._marked, marked = mark_completed(self.directory, self._view, order, cursor, slots, self._marked)
         return marked

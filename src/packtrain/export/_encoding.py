@@ -7,6 +7,7 @@ run goes on behind the last whole chunk.
 
 from __future__ import annotations
 
+import errno
 import logging
 import multiprocessing
 import pickle
@@ -24,14 +25,15 @@ from ..errors import DriftError, InputError, PacktrainError, SampleError
 from ..extend import Source, Template
 from ..store._chunk_fields import Value, read_value, restore
 from ..store.chunks import ChunkWriter
+from ._carried import carry
 from ._intake import Intake
 
 __all__ = ["Encoding", "is_full"]
 
 logger = logging.getLogger(__name__)
 
-#: Values of a raw record that travel with its sample, where the template does not make them itself.
-CARRIED = ("weight", "channel", "source")
+#: Errors of the machine, not of the sample: no memory, files, space or disk.
+_MACHINE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 
 #: Raw shards that a worker keeps open.
 _OPEN = 64
@@ -183,20 +185,20 @@ def _encoded(source: Source, row: int, template: Template) -> Outcome:
         encoded = dict(template.encode(sample))
     except SampleError as error:
         return error
-    except PacktrainError:
+    except (PacktrainError, MemoryError):
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _MACHINE:
+            raise  # the sample is as good as before: a restart takes it
         logger.info("%s failed", source.where(row), exc_info=error)
         return SampleError("failed", f"{source.where(row)}: {type(error).__name__}: {error}")
     inner = getattr(source, "source", None)
     record = sample if inner is None else inner[row]
     if isinstance(record, Mapping):
-        for name in CARRIED:
-            if isinstance(record.get(name), str | int | float):
-                encoded.setdefault(name, record[name])
-        scale = record.get("loss_scale")
-        if isinstance(scale, list) and len(scale) == len(encoded["input_ids"]):
-            encoded.setdefault("loss_scale", np.asarray(scale, dtype=np.float32))
+        try:
+            carry(record, encoded, source.where(row))
+        except SampleError as error:
+            return error
     return encoded
 
 

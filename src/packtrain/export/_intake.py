@@ -54,11 +54,16 @@ class Intake:
         raw = self.journal.raw
         visible = [name for name in raw.visible() if deep or not self.journal.knows(name)]
         names = [name for name in raw.complete(visible) if self.journal.is_new(name)]
+        taken = 0
         for name in names:
             say(f"opening {name}")
             path = raw.path(name)
             stamp = stamp_of(path)
-            content = content_digest(path)
+            try:
+                content = content_digest(path)
+            except FileNotFoundError:  # whoever delivers it has taken it away again, or part of it
+                logger.warning("%s went away while it was opened: not taken", path)
+                continue
             source: Source | None = None
             fault = None
             try:
@@ -70,11 +75,12 @@ class Intake:
                 logger.warning("%s cannot be read and is left out: %s", path, fault)
             rows = 0 if source is None else len(source)
             shard = self.journal.admit(name, rows, content, stamp, fault)
+            taken += 1
             if shard.duplicate_of is not None:
                 logger.warning("%s has the bytes of %s, which was read: left out", path, shard.duplicate_of)
             elif source is not None:
                 self._keep(shard, source)
-        return len(names)
+        return taken
 
     def source(self, shard: RawShard) -> Source:
         """A shard's samples.
@@ -170,6 +176,11 @@ class Opener:
     def __call__(self, path: Path) -> Source:
         source = open_source(path, kind=self.kind, **self.source_options)
         return source if getattr(source, "encoded", False) else ChatSource(source, **self.chat)
+
+    def config(self) -> dict[str, Any]:
+        """What decides the samples of a shard; not where their media lie, which may be mounted elsewhere."""
+        chat = {name: value for name, value in self.chat.items() if name != "media_root"}
+        return {"kind": self.kind, "source_options": dict(self.source_options), "chat": chat}
 
 
 def _joined(parts: list[NDArray[Any]], dtype: Any = np.int64) -> NDArray[Any]:

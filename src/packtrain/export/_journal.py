@@ -138,6 +138,8 @@ class Journal:
         if known is None:
             return True
         path = self.raw.path(name)
+        if not path.exists():
+            return False  # it was removed, or a link to it is left
         now = stamp_of(path)
         if self._stamps[name] == now:
             return False
@@ -153,8 +155,15 @@ class Journal:
         return False
 
     def all_taken(self) -> bool:
-        """Was every shard that has to be, as it is now?"""
-        return not any(self.is_new(name) for name in self.raw.expected())
+        """Was every shard that has to be, as it is now?
+
+        Raises:
+            SourceError: one that was not is a link to what is not there.
+        """
+        new = [name for name in self.raw.expected() if self.is_new(name)]
+        for name in new:
+            self.raw.check_link(name)
+        return not new
 
     def count(self, stats: ProduceStats) -> dict[str, Any]:
         """Put the numbers of shards into the counts; these as plain JSON."""
@@ -212,9 +221,12 @@ class Journal:
     def _state(self, number: int) -> Path:
         return self.folder / f"state_{number:08d}.json"
 
-    def write_state(self, number: int, state: Mapping[str, Any]) -> None:
-        """The state behind chunk `number`, before its manifest is written."""
-        files.publish_json(self._state(number), sealed(dict(state)))
+    def write_state(
+        self, number: int, stats: ProduceStats, packer: Mapping[str, Any], pending: list[list[int]]
+    ) -> None:
+        """The state behind chunk `number`, before its manifest is written: counts, and what waits."""
+        state = {"stats": self.count(stats), "packer": dict(packer), "pending": pending}
+        files.publish_json(self._state(number), sealed(state))
 
     def forget_states(self, number: int) -> None:
         """Drop states that no restart needs once chunk `number` is whole."""

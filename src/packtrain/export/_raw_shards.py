@@ -27,7 +27,7 @@ from ..waiting.poll import Clock, Watch, fresh_names
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["READY", "RawFolder", "content_digest", "signature", "stamp_of"]
+__all__ = ["READY", "RawFolder", "content_digest", "is_dangling", "signature", "stamp_of"]
 
 READY = ("rename", "marker", "stable")
 
@@ -60,6 +60,7 @@ class RawFolder:
         self.folder = Path(folder)
         self._ready, self._stable_s, self._clock = ready, stable_s, clock
         self._watches: dict[str, Watch] = {}
+        self._dangling: set[str] = set()
         clips = lookup("sources", "audio_dir")
         self._tables, self._sounds = tuple(clips.TABLES), tuple(clips.SUFFIXES_OF_CLIPS)
         self._suffixes = tuple(
@@ -77,6 +78,7 @@ class RawFolder:
         """Names of all shards, complete or not, in natural order."""
         if self.folder.is_file():
             return ["."]
+        self.check_link(".")
         if not self.folder.exists():
             raise SourceError(f"{self.folder} does not exist", hint="make the folder that raw shards come to")
         listed = [name for name in fresh_names(self.folder) if not name.startswith((".", "_"))]
@@ -99,10 +101,20 @@ class RawFolder:
         visible = self.visible()
         if self._ready != "marker":
             return visible
-        complete = self.complete()
+        listed = set(fresh_names(self.folder)) if self.folder.is_dir() else set()
+        complete = [name for name in visible if self._is_marked(name, listed)]
         for name in sorted(set(visible) - set(complete)):
             logger.warning("%s has no marker %s%s: it is left out", self.path(name), name, _DONE)
         return complete
+
+    def check_link(self, name: str) -> None:
+        """SourceError where a shard (or the input itself) is a link to what is not there; names both."""
+        path = self.path(name)
+        if is_dangling(path):
+            raise SourceError(
+                f"{path} is a link to {os.readlink(path)}, which does not exist",
+                hint="restore what it points to, or remove the link",
+            )
 
     @property
     def says_last(self) -> bool:
@@ -116,6 +128,8 @@ class RawFolder:
         path = self.folder / name
         if path.is_dir():
             return self._is_audio(path, fresh_names(path))
+        if "." not in name and is_dangling(path):
+            return True  # a folder of clips, perhaps
         return lower.endswith(self._suffixes)
 
     def _is_audio(self, path: Path, listed: list[str]) -> bool:
@@ -140,13 +154,27 @@ class RawFolder:
 
     def _is_complete(self, name: str, listed: set[str]) -> bool:
         path = self.path(name)
+        if is_dangling(path):
+            if name not in self._dangling:
+                self._dangling.add(name)
+                logger.warning("%s is a link to %s, which does not exist", path, os.readlink(path))
+            return False
         if self._ready == "rename":
             return True
         if self._ready == "marker":
-            inner = fresh_names(path) if path.is_dir() else []
-            return f"{name}{_DONE}" in listed or _SUCCESS in listed or _SUCCESS in inner
+            return self._is_marked(name, listed)
         watch = self._watches.setdefault(name, Watch(self._clock))
         return watch.quiet(signature(path)) >= self._stable_s and watch.changes >= 0
+
+    def _is_marked(self, name: str, listed: set[str]) -> bool:
+        path = self.path(name)
+        inner = fresh_names(path) if path.is_dir() else []
+        return f"{name}{_DONE}" in listed or _SUCCESS in listed or _SUCCESS in inner
+
+
+def is_dangling(path: Path) -> bool:
+    """Is this a link to what is not there?"""
+    return path.is_symlink() and not path.exists()
 
 
 def signature(path: Path) -> Signature:
@@ -170,6 +198,9 @@ def content_digest(path: Path) -> tuple[str, int]:
     """(SHA-256 over names and bytes of a shard's files, bytes)."""
     whole, size = hashlib.sha256(), 0
     for relative, file in _files(path):
+        if file != path and is_dangling(file):  # a clip that is missing: for the ledger
+            whole.update(f"{relative}\0missing\n".encode())
+            continue
         with open(file, "rb") as handle:
             digest = hashlib.file_digest(handle, "sha256")
             size += handle.tell()

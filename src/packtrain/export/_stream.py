@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import ForeignArtefactError, FormatError, InputError, SourceError
-from ..extend import Template
+from ..errors import ForeignArtefactError, FormatError, InputError
+from ..extend import Source, Template
 from ..planning.spec import PlanSpec
 from ..store._folders import sealed
 from ..store.growing import END, STREAM, STREAM_SCHEMA, View, chunk_name, is_sealed, read_stream
 from ..waiting.poll import fresh_json
+from ._beginning import undo_beginning
 from ._journal import Journal
 from ._produce_stats import ProduceStats
 
@@ -23,8 +25,8 @@ __all__ = [
     "check_ended",
     "check_least",
     "check_times",
+    "chunk_meta",
     "has_ended",
-    "nothing_read",
     "packs_before",
     "publish_again",
     "publish_end",
@@ -46,9 +48,9 @@ def check_apart(inputs: Path, output: Path) -> None:
         )
 
 
-def check_least(**values: tuple[int | None, int]) -> None:
+def check_least(least: int, **values: int | None) -> None:
     """InputError for an option below its least value; None is no value."""
-    for name, (value, least) in values.items():
+    for name, value in values.items():
         if value is not None and value < least:
             raise InputError(f"{name} is {value}, expected >= {least}")
 
@@ -62,14 +64,23 @@ def check_times(poll_interval: float, flush_s: float, stable_s: float) -> None:
         )
 
 
-def stream_config(spec: PlanSpec, template: Template, **more: Any) -> dict[str, Any]:
-    """What decides the packs and their bytes, as plain JSON."""
+def stream_config(
+    spec: PlanSpec, template: Template, open_shard: Callable[[Path], Source], **more: Any
+) -> dict[str, Any]:
+    """What decides the samples, the packs and their bytes, as plain JSON.
+
+    An `open_shard` says by its method `config()` how it reads; one without may change unseen.
+    """
     named = {key: value for key, value in spec.to_dict().items() if key != "skip"}
-    return {**named, "template": files.digest_json(template.config()), **more}
+    told: dict[str, Any] = getattr(open_shard, "config", dict)()
+    reading = {f"reading.{key}": json.loads(json.dumps(value, default=str)) for key, value in told.items()}
+    return {**named, "template": files.digest_json(template.config()), **reading, **more}
 
 
 def read_checked(output: Path, config: Mapping[str, Any]) -> str | None:
     """The id of the stream in `output`; None where none was begun.
+
+    One that was begun with other options is forgotten, while it has no chunk that anybody could have read.
 
     Raises:
         ForeignArtefactError: it was made with other options.
@@ -80,6 +91,9 @@ def read_checked(output: Path, config: Mapping[str, Any]) -> str | None:
     held = told["config"]
     for key in sorted(config):
         if held.get(key) != config[key]:
+            if undo_beginning(output):
+                logger.warning("%s: begun anew, it was begun with %s %r", output, key, held.get(key))
+                return None
             raise ForeignArtefactError(
                 f"{output} holds a stream made with {key} {held.get(key)!r}, not {config[key]!r}",
                 hint="use the options it was begun with, or another folder",
@@ -132,25 +146,22 @@ def publish_stream(output: Path, config: Mapping[str, Any], first: str) -> str:
     return stream
 
 
-def nothing_read(journal: Journal) -> SourceError:
-    """The input has ended, and there is no raw shard, or none that can be read."""
-    if not journal.shards:
-        return SourceError(
-            f"{journal.raw.folder} holds no raw shard",
-            hint="JSONL, tars, or folders of clips with transcripts",
-        )
-    first = journal.shards[0]
-    return SourceError(
-        f"none of the {len(journal.shards)} raw shards in {journal.raw.folder} can be read; "
-        f"{first.name}: {first.fault}",
-        hint="repair them and run the same command again",
-    )
+def chunk_meta(
+    stream: str, number: int, packs: int, stats: ProduceStats, ledger: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What the manifest of a chunk says of the stream; `stats` count the chunk's `packs` already."""
+    before = stats.packs - packs
+    return {
+        "stream": stream,
+        "chunk": number,
+        "packs_before": before,
+        "ledger": ledger,
+        "stats": stats.to_dict(),
+    }
 
 
 def publish_end(output: Path, stream: str, stats: ProduceStats, ledger: list[dict[str, Any]]) -> None:
     """Say that nothing follows."""
-    if stats.read and not stats.packed:
-        logger.warning("%s: none of %d samples is in a pack: %s", output, stats.read, dict(stats.dropped))
     told = {"schema": STREAM_SCHEMA, "stream": stream, "chunks": stats.chunks, "packs": stats.packs}
     files.publish_json(output / END, sealed({**told, "stats": stats.to_dict(), "ledger": ledger}))
 

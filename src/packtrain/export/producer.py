@@ -36,6 +36,7 @@ from ..store.growing import PRODUCER, chunk_name
 from ..waiting.claim import Claim
 from ..waiting.poll import Clock, SystemClock
 from . import _stream as marks
+from ._beginning import FAULTY, STOP_AFTER, check_limits, check_readable, check_usable, limited
 from ._encoding import Encoding, is_full
 from ._housekeeping import Housekeeping
 from ._intake import Intake, Opener
@@ -76,8 +77,11 @@ class PackingProducer:
         poll_interval: seconds between two looks at the input.
         clock: this process's time.
         progress: called with (samples published or dropped, samples read).
+        stop_after_failures: stop when the first so many records all fail for one reason, or all records of
+            the input fail: the fault of the options, most likely. 0: they go to the ledger, however many.
 
     Raises:
+        PlanError: `limits` names a cost that the template does not measure.
         ForeignArtefactError: `output` holds a stream that was made with other options; names them.
         InputError: another producer is at work in `output`.
         SourceError: a raw shard was written again after it was read, or is gone while it is still needed.
@@ -114,10 +118,12 @@ class PackingProducer:
         poll_interval: float = 1.0,
         clock: Clock | None = None,
         progress: Callable[[int, int], None] | None = None,
+        stop_after_failures: int = STOP_AFTER,
     ) -> None:
-        marks.check_least(packs_per_chunk=(packs_per_chunk, 1), max_age=(max_age, 0), workers=(workers, 1))
+        marks.check_least(1, packs_per_chunk=packs_per_chunk, chunk_mb=chunk_mb, workers=workers)
+        marks.check_least(1, max_ahead=max_ahead)
         marks.check_least(
-            chunk_mb=(chunk_mb, 1), max_ahead=(max_ahead, 1), keep_completed=(keep_completed, 0)
+            0, max_age=max_age, keep_completed=keep_completed, stop_after_failures=stop_after_failures
         )
         self.spec = PlanSpec(
             pack_length=pack_length,
@@ -129,7 +135,8 @@ class PackingProducer:
             long_samples=long_samples,
             window=window,
         )
-        self.output = Path(output)
+        check_limits(self.spec.limits, getattr(template, "cost_names", None))
+        self.output, self.stop_after_failures = Path(output), stop_after_failures
         marks.check_apart(Path(inputs), self.output)
         marks.check_times(poll_interval, flush_s, stable_s)
         self._full = (packs_per_chunk, chunk_mb << 20)
@@ -194,6 +201,7 @@ class PackingProducer:
             checked = now if deep else checked
             if self._intake.admit(self._say, deep=deep):
                 came = self._clock.now()
+                check_readable(self.output, self._journal, least=self.stop_after_failures and FAULTY)
             elif last and not self._journal.all_taken():
                 checked = -math.inf
                 self._idle("waiting for raw shards")
@@ -242,21 +250,17 @@ class PackingProducer:
 
     def _config(self) -> dict[str, Any]:
         packs, size = self._full
-        more = {
-            "packs_per_chunk": packs,
-            "chunk_mb": size >> 20,
-            "max_age": self.max_age,
-            "media": self.media,
-        }
-        return marks.stream_config(self.spec, self._setup[0], **more)
+        more: dict[str, Any] = {"packs_per_chunk": packs, "chunk_mb": size >> 20, "media": self.media}
+        return marks.stream_config(self.spec, *self._setup, max_age=self.max_age, **more)
 
     def _finish(self, backlog: int) -> None:
         """Pack what waits, and say that nothing follows."""
-        if self._house is None or all(shard.fault for shard in self._journal.shards):
-            raise marks.nothing_read(self._journal)
+        check_readable(self.output, self._journal)
+        assert self._house is not None  # there is a shard
         if backlog or len(self._packer.waiting):
             self._plan(backlog, last=True)
         self._write_chunks(last=True)
+        self._check_usable(last=True)
         self._house.publish_index()
         self._journal.forget_states(self.stats.chunks - 1)
         self._journal.count(self.stats)
@@ -269,8 +273,7 @@ class PackingProducer:
         first = self.stats.read
         self._say(f"measuring from sample {first}")
         lengths = self._intake.measure(first, first + count)
-        limited = {name: lengths.costs.get(name, np.zeros(count, np.int64)) for name in self.spec.limits}
-        planned = type(lengths)(lengths.tokens, limited, lengths.status, lengths.reasons)
+        planned = limited(lengths, self.spec.limits, check=not first)
         made = self._packer.push(np.arange(first, first + count), planned, last=last)
         self.stats.read += count
         for sample_id, reason in sorted(made.left_out.items()):
@@ -278,7 +281,13 @@ class PackingProducer:
             self._leave_out(sample_id, reason, self._intake.details.get(sample_id, ""))
         bounds, ids = made.offsets.tolist(), made.ids.tolist()
         self._pending += [ids[a:b] for a, b in itertools.pairwise(bounds)]
+        self._check_usable()
         self._write_chunks()
+
+    def _check_usable(self, *, last: bool = False) -> None:
+        if not self._pending and not len(self._packer.waiting):
+            row = self._ledger[0] if self._ledger else None
+            check_usable(self.output, self.stats, self.stop_after_failures, row, last=last)
 
     def _leave_out(self, sample_id: int, reason: str, detail: str) -> None:
         shard = self._journal.shard_of(sample_id)
@@ -311,18 +320,18 @@ class PackingProducer:
         except BaseException:
             writer.discard()
             raise
-        if not last and not is_full(writer, self._full):
-            writer.discard()
-            return False
         self._intake.check_unchanged()
         for sample_id, error in failed.items():
             self._leave_out(sample_id, error.reason, error.message)
-        self._pending = self._pending[used:]
-        if not writer.packs:
-            writer.discard()
-            return False
-        self._commit(writer, number)
-        return True
+        if writer.packs and (last or is_full(writer, self._full)):
+            self._pending = self._pending[used:]
+            self._commit(writer, number)
+            return True
+        writer.discard()
+        kept = ([one for one in pack if one not in failed] for pack in self._pending)
+        self._pending = [pack for pack in kept if pack]
+        self._check_usable()
+        return False
 
     def _commit(self, writer: ChunkWriter, number: int) -> None:
         """Write the state behind the chunk, the chunk, and its manifest, in this order."""
@@ -330,19 +339,10 @@ class PackingProducer:
         stats = self.stats
         stats.chunks, stats.packs = number + 1, stats.packs + writer.packs
         stats.packed, stats.tokens = stats.packed + writer.segments, stats.tokens + writer.tokens
-        state = {
-            "stats": self._journal.count(stats),
-            "packer": self._packer.state_dict(),
-            "pending": self._pending,
-        }
-        self._journal.write_state(number, state)
-        writer.meta = {
-            "stream": self._house.stream,
-            "chunk": number,
-            "packs_before": stats.packs - writer.packs,
-            "ledger": self._ledger,
-            "stats": stats.to_dict(),
-        }
+        if self._claim is not None:
+            self._claim.confirm()  # another process may have taken over while this one stood still
+        self._journal.write_state(number, stats, self._packer.state_dict(), self._pending)
+        writer.meta = marks.chunk_meta(self._house.stream, number, writer.packs, stats, self._ledger)
         writer.close()
         self._ledger = []
         self._house.add(writer.packs)

@@ -81,6 +81,8 @@ class EncodedRows:
 class EncodedTemplate:
     """The template of encoded samples: what it measures and encodes is in the sample already."""
 
+    cost_names = ("supervised",)
+
     def encode(self, sample: Mapping[str, Any]) -> dict[str, NDArray[np.int64]]:
         """`input_ids` int64[T], `labels` int64[T], `position_ids` int64[T] or [3, T]; fresh arrays."""
         ids = sample["input_ids"]

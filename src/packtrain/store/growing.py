@@ -9,7 +9,8 @@
         END                        totals; nothing follows
         journal/                   the producer's own: raw shards and the state after each chunk
         producer/                  the producer's claim and heartbeat (`waiting.claim`)
-        acks/w00004_r00001.json    how far rank 1 of 4 has acknowledged
+        acks/w00004_r00001.json    how far rank 1 of 4 has acknowledged; only ever further (launches that
+                                   began behind slot 0 have files of their own: w00004_o00004_s…_r00001.json)
 
 A chunk is there when its manifest can be read, is as it was written, and its file has the manifest's size.
 Readers list the folder at every look and never compare clocks. Order of reading: chunk c belongs to rank c
@@ -23,7 +24,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from .. import files
 from ..errors import ForeignArtefactError, FormatError, InputError
@@ -44,6 +45,7 @@ __all__ = [
     "View",
     "acknowledged",
     "chunk_name",
+    "is_cursor",
     "is_sealed",
     "number_of",
     "raw_place",
@@ -92,7 +94,7 @@ def read_stream(folder: Path) -> dict[str, Any] | None:
     return told
 
 
-def acknowledged(folder: Path, stream: str) -> dict[str, Any] | None:
+def acknowledged(folder: Path, stream: str) -> Mapping[str, Any] | None:
     """What all ranks of a launch have acknowledged: the least of their cursors, of the launch that got
     furthest.
 
@@ -100,13 +102,13 @@ def acknowledged(folder: Path, stream: str) -> dict[str, Any] | None:
         A reader's state with `slots`, the slots that are used up; None where not all ranks of a launch have
         acknowledged anything.
     """
-    launches: dict[tuple[int, int, int], dict[int, dict[str, Any]]] = {}
+    launches: dict[tuple[int, int, int], dict[int, Mapping[str, Any]]] = {}
     for name in fresh_names(folder / ACKS):
         told = fresh_json(folder / ACKS / name) if name.startswith("w") else None
-        if told is not None and told.get("stream") == stream and _is_cursor(told):
+        if is_cursor(told) and told["stream"] == stream:
             key = (int(told["order_world"]), int(told["start"]), int(told["world_size"]))
             launches.setdefault(key, {})[int(told["rank"])] = told
-    best: dict[str, Any] | None = None
+    best: Mapping[str, Any] | None = None
     for (_, _, world), ranks in sorted(launches.items()):
         if len(ranks) < world:
             continue
@@ -116,10 +118,14 @@ def acknowledged(folder: Path, stream: str) -> dict[str, Any] | None:
     return best
 
 
-def _is_cursor(told: Mapping[str, Any]) -> bool:
+def is_cursor(told: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
     """Is this what a rank acknowledged? Anything else counts as nothing acknowledged."""
     names = {"order_world": 1, "world_size": 1, "start": 0, "rank": 0, "step": 0, "slots": 0}
-    return all(isinstance(told.get(name), int) and told[name] >= least for name, least in names.items())
+    return (
+        told is not None
+        and "stream" in told
+        and all(isinstance(told.get(name), int) and told[name] >= least for name, least in names.items())
+    )
 
 
 def raw_place(folder: Path, sample_id: int) -> tuple[str, int]:
@@ -209,8 +215,8 @@ class View:
     def refresh(self) -> None:
         """Look again."""
         self.names = frozenset(fresh_names(self.folder))
-        if self.stream is None:
-            self.stream = read_stream(self.folder)
+        if not self.counts:  # while it has no chunk, the producer may begin it anew
+            self.stream = read_stream(self.folder) or self.stream
         n = len(self.counts)
         if INDEX in self.names and (not n or (self._later(n) and chunk_name(n) not in self.names)):
             self._read_index()  # at first, and where chunks were removed meanwhile

@@ -46,6 +46,13 @@ class Measurer:
         self._seen = 0
         self._warned = False
 
+    @property
+    def cost_names(self) -> tuple[str, ...]:
+        """Names of the costs that every sample gets."""
+        template = self.template
+        names = {name for kind in template.family.modalities for name in _COSTS[kind]} | {"supervised"}
+        return tuple(sorted(names | ({"truncated"} if template.truncation != "error" else set())))
+
     def measure(self, samples: Sequence[Mapping[str, Any]]) -> list[Measured | SampleError]:
         """A `Measured` or the `SampleError` of each sample."""
         template = self.template

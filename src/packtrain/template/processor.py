@@ -146,6 +146,11 @@ class HFTemplate:
         """`measure` of several samples; a sample that cannot be used gives its `SampleError`."""
         return self._measurer.measure(samples)
 
+    @property
+    def cost_names(self) -> tuple[str, ...]:
+        """Names of the costs that `measure` gives: what a limit of a pack may name."""
+        return self._measurer.cost_names
+
     # ----------------------------------------------------------------------------------- encode
     def encode(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Encode one sample with the real processor.

@@ -190,6 +190,11 @@ class Claim:
                 hint="stop one of the two runs",
             )
 
+    def confirm(self) -> None:
+        """`check`, after a fresh look: for what must not be written by two processes."""
+        self._look_for_others()
+        self.check()
+
     def ready(self, result: Mapping[str, Any]) -> None:
         """Tell followers that what they wait for is there."""
         with self._lock:
