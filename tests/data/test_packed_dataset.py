@@ -163,3 +163,25 @@ def test_filler_position_and_workers() -> None:
         multiprocessing_context="spawn",
     )
     assert [batch.sample_ids for batch in loader] == [tuple(p.tolist()) for p in dataset.plan]
+
+
+class Heard(list):  # type: ignore[type-arg]
+    """Samples that change with the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        for sample in self:
+            sample["epoch"] = epoch
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_of_another_epoch_are_refused(persistent: bool) -> None:
+    data = PackedDataset(plan([4, 4, 4], pack_length=4), Heard({"input_ids": [1] * 4} for _ in range(3)))
+    loader = DataLoader(data, batch_size=None, num_workers=1, persistent_workers=persistent)
+    assert len(list(loader)) == 3
+    data.set_epoch(1)
+    if persistent:
+        for _ in range(2):
+            with pytest.raises(InputError, match="kept plan and samples of the epoch before"):
+                list(loader)
+    else:
+        assert [pack[0]["epoch"] for pack in loader] == [1, 1, 1]

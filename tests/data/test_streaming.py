@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from packtrain.data import StreamingPackedDataset
+from packtrain.data import StreamingPackedDataset, TokenBudgetDataset
 from packtrain.errors import DriftError, ForeignArtefactError, InputError, SampleError, SourceError
 
 
@@ -323,3 +323,29 @@ def test_torchdata_loader_resumes_exactly(workers: int) -> None:
     again = loader(workers)
     again.load_state_dict(state)
     assert begun + ids(again) == expected
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_epoch_reaches_loader_workers(persistent: bool) -> None:
+    stream = make(shuffle_buffer=1)
+    loader = DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=persistent)
+    passes = []
+    for epoch in (0, 1, 1, 0):
+        stream.set_epoch(epoch)
+        passes.append(ids(loader))
+    assert passes[0] == passes[3] != passes[1] == passes[2]
+    assert sorted(flat(passes[1])) == list(range(300))
+    planned = TokenBudgetDataset(rows(LENGTHS), max_seq_len=64, lengths=LENGTHS, shuffle_buffer=1)
+    loader = DataLoader(planned, batch_size=None, num_workers=1, persistent_workers=persistent)
+    first = ids(loader)
+    planned.set_epoch(1)
+    second = ids(loader)
+    assert second != first and sorted(flat(second)) == sorted(flat(first))
+
+
+def test_a_state_behind_the_end_begins_the_next_pass() -> None:
+    stream = make(shuffle_buffer=1)
+    expected = ids(stream)
+    again = make(shuffle_buffer=1)
+    again.load_state_dict(stream.state_dict())
+    assert ids(again) == expected

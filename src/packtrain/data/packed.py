@@ -31,6 +31,7 @@ from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
 from ._mapped import as_array, as_file
+from ._shared_epoch import SharedEpoch
 from .encode_cache import EncodeCache
 
 __all__ = ["FILLER", "PackedDataset"]
@@ -97,6 +98,7 @@ class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
         self.repeat_loss = repeat_loss
         self.replan = replan
         self.cache = cache
+        self._chosen = SharedEpoch()
 
     def __len__(self) -> int:
         return len(self.packs)
@@ -113,8 +115,14 @@ class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
         Raises:
             DriftError: an encoded length is not the planned one.
             SampleError: a sample cannot be encoded (on_error="raise").
+            InputError: a loader worker was started before `set_epoch` changed plan or samples.
         """
         position = operator.index(position)
+        if self._chosen.is_missed:
+            raise InputError(
+                "set_epoch was called while a loader worker kept plan and samples of the epoch before",
+                hint="leave out persistent_workers: the workers of the next pass are started anew",
+            )
         if position == FILLER:
             logger.info("filler pack: one untrained token")
             return filler_pack()
@@ -156,7 +164,8 @@ class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
 
         Loader workers hold a copy of samples and plan: start them after this call.
         """
-        set_epoch(self.samples, epoch)
+        if set_epoch(self.samples, epoch) or self.replan is not None:
+            self._chosen.choose(epoch)
         if self.replan is None:
             return
         self.plan = self.replan.plan(epoch)

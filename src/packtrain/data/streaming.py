@@ -40,6 +40,7 @@ from ..planning.spec import PlanSpec
 from ..planning.window import MAX_AGE, WindowPacker
 from ..world import World, world
 from ._readers import reader_of
+from ._shared_epoch import SharedEpoch
 from ._stream_run import PARTS, Run
 from .equal_steps import EqualSteps
 
@@ -133,6 +134,7 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
         self.on_error = on_error
         self.ledger_file = None if ledger_file is None else Path(ledger_file)
         self.epoch = 0
+        self._chosen = SharedEpoch()
         self.left_out: dict[str, int] = {}
         self.settings: dict[str, Any] = {}  # further ones that a state depends on
         self._state: dict[str, Any] | None = None  # to begin at, once
@@ -140,14 +142,20 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
         self._ahead: deque[tuple[Run, list[int]]] = deque()  # packs that were planned and not handed out
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass. Naming another one starts it from its first sample."""
+        """Choose the epoch of the next pass. Naming another one starts it from its first sample.
+
+        Loader workers follow, also those that run already (`persistent_workers`).
+        """
         given: Any = epoch
         if isinstance(given, bool) or not isinstance(given, Integral) or epoch < 0:
             raise InputError(f"epoch is {epoch!r}, expected an integer >= 0")
-        epoch = int(epoch)
         if epoch != self.epoch:
-            self.epoch, self._state, self._run = epoch, None, None
-            self._ahead.clear()
+            self._begin(int(epoch))
+            self._chosen.choose(int(epoch))
+
+    def _begin(self, epoch: int) -> None:
+        self.epoch, self._state, self._run = epoch, None, None
+        self._ahead.clear()
 
     def __iter__(self) -> Iterator[list[Sample]]:
         info = get_worker_info()
@@ -156,6 +164,9 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
                 "the source divides itself among loader workers, and would be divided twice",
                 hint="use encode_workers instead of workers of the loader",
             )
+        chosen = self._chosen.news()
+        if chosen is not None:
+            self._begin(chosen)
         self._run = None  # a state that is taken before the first pack is the beginning, not the last pass
         self._ahead.clear()
         packs = self._packs()
@@ -168,6 +179,8 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
             if not is_filler(pack) and self._ahead:  # none after `set_epoch` in the middle of a pass
                 self._ahead.popleft()
             yield pack
+        self._run = None  # from here on a state is the beginning of the next pass
+        self._ahead.clear()
 
     @property
     def is_shared(self) -> bool:
@@ -192,7 +205,10 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
             self.epoch += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this reader stands, behind the last pack it handed out: plain values, a few windows long."""
+        """Where this reader stands, behind the last pack it handed out: plain values, a few windows long.
+
+        Once a pass has ended, the beginning of the next one (as torchdata's loader expects it).
+        """
         if self._run is None:
             return self._state or {**self._identity(), "epoch": self.epoch, "run": None}
         run = self._ahead[0][0] if self._ahead else self._run

@@ -224,6 +224,9 @@ class TokenBudgetDataset(StreamingPackedDataset):
         if self._planned is None:
             return super().__iter__()
         data, sampler = self._planned
+        chosen = self._chosen.news()
+        if chosen is not None:
+            self.set_epoch(chosen)
         info = get_worker_info()
         if info is not None and info.num_workers > 1:
             raise InputError(
