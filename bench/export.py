@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from packtrain.data import open_packs
 from packtrain.extend import Measured
 from packtrain.pipeline.export import export
 from packtrain.pipeline.measure import measure
@@ -169,6 +168,7 @@ def small(folder: Path, count: int) -> None:
 
 def chunks(folder: Path) -> None:
     """Text chunks, read pack by pack."""
+    from packtrain.data import open_packs  # here: worker processes of the others import this module
 
     def texts() -> Iterator[dict[str, Any]]:
         for i in range(20_000):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import tarfile
 import threading
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .. import files
+from ..store._sums import crc32
 from ..store.pack_records import pack_key
 from ._ahead import Lane, Member, members_ahead
 from ._job import Job, drop_unlisted
@@ -78,18 +78,18 @@ class TarShard:
         """Add a member; those of a pack come next to each other, and its record ends it."""
         number, name, data = member
         header = _header(f"{pack_key(number)}.{name}", len(data))
-        self._crc = zlib.crc32(header, self._crc)
+        self._crc = crc32(header, self._crc)
         self._put(header)
         self._put(data)
         padding = _PADDING[: -len(data) % _BLOCK]
         self._put(padding)
         if name == "json":
-            self._crc = zlib.crc32(padding, zlib.crc32(data, self._crc))
+            self._crc = crc32(padding, crc32(data, self._crc))
             self.packs.append([number, self._start, self._crc])
             self._start = self.end = self.size
             self._crc = 0
         else:
-            self._crc = zlib.crc32(padding, self._crc)
+            self._crc = crc32(padding, self._crc)
 
     def close(self) -> str:
         """Write the end of the tar; returns the SHA-256."""

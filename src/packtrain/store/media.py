@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from .. import files
 from ..errors import FormatError, SampleError
-from ..media.location import file_of, identity, ref_of
+from ..media.location import file_of, identity, is_url, ref_of
 from .parts import MediaRow
 
 __all__ = ["changed_media", "read_media", "save_media"]
 
 TABLE = "media.jsonl"
 STATS = "media_stat.npy"
+_ROWS = 1 << 16  # noted rows in memory at once
 
 
 def save_media(folder: Path, rows: Iterable[MediaRow], root: str | None) -> str:
@@ -67,11 +68,12 @@ def changed_media(folder: Path, root: str | None, *, verify_content: bool = Fals
     what lies behind a URL, is identified anew by size and header digest (so a copied or touched file is
     not a change).
     """
-    noted = _noted(folder)
     changed: list[str] = []
-    for number, (name, size, header) in enumerate(read_media(folder)):
-        held = tuple(noted[number].tolist()) if noted is not None and number < len(noted) else (-1, 0)
-        same = held[0] >= 0 and held == _stat(name, root)
+    noted = _noted(folder)
+    plain = "" if root is None or is_url(root) else os.path.join(os.path.abspath(root), "")
+    for name, size, header in read_media(folder):
+        held = next(noted, (-1, 0))
+        same = held[0] >= 0 and held == _stat(name, root, plain)
         if same and not verify_content:
             continue
         if _identify(name, root) != (size, header):
@@ -79,18 +81,29 @@ def changed_media(folder: Path, root: str | None, *, verify_content: bool = Fals
     return changed
 
 
-def _noted(folder: Path) -> NDArray[np.int64] | None:
+def _noted(folder: Path) -> Iterator[tuple[int, int]]:
+    """(size, mtime_ns) of each row, as far as they were noted."""
     try:
         stats: NDArray[np.int64] = np.load(folder / STATS, mmap_mode="r")
     except (OSError, ValueError, EOFError):
-        return None
-    return stats if stats.ndim == 2 and stats.shape[1] == 2 else None
+        return
+    if stats.ndim == 2 and stats.shape[1] == 2:
+        for start in range(0, len(stats), _ROWS):
+            for row in stats[start : start + _ROWS].tolist():
+                yield (row[0], row[1])
 
 
-def _stat(name: str, root: str | None) -> tuple[int, int]:
-    """(size, mtime_ns) of the file, or of the tar that holds it; (-1, 0) when there is none, or a URL."""
+def _stat(name: str, root: str | None, plain: str = "") -> tuple[int, int]:
+    """(size, mtime_ns) of the file, or of the tar that holds it; (-1, 0) when there is none, or a URL.
+
+    Args:
+        plain: the root as a prefix: what a plain relative name needs, and most are.
+    """
     try:
-        status = os.stat(file_of(ref_of(name, root)))
+        if plain and ":" not in name and "!" not in name and not os.path.isabs(name):
+            status = os.stat(plain + name)
+        else:
+            status = os.stat(file_of(ref_of(name, root)))
     except (OSError, ValueError):
         return -1, 0
     return status.st_size, status.st_mtime_ns

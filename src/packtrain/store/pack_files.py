@@ -9,13 +9,13 @@ import bisect
 import json
 import operator
 import tarfile
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import ChecksumError, FormatError
 from . import shards
+from ._sums import crc32
 from .pack_records import MEMBER, pack_key, restore
 
 __all__ = ["PackFiles", "media_hold", "split_members"]
@@ -156,10 +156,10 @@ def split_members(data: bytes, key: str) -> tuple[dict[str, bytes], int] | None:
             return None
         members[name] = body
         after = place + _BLOCK + -(-info.size // _BLOCK) * _BLOCK
-        crc = zlib.crc32(header, crc)
+        crc = crc32(header, crc)
         if name == "json":
-            crc = zlib.crc32(body, crc)
-        crc = zlib.crc32(data[place + _BLOCK + info.size : after], crc)
+            crc = crc32(body, crc)
+        crc = crc32(data[place + _BLOCK + info.size : after], crc)
         place = after
     return members, crc
 
@@ -174,6 +174,6 @@ def media_hold(members: Mapping[str, bytes]) -> bool:
     if set(listed) != set(members) - {"json"}:
         return False
     return all(
-        len(members[name]) == one["bytes"] and zlib.crc32(members[name]) == one["crc32"]
+        len(members[name]) == one["bytes"] and crc32(members[name]) == one["crc32"]
         for name, one in listed.items()
     )

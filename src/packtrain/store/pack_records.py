@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from typing import Any
 
 from ..errors import ChecksumError, FormatError, InputError, SampleError
 from ..media.location import Ref, identity_name, read_bytes
+from ._sums import BESIDE, crc32
 
 __all__ = ["MEMBER", "SPELLINGS", "TASKS", "PackRecord", "pack_key", "restore", "task_of"]
 
@@ -154,11 +154,11 @@ class PackRecord:
             ) from None
 
     def _check_sum(self, row: dict[str, Any], data: bytes) -> None:
-        """Put the CRC-32 into a row; that of a large medium is taken beside the writing, a few at once."""
-        if len(data) < _LARGE:
-            row["crc32"] = zlib.crc32(data)
+        """Put the CRC-32 into a row; that of a large medium may be taken beside, a few at once."""
+        if not BESIDE or len(data) < _LARGE:
+            row["crc32"] = crc32(data)
             return
-        self._pending.append((row, _beside().submit(zlib.crc32, data)))
+        self._pending.append((row, _beside().submit(crc32, data)))
         self._settle(_PENDING)
 
     def _settle(self, left: int) -> None:
@@ -296,7 +296,7 @@ def _checked(told: Mapping[str, Any], read: Callable[[str], bytes], where: str, 
         raise ChecksumError(
             f"{where} lacks {told['member']}", hint="the shard was cut or edited: export again"
         ) from None
-    if check and (len(data) != told["bytes"] or zlib.crc32(data) != told["crc32"]):
+    if check and (len(data) != told["bytes"] or crc32(data) != told["crc32"]):
         raise ChecksumError(
             f"{where}: {told['member']} differs from what was exported", hint="copy or export the shard again"
         )
