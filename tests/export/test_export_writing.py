@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from packtrain.export import _ahead
 from packtrain.export._ahead import Lane, members_ahead
 from packtrain.export._tar import Hashed, _header, _made
 from packtrain.files import sha256_file, write_pieces
+from packtrain.store._sums import crc32
 
 
 @given(st.text(max_size=130), st.integers(0, 2**40))
@@ -124,3 +126,8 @@ def test_a_lane_takes_one_item_of_any_size_and_none_when_closed() -> None:
     waiting.join()
     lane.close()
     assert not lane.put("c", 1)
+
+
+@given(st.binary(max_size=3000), st.binary(max_size=100))
+def test_sums_are_those_of_zlib(data: bytes, more: bytes) -> None:
+    assert crc32(more, crc32(data)) == zlib.crc32(data + more)

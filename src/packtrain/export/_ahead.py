@@ -21,7 +21,7 @@ __all__ = ["Lane", "Member", "members_ahead"]
 Member = tuple[int, str, bytes]
 
 _BATCH = 1 << 20  # bytes handed over at once
-_AHEAD = 1 << 25  # bytes read and not yet written
+_AHEAD = 1 << 23  # bytes read and not yet written
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ __all__ = ["Hashed", "TarShard", "write_tars"]
 
 _BLOCK = 512
 _WRITTEN = 1 << 20  # bytes written, and hashed, at once
-_UNHASHED = 1 << 25  # bytes written and not yet hashed
+_UNHASHED = 1 << 23  # bytes written and not yet hashed
 _PADDING = bytes(_BLOCK)
 
 
