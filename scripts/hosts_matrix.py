@@ -24,6 +24,8 @@ FEATURES = (
     "exact eval loss",
     "best model at the end",
     "two ranks",
+    "metrics of the user over rows",
+    "model of no listed family",
     "lengths without encoding",
     "tokenised before, lengths taken",
     "the host's own packing",
@@ -33,7 +35,15 @@ FEATURES = (
     "streams",
     "splitting long rows",
     "attention not shown to isolate",
+    "layers that carry a state",
+    "padding_free beside packs",
+    "batch size found by trying",
+    "loss averaged per rank",
+    "several GPUs in one process",
     "packing in several processes",
+    "sequence parallel",
+    "preference training",
+    "other tasks than causal language modelling",
 )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from swift_env import swift_python
 
-__all__ = ["SWITCHES", "environment", "losses", "sft"]
+__all__ = ["SWITCHES", "environment", "losses", "refused", "sft"]
 
 HERE = Path(__file__).resolve().parent
 SWITCHES = {
@@ -52,27 +52,39 @@ def environment() -> dict[str, str]:
 
 def sft(folder: Path, name: str, switches: dict[str, Any], *, ranks: int = 1, **spec: Any) -> list[Any]:
     """What each rank of a `swift sft` run saw."""
+    done = _run(folder, name, switches, ranks, spec)
+    assert done.returncode == 0, f"{done.stdout[-1500:]}\n{done.stderr[-4000:]}"
+    return [json.loads((folder / f"{name}.json.{rank}").read_text()) for rank in range(ranks)]
+
+
+def refused(folder: Path, name: str, switches: dict[str, Any], *, ranks: int = 1, **spec: Any) -> str:
+    """The error output of a run that ends with an error."""
+    done = _run(folder, name, switches, ranks, spec)
+    assert done.returncode != 0, done.stdout[-1500:]
+    return done.stderr
+
+
+def _run(
+    folder: Path, name: str, switches: dict[str, Any], ranks: int, spec: dict[str, Any]
+) -> subprocess.CompletedProcess[str]:
     words = [
         word
         for key, value in {**SWITCHES, "output_dir": folder / name, **switches}.items()
         for word in (f"--{key}", str(value))
     ]
     path = folder / f"{name}.spec"
-    report = folder / f"{name}.json"
-    path.write_text(json.dumps({"args": words, "report": str(report), **spec}), encoding="utf-8")
-    python = str(swift_python())
-    start = [python]
+    report = str(folder / f"{name}.json")
+    path.write_text(json.dumps({"args": words, "report": report, **spec}), encoding="utf-8")
+    start = [str(swift_python())]
     if ranks > 1:
         start += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    done = subprocess.run(
+    return subprocess.run(
         [*start, str(HERE / "swift_run.py"), str(path)],
         env=environment(),
         capture_output=True,
         text=True,
         timeout=1200,
     )
-    assert done.returncode == 0, f"{done.stdout[-1500:]}\n{done.stderr[-4000:]}"
-    return [json.loads(Path(f"{report}.{rank}").read_text()) for rank in range(ranks)]
 
 
 def losses(seen: Any) -> list[float]:

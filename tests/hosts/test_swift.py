@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -114,52 +113,3 @@ export_main(["--model", sys.argv[1], "--model_type", "qwen2_5_vl", "--template",
     workers = {**held, "per_device_train_batch_size": 1, "dataloader_num_workers": 1}
     (again,) = sft(tmp_path, "workers", workers, plugin=True)
     assert losses(again) == losses(packed)
-
-
-#: flag -> its value, the reason that is told, the row of the support table.
-REFUSED = {
-    "streaming": ("true", "a plan needs all rows", "streams"),
-    "group_by_length": ("true", "packs have equal lengths", "group by length"),
-    "packing_num_proc": ("2", "there is one plan of all rows", "packing in several processes"),
-    "truncation_strategy": ("split", "packs hold whole rows", "splitting long rows"),
-    "attn_impl": ("flex_attention", "nobody has shown that it isolates", "attention not shown to isolate"),
-    "per_device_train_batch_size": ("2", "a row is one pack", "batch of several packs"),
-}
-
-
-def test_flags_that_cannot_keep_their_meaning_are_refused(
-    model: Path, files: dict[str, Path], record_property: Callable[[str, object], None]
-) -> None:
-    told = run(
-        swift_python(),
-        PREAMBLE
-        + """
-import json, sys
-from packtrain.integrations.ms_swift import install
-install()
-from swift.arguments import SftArguments
-from swift.utils import parse_args
-found = {}
-for flag, value in json.loads(sys.argv[3]).items():
-    words = {"model": sys.argv[1], "model_type": "qwen2_5_vl", "template": "qwen2_5_vl",
-             "dataset": sys.argv[2], "packing": "true", "per_device_train_batch_size": "1",
-             "use_hf": "true", "attn_impl": "sdpa",
-             "split_dataset_ratio": "0", flag: value}
-    if flag == "streaming":
-        words["max_steps"] = "5"
-    try:
-        parse_args(SftArguments, [word for key, text in words.items() for word in (f"--{key}", text)])
-        found[flag] = "accepted"
-    except Exception as error:
-        found[flag] = str(error)
-print(json.dumps(found))
-""",
-        model,
-        files["few"],
-        json.dumps({flag: value for flag, (value, _, _) in REFUSED.items()}),
-        ours=True,
-    )
-    found = json.loads(told.splitlines()[-1])
-    for flag, (_, why, feature) in REFUSED.items():
-        assert why in found[flag] and "\n" not in found[flag], (flag, found[flag])
-        record_property("refused", (feature, why, found[flag]))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_hf_trainer import files, script  # noqa: F401
+from test_hf_trainer import EXAMPLES, files, script  # noqa: F401
 
 from packtrain.errors import ConfigError, IsolationError
 
@@ -24,13 +28,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as 
             "packs have equal lengths",
             "group by length",
         ),
-        ({"auto_find_batch_size": True}, "a plan has its row length", None),
+        (
+            {"auto_find_batch_size": True},
+            "a plan has its row length",
+            "batch size found by trying",
+        ),
     ],
 )
 def test_settings_that_packs_cannot_keep_are_refused_in_one_line(
     settings: Any,
     told: str,
-    feature: str | None,
+    feature: str,
     files: Any,  # noqa: F811
     saved_model: Callable[[str], Path],
     tmp_path: Path,
@@ -46,8 +54,7 @@ def test_settings_that_packs_cannot_keep_are_refused_in_one_line(
         pack(trainer, 1024)
     line = str(caught.value)
     assert "\n" not in line
-    if feature:
-        record_property("refused", (feature, told, line))
+    record_property("refused", (feature, told, line))
 
 
 def test_other_refusals(
@@ -75,8 +82,78 @@ def test_other_refusals(
     record_property("refused", ("streams", "it cannot be planned", str(caught.value)))
     trainer.train_dataset = rows
     trainer.model.config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(IsolationError, match="carry a state"):
+    with pytest.raises(IsolationError, match="carry a state") as stopped:
         pack(trainer, 1024)
+    record_property("refused", ("layers that carry a state", "carry a state", str(stopped.value)))
     trainer.model.config.layer_types = ["full_attention"] * 2
-    trainer.model.config.model_type = "nobody_knows"  # no family lists it: the proof decides, and it holds
+    trainer.args._n_gpu = 2
+    with pytest.raises(ConfigError, match="n_gpu=2 cannot be kept") as caught:
+        pack(trainer, 1024)
+    told = "one process would split packs over GPUs"
+    record_property("refused", ("several GPUs in one process", told, str(caught.value)))
+
+
+@pytest.mark.matrix("model of no listed family")
+def test_a_model_that_no_family_lists_is_proven_first(
+    files: Any,  # noqa: F811
+    saved_model: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    from packtrain.integrations.transformers import pack
+
+    where = str(saved_model("tiny:qwen3")), files["few_text"], str(tmp_path)
+    plain = script("hf_trainer_text", packed=False)
+    trainer = plain.main(*where, per_device_train_batch_size=1)
+    trainer.model.config.model_type = "nobody_knows"
     assert pack(trainer, 1024).packs.plan.stats()["samples"] == 24
+    trainer.train()
+    leaking = plain.main(*where, per_device_train_batch_size=1)
+    leaking.model.config.model_type = "nobody_knows"
+    forward = leaking.model.forward
+
+    @functools.wraps(forward)
+    def plain_positions(*args: Any, **kwargs: Any) -> Any:
+        """Every sample of a row reads those before it."""
+        return forward(*args, **{**kwargs, "position_ids": None})
+
+    leaking.model.forward = plain_positions
+    with pytest.raises(IsolationError, match="read each other in nobody_knows, first in") as caught:
+        pack(leaking, 1024)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.matrix("metrics of the user over rows")
+def test_metrics_of_the_user_get_the_rows_they_expect(
+    files: Any,  # noqa: F811
+    saved_model: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    from packtrain.integrations.transformers import pack
+
+    where = str(saved_model("tiny:qwen3")), files["few_text"], str(tmp_path), files["few_text"]
+    trainer = script("hf_trainer_text", packed=False).main(*where, per_device_train_batch_size=4)
+    trainer.compute_metrics = lambda found: {"rows": len(found.label_ids)}
+    before = trainer.evaluate()
+    pack(trainer, 1024, samples_per_step="same")
+    after = trainer.evaluate()
+    assert before["eval_rows"] == after["eval_rows"] == 24
+    assert after["eval_loss"] == before["eval_loss"]  # Trainer's own mean, as before
+
+
+def test_the_line_is_the_last_that_a_script_prints(
+    files: Any,  # noqa: F811
+    saved_model: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    """A user's whole script in a process of its own."""
+    code = (EXAMPLES / "hf_trainer_text.py").read_text(encoding="utf-8")
+    path = tmp_path / "script.py"
+    path.write_text(code.replace(', samples_per_step="same"', ""), encoding="utf-8")
+    words = [sys.executable, str(path), str(saved_model("tiny:qwen3")), files["few_text"], str(tmp_path)]
+    shim = "from packtrain.template import ensure_torchvision; ensure_torchvision()"
+    words[1:2] = ["-c", f"{shim}; import runpy, sys; runpy.run_path({str(path)!r}, run_name='__main__')"]
+    kept = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, env=kept)
+    assert done.returncode == 1
+    told = "per_device_train_batch_size is 2: a row is one pack (hint: set it to 1, or pass samples_per_step"
+    assert done.stderr.splitlines()[-1].startswith(f"packtrain.errors.ConfigError: {told}")

@@ -251,12 +251,18 @@ def test_the_best_model_is_loaded_at_the_end(
 
 @pytest.mark.matrix("two ranks")
 def test_two_gloo_ranks_train_and_evaluate_as_one_unpacked(
-    files: Any, saved_model: Callable[[str], Path], tmp_path: Path
+    files: Any,
+    saved_model: Callable[[str], Path],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     from transformers import Trainer
 
     where = str(saved_model("tiny:qwen2_5_vl")), files["few"]
     ranks = two_ranks("hf_trainer_vl", *where, tmp_path)
+    told = "ranks hold different numbers of tokens"
+    assert all(told in rank["refused"] and "\n" not in rank["refused"] for rank in ranks)
+    record_property("refused", ("loss averaged per rank", told, ranks[0]["refused"]))
     assert sorted(ranks[0]["ids"] + ranks[1]["ids"]) == list(range(24))
 
     batch = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}

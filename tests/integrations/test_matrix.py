@@ -58,7 +58,7 @@ def test_every_cell_names_the_test_that_shows_it(host: str, feature: str) -> Non
         assert cell["reason"] in cell["line"] and "\n" not in cell["line"]
         source = (REPOSITORY / file).read_text(encoding="utf-8")
         assert feature in source and "record_property" in ast.unparse(function)
-        code = (REPOSITORY / "src" / "packtrain" / "integrations").glob("*.py")
+        code = (REPOSITORY / "src" / "packtrain").rglob("*.py")
         assert any(cell["reason"] in path.read_text(encoding="utf-8") for path in code)
 
 

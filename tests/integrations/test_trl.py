@@ -17,7 +17,7 @@ from test_hf_trainer import (
     step_losses,
 )
 
-from packtrain.errors import ConfigError
+from packtrain.errors import ConfigError, IsolationError
 
 pytestmark = [
     # Scripts ask for pinned memory, as Trainer does by default, on a machine without an accelerator.
@@ -107,8 +107,14 @@ def test_resume_equals_the_uninterrupted_run(
 @pytest.mark.parametrize(
     ("settings", "told", "feature"),
     [
+        (
+            {"padding_free": True, "max_length": None},
+            "packs bring their own boundaries",
+            "padding_free beside packs",
+        ),
+        ({"eval_packing": True}, "the rows are packed already, by TRL", "the host's own packing"),
         ({"packing": True}, "the rows are packed already, by TRL", "the host's own packing"),
-        ({"padding_free": True, "max_length": None}, "their own boundaries", None),
+        ({"auto_find_batch_size": True}, "a plan has its row length", "batch size found by trying"),
         ({"label_smoothing_factor": 0.1}, "its loss is a mean over rows", "label smoothing"),
         ({"train_sampling_strategy": "group_by_length"}, "packs have equal lengths", "group by length"),
     ],
@@ -116,7 +122,7 @@ def test_resume_equals_the_uninterrupted_run(
 def test_settings_that_packs_cannot_keep_are_refused_in_one_line(
     settings: Any,
     told: str,
-    feature: str | None,
+    feature: str,
     files: Any,  # noqa: F811
     saved_model: Callable[[str], Path],
     tmp_path: Path,
@@ -130,8 +136,7 @@ def test_settings_that_packs_cannot_keep_are_refused_in_one_line(
         pack(trainer, 1024, samples_per_step="same")
     line = str(caught.value)
     assert "\n" not in line
-    if feature:
-        record_property("refused", (feature, told, line))
+    record_property("refused", (feature, told, line))
 
 
 def test_a_stream_and_rows_of_several_packs_are_refused(
@@ -151,3 +156,30 @@ def test_a_stream_and_rows_of_several_packs_are_refused(
     with pytest.raises(ConfigError, match="it cannot be planned") as caught:
         pack(trainer, 1024, samples_per_step="same")
     record_property("refused", ("streams", "it cannot be planned", str(caught.value)))
+    trainer = script("trl_sft", packed=False).main(*where, **CPU)
+    trainer.args._n_gpu = 2
+    with pytest.raises(ConfigError, match="n_gpu=2 cannot be kept") as caught:
+        pack(trainer, 1024, samples_per_step="same")
+    told = "one process would split packs over GPUs"
+    record_property("refused", ("several GPUs in one process", told, str(caught.value)))
+    trainer.args._n_gpu = 1
+    trainer.model.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(IsolationError, match="carry a state") as stopped:
+        pack(trainer, 1024, samples_per_step="same")
+    record_property("refused", ("layers that carry a state", "carry a state", str(stopped.value)))
+
+
+@pytest.mark.matrix("model of no listed family")
+def test_a_model_that_no_family_lists_is_proven_first(
+    files: Any,  # noqa: F811
+    saved_model: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    from packtrain.integrations.trl import pack
+
+    where = saved_model("tiny:qwen3"), files["few_text"], str(tmp_path)
+    trainer = script("trl_sft", packed=False).main(*where, **CPU)
+    trainer.model.config.model_type = "nobody_knows"
+    pack(trainer, samples_per_step="same")
+    trainer.train()
+    assert trainer.packs.plan.stats()["samples"] == 24

@@ -90,11 +90,15 @@ def test_two_gloo_ranks_train_and_evaluate_as_one_unpacked(
     files: Any,  # noqa: F811
     saved_model: Callable[[str], Path],
     tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     from trl import SFTTrainer
 
     where = saved_model("tiny:qwen2_5_vl"), files["few"]
     ranks = two_ranks("trl_sft", *where, tmp_path)
+    told = "ranks hold different numbers of tokens"
+    assert all(told in rank["refused"] and "\n" not in rank["refused"] for rank in ranks)
+    record_property("refused", ("loss averaged per rank", told, ranks[0]["refused"]))
     assert sorted(ranks[0]["ids"] + ranks[1]["ids"]) == list(range(24))
     batch = {"per_device_train_batch_size": 8, **CPU}
     packed = script("trl_sft").main(*where, str(tmp_path / "a"), files["few"], **batch)

@@ -8,6 +8,7 @@ import runpy
 import sys
 from pathlib import Path
 
+from packtrain.errors import ConfigError
 from packtrain.template import ensure_torchvision
 
 ensure_torchvision()
@@ -37,21 +38,23 @@ def recording(base):
 def main() -> None:
     name, model, rows, out = sys.argv[1:]
     names = runpy.run_path(str(EXAMPLES / f"{name}.py"))
-    trainer = names["main"](
-        model,
-        rows,
-        out,
-        rows,
-        trainer_class=recording(names["SFTTrainer" if name == "trl_sft" else "Trainer"]),
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=1,
-        use_cpu=True,
-        ddp_find_unused_parameters=True,
+    settings = {
+        "trainer_class": recording(names["SFTTrainer" if name == "trl_sft" else "Trainer"]),
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "use_cpu": True,
+        "ddp_find_unused_parameters": True,
         **CPU.get(name, {}),
-    )
+    }
+    try:
+        names["main"](model, rows, out, rows, **settings, average_tokens_across_devices=False)
+        refused = None
+    except ConfigError as error:
+        refused = str(error)
+    trainer = names["main"](model, rows, out, rows, **settings)
     trainer.train()
     loss = trainer.evaluate()["eval_loss"]
-    report = {"losses": list(LOSSES.values()), "ids": IDS, "eval_loss": loss}
+    report = {"losses": list(LOSSES.values()), "ids": IDS, "eval_loss": loss, "refused": refused}
     Path(out, f"rank{os.environ['RANK']}.json").write_text(json.dumps(report))
     sys.stdout.flush()
     os._exit(0)  # gloo's threads can abort an interpreter that winds down

@@ -56,7 +56,7 @@ def pack(
     plan: Any = None,
     measure: Any = None,
     samples_per_step: int | str | None = None,
-    eval_packing: bool = True,
+    eval_packing: bool | None = None,
     balance: str | None = "step",
     audited: int = 32,
     timeout_s: float = 7200,
@@ -73,7 +73,8 @@ def pack(
         samples_per_step: None: a step is `gradient_accumulation_steps` packs a rank. "same": a step holds
             the samples it held before (batch size x accumulation x ranks), or a number: so many; then
             accumulation follows from the plan, and losses equal those of unpacked training.
-        eval_packing: pack the evaluation sets too; False: they are evaluated as before.
+        eval_packing: True: pack the evaluation sets too; False: they are evaluated as before. None: packed,
+            unless the trainer has `compute_metrics`, which expects its own rows.
         balance: how packs are spread over ranks inside a step; see `PackSampler`.
         audited: rows encoded for real and compared with their measured lengths before planning.
         timeout_s: how long the other ranks wait for rank 0.
@@ -128,6 +129,8 @@ def pack(
         args.gradient_accumulation_steps = _aligned(data).block // place.size
         args.per_device_train_batch_size = trainer._train_batch_size = 1
     trainer.packs_options = {"pack_length": data.plan.spec.pack_length, **options}
+    if eval_packing is None:
+        eval_packing = trainer.compute_metrics is None
     trainer.packs_eval = {} if eval_packing else None
     trainer.packs_start(data, bare, balance)
     stats = data.plan.stats()

@@ -1,0 +1,169 @@
+"""What packs cannot keep in the real `swift sft` and `swift rlhf`: the run ends with one clear line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from swift_env import PREAMBLE, swift_python
+from swift_sft import SWITCHES, refused
+from venvs import run
+
+pytestmark = pytest.mark.hosts
+
+#: case -> the program, its flags, the reason that is told, the row of the support table.
+CASES: dict[str, tuple[str, dict[str, str], str, str]] = {
+    "streaming": ("sft", {"streaming": "true", "max_steps": "5"}, "a plan needs all rows", "streams"),
+    "group_by_length": ("sft", {"group_by_length": "true"}, "packs have equal lengths", "group by length"),
+    "packing_num_proc": (
+        "sft",
+        {"packing_num_proc": "2"},
+        "there is one plan of all rows",
+        "packing in several processes",
+    ),
+    "truncation_strategy": (
+        "sft",
+        {"truncation_strategy": "split"},
+        "packs hold whole rows",
+        "splitting long rows",
+    ),
+    "attn_impl": (
+        "sft",
+        {"attn_impl": "flex_attention"},
+        "nobody has shown that it isolates",
+        "attention not shown to isolate",
+    ),
+    "per_device_train_batch_size": (
+        "sft",
+        {"per_device_train_batch_size": "2"},
+        "a row is one pack",
+        "batch of several packs",
+    ),
+    "sequence_parallel_size": (
+        "sft",
+        {"sequence_parallel_size": "2"},
+        "packs are not cut over ranks",
+        "sequence parallel",
+    ),
+    "task_type": (
+        "sft",
+        {"task_type": "seq_cls", "num_labels": "2"},
+        "packs are for causal language models",
+        "other tasks than causal language modelling",
+    ),
+    "rlhf_type": (
+        "rlhf",
+        {"rlhf_type": "dpo"},
+        "packs are for supervised training",
+        "preference training",
+    ),
+}
+
+
+def test_flags_that_cannot_keep_their_meaning_end_the_run_in_one_line(
+    model: Path, files: dict[str, Path], tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    told = run(
+        swift_python(),
+        PREAMBLE
+        + """
+import json, sys
+from packtrain.integrations.ms_swift import install
+install()
+from swift.pipelines import rlhf_main, sft_main
+shared, cases = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+found = {}
+for name, (program, flags) in cases.items():
+    words = [word for key, text in {**shared, **flags}.items() for word in (f"--{key}", text)]
+    try:
+        (sft_main if program == "sft" else rlhf_main)(words)
+        found[name] = "accepted"
+    except Exception as error:
+        found[name] = f"{type(error).__name__}: {error}"
+print(json.dumps(found))
+""",
+        json.dumps(
+            {
+                **{key: str(value) for key, value in SWITCHES.items()},
+                "model": str(model),
+                "dataset": str(files["few"]),
+                "output_dir": str(tmp_path / "out"),
+                "packing": "true",
+                "per_device_train_batch_size": "1",
+            }
+        ),
+        json.dumps({name: (program, flags) for name, (program, flags, _, _) in CASES.items()}),
+        ours=True,
+    )
+    found = json.loads(told.splitlines()[-1])
+    for flag, (_, flags, why, feature) in CASES.items():
+        line = found[flag].removeprefix("ConfigError: ")
+        value = {"true": "True"}.get(flags[flag], flags[flag])
+        assert line.startswith(f"--{flag} {value} with packing: {why}"), (flag, found[flag])
+        assert "(hint: " in line and "\n" not in line
+        record_property("refused", (feature, why, line))
+    assert not list(tmp_path.rglob("plan.json"))
+
+
+def test_two_processes_that_are_two_trainers_are_refused_by_each(
+    model: Path, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """Without `--use_cpu true` each of two CPU processes would train on everything."""
+    words = {
+        "model": model,
+        "dataset": files["few"],
+        "packing": "true",
+        "per_device_train_batch_size": 1,
+        "use_cpu": "false",
+    }
+    said = refused(tmp_path, "alone", words, ranks=2, plugin=True)
+    told = "2 processes were started but the trainer knows of 1 (hint: on CPUs set --use_cpu true)"
+    assert f"ConfigError: {told}" in said
+
+
+def test_a_model_that_no_family_lists_is_refused_before_it_trains(
+    model: Path, files: dict[str, Path], tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """A tiny DeepSeek-V3, whose isolation nobody has shown; text rows."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, DeepseekV3Config
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    config = DeepseekV3Config(
+        vocab_size=len(tokenizer) + 64,
+        hidden_size=32,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        kv_lora_rank=8,
+        q_lora_rank=8,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(files["few"].read_text().splitlines(keepends=True)[-5:]), encoding="utf-8")
+    words = {
+        "model": tmp_path / "model",
+        "model_type": "deepseek_v3",
+        "template": "qwen2_5",
+        "dataset": rows,
+        "packing": "true",
+        "per_device_train_batch_size": 1,
+    }
+    said = refused(tmp_path, "unlisted", words, plugin=True)
+    why = "nobody has shown that deepseek_v3 keeps packed samples apart"
+    assert why in said, said[-3000:]
+    (line,) = [line for line in said.splitlines() if line.startswith("packtrain.errors.IsolationError: ")]
+    told = line.partition(": ")[2]
+    assert told.startswith(why) and "(hint: " in told
+    record_property("refused", ("model of no listed family", "nobody has shown that", told))
