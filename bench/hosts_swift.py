@@ -47,6 +47,7 @@ SWITCHES = {
     "add_version": "false",
     "report_to": "none",
     "use_hf": "true",
+    "check_model": "false",
     "max_length": CAP,
     "gradient_checkpointing": "false",
     "load_from_cache_file": "false",

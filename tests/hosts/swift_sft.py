@@ -28,6 +28,7 @@ SWITCHES = {
     "add_version": "false",
     "report_to": "none",
     "use_hf": "true",
+    "check_model": "false",
     "max_length": 2048,
     "gradient_checkpointing": "false",
     "freeze_vit": "false",

@@ -86,6 +86,7 @@ def test_what_init_writes_trains(model: Path, files: dict[str, Path], tmp_path: 
     assert told["samples"] == 23 and told["host"] == "swift" and told["agreed_tokens"] > 50
 
     more = {"use_cpu": "true", "torch_dtype": "float32", "use_hf": "true", "report_to": "none"}
+    more |= {"check_model": "false"}
     more |= {"add_version": "false", "tuner_type": "full", "per_device_train_batch_size": "8"}
     more |= {"model_type": "qwen2_5_vl", "logging_steps": "1", "gradient_checkpointing": "false"}
     words = ["bash", str(out / "train.sh"), *(word for key in more for word in (f"--{key}", more[key]))]
