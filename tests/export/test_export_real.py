@@ -1,24 +1,29 @@
-"""Real data through real templates: plan → format → back, the same ids, bytes, token ids and logits."""
+"""Real data, a real template: plan → every format → every reader; the same ids, fields, bytes, token ids.
+
+Readers: Python's `tarfile`, `webdataset`, Hugging Face `datasets`, plain files, Arrow, and our own. (Energon
+reads the same sets in its own environments: `tests/hosts/test_host_energon.py`.)
+"""
 
 from __future__ import annotations
 
+import glob
 import json
 import tarfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from real_sets import KINDS, RealSet, facts_of, row_facts
 
 from packtrain.collate import PaddingFreeCollator
-from packtrain.data import PackedDataset, open_packs
-from packtrain.media.location import read_bytes
+from packtrain.data import open_packs
 from packtrain.pipeline.export import export
-from packtrain.pipeline.measure import measure
-from packtrain.pipeline.plan import plan_lengths
 from packtrain.pipeline.verify_export import verify_export
-from packtrain.sources import open_source
-from packtrain.sources.chat import ChatSource, media_refs
+from packtrain.store.pack_records import restore
+
+FORMATS = ("raw", "webdataset", "energon", "chunks")
 
 
 @pytest.fixture(scope="module")
@@ -28,105 +33,194 @@ def qwen(data: Path) -> Any:
     return HFTemplate(load_processor(str(data / "processors" / "qwen2_5_vl")))
 
 
-def prepared(source: Any, template: Any, folder: Path, cap: int) -> tuple[Any, Path]:
-    lengths = measure(source, template, folder / "lengths", workers=1)
-    plan = plan_lengths(lengths, folder / "plan", lengths_folder=folder / "lengths", pack_length=cap)
-    return plan, folder / "plan"
+@pytest.fixture(scope="module")
+def real(data: Path, qwen: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RealSet]:
+    """A set by name, exported in all formats; made once."""
+    held: dict[str, RealSet] = {}
+
+    def make(kind: str) -> RealSet:
+        if kind not in held:
+            made = held[kind] = RealSet(kind, data, tmp_path_factory.mktemp(kind), qwen)
+            for fmt in FORMATS:
+                options = {"media": "tensor"} if fmt == "chunks" else None
+                export(
+                    made.plan_folder,
+                    made.folder / fmt,
+                    format=fmt,
+                    source=made.source,
+                    template=qwen,
+                    maxcount=2,
+                    options=options,
+                )
+        return held[kind]
+
+    return make
 
 
-def chats_about(data: Path, folder: Path, count: int, pixels: int) -> ChatSource:
-    """A generated chat about each of some real images; every fourth about two."""
-    rows = [json.loads(line) for line in (data / "images_real" / "manifest.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if row["width"] * row["height"] < pixels]
-    there = [row for row in rows if (data / "images_real" / row["file"]).is_file()]
-    chats = []
-    for i, row in enumerate(there[:count]):
-        pair = [row["file"], there[(i + 1) % count]["file"]] if i % 4 == 0 else [row["file"]]
-        asked = "<image>" * len(pair) + f"Where is {row['path']} from?"
-        chats.append(
-            {
-                "messages": [
-                    {"role": "user", "content": asked},
-                    {"role": "assistant", "content": row["repo"]},
-                    {"role": "user", "content": "How large is it?"},
-                    {"role": "assistant", "content": f"{row['width']} x {row['height']}, {row['mode']}"},
-                ],
-                "images": pair,
-            }
-        )
-    path = folder / "chats.jsonl"
-    path.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
-    return ChatSource(open_source(path), media_root=data / "images_real")
+def same_samples(made: RealSet, packs: dict[str, dict[str, bytes]]) -> None:
+    """Members by key give every planned sample back, in the plan's order, to the letter and the byte."""
+    assert list(packs) == [f"ps_{number:08d}" for number in range(len(made.plan))]
+    for number, (key, members) in enumerate(packs.items()):
+        samples = restore(json.loads(members["json"]), members.__getitem__, key)
+        assert [sample.pop("sample_id") for sample in samples] == made.plan[number].tolist()
+        for sample_id, sample in zip(made.plan[number].tolist(), samples, strict=True):
+            assert facts_of(sample) == made.want[sample_id]
+            if number % 4 == 0:  # encoding is slow; the readers of packs below encode all of them
+                encoded = made.template.encode(sample)
+                assert (encoded["input_ids"].tolist(), encoded["labels"].tolist()) == made.tokens[sample_id]
 
 
-def same_rows(plan: Any, source: Any, template: Any, out: Path) -> None:
-    packs, direct = open_packs(out, template.encode), PackedDataset(plan, source, template.encode)
-    collate = PaddingFreeCollator()
-    for number in range(len(plan)):
-        ours, want = collate([packs[number]]), collate([direct[number]])
-        assert ours.keys() == want.keys() and list(ours.sample_ids) == plan[number].tolist()
-        for name, value in want.items():
-            assert torch.equal(ours[name], value) if isinstance(value, torch.Tensor) else ours[name] == value
+def by_key(named: Iterator[tuple[str, bytes]]) -> dict[str, dict[str, bytes]]:
+    packs: dict[str, dict[str, bytes]] = {}
+    for name, data in named:
+        key, _, member = name.partition(".")
+        packs.setdefault(key, {})[member] = data
+    return packs
 
 
-def media_in(out: Path) -> list[bytes]:
-    found = []
-    for path in sorted(out.glob("*.tar")):
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fmt", ["webdataset", "energon"])
+def test_tarfile(real: Callable[[str], RealSet], kind: str, fmt: str) -> None:
+    made = real(kind)
+
+    def named() -> Iterator[tuple[str, bytes]]:
+        for path in sorted((made.folder / fmt).glob("*.tar")):
+            with tarfile.open(path) as tar:
+                for info in tar:
+                    yield info.name, tar.extractfile(info).read()  # type: ignore[union-attr]
+
+    same_samples(made, by_key(named()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_files(real: Callable[[str], RealSet], kind: str) -> None:
+    made = real(kind)
+    found = sorted(path for path in (made.folder / "raw").iterdir() if path.is_file())
+    same_samples(made, by_key((path.name, path.read_bytes()) for path in found))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves its files open
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fmt", ["webdataset", "energon"])
+def test_webdataset(real: Callable[[str], RealSet], kind: str, fmt: str) -> None:
+    import webdataset
+
+    made = real(kind)
+    tars = sorted(glob.glob(str(made.folder / fmt / "*.tar")))
+    packs = {}
+    for row in webdataset.WebDataset(tars, shardshuffle=False, empty_check=False):
+        packs[row["__key__"]] = {name: data for name, data in row.items() if not name.startswith("__")}
+    same_samples(made, packs)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the library, about its own loading
+@pytest.mark.parametrize("kind", KINDS)
+def test_hugging_face_webdataset(real: Callable[[str], RealSet], kind: str, tmp_path: Path) -> None:
+    import datasets
+
+    made = real(kind)
+    tars = sorted(glob.glob(str(made.folder / "webdataset" / "*.tar")))
+    names: set[str] = set()
+    for path in tars:
         with tarfile.open(path) as tar:
-            found += [tar.extractfile(i).read() for i in tar if not i.name.endswith(".json")]  # type: ignore[union-attr]
-    return found
+            names |= {name.partition(".")[2] for name in tar.getnames()} - {"json"}
+    features = datasets.Features(
+        {
+            "__key__": datasets.Value("string"),
+            "__url__": datasets.Value("string"),
+            "json": datasets.Json(),
+            **{name: datasets.Image(decode=False) for name in sorted(names)},
+        }
+    )
+    rows = datasets.load_dataset(
+        "webdataset", data_files=tars, split="train", features=features, cache_dir=str(tmp_path)
+    )
+    packs = {}
+    for row in rows:
+        record = row["json"] if isinstance(row["json"], str) else json.dumps(row["json"])
+        media = {name: row[name]["bytes"] for name in names if row[name] is not None}
+        packs[row["__key__"]] = {**media, "json": record.encode()}
+    same_samples(made, packs)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the library, about its own loading
+@pytest.mark.parametrize("reader", ["arrow", "datasets"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_chunks_as_arrow(real: Callable[[str], RealSet], kind: str, reader: str, tmp_path: Path) -> None:
+    """Encoded packs without any code of ours: ids, tokens, labels and pixels by column."""
+    import pyarrow
+
+    made = real(kind)
+    paths = sorted(glob.glob(str(made.folder / "chunks" / "*.arrow")))
+    columns = ["sample_id", "input_ids", "labels"]
+    pixels: dict[int, Any] = {}
+    rows: list[dict[str, Any]] = []
+    if reader == "arrow":
+        batches = 0
+        for path in paths:
+            with pyarrow.memory_map(path) as held, pyarrow.ipc.open_file(held) as file:
+                batches += file.num_record_batches
+                table = file.read_all()
+                rows += table.select(columns).to_pylist()
+                pixels.update(_pixels(table))
+        assert batches == len(made.plan), "one record batch a pack"
+    else:
+        import datasets
+
+        for path in paths:
+            loaded = datasets.load_dataset("arrow", data_files=[path], split="train", cache_dir=str(tmp_path))
+            rows += loaded.select_columns(columns).to_list()
+            pixels.update(_pixels(loaded.data.table))
+    assert [row["sample_id"] for row in rows] == made.plan.indices.tolist()
+    assert {row["sample_id"]: (row["input_ids"], row["labels"]) for row in rows} == made.tokens
+    want = {i: one["pixel_values"] for i, one in made.encoded.items() if "pixel_values" in one}
+    assert pixels.keys() == want.keys() and (kind == "text_sft" or pixels)
+    assert all(torch.equal(pixels[i], value) for i, value in want.items())
+
+
+def _pixels(table: Any) -> dict[int, Any]:
+    """Sample id -> pixels, out of two columns."""
+    if "pixel_values" not in table.column_names:
+        return {}
+    shapes, values = table["pixel_values.shape"], table["pixel_values"]
+    return {
+        sample_id: torch.tensor(values[row].values.to_numpy()).reshape(shapes[row].as_py())
+        for row, sample_id in enumerate(table["sample_id"].to_pylist())
+        if values[row].is_valid
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_our_own_readers(real: Callable[[str], RealSet], kind: str, fmt: str) -> None:
+    made = real(kind)
+    packs, collate = open_packs(made.folder / fmt, made.template.encode), PaddingFreeCollator()
+    for number in range(len(made.plan)):
+        want = collate([[made.encoded[i] for i in made.plan[number].tolist()]])
+        assert row_facts(collate([packs[number]])) == row_facts(want)
+    checks = verify_export(made.folder / fmt, source=made.source, template=made.template, encode=0)
+    assert f"{len(made.source)} planned" in checks["samples"]
 
 
 @pytest.mark.parametrize("fmt", ["webdataset", "chunks"])
-def test_llama_factory_demo(data: Path, qwen: Any, tmp_path: Path, fmt: str) -> None:
-    source = ChatSource(open_source(data / "mllm_demo" / "mllm_demo.json"))
-    plan, folder = prepared(source, qwen, tmp_path, 3000)
-    export(folder, tmp_path / "out", format=fmt, source=source, template=qwen, maxcount=2)
-    same_rows(plan, source, qwen, tmp_path / "out")
-    done = verify_export(tmp_path / "out", source=source, template=qwen)
-    assert f"{len(source)} planned" in done["samples"]
-
-
-def test_real_images(data: Path, qwen: Any, tmp_path: Path) -> None:
-    source = chats_about(data, tmp_path, 16, 400_000)
-    plan, folder = prepared(source, qwen, tmp_path, 4096)
-    export(folder, tmp_path / "out", source=source, maxcount=3)
-    assert media_in(tmp_path / "out") == [
-        read_bytes(ref) for pack in plan for i in pack.tolist() for ref in media_refs(source[i])
-    ]
-    same_rows(plan, source, qwen, tmp_path / "out")
-
-
-def test_text(data: Path, qwen: Any, tmp_path: Path) -> None:
-    """Tool calls, system turns and several languages come back exactly, through every format."""
-    rows = []
-    for name in ("alpaca_zh_demo.json", "glaive_toolcall_en_demo.json", "identity.json"):
-        rows += json.loads((data / "text_sft" / name).read_text(encoding="utf-8"))[:40]
-    path = tmp_path / "text.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = ChatSource(open_source(path))
-    plan, folder = prepared(source, qwen, tmp_path, 4096)
-    for fmt in ("raw", "webdataset", "energon", "chunks"):
-        export(folder, tmp_path / fmt, format=fmt, source=source, template=qwen, maxcount=5)
-        same_rows(plan, source, qwen, tmp_path / fmt)
-        verify_export(tmp_path / fmt, source=source, template=qwen)
-
-
-def test_packed_forward_from_shards_equals_unpacked(data: Path, qwen: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_forward_from_shards_equals_unpacked(
+    real: Callable[[str], RealSet], kind: str, fmt: str
+) -> None:
     from packtrain.train.tiny import tiny_model
 
-    source = chats_about(data, tmp_path, 3, 51_000)
-    plan, folder = prepared(source, qwen, tmp_path, 4096)
-    export(folder, tmp_path / "out", source=source)
-    packs = open_packs(tmp_path / "out", qwen.encode)
-    model = tiny_model("tiny:qwen2_5_vl", qwen.processor).eval()
+    made = real(kind)
+    packs = open_packs(made.folder / fmt, made.template.encode)
+    model = tiny_model("tiny:qwen2_5_vl", made.template.processor).eval()
     collate = PaddingFreeCollator(model=model)
-    number = max(range(len(plan)), key=lambda i: len(plan[i]))
-    assert len(plan[number]) > 1
+    several = [number for number in range(len(made.plan)) if len(made.plan[number]) > 1]
+    number = min(several, key=lambda i: int(made.plan.pack_tokens[i]))
     with torch.no_grad():
         row = model(**collate([packs[number]])).logits[0]
         start = 0
-        for sample_id in plan[number].tolist():
-            alone = model(**collate([[{**qwen.encode(source[sample_id]), "sample_id": sample_id}]])).logits[0]
+        for sample_id in made.plan[number].tolist():
+            alone = model(**collate([[made.encoded[sample_id]]])).logits[0]
             torch.testing.assert_close(row[start : start + len(alone)], alone, rtol=1e-4, atol=1e-4)
             start += len(alone)
+    assert start == len(row)
