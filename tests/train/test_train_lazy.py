@@ -13,13 +13,17 @@ from typing import Any
 import pytest
 
 from packtrain import files
+from packtrain.data import PackedDataset
 from packtrain.errors import ConfigError, WaitTimeoutError
 from packtrain.export import PackingProducer
+from packtrain.planning.packplan import PackPlan
 from packtrain.sources.chat import ChatSource
 from packtrain.sources.jsonl import open_source
 from packtrain.template import HFTemplate
+from packtrain.train.compare import evaluate_packed_vs_unpacked
 from packtrain.train.config import load_config
 from packtrain.train.lazy import STATE_FILE, train_lazy
+from packtrain.train.model import load_model
 
 ROWS = 60
 
@@ -134,6 +138,58 @@ def test_resume_continues_the_stream(tmp_path: Path, tokenizer_folder: Path) -> 
     with pytest.raises(ConfigError, match=r"holds no stream\.json"):
         (tmp_path / "run" / "checkpoint-4" / STATE_FILE).unlink()
         train_lazy(load_config(rest))
+
+
+def test_evaluation_while_reading_along(
+    tmp_path: Path,
+    tokenizer_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The same packs, losses and weights as without; a pack length that nobody named is that of the packs."""
+    import yaml
+
+    from packtrain.cli import main
+
+    put(tmp_path / "in", "a.jsonl", 0, ROWS)
+    packs = producer(tmp_path, tokenizer_folder).run().packs
+    put(tmp_path, "val.jsonl", 100, 9)
+
+    def run(name: str, **changes: Any) -> dict[str, Any]:
+        given = values(tmp_path, tokenizer_folder, save_strategy="epoch", sharded_lazy_start="beginning")
+        given["training"].update(output_dir=str(tmp_path / name), packing_length_precompute_workers=1)
+        for section, keys in changes.items():
+            given[section].update(keys)
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
+        with pytest.raises(SystemExit) as stop:
+            main(["train", str(tmp_path / "run.yaml"), "--json"])
+        told: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+        return {**told, "code": int(stop.value.code or 0)}
+
+    val = {
+        "val_jsonl": str(tmp_path / "val.jsonl"),
+        "columns": {"prompt": "question", "response": "answer"},
+    }
+    none = run("none")
+    often = run("often", custom=val, training={"eval_steps": 4})
+    assert none["steps"] == often["steps"] == packs and often["eval_samples"] == 9
+    rows = [json.loads(line) for line in (tmp_path / "often" / "train_log.jsonl").read_text().splitlines()]
+    evaluated = [row["step"] for row in rows if "eval_loss" in row]
+    assert evaluated == sorted({*range(4, packs, 4), packs})
+    assert files.read_json(tmp_path / "often" / "val_plan" / "plan.json")["spec"]["pack_length"] == 128
+    trace = Path("sample_loss") / "rank-0.jsonl"
+    assert (tmp_path / "none" / trace).read_bytes() == (tmp_path / "often" / trace).read_bytes()
+    models = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("none", "often")]
+    assert models[0] == models[1]
+    source = ChatSource(open_source(tmp_path / "val.jsonl"), columns=val["columns"])
+    plan = PackPlan.load(tmp_path / "often" / "val_plan")
+    dataset = PackedDataset(plan, source, HFTemplate(str(tokenizer_folder)).encode)
+    planned = evaluate_packed_vs_unpacked(load_model(str(tmp_path / "often" / "model")), dataset)
+    assert often["eval_loss"] == pytest.approx(planned.packed, abs=1e-6)
+    assert "another template" not in caplog.text
+    other = run("other", custom=val, template={"system": "Count."})
+    assert other["code"] == 0 and other["eval_tokens"] == often["eval_tokens"]
+    assert "packed with another template" in caplog.text
 
 
 def test_what_the_recipe_refuses(tmp_path: Path, tokenizer_folder: Path) -> None:

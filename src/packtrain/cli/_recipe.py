@@ -13,6 +13,7 @@ from ._show import table
 from ._stream import stream_figures, stream_rows
 
 if TYPE_CHECKING:
+    from ..pipeline.prepare import Stage
     from ..train.config import RunConfig
 
 __all__ = ["recipe_of", "refuse_streams", "train_samples_as_they_come", "train_stream"]
@@ -40,24 +41,32 @@ def refuse_streams(config: RunConfig) -> None:
             raise InputError(f"training.{key} has no plan to run", hint="use packtrain train CONFIG")
 
 
-def train_stream(config: RunConfig, *, dry_run: bool, as_json: bool) -> None:
+def train_stream(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: bool) -> None:
     """Train on a directory of chunks; a dry run shows what it holds."""
     folder = Path(str(config.custom.dataset))
     if dry_run:
         figures = stream_figures(folder)
         emit(figures) if as_json else table(f"Chunks in {folder}", stream_rows(figures))
         return
+    from ..pipeline.validation import validation
     from ..train.lazy import train_lazy
 
-    with progress("training", quiet=as_json) as report:
-        trained = train_lazy(config, progress=report)
+    stage = _stage(as_json)
+    with validation(config, overwrite=overwrite, stage=stage) as val, stage("training") as report:
+        trained = train_lazy(
+            config,
+            val=None if val is None else (val.plan, val.source, val.lengths),
+            val_template=None if val is None else val.template,
+            progress=report,
+        )
     _print(config, {"dataset": str(folder)}, trained, as_json=as_json)
     end_of_training()
 
 
-def train_samples_as_they_come(config: RunConfig, *, dry_run: bool, as_json: bool) -> None:
+def train_samples_as_they_come(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: bool) -> None:
     """Train with `packing_mode: streaming`."""
     from ..pipeline.inputs import Inputs
+    from ..pipeline.validation import validation
     from ..train.streaming import train_streaming
 
     if dry_run:
@@ -68,10 +77,21 @@ def train_samples_as_they_come(config: RunConfig, *, dry_run: bool, as_json: boo
     inputs = Inputs.of_config(config)
     source = inputs.open_source()
     template = inputs.open_template(source)
-    with progress("training", quiet=as_json) as report:
-        trained = train_streaming(config, source, template, progress=report)
+    stage = _stage(as_json)
+    with validation(config, overwrite=overwrite, stage=stage) as val, stage("training") as report:
+        trained = train_streaming(
+            config,
+            source,
+            template,
+            val=None if val is None else (val.plan, val.source, val.lengths),
+            progress=report,
+        )
     _print(config, {"source": inputs.source}, trained, as_json=as_json)
     end_of_training()
+
+
+def _stage(quiet: bool) -> Stage:
+    return lambda name: progress(name, quiet=quiet or not world().is_writer)
 
 
 def _print(config: RunConfig, named: dict[str, Any], trained: Any, *, as_json: bool) -> None:

@@ -58,10 +58,10 @@ def command(
         recipe["proof"] = False
     settings = load_config(config, recipe_of(recipe))
     if settings.training.sharded_lazy:
-        train_stream(settings, dry_run=dry_run, as_json=as_json)
+        train_stream(settings, dry_run=dry_run, overwrite=overwrite, as_json=as_json)
         return
     if settings.training.packing_mode == "streaming":
-        train_samples_as_they_come(settings, dry_run=dry_run, as_json=as_json)
+        train_samples_as_they_come(settings, dry_run=dry_run, overwrite=overwrite, as_json=as_json)
         return
     if dry_run:
         _dry_run(settings, world_size, overwrite, as_json)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..template import HFTemplate
     from ..train.config import RunConfig
 
-__all__ = ["Prepared", "Stage", "prepare", "prepare_ranks", "silent"]
+__all__ = ["Prepared", "Stage", "prepare", "prepare_ranks", "prepare_validation", "silent"]
 
 #: Opens a progress display for a stage and gives its callback (done, total).
 Stage = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
@@ -148,8 +148,44 @@ def prepare_ranks(
         world_size: ranks that will train; None: those that start.
         keep_plan: False: the training plan is not written (one rank only).
     """
+    made = _share(
+        config,
+        start,
+        ["train"] if config.custom.val_jsonl is None else ["train", "val"],
+        before=before,
+        overwrite=overwrite,
+        stage=stage,
+        world_size=world_size,
+        keep_plan=keep_plan,
+    )
+    return made["train"], made.get("val")
+
+
+def prepare_validation(
+    config: RunConfig,
+    start: StartUp,
+    *,
+    before: Callable[[], None] | None = None,
+    overwrite: bool = False,
+    stage: Stage | None = None,
+) -> Prepared:
+    """`prepare_ranks` of a run whose training samples nobody plans: the validation inputs alone."""
+    return _share(config, start, ["val"], before=before, overwrite=overwrite, stage=stage)["val"]
+
+
+def _share(
+    config: RunConfig,
+    start: StartUp,
+    names: list[str],
+    *,
+    before: Callable[[], None] | None,
+    overwrite: bool,
+    stage: Stage | None,
+    world_size: int | None = None,
+    keep_plan: bool = True,
+) -> dict[str, Prepared]:
+    """The inputs by name, made on one rank per disk and opened on the others."""
     made: dict[str, Prepared] = {}
-    names = ["train"] if config.custom.val_jsonl is None else ["train", "val"]
 
     def make(tell: Tell) -> Mapping[str, Any]:
         if before is not None:
@@ -170,7 +206,7 @@ def prepare_ranks(
     for name in names:
         if name not in made:
             made[name] = _open(config, result[name], validation=name == "val", check=start.leads)
-    return made["train"], made.get("val")
+    return made
 
 
 def silent(name: str) -> AbstractContextManager[Callable[[int, int], None]]:

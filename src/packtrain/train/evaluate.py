@@ -25,8 +25,15 @@ __all__ = ["evaluate_plan"]
 def evaluate_plan(trainer: Any, data: PackedDataset, aligned: AlignedPlan, prefix: str) -> dict[str, float]:
     """Metrics of `PackTrainer.evaluate` over one validation plan (a collective).
 
-    With a trace of sources in the trainer also `<prefix>_loss/<source>`, token means.
+    With a trace of sources in the trainer also `<prefix>_loss/<source>`, token means. Random states are left
+    as they are: what follows is trained as if nothing had been evaluated.
     """
+    device = trainer.args.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # a loader draws its seed
+        return _evaluated(trainer, data, aligned, prefix)
+
+
+def _evaluated(trainer: Any, data: PackedDataset, aligned: AlignedPlan, prefix: str) -> dict[str, float]:
     reduction = trainer.reduction.over(data.samples)
     trace = None
     if trainer.trace is not None and trainer.trace.with_means:

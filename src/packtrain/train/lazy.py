@@ -7,7 +7,6 @@ rank acknowledges what it covers, which is what lets the producer remove chunks.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +16,15 @@ import torch
 from torch.utils.data import DataLoader
 
 from .. import files
-from ..data import LazyShardedDataset
-from ..errors import ChecksumError, ConfigError
+from ..data import LazyShardedDataset, PackedDataset
+from ..errors import ConfigError
 from ..world import World, world
 from .attention import check_attention
 from .config import RunConfig
+from .eval_keys import check_evaluates
 from .loss import bare_model
 from .model import load_model
-from .sft import TrainResult, _arguments
+from .sft import TrainResult, Validations, _arguments, _validation_data
 from .start_up import start_up
 from .trace import follow_losses
 from .unplanned import UnplannedTrainer, asked_checkpoint, trained
@@ -39,12 +39,20 @@ STATE_FILE = "stream.json"
 
 
 def train_lazy(
-    config: RunConfig, *, place: World | None = None, progress: Callable[[int, int], None] | None = None
+    config: RunConfig,
+    *,
+    val: Validations | None = None,
+    val_template: Any = None,
+    place: World | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> TrainResult:
     """Train on `custom.dataset` as its chunks come.
 
     Args:
         config: the run's configuration, with `training.sharded_lazy`.
+        val: as of `sft.train`; evaluated every `training.eval_steps`, and at the end.
+        val_template: encodes the validation samples; a warning tells when the packs were made by another.
+            None: the configuration's.
         place: rank and world size; None: from the launcher's environment.
         progress: called with (steps done, steps in total).
 
@@ -53,6 +61,7 @@ def train_lazy(
         WaitTimeoutError, FormatError: from reading; see `LazyShardedDataset`.
     """
     place = place or world()
+    check_evaluates(config, val is not None)
     template = _template(config)
     dataset = LazyShardedDataset(
         str(config.custom.dataset),
@@ -87,11 +96,19 @@ def train_lazy(
     log_file = folder / "train_log.jsonl"
     if place.is_writer and resumed is None:
         files.remove(log_file)
-    arguments = _arguments(config, accumulation, has_eval=False)
+    arguments = _arguments(config, accumulation, has_eval=False)  # its default is the end alone
     arguments.ignore_data_skip = True  # the cursor skips, without reading
     arguments.max_steps = _steps(config, dataset, begun, accumulation, resumed)
     trainer = LazyTrainer(
-        model, arguments, dataset, begun, rank=place.rank, fused=fused, log_file=log_file, progress=progress
+        model,
+        arguments,
+        dataset,
+        begun,
+        eval_data=_evaluated(config, val, val_template or template, dataset, place),
+        rank=place.rank,
+        fused=fused,
+        log_file=log_file,
+        progress=progress,
     )
     follow_losses(trainer, config, None)
     trainer.check_same_stream()
@@ -137,13 +154,10 @@ class LazyTrainer(UnplannedTrainer):
         """
         state = self.stream.state_dict()
         named = f"{state['stream']} {state['start']} {state['step']} {state['order_world']}"
-        mine = int(hashlib.sha256(named.encode()).hexdigest()[:12], 16)
-        numbers = self.accelerator.gather(torch.tensor([mine], device=self.args.device)).tolist()
-        if len(set(numbers)) > 1:
-            raise ChecksumError(
-                f"the ranks read different streams or from different slots: this one {named}",
-                hint="give all ranks the same custom.dataset and the same checkpoint",
-            )
+        self.check_equal(
+            f"read different streams or from different slots: this one {named}",
+            "give all ranks the same custom.dataset and the same checkpoint",
+        )
 
 
 class _Cursor(TrainerCallback):  # type: ignore[misc]
@@ -186,6 +200,31 @@ def _template(config: RunConfig) -> Any:
     from ..template import HFTemplate
 
     return HFTemplate(config.template.processor, system=config.template.system)
+
+
+def _evaluated(
+    config: RunConfig, val: Validations | None, template: Any, dataset: LazyShardedDataset, place: World
+) -> PackedDataset | dict[str, PackedDataset] | None:
+    """The validation samples, encoded as those of the packs were.
+
+    Raises:
+        ConfigError: nothing says how they are encoded.
+    """
+    if val is None:
+        return None
+    if template is None:
+        raise ConfigError(
+            "validation samples are encoded while training, and no processor is named",
+            hint="set template.processor to what packtrain produce was given",
+        )
+    made = dataset.config.get("template")
+    if place.is_writer and made != files.digest_json(template.config()):
+        logger.warning(
+            "%s was packed with another template than that of the validation samples: their losses are of "
+            "different inputs; compare template.* with the options of packtrain produce",
+            dataset.directory,
+        )
+    return _validation_data(config, val, template, place)
 
 
 def _checkpoint(config: RunConfig) -> str | None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ConfigError
+from .eval_keys import check_eval_keys
 from .sections import CustomConfig, Section, TrainingConfig
 
 __all__ = ["check_lazy_keys"]
@@ -24,7 +25,8 @@ _OF_PLANS = (
     *("packing_min_fill_ratio", "samples_per_step", "skip_samples", "replan", "balance", "repeat_loss"),
     *("dataloader_drop_last", "on_error", "max_drop_fraction", "static_packing_cache", "dummy_media"),
 )
-_OF_SOURCES = ("train_jsonl", "val_jsonl", "fusion_config", "columns", "placeholders", "media_root", "kind")
+_OF_SOURCES = ("train_jsonl", "fusion_config", "columns", "placeholders", "media_root", "kind")
+_OF_VALIDATION = _OF_SOURCES[2:]  # how the records of custom.val_jsonl are read
 
 
 def check_lazy_keys(sections: Mapping[str, dict[str, Any]]) -> None:
@@ -74,12 +76,15 @@ def check_lazy_keys(sections: Mapping[str, dict[str, Any]]) -> None:
         )
     for section, keys in (("training", _OF_PLANS), ("custom", _OF_SOURCES)):
         for key in keys:
+            if key in _OF_VALIDATION and custom.get("val_jsonl"):
+                continue
             if sections[section].get(key, _default(section, key)) != _default(section, key):
                 raise ConfigError(
                     f"{section}.{key} has no effect on packs that were made before",
                     hint="remove the key; packtrain produce has the options of packing",
                 )
     training["packing"] = False
+    check_eval_keys(training["trainer"])
     if training.get("num_train_epochs", 1) != 1:
         raise ConfigError(
             f"training.num_train_epochs is {training['num_train_epochs']}: a stream is read once",

@@ -32,6 +32,7 @@ from .ahead import encode_ahead
 from .attention import check_attention
 from .config import RunConfig
 from .epochs import epoch_plans
+from .eval_keys import check_evaluates
 from .idle import keep_towers_busy
 from .loss import bare_model
 from .model import load_model, no_progress_bars
@@ -109,6 +110,7 @@ def train(
     """
     place = place or world()
     check_steps(config)
+    check_evaluates(config, val is not None)
     model = _loaded(config, template) if model is None else model
     setup = check_attention(bare_model(model))
     logger.info("attention: %s", setup.why)
@@ -122,13 +124,7 @@ def train(
     plans = epoch_plans(config, plan, lengths)
     cache = encode_ahead(config, plan, source, template, lengths, place)
     data = _dataset(config, aligned, source, template, lengths, plans, cache)
-    val_data: dict[str, PackedDataset] | None = None
-    if val is not None:
-        sets = val if isinstance(val, dict) else {"": val}
-        val_data = {
-            name: _dataset(config, val_plan.align(place.size), val_source, template, val_lengths)
-            for name, (val_plan, val_source, val_lengths) in sets.items()
-        }
+    val_data = _validation_data(config, val, template, place)
     first = range(min(2, len(data)))
     proof, fused = start_up(
         config, model, setup.proven, [len(aligned[p]) for p in first], lambda: [data[p] for p in first]
@@ -143,7 +139,7 @@ def train(
         model,
         _arguments(config, accumulation, has_eval=val_data is not None),
         data,
-        val_data if isinstance(val, dict) or val_data is None else val_data[""],
+        val_data,
         rank=place.rank,
         balance=balance_of(config, accumulation),
         fused=fused,
@@ -199,6 +195,30 @@ def _dataset(
     )
 
 
+def _validation_data(
+    config: RunConfig, val: Validations | None, template: Any, place: World
+) -> PackedDataset | dict[str, PackedDataset] | None:
+    """What `PackTrainer.evaluate` reads on any rank of `place.size`."""
+    if val is None:
+        return None
+    sets = val if isinstance(val, dict) else {"": val}
+    data = {
+        name: _dataset(config, plan.align(place.size), source, template, lengths)
+        for name, (plan, source, lengths) in sets.items()
+    }
+    return data if isinstance(val, dict) else data[""]
+
+
+def _last_evaluation(trainer: Any) -> dict[str, float]:
+    """Metrics at the last step; evaluates where that has not been done. Empty without validation samples."""
+    if trainer.eval_dataset is None:
+        return {}
+    rows = [row for row in trainer.state.log_history if row.get("step") == trainer.state.global_step]
+    last = {key: value for row in rows for key, value in row.items()}
+    found = last if any(key.startswith("eval_") for key in last) else trainer.evaluate()
+    return {key: value for key, value in found.items() if key.startswith("eval_")}
+
+
 def _arguments(config: RunConfig, accumulation: int, *, has_eval: bool) -> Any:
     """TrainingArguments of the run: ours first, then what the file passes through."""
     ensure_torchvision()
@@ -244,15 +264,11 @@ def _run(
 ) -> TrainResult:
     resumed = config.training.trainer.get("resume_from_checkpoint")
     outcome = trainer.train(resume_from_checkpoint=resumed)
-    history = trainer.state.log_history
     steps = trainer.state.global_step
     metrics: dict[str, float] = {"train_loss": float(outcome.training_loss), "steps": steps}
     if trainer.unsupervised_steps:
         metrics["unsupervised_steps"] = trainer.unsupervised_steps
-    if trainer.eval_dataset is not None:
-        last = {k: v for row in history if row.get("step") == steps for k, v in row.items()}
-        found = last if any(key.startswith("eval_") for key in last) else trainer.evaluate()
-        metrics.update({key: value for key, value in found.items() if key.startswith("eval_")})
+    metrics.update(_last_evaluation(trainer))
     if trainer.args.save_strategy.value != "no":
         _save(trainer, template, folder / "model")
     bare = bare_model(trainer.model)

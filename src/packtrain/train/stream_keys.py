@@ -3,7 +3,7 @@
     training: {packing_mode: streaming, max_steps: 10000, stream_window: 1000, stream_shuffle_buffer: 10000}
     training: {packing_mode: streaming, dyn_bsz: true, micro_batch_size: 2, max_steps: 10000}
 
-Nothing is measured or planned before training, so everything that needs a whole plan is refused.
+Nothing of the training samples is measured or planned, so everything that needs a whole plan is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ConfigError
-from .sections import CustomConfig, Section, TrainingConfig
+from .eval_keys import check_eval_keys
+from .sections import Section, TrainingConfig
 
 __all__ = ["check_stream_keys"]
 
@@ -36,7 +37,7 @@ def check_stream_keys(sections: dict[str, Any]) -> None:
     Raises:
         ConfigError: names the key and what to set.
     """
-    custom, training = sections["custom"], sections["training"]
+    training = sections["training"]
     if training.get("packing_mode") != "streaming":
         for key in _OF_STREAMS:
             if _is_set(TrainingConfig, training, key):
@@ -51,11 +52,7 @@ def check_stream_keys(sections: dict[str, Any]) -> None:
                 f"training.{key} needs a plan of all samples, which packing_mode: streaming has not",
                 hint="remove the key, or set packing_mode: static",
             )
-    if _is_set(CustomConfig, custom, "val_jsonl"):
-        raise ConfigError(
-            "custom.val_jsonl needs a plan, which packing_mode: streaming has not",
-            hint="evaluate checkpoints with packing_mode: static",
-        )
+    check_eval_keys(training["trainer"])
     if not isinstance(training.get("max_steps"), int) or training["max_steps"] < 1:
         raise ConfigError(
             "training.packing_mode streaming needs training.max_steps: a stream has no length",

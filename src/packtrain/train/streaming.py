@@ -23,8 +23,9 @@ from ..errors import ConfigError
 from ..world import World, world
 from .attention import check_attention
 from .config import RunConfig
+from .eval_keys import check_evaluates
 from .loss import bare_model
-from .sft import TrainResult, _arguments, _loaded
+from .sft import TrainResult, Validations, _arguments, _loaded, _validation_data
 from .start_up import start_up
 from .trace import follow_losses
 from .unplanned import UnplannedTrainer, asked_checkpoint, trained
@@ -74,6 +75,7 @@ def train_streaming(
     source: Any,
     template: Any,
     *,
+    val: Validations | None = None,
     model: Any = None,
     place: World | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -84,6 +86,7 @@ def train_streaming(
         config: the run's configuration, with `packing_mode: streaming`.
         source: sequence or iterable of samples.
         template: `extend.Template`.
+        val: as of `sft.train`; evaluated every `training.eval_steps`, and at the end.
         model: a loaded model; None: `config.model` is loaded.
         place: rank and world size; None: from the launcher's environment.
         progress: called with (steps done, steps in total).
@@ -94,6 +97,7 @@ def train_streaming(
         SampleError: a sample cannot be encoded.
     """
     place = place or world()
+    check_evaluates(config, val is not None)
     stream = stream_of(config, source, template, place)
     resumed = _checkpoint(config)
     if resumed is not None:
@@ -108,7 +112,9 @@ def train_streaming(
     log_file = folder / "train_log.jsonl"
     if place.is_writer and resumed is None:
         files.remove(log_file)
-    arguments = _arguments(config, config.accumulation(place.size), has_eval=False)
+    arguments = _arguments(
+        config, config.accumulation(place.size), has_eval=False
+    )  # its default is the end alone
     arguments.ignore_data_skip = True  # the stream stands where it was saved
     trainer = StreamTrainer(
         model,
@@ -116,6 +122,7 @@ def train_streaming(
         stream,
         stream.spec.pack_length,
         _Stand(stream, place.rank),
+        eval_data=_validation_data(config, val, template, place),
         rank=place.rank,
         fused=fused,
         log_file=log_file,

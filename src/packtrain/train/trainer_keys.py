@@ -76,6 +76,8 @@ def check_trainer_keys(given: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in given.items():
         if key in _FIXED and value != _FIXED[key][0]:
             raise ConfigError(f"training.{key} cannot be {value!r}", hint=f"{_FIXED[key][1]}; remove the key")
+        if value is False and key.endswith("_strategy"):
+            value = "no"  # as YAML reads `no`
         if isinstance(value, str) and trainer_fields()[key] in ("float", "int"):
             value = _number(key, value)
         if key not in _FIXED:

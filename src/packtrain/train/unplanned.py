@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..collate import PaddingFreeCollator
-from ..errors import ConfigError
+from ..data import PackedDataset
+from ..errors import ChecksumError, ConfigError
 from .config import RunConfig
 from .loss import bare_model
 from .meter import Meter
 from .proof import IsolationReport
-from .sft import TrainResult, _save
+from .sft import TrainResult, _last_evaluation, _save
 from .trainer import PackTrainer, _Log
 
 from transformers import PrinterCallback, Trainer  # isort: skip
@@ -26,6 +30,7 @@ class UnplannedTrainer(PackTrainer):
 
     Args:
         data: the dataset; `stream` from then on.
+        eval_data: dataset of an aligned validation plan, several by name, or None.
         pack_length: tokens of a full pack.
         stand: callback that saves where the data stand.
         rank, fused, log_file, progress: as `PackTrainer`.
@@ -39,6 +44,7 @@ class UnplannedTrainer(PackTrainer):
         pack_length: int,
         stand: Any,
         *,
+        eval_data: PackedDataset | dict[str, PackedDataset] | None,
         rank: int,
         fused: bool,
         log_file: Path | None,
@@ -48,12 +54,14 @@ class UnplannedTrainer(PackTrainer):
         self.loss_is_scaled_for_ga = True
         self.unsupervised_steps = 0
         self._banner = None
+        self._random_from: str | None = None
         Trainer.__init__(
             self,
             model=model,
             args=args,
             data_collator=PaddingFreeCollator(bare_model(model)),
             train_dataset=data,
+            eval_dataset=eval_data,
             callbacks=[stand, _Log(log_file, progress)],
         )
         self.meter = Meter(pack_length, self._summed)
@@ -65,7 +73,44 @@ class UnplannedTrainer(PackTrainer):
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trainer's `train`: there is no sampler to check, the checkpoint's position was read before."""
+        self._random_from = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
         return Trainer.train(self, resume_from_checkpoint, *args, **kwargs)
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """As `PackTrainer`; after a resume the first step has the random numbers it would have had.
+
+        Trainer restores them only where it skips batches itself.
+        """
+        found = super().get_batch_samples(*args, **kwargs)
+        if self._random_from is not None:
+            self._load_rng_state(self._random_from)
+            self._random_from = None
+        return found
+
+    def check_same_plan(self) -> None:
+        """Every rank must evaluate by the same validation plans (one collective).
+
+        Raises:
+            ChecksumError: the ranks differ.
+        """
+        sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
+        sums = [f"{name} {data.packs.checksum}" for name, data in sets.items() if data is not None]
+        if sums:
+            self.check_equal(
+                f"hold different validation plans: this one {', '.join(sums).strip()}",
+                "they read different files; use one shared output folder, or equal inputs on every node",
+            )
+
+    def check_equal(self, told: str, hint: str) -> None:
+        """Compare one text over all ranks (a collective).
+
+        Raises:
+            ChecksumError: "the ranks" and this text.
+        """
+        mine = int(hashlib.sha256(told.encode()).hexdigest()[:12], 16)
+        numbers = self.accelerator.gather(torch.tensor([mine], device=self.args.device)).tolist()
+        if len(set(numbers)) > 1:
+            raise ChecksumError(f"the ranks {told}", hint=hint)
 
 
 def asked_checkpoint(config: RunConfig) -> str | None:
@@ -90,9 +135,12 @@ def trained(
     proof: IsolationReport | None,
     log_file: Path,
 ) -> TrainResult:
-    """Train, keep the model beside its processor, and tell the result."""
+    """Train, evaluate the end where there are validation samples, keep the model beside its processor, and
+    tell the result."""
+    trainer.check_same_plan()
     outcome = trainer.train(resume_from_checkpoint=resumed)
     metrics = {"train_loss": float(outcome.training_loss), "steps": trainer.state.global_step}
+    metrics.update(_last_evaluation(trainer))
     if trainer.args.save_strategy.value != "no":
         _save(trainer, template, log_file.parent / "model")
     history = [dict(row) for row in trainer.state.log_history]

@@ -1,0 +1,77 @@
+"""Validation inputs of a run that plans nothing else: streams and growing directories.
+
+    with validation(config) as val:     # None without custom.val_jsonl
+        …train…
+
+A validation set is finite and small, so it is measured and planned as in a planned run: once, by one rank per
+disk, into `val_lengths` and `val_plan` of the output folder, where a resumed run finds them. The folder is
+claimed while the block lasts, so two runs in one folder are told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import files
+from ..world import World, world
+from .prepare import Prepared, Stage, prepare_validation
+from .ranks import StartUp
+
+if TYPE_CHECKING:
+    from ..train.config import RunConfig
+
+__all__ = ["validation"]
+
+
+@contextmanager
+def validation(
+    config: RunConfig, *, overwrite: bool = False, stage: Stage | None = None, place: World | None = None
+) -> Iterator[Prepared | None]:
+    """Measure and plan the validation samples, on every rank.
+
+    Args:
+        config: from `train.load_config`.
+        overwrite: replace what `training.output_dir` holds of other validation samples.
+        stage: progress display per stage.
+        place: rank and world size; None: from the launcher's environment.
+
+    Raises:
+        PacktrainError: as `prepare`; InputError when another run takes the folder over.
+    """
+    if config.custom.val_jsonl is None:
+        yield None
+        return
+    place = place or world()
+    folder = Path(config.training.output_dir)
+    files.make_folder(folder)
+    config = _with_pack_length(config, place)
+    with StartUp(folder, place=place, timeout_s=config.training.packing_wait_timeout_s) as start:
+        made = prepare_validation(
+            config, start, before=lambda: files.remove_leftovers(folder), overwrite=overwrite, stage=stage
+        )
+        start.calm()
+        yield made
+        start.check()
+
+
+def _with_pack_length(config: RunConfig, place: World) -> RunConfig:
+    """On a growing directory that of its packs, where none is named; waits for the directory to begin."""
+    named = config.template.max_length or config.model.max_model_len
+    if named is not None or config.custom.dataset is None:
+        return config
+    from ..data import LazyShardedDataset
+
+    training = config.training
+    packs = LazyShardedDataset(
+        config.custom.dataset,
+        place.rank,
+        place.size,
+        training.sharded_lazy_max_wait_s,
+        training.sharded_lazy_poll_s,
+        start="beginning",
+    )
+    length = int(packs.config["pack_length"])
+    return config.model_copy(update={"template": config.template.model_copy(update={"max_length": length})})
