@@ -34,7 +34,9 @@ def put(folder: Path, name: str, first: int, count: int) -> None:
         {"question": f"Count to {i}.", "answer": " ".join(map(str, range(i % 20 + 1)))}
         for i in range(first, first + count)
     ]
-    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    part = folder.parent / f"{name}.part"  # a producer that watches takes a file as soon as it sees it
+    part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    part.replace(folder / name)
 
 
 def producer(root: Path, tokenizer: Path, **options: Any) -> PackingProducer:
@@ -190,6 +192,10 @@ def test_evaluation_while_reading_along(
     other = run("other", custom=val, template={"system": "Count."})
     assert other["code"] == 0 and other["eval_tokens"] == often["eval_tokens"]
     assert "packed with another template" in caplog.text
+    unnamed = values(tmp_path, tokenizer_folder, sharded_lazy_start="beginning")
+    unnamed["template"] = {}
+    with pytest.raises(ConfigError, match="no processor is named"):
+        train_lazy(load_config(unnamed), val=(plan, source, None))
 
 
 def test_what_the_recipe_refuses(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -77,6 +77,7 @@ def train_lazy(
     if resumed is not None:
         dataset.load_state_dict(files.read_json(Path(resumed) / STATE_FILE))
     begun = _begun(config, dataset, resumed)
+    eval_data = _evaluated(config, val, val_template or template, dataset, place)
     if config.model.name_or_path is None:
         raise ConfigError("no model is named", hint="set model.name_or_path")
     model = load_model(
@@ -104,7 +105,7 @@ def train_lazy(
         arguments,
         dataset,
         begun,
-        eval_data=_evaluated(config, val, val_template or template, dataset, place),
+        eval_data=eval_data,
         rank=place.rank,
         fused=fused,
         log_file=log_file,
@@ -197,9 +198,11 @@ def _template(config: RunConfig) -> Any:
     """The processor, where one is named: tiny models and chunks with media as bytes need it."""
     if config.template.processor is None:
         return None
+    from ..demo import is_demo, resolve_demo
     from ..template import HFTemplate
 
-    return HFTemplate(config.template.processor, system=config.template.system)
+    name = config.template.processor
+    return HFTemplate(str(resolve_demo(name)) if is_demo(name) else name, system=config.template.system)
 
 
 def _evaluated(
