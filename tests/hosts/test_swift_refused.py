@@ -17,6 +17,18 @@ pytestmark = pytest.mark.hosts
 CASES: dict[str, tuple[str, dict[str, str], str, str]] = {
     "streaming": ("sft", {"streaming": "true", "max_steps": "5"}, "a plan needs all rows", "streams"),
     "group_by_length": ("sft", {"group_by_length": "true"}, "packs have equal lengths", "group by length"),
+    "label_smoothing_factor": (
+        "sft",
+        {"label_smoothing_factor": "0.1"},
+        "its loss is a mean over rows",
+        "label smoothing",
+    ),
+    "auto_find_batch_size": (
+        "sft",
+        {"auto_find_batch_size": "true"},
+        "a plan has its row length",
+        "batch size found by trying",
+    ),
     "packing_num_proc": (
         "sft",
         {"packing_num_proc": "2"},
@@ -123,6 +135,25 @@ def test_two_processes_that_are_two_trainers_are_refused_by_each(
     assert f"ConfigError: {told}" in said
 
 
+def test_ranks_that_average_for_themselves_are_refused(
+    model: Path, files: dict[str, Path], tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    words = {
+        "model": model,
+        "dataset": files["few"],
+        "packing": "true",
+        "per_device_train_batch_size": 1,
+        "average_tokens_across_devices": "false",
+    }
+    said = refused(tmp_path, "alone", words, ranks=2, plugin=True)
+    start = "packtrain.errors.ConfigError: "
+    told = {line.partition(start)[2] for line in said.splitlines() if start in line}
+    why = "ranks hold different numbers of tokens"
+    (line,) = told
+    assert line.startswith(f"--average_tokens_across_devices False with packing: {why}")
+    record_property("refused", ("loss averaged per rank", why, line))
+
+
 def test_a_model_that_no_family_lists_is_refused_before_it_trains(
     model: Path, files: dict[str, Path], tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -161,9 +192,9 @@ def test_a_model_that_no_family_lists_is_refused_before_it_trains(
         "per_device_train_batch_size": 1,
     }
     said = refused(tmp_path, "unlisted", words, plugin=True)
-    why = "nobody has shown that deepseek_v3 keeps packed samples apart"
+    why = "nobody has shown that it keeps packed samples apart"
     assert why in said, said[-3000:]
     (line,) = [line for line in said.splitlines() if line.startswith("packtrain.errors.IsolationError: ")]
     told = line.partition(": ")[2]
-    assert told.startswith(why) and "(hint: " in told
-    record_property("refused", ("model of no listed family", "nobody has shown that", told))
+    assert told.startswith(f"deepseek_v3: {why}") and "(hint: " in told
+    record_property("refused", ("model of no listed family", why, told))

@@ -33,6 +33,10 @@ def test_ranks_that_the_trainer_does_not_know_are_refused_in_one_line(
     with pytest.raises(ConfigError, match="2 processes were started but the trainer knows of 1") as caught:
         _take_over(pipeline, trainer, None)
     assert "--use_cpu true" in caught.value.hint and "\n" not in str(caught.value)
+    trainer.train_dataset = SwiftPacks(plan.align(1), [None] * 4)
+    trainer.args._n_gpu = 2
+    with pytest.raises(ConfigError, match="n_gpu=2 cannot be kept: one process would split packs over GPUs"):
+        _take_over(pipeline, trainer, None)
     assert type(trainer) is before
 
 

@@ -73,6 +73,24 @@ def test_eval_loss_is_the_token_mean(
     assert 0 <= told["eval_mean_token_accuracy"] <= 1  # a metric of TRL's own
 
 
+@pytest.mark.matrix("metrics of the user over rows")
+def test_metrics_of_the_user_get_the_rows_they_expect(
+    files: Any,  # noqa: F811
+    saved_model: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    from packtrain.integrations.trl import pack
+
+    where = saved_model("tiny:qwen3"), files["few_text"], str(tmp_path), files["few_text"]
+    trainer = script("trl_sft", packed=False).main(*where, **CPU)
+    trainer.compute_metrics = lambda found: {"rows": len(found.label_ids)}
+    before = trainer.evaluate()
+    pack(trainer, samples_per_step="same")
+    after = trainer.evaluate()
+    assert before["eval_rows"] == after["eval_rows"] == 24
+    assert after["eval_loss"] == before["eval_loss"]
+
+
 @pytest.mark.matrix("best model at the end")
 def test_the_best_model_is_loaded_at_the_end(
     files: Any,  # noqa: F811

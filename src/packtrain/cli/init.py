@@ -17,6 +17,10 @@ HOSTS = ("hf", "trl", "swift")
 
 _NAME_IT = "give a model folder with its config.json, and name the type: --template qwen2_5_vl"
 
+_OTHER_LIMITS = (
+    "unset MAX_PIXELS and IMAGE_MAX_TOKEN_NUM (only ms-swift reads them), or try another --template"
+)
+
 #: Samples measured for the figures; the first that encodes is compared with the host.
 LOOKED = 64
 
@@ -143,7 +147,7 @@ def _agree(host: str, model: str, seen: dict[str, Any], kind: str | None) -> int
     if ours != theirs:
         raise DriftError(
             f"{seen['where']} has {ours} tokens by packtrain's template, {theirs} by that of {host}",
-            hint='pack with the host\'s own lengths: measure="encode", or the plugin of ms-swift',
+            hint=_OTHER_LIMITS if host == "swift" else 'pack with the host\'s own lengths: measure="encode"',
         )
     return theirs
 

@@ -107,6 +107,13 @@ def _check_flags(args: Any, samples_per_step: int | str | None) -> None:
     for flag, wrong, why, hint in (
         ("streaming", args.streaming, "a plan needs all rows", "remove it, or pack without this plugin"),
         ("group_by_length", getattr(args, "group_by_length", False), "packs have equal lengths", "remove it"),
+        ("label_smoothing_factor", getattr(args, "label_smoothing_factor", 0), "its loss is a mean over rows",
+         "remove it"),
+        ("auto_find_batch_size", getattr(args, "auto_find_batch_size", False),
+         "a plan has its row length", "remove it"),
+        ("average_tokens_across_devices", getattr(args, "global_world_size", 1) > 1
+         and not getattr(args, "average_tokens_across_devices", True),
+         "ranks hold different numbers of tokens, and the loss would not be the mean over them", "remove it"),
         ("packing_num_proc", args.packing_num_proc != 1, "there is one plan of all rows", "remove it"),
         ("sequence_parallel_size", getattr(args, "sequence_parallel_size", 1) > 1,
          "packs are not cut over ranks", "set it to 1"),
@@ -274,7 +281,7 @@ def _take_over(pipeline: Any, trainer: Any, balance: str | None) -> None:
     bare = bare_model(trainer.model)
     if not check_isolation(bare):
         raise IsolationError(
-            f"nobody has shown that {bare.config.model_type} keeps packed samples apart",
+            f"{bare.config.model_type}: nobody has shown that it keeps packed samples apart",
             hint="show it with packtrain.train.prove_isolation, or train it unpacked",
         )
     ranks = trainer.train_dataset.packs.world_size
@@ -282,6 +289,11 @@ def _take_over(pipeline: Any, trainer: Any, balance: str | None) -> None:
         raise ConfigError(
             f"{ranks} processes were started but the trainer knows of {trainer.args.world_size}",
             hint="on CPUs set --use_cpu true",
+        )
+    if trainer.args.n_gpu > 1:
+        raise ConfigError(
+            f"n_gpu={trainer.args.n_gpu} cannot be kept: one process would split packs over GPUs",
+            hint="start it with NPROC_PER_NODE",
         )
     if trainer.args.dataloader_num_workers and trainer.args.dataloader_multiprocessing_context is None:
         # As ms-swift's own loaders: its settings of pixel limits live in the process, spawned ones lack them.
