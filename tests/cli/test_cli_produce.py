@@ -52,7 +52,7 @@ def test_produce_show_verify(shell: Shell, raw: Path, tokenizer_folder: Path, tm
         key: made[key] for key in ("packs", "chunks", "tokens", "read")
     }
     waiting = tmp_path / "later"
-    threading.Timer(0.3, lambda: shutil.copytree(out, waiting)).start()
+    threading.Timer(0.3, lambda: shutil.copytree(out, tmp_path / "part").rename(waiting)).start()
     code, text, _ = shell("show", waiting, "--follow", "--interval", 0.1, "--json")
     assert code == 0 and json.loads(text.splitlines()[-1])["ended"]
     code, text, _ = shell("show", out, "--follow")
