@@ -77,7 +77,9 @@ def publish(path: str | Path) -> Iterator[IO[bytes]]:
         os.replace(temporary, path)
         step("rename", path)
         sync_folder(path.parent)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError):  # a full disk does not say what it was for
+            error.filename = error.filename or str(path)
         # A stopped process cannot tidy up either; leftovers are harmless and removed by the next run.
         if observer is None:
             with contextlib.suppress(OSError):
@@ -242,9 +244,8 @@ def make_folder(folder: str | Path) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise InputError(
-                f"{folder} is a file, not a folder", hint="choose another output folder"
-            ) from None
+            taken = next((one for one in (folder, *folder.parents) if one.is_file()), folder)
+            raise InputError(f"{taken} is a file, not a folder", hint="choose another folder") from None
         except PermissionError:
             raise InputError(f"no permission to create {folder}", hint="choose a writable folder") from None
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Mapping
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import words_in
 from test_produce import Unclaimed, ledger_of, read_all
 from words_in import lengths_of, producer, put, row
 
@@ -242,7 +246,7 @@ def test_options_of_reading_are_options_of_the_stream(tmp_path: Path) -> None:
     producer(tmp_path / "in", tmp_path / "out", packs_per_chunk=1).run()
     (tmp_path / "out" / "END").unlink()
     options = {"source_options": {"columns": {"input_ids": "other", "labels": "other"}}}
-    with pytest.raises(ForeignArtefactError, match=r"reading\.source_options \{\}, not"):
+    with pytest.raises(ForeignArtefactError, match=r"with reading \{'kind': 'encoded'\}, not \{"):
         producer(tmp_path / "in", tmp_path / "out", packs_per_chunk=1, **options).run()
 
 
@@ -369,3 +373,90 @@ def test_a_shard_that_goes_away_while_it_is_opened(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(_intake, "content_digest", taken_away)
     assert producer(tmp_path / "in", tmp_path / "out").run().packed == 2
+
+
+# --------------------------------------------------------------------------------------------
+# outputs and processes
+# --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "name",
+    ["plan.json", "lengths.json", "run.json", "partial/x", ".packtrain/key.json", "chunk_00000000.arrow"],
+)
+def test_the_folder_of_another_job_is_refused(tmp_path: Path, name: str) -> None:
+    put(tmp_path / "in", "a.jsonl", [5, 6])
+    out = tmp_path / "out"
+    (out / name).parent.mkdir(parents=True)
+    (out / name).write_text("{}")
+    with pytest.raises(ForeignArtefactError, match="is no folder of a stream: it holds"):
+        producer(tmp_path / "in", out).run()
+    assert [path.name for path in out.iterdir()] == [name.partition("/")[0]]
+    (tmp_path / "taken").touch()
+    with pytest.raises(InputError, match=r"/taken is a file, not a folder"):
+        producer(tmp_path / "in", tmp_path / "taken" / "sub").run()
+
+
+def test_notes_of_people_are_no_other_job(tmp_path: Path) -> None:
+    put(tmp_path / "in", "a.jsonl", [5, 6])
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "README").write_text("packs of May")
+    assert producer(tmp_path / "in", tmp_path / "out").run().packed == 2
+
+
+def test_the_command_and_the_class_make_the_same_stream(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Either goes on where the other was stopped."""
+    put(tmp_path / "in", "a.jsonl", lengths_of(60))
+
+    class Halts(EncodedTemplate):
+        seen = 0
+
+        def encode(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+            self.seen += 1
+            if self.seen > 20:
+                raise Stopped("killed")
+            return super().encode(sample)
+
+    with pytest.raises(Stopped):
+        run(tmp_path / "out", Halts(), packs_per_chunk=2)
+    assert list((tmp_path / "out").glob("chunk_*.json"))
+    words = [tmp_path / "in", tmp_path / "out", "-n", 100, "--kind", "encoded", "--packs-per-chunk", 2]
+    with pytest.raises(SystemExit) as caught:
+        main(["produce", *map(str, words), "--window", "40", "--json"])
+    assert caught.value.code == 0 and json.loads(capsys.readouterr().out)["packed"] == 60
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system does not say what the space was for."""
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    put(tmp_path / "in", "a.jsonl", [5, 6])
+    made = producer(tmp_path / "in", tmp_path / "out")
+    monkeypatch.setattr("packtrain.export.producer.Claim", Unclaimed)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device.*shard_00000000\.json"):
+        made.run()
+
+
+def test_workers_end_with_a_producer_that_is_killed(tmp_path: Path) -> None:
+    """They wait for work that never comes, with a processor in memory."""
+    put(tmp_path / "in", "a.jsonl", lengths_of(60))
+    told = tmp_path / "pids"
+    script = Path(words_in.__file__)
+    parent = subprocess.Popen([sys.executable, script, tmp_path / "in", tmp_path / "out", told])
+    try:
+        wait_until(lambda: told.exists() and len(told.read_text().split()) == 2)
+    finally:
+        parent.kill()
+        parent.wait()
+    workers = [int(one) for one in told.read_text().split()]
+    wait_until(lambda: not any(Path(f"/proc/{one}").exists() for one in workers))
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.05)

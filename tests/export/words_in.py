@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,19 @@ class Dies(EncodedTemplate):
         if self.seen == 20 and not self.mark.exists():
             self.mark.touch()
             os._exit(9)
+        return super().encode(sample)
+
+
+class Hangs(EncodedTemplate):
+    """Writes down the processes that encode, and takes for ever."""
+
+    def __init__(self, told: Path) -> None:
+        self.told = told
+
+    def encode(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        with open(self.told, "a", encoding="utf-8") as handle:
+            handle.write(f"{os.getpid()}\n")
+        time.sleep(600)
         return super().encode(sample)
 
 
@@ -47,3 +62,12 @@ def producer(folder: Path, output: Path, **options: Any) -> PackingProducer:
 
 def lengths_of(count: int, start: int = 0) -> list[int]:
     return [(number * 37) % 90 + 2 for number in range(start, start + count)]
+
+
+if __name__ == "__main__":  # words_in.py IN OUT FILE: a producer that hangs in two workers
+    from words_in import Hangs as Picklable
+
+    template = Picklable(Path(sys.argv[3]))
+    PackingProducer(
+        sys.argv[1], sys.argv[2], template, pack_length=50, packs_per_chunk=4, kind="encoded", workers=2
+    ).run()

@@ -134,8 +134,10 @@ class ShardOpener:
         return dataclasses.replace(self.inputs, source=str(path)).open_source()
 
     def config(self) -> dict[str, Any]:
-        """Options that decide the samples; not where their media lie, which may be mounted elsewhere."""
-        return {name: getattr(self.inputs, name) for name in _READING}
+        """Options that decide the samples."""
+        from ..export._intake import reading
+
+        return reading({name: getattr(self.inputs, name) for name in _READING})
 
 
 def _template(inputs: Any) -> Any:

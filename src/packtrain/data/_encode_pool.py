@@ -15,6 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from ..errors import InputError, PacktrainError, SampleError
+from ..waiting.parent import end_with_parent
 
 __all__ = ["encoded"]
 
@@ -76,6 +77,7 @@ def _taken(place: int, sample_id: int, future: Future[Any]) -> Encoded:
 
 def _start(encode: Callable[[Any], Any]) -> None:
     global _encode
+    end_with_parent()
     _encode = encode
 
 

@@ -25,6 +25,7 @@ from ..errors import DriftError, InputError, PacktrainError, SampleError
 from ..extend import Source, Template
 from ..store._chunk_fields import Value, read_value, restore
 from ..store.chunks import ChunkWriter
+from ..waiting.parent import end_with_parent
 from ._carried import carry
 from ._intake import Intake
 
@@ -221,6 +222,7 @@ _held: dict[str, Any] = {}
 
 
 def _start(setup: bytes) -> None:
+    end_with_parent()
     _held["template"], _held["open"] = pickle.loads(setup)
     _held["sources"] = {}
     if "torch" in sys.modules:

@@ -20,7 +20,7 @@ from ..sources.chat import ChatSource
 from ._journal import Journal, RawShard
 from ._raw_shards import content_digest, stamp_of
 
-__all__ = ["Intake", "Opener"]
+__all__ = ["Intake", "Opener", "reading"]
 
 logger = logging.getLogger(__name__)
 
@@ -178,9 +178,21 @@ class Opener:
         return source if getattr(source, "encoded", False) else ChatSource(source, **self.chat)
 
     def config(self) -> dict[str, Any]:
-        """What decides the samples of a shard; not where their media lie, which may be mounted elsewhere."""
-        chat = {name: value for name, value in self.chat.items() if name != "media_root"}
-        return {"kind": self.kind, "source_options": dict(self.source_options), "chat": chat}
+        """What decides the samples of a shard."""
+        return reading({**self.chat, "kind": self.kind, "source_options": self.source_options})
+
+
+def reading(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of reading that decide the samples and are not left at their defaults.
+
+    Where media lie is none of them: they may be mounted elsewhere.
+    """
+    plain = {"shape": "auto", "media_without_placeholder": "error"}
+    return {
+        name: value
+        for name, value in sorted(options.items())
+        if value and value != plain.get(name) and name != "media_root"
+    }
 
 
 def _joined(parts: list[NDArray[Any]], dtype: Any = np.int64) -> NDArray[Any]:

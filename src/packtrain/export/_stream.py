@@ -16,7 +16,7 @@ from ..planning.spec import PlanSpec
 from ..store._folders import sealed
 from ..store.growing import END, STREAM, STREAM_SCHEMA, View, chunk_name, is_sealed, read_stream
 from ..waiting.poll import fresh_json
-from ._beginning import undo_beginning
+from ._beginning import check_output, undo_beginning
 from ._journal import Journal
 from ._produce_stats import ProduceStats
 
@@ -39,7 +39,11 @@ logger = logging.getLogger(__name__)
 
 
 def check_apart(inputs: Path, output: Path) -> None:
-    """InputError where chunks would come to lie among the raw shards: they would be taken for raw shards."""
+    """InputError where chunks would come to lie among other things.
+
+    Among the raw shards they would be taken for raw shards; a folder of another kind holds another job.
+    """
+    check_output(output)
     raw, out = inputs.resolve(), output.resolve()
     if raw == out or raw in out.parents:
         raise InputError(
@@ -73,8 +77,9 @@ def stream_config(
     """
     named = {key: value for key, value in spec.to_dict().items() if key != "skip"}
     told: dict[str, Any] = getattr(open_shard, "config", dict)()
-    reading = {f"reading.{key}": json.loads(json.dumps(value, default=str)) for key, value in told.items()}
-    return {**named, "template": files.digest_json(template.config()), **reading, **more}
+    if told:
+        named["reading"] = json.loads(json.dumps(told, default=str))
+    return {**named, "template": files.digest_json(template.config()), **more}
 
 
 def read_checked(output: Path, config: Mapping[str, Any]) -> str | None:
@@ -89,13 +94,13 @@ def read_checked(output: Path, config: Mapping[str, Any]) -> str | None:
     if told is None:
         return None
     held = told["config"]
-    for key in sorted(config):
-        if held.get(key) != config[key]:
+    for key in sorted({*config, *held}):
+        if held.get(key) != config.get(key):
             if undo_beginning(output):
                 logger.warning("%s: begun anew, it was begun with %s %r", output, key, held.get(key))
                 return None
             raise ForeignArtefactError(
-                f"{output} holds a stream made with {key} {held.get(key)!r}, not {config[key]!r}",
+                f"{output} holds a stream made with {key} {held.get(key)!r}, not {config.get(key)!r}",
                 hint="use the options it was begun with, or another folder",
             )
     return str(told["stream"])

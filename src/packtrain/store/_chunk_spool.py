@@ -97,7 +97,7 @@ class Spool:
     def __init__(self, folder: Path, *, palettes: bool) -> None:
         files.make_folder(folder)
         self._file = tempfile.SpooledTemporaryFile(max_size=SPOOL, dir=str(folder))  # noqa: SIM115
-        self._palettes = palettes
+        self._folder, self._palettes = folder, palettes
         self._end = 0
         self.facts: dict[str, Facts] = {}
         self.packs: list[list[dict[str, Held]]] = []
@@ -126,9 +126,16 @@ class Spool:
             array, table = coded or (cut[0] if cut else value.array, None)
             tail = cut[1] if cut else None
             out[name] = Held(value.dtype, value.shape, array.dtype, self._end, len(array), table, tail)
-            self._file.write(array.data if len(array) else b"")
-            self._end += array.nbytes
+            self._write(array)
         return out
+
+    def _write(self, array: NDArray[Any]) -> None:
+        try:
+            self._file.write(array.data if len(array) else b"")
+        except OSError as error:
+            error.filename = error.filename or str(self._folder)  # a nameless file in it
+            raise
+        self._end += array.nbytes
 
     def names(self) -> list[str]:
         """Fields in the order of the file."""
