@@ -375,6 +375,18 @@ def test_a_shard_that_goes_away_while_it_is_opened(tmp_path: Path, monkeypatch: 
     assert producer(tmp_path / "in", tmp_path / "out").run().packed == 2
 
 
+def test_what_is_passed_over_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Records in a folder below, and a pipe, which nobody could wait for."""
+    put(tmp_path / "in", "a.jsonl", [5, 6])
+    put(tmp_path / "in" / "below", "b.jsonl", [7])
+    (tmp_path / "in" / "pictures").mkdir()
+    (tmp_path / "in" / "pictures" / "x.png").touch()
+    os.mkfifo(tmp_path / "in" / "pipe.jsonl")
+    assert producer(tmp_path / "in", tmp_path / "out", poll_interval=0.01).run().read == 2
+    assert caplog.text.count("below holds files of records, and is passed over") == 1
+    assert caplog.text.count("pipe.jsonl is no file and no folder") == 1 and "pictures" not in caplog.text
+
+
 # --------------------------------------------------------------------------------------------
 # outputs and processes
 # --------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import FormatError
 from ..store.chunks import ChunkReader
-from ..store.growing import STREAM, Order, View, acknowledged, chunk_name
+from ..store.growing import STREAM, Order, View, acknowledged, check_folder, chunk_name
 from ..waiting.poll import Clock, SystemClock
 from ..world import World
 from ._acknowledge import Cursor, check_reachable
@@ -57,6 +57,7 @@ class SlotReader:
         if self._cursor is not None:
             return
         if self._view.stream is None:
+            check_folder(self.directory)
             self._wait(lambda: self._view.stream is not None, str(self.directory / STREAM))
         assert self._view.stream is not None
         stream = self._view.stream["stream"]

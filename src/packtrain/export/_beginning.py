@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from .. import files
-from ..errors import ForeignArtefactError, PlanError, SourceError, nearest
+from ..errors import PlanError, SourceError, nearest
 from ..planning.lengths import STATUS_OK, Lengths
 from ..store.growing import COMPLETED, END, INDEX, JOURNAL, STREAM, number_of
-from ..store.shards import FOLDER as EXPORTED
 from ..waiting.poll import fresh_names
 from ._journal import Journal
 from ._produce_stats import ProduceStats
@@ -26,7 +25,6 @@ __all__ = [
     "FAULTY",
     "STOP_AFTER",
     "check_limits",
-    "check_output",
     "check_readable",
     "check_usable",
     "limited",
@@ -35,10 +33,6 @@ __all__ = [
 
 #: Records that may all fail for one reason before the producer stops.
 STOP_AFTER = 100
-
-#: Names by which folders of other kinds are known: lengths (also unfinished), plans, runs, exports.
-_OTHERS = ("lengths.json", "partial", "plan.json", "run.json", EXPORTED, "trainer_state.json")
-_PARTS = ("chunk_", "checkpoint-")
 
 #: Raw shards that may all be unreadable before a watching producer stops.
 FAULTY = 10
@@ -132,22 +126,6 @@ def check_usable(
         hint="check the processor, the kind, the columns, the media folder and the pack length; nothing was "
         "published; --stop-after-failures 0 goes on and puts them into the ledger",
     )
-
-
-def check_output(output: Path) -> None:
-    """Refuse an output folder that holds something else of packtrain.
-
-    Raises:
-        ForeignArtefactError: lengths, a plan, a run, or exported packs lie there.
-    """
-    names = set(fresh_names(output))
-    if {STREAM, JOURNAL} & names:
-        return
-    for name in sorted(names):
-        if name in _OTHERS or name.startswith(_PARTS):
-            raise ForeignArtefactError(
-                f"{output} is no folder of a stream: it holds {name}", hint="choose another output folder"
-            )
 
 
 def undo_beginning(output: Path) -> bool:

@@ -60,7 +60,7 @@ class RawFolder:
         self.folder = Path(folder)
         self._ready, self._stable_s, self._clock = ready, stable_s, clock
         self._watches: dict[str, Watch] = {}
-        self._dangling: set[str] = set()
+        self._told: set[str] = set()
         clips = lookup("sources", "audio_dir")
         self._tables, self._sounds = tuple(clips.TABLES), tuple(clips.SUFFIXES_OF_CLIPS)
         self._suffixes = tuple(
@@ -127,10 +127,25 @@ class RawFolder:
             return False
         path = self.folder / name
         if path.is_dir():
-            return self._is_audio(path, fresh_names(path))
-        if "." not in name and is_dangling(path):
-            return True  # a folder of clips, perhaps
+            inner = fresh_names(path)
+            if self._is_audio(path, inner):
+                return True
+            if any(one.lower().endswith(self._suffixes) for one in inner):
+                self._tell(name, "holds files of records, and is passed over: folders are not entered")
+            return False
+        if is_dangling(path):
+            return "." not in name or lower.endswith(self._suffixes)  # without: a folder of clips, perhaps
+        if not path.is_file():
+            if path.exists():
+                self._tell(name, "is no file and no folder, and is passed over")
+            return False
         return lower.endswith(self._suffixes)
+
+    def _tell(self, name: str, what: str) -> None:
+        """A warning, once for each name."""
+        if name not in self._told:
+            self._told.add(name)
+            logger.warning("%s %s", self.path(name), what)
 
     def _is_audio(self, path: Path, listed: list[str]) -> bool:
         """A folder of clips: it has a table of them, or transcripts beside them."""
@@ -155,9 +170,7 @@ class RawFolder:
     def _is_complete(self, name: str, listed: set[str]) -> bool:
         path = self.path(name)
         if is_dangling(path):
-            if name not in self._dangling:
-                self._dangling.add(name)
-                logger.warning("%s is a link to %s, which does not exist", path, os.readlink(path))
+            self._tell(name, f"is a link to {os.readlink(path)}, which does not exist")
             return False
         if self._ready == "rename":
             return True

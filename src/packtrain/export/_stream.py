@@ -14,9 +14,9 @@ from ..errors import ForeignArtefactError, FormatError, InputError
 from ..extend import Source, Template
 from ..planning.spec import PlanSpec
 from ..store._folders import sealed
-from ..store.growing import END, STREAM, STREAM_SCHEMA, View, chunk_name, is_sealed, read_stream
+from ..store.growing import END, STREAM, STREAM_SCHEMA, View, check_folder, chunk_name, is_sealed, read_stream
 from ..waiting.poll import fresh_json
-from ._beginning import check_output, undo_beginning
+from ._beginning import undo_beginning
 from ._journal import Journal
 from ._produce_stats import ProduceStats
 
@@ -43,7 +43,7 @@ def check_apart(inputs: Path, output: Path) -> None:
 
     Among the raw shards they would be taken for raw shards; a folder of another kind holds another job.
     """
-    check_output(output)
+    check_folder(output, writing=True)
     raw, out = inputs.resolve(), output.resolve()
     if raw == out or raw in out.parents:
         raise InputError(

@@ -31,6 +31,7 @@ from ..errors import ForeignArtefactError, FormatError, InputError
 from ..waiting.poll import Clock, SystemClock, Watch, fresh_json, fresh_names
 from ._chunk_reader import CHUNK_SCHEMA
 from ._folders import sealed
+from .shards import FOLDER as EXPORTED
 
 __all__ = [
     "ACKS",
@@ -44,6 +45,7 @@ __all__ = [
     "Order",
     "View",
     "acknowledged",
+    "check_folder",
     "chunk_name",
     "is_cursor",
     "is_sealed",
@@ -56,6 +58,9 @@ STREAM_SCHEMA = "packtrain-stream-1"
 STREAM, INDEX, END = "stream.json", "index.json", "END"
 JOURNAL, PRODUCER, ACKS = "journal", "producer", "acks"
 COMPLETED = ".completed"
+
+#: Names by which folders of other kinds are known: lengths (also unfinished), plans, runs, exports.
+_OTHERS = ("lengths.json", "partial", "plan.json", "run.json", EXPORTED, "trainer_state.json")
 
 #: Seconds without a change after which a torn or missing chunk before a whole one is an error.
 TORN_S = 60.0
@@ -92,6 +97,27 @@ def read_stream(folder: Path) -> dict[str, Any] | None:
     if told.get("schema") != STREAM_SCHEMA or not is_sealed(told):
         raise FormatError(f"{folder / STREAM} is not what a producer wrote ({STREAM_SCHEMA})")
     return told
+
+
+def check_folder(folder: Path, *, writing: bool = False) -> None:
+    """Refuse a folder that holds something else of packtrain, and no stream.
+
+    Args:
+        writing: chunks without a stream are something else too (a network listing may show a reader chunks
+            before their stream).
+
+    Raises:
+        ForeignArtefactError: lengths, a plan, a run, or exported packs lie there.
+    """
+    names = set(fresh_names(folder))
+    if {STREAM, JOURNAL} & names:
+        return
+    for name in sorted(names):
+        if name in _OTHERS or (writing and name.startswith("chunk_")):
+            raise ForeignArtefactError(
+                f"{folder} is no folder of a stream: it holds {name}",
+                hint="name a folder that `packtrain produce` writes, or a new one",
+            )
 
 
 def acknowledged(folder: Path, stream: str) -> Mapping[str, Any] | None:
