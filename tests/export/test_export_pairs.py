@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from export_sets import NAMES, Set, captions
+from verbs import call
 
-from packtrain.errors import ForeignArtefactError, InputError
+from packtrain.errors import ForeignArtefactError, InputError, SampleError
 from packtrain.media.location import read_bytes
 from packtrain.pipeline.pairs import merge_images, split_pairs
 from packtrain.sources import open_source
@@ -97,3 +98,82 @@ def test_what_cannot_be_written_is_said(made: Callable[..., Set]) -> None:
     )
     with pytest.raises(InputError, match="text <image>"):
         split_pairs(source, held.folder / "pairs")
+
+
+def broken(held: Set) -> ChatSource:
+    """Rows 1 and 4 cannot be read, row 2 has no image file, row 6 holds what pairs cannot."""
+    lines = held.path.read_text(encoding="utf-8").splitlines()
+    lines[1], lines[4] = "{torn", '{"messages": 3}'
+    lines[2] = json.dumps({**json.loads(lines[2]), "images": ["gone.jpg"]})
+    held.path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return held.open()
+
+
+def test_a_bad_record_stops_by_its_line(made: Callable[..., Set]) -> None:
+    held = made(rows=captions(NAMES[:3], 9, "\nwhat?"), names=NAMES[:3])
+    good = held.path.read_text(encoding="utf-8")
+    source = broken(held)
+    out = held.folder / "pairs"
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"train\.jsonl:2"):
+            split_pairs(source, out)
+        with pytest.raises(InputError, match=r"train\.jsonl:2"):
+            merge_images(source, held.folder / "merged.jsonl", held.template.measure, 10_000)
+    assert not out.exists() and not (held.folder / "merged.jsonl").exists(), "refused before the first write"
+    held.path.write_text(good, encoding="utf-8")
+    assert split_pairs(held.open(), out)["records"] == 9, "the mended source goes into the same folder"
+
+
+def test_skipped_records_stand_in_the_ledger(made: Callable[..., Set]) -> None:
+    held = made(rows=captions(NAMES[:3], 9, "\nwhat?"), names=NAMES[:3])
+    source = broken(held)
+    out, merged = held.folder / "pairs", held.folder / "merged.jsonl"
+    done = split_pairs(source, out, skip=True)
+    assert done == {"records": 6, "images": 6, "without_image": 0, "skipped": 3}
+    rows = [json.loads(line) for line in (out / ".packtrain-ledger.jsonl").read_text().splitlines()]
+    assert [(row["id"], row["reason"]) for row in rows] == [
+        (1, "malformed_record"),
+        (2, "missing_media"),
+        (4, "malformed_record"),
+    ]
+    assert rows[1]["where"] == "train.jsonl:3" and "gone.jpg" in rows[1]["message"]
+    assert len(ChatSource(open_source(out))) == 6, "the ledger is not taken for data"
+    assert split_pairs(source, out, skip=True) == done
+    with pytest.raises(ForeignArtefactError):
+        split_pairs(source, out)
+    done = merge_images(source, merged, held.template.measure, 10_000, skip=True)
+    rows = [json.loads(line) for line in (held.folder / "merged.jsonl.ledger.jsonl").read_text().splitlines()]
+    kept = [i for line in merged.read_text(encoding="utf-8").splitlines() for i in json.loads(line)["ids"]]
+    assert sorted(kept + [row["id"] for row in rows]) == list(range(9)), "each record is in one of the two"
+    assert done["skipped"] == len(rows) == 2, "media are opened only where they are measured"
+
+
+def test_a_medium_that_cannot_be_measured_is_skipped(made: Callable[..., Set]) -> None:
+    held = made(rows=captions(NAMES[:2], 8, "\nwhat?"), names=NAMES[:2])
+    bad = held.source[1]["messages"][0]["content"][0]["image"]
+
+    def measure(sample: Any) -> int:
+        if bad in media_refs(sample):
+            raise SampleError("unreadable_media", f"{bad} cannot be read")
+        return held.template.measure(sample)
+
+    out = held.folder / "merged.jsonl"
+    with pytest.raises(InputError, match=r"train\.jsonl:2.*cannot be read"):
+        merge_images(held.source, out, measure, 10_000)
+    done = merge_images(held.source, out, measure, 10_000, skip=True)
+    assert done == {"records": 8, "samples": 1, "merged": 1, "skipped": 4}
+    held_ids = json.loads(out.read_text(encoding="utf-8"))["ids"]
+    assert held_ids == [0, 2, 4, 6]
+
+
+def test_pairs_and_merge_say_what_to_do(made: Callable[..., Set], tmp_path: Path) -> None:
+    held = made(rows=captions(NAMES[:3], 9, "\nwhat?"), names=NAMES[:3])
+    broken(held)
+    told = call("pairs", str(held.path), str(tmp_path / "pairs"), code=2)
+    assert "train.jsonl:2" in told.output
+    told = json.loads(call("pairs", str(held.path), str(tmp_path / "pairs"), "--skip", "--json").stdout)
+    assert told["records"] == 6 and told["skipped"] == 3
+    for out, what in ((tmp_path / "none", "does not exist"), (held.path, "is a file")):
+        told = call("merge", str(out), code=2)
+        assert what in told.output and "export --shard" in " ".join(told.output.split())
+    assert "holds no shards" in call("merge", str(held.plan_folder), code=2).output

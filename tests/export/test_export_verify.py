@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from export_sets import Set
+from verbs import call
 
-from packtrain.cli._app import main
-from packtrain.errors import ChecksumError, LawError
+from packtrain.errors import ChecksumError, InputError, LawError
 from packtrain.pipeline.export import export
 from packtrain.pipeline.verify_export import _check_members, verify_export
 from packtrain.planning.distribution import distribution
@@ -144,25 +143,6 @@ def test_members_apart_and_keys_twice_are_broken_laws(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------ verbs
-def call(*arguments: str, code: int = 0) -> Any:
-    from packtrain.cli._app import app  # noqa: F401
-
-    result = CliRunner().invoke(_command(), list(arguments))
-    assert result.exit_code == code, result.output
-    return result
-
-
-def _command() -> Any:
-    import click
-
-    @click.command(context_settings={"ignore_unknown_options": True})
-    @click.argument("words", nargs=-1, type=click.UNPROCESSED)
-    def run(words: tuple[str, ...]) -> None:
-        main(list(words))
-
-    return run
-
-
 def test_the_verbs(text_run: Callable[..., dict[str, Any]], tokenizer_folder: Path, tmp_path: Path) -> None:
     source = text_run(samples=60)["custom"]["train_jsonl"]
     lengths, plan, out = (str(tmp_path / name) for name in ("lengths", "plan", "out"))
@@ -186,6 +166,27 @@ def test_the_verbs(text_run: Callable[..., dict[str, Any]], tokenizer_folder: Pa
     assert shard.name in call("verify", out, code=1).output
     shutil.rmtree(Path(out) / ".packtrain")
     call("export", plan, out, code=2)
+
+
+def test_energon_is_said_to_be_missing(made: Callable[..., Set]) -> None:
+    """Where the library is, `tests/hosts` reads through it."""
+    from packtrain.integrations.energon_reading import has_energon, read_through_energon
+
+    if has_energon():
+        pytest.skip("megatron-energon is installed here")
+    held = made(count=12)
+    for fmt, layout in (("energon", "packtrain"), ("energon", "llava"), ("webdataset", None)):
+        out = held.folder / f"{fmt}{layout}"
+        options = {"layout": layout} if layout else {}
+        export(held.plan_folder, out, format=fmt, source=held.source, options=options)
+        checks = json.loads(call("verify", str(out), "--encode", "0", "--json").stdout)["checks"]
+        said = {"packtrain": "is not installed here", "llava": "LLaVA-OneVision"}.get(layout or "")
+        assert ("energon" in checks) == (fmt == "energon")
+        assert said is None or said in checks["energon"]
+        call("verify", str(out), "--energon", code=2)
+        with pytest.raises(InputError, match="not installed" if fmt == "energon" else "holds webdataset"):
+            read_through_energon(out)
+    call("verify", str(held.plan_folder), "--energon", code=2)
 
 
 def test_run_exports_instead_of_training(text_run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from venvs import build, run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "export"))
 from export_sets import NAMES, Set, captions, records
+from real_sets import KINDS, RealSet, row_facts
 
 from packtrain.collate import PaddingFreeCollator
 from packtrain.data import open_packs
@@ -22,6 +23,9 @@ from packtrain.store.pack_files import PackFiles
 pytestmark = pytest.mark.hosts
 
 VERSIONS = {"energon5": "megatron-energon==5.0.0", "energon7": "megatron-energon==7.4.1"}
+
+#: For real templates inside energon.
+PROCESSORS = ["transformers==5.24.0", "jinja2"]
 
 #: Reads all packs once, through the mixin, and prints one JSON line a row.
 READ = """
@@ -68,6 +72,61 @@ for number, row in zip(range(count), loader):
     }))
 """
 
+#: Reads a real set with its real template, through the mixin.
+READ_REAL = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+sys.path.insert(0, sys.argv[2])
+from real_sets import row_facts
+from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
+from packtrain.collate import PaddingFreeCollator
+from packtrain.integrations.energon import PackedTaskEncoder
+from packtrain.template import HFTemplate, load_processor
+
+class Encoder(PackedTaskEncoder, DefaultTaskEncoder):
+    pass
+
+template = HFTemplate(load_processor(sys.argv[3]))
+dataset = get_train_dataset(
+    sys.argv[1], batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=None,
+    worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+    task_encoder=Encoder(template.encode, PaddingFreeCollator()),
+)
+for _, row in zip(range(int(sys.argv[4])), get_loader(dataset)):
+    print("ROW", json.dumps(row_facts(row)))
+"""
+
+#: `packtrain verify` where the library is installed; then what it says about an export that was changed.
+VERIFY = """
+import json, sys
+from pathlib import Path
+from packtrain.cli._app import main
+from packtrain.errors import PacktrainError
+from packtrain.integrations.energon_reading import read_through_energon
+out = Path(sys.argv[1])
+try:
+    main(["verify", str(out), "--json"])
+except SystemExit as stop:
+    assert not stop.code, stop.code
+def told(what):
+    try:
+        print("ROW", json.dumps([what, read_through_energon(out)]))
+    except PacktrainError as error:
+        print("ROW", json.dumps([what, f"{type(error).__name__}: {error}"]))
+told("whole")
+def changed(name, data):
+    path = out / name
+    held = path.read_bytes()
+    path.write_bytes(data(held))
+    told(name)
+    path.write_bytes(held)
+changed("pack-000001-000.tar.idx", lambda held: b"")
+changed("pack-000002-000.tar", lambda held: held[:600] + bytes([held[600] ^ 1]) + held[601:])
+changed(".nv-meta/split.yaml", lambda held: held.replace(b"  - pack-000000-000.tar\\n", b""))
+(out / ".nv-meta" / "dataset.yaml").unlink()
+told("no dataset.yaml")
+"""
+
 #: What the library itself writes beside the tars, and the bytes it reads.
 PREPARE = """
 import sys
@@ -101,7 +160,7 @@ for path in sorted(Path(sys.argv[1]).glob("*.tar")):
 
 @pytest.fixture(scope="module", params=list(VERSIONS))
 def python(request: pytest.FixtureRequest) -> Path:
-    return build(request.param, [VERSIONS[request.param]])
+    return build(request.param, [VERSIONS[request.param], *PROCESSORS], no_deps=["torchvision==0.28.0"])
 
 
 @pytest.fixture
@@ -117,6 +176,38 @@ def rows_of(text: str) -> list[Any]:
 
 
 HELPERS = Path(__file__).resolve().parents[1] / "export"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_real_sets_give_the_same_rows(python: Path, data: Path, tmp_path: Path, kind: str) -> None:
+    """Ids, token ids, labels, positions and pixels out of energon are those of training without shards."""
+    from packtrain.template import HFTemplate, load_processor
+
+    processor = data / "processors" / "qwen2_5_vl"
+    made = RealSet(kind, data, tmp_path, HFTemplate(load_processor(str(processor))))
+    out = tmp_path / "out"
+    export(made.plan_folder, out, format="energon", source=made.source, maxcount=2)
+    collate = PaddingFreeCollator()
+    want = [row_facts(collate([[made.encoded[i] for i in pack.tolist()]])) for pack in made.plan]
+    read = rows_of(run(python, READ_REAL, out, HELPERS, processor, len(want), ours=True))
+    assert len(read) == len(want)
+    assert {tuple(row["ids"]): row for row in read} == {tuple(row["ids"]): row for row in want}
+
+
+def test_verify_reads_through_the_library(python: Path, made: Callable[..., Set]) -> None:
+    held = made(records(NAMES, 40))
+    out = held.folder / "out"
+    export(held.plan_folder, out, format="energon", source=held.source, maxcount=4)
+    told = run(python, VERIFY, out, ours=True)
+    checks = json.loads(told.splitlines()[0])["checks"]
+    version = VERSIONS["energon5" if "energon5" in str(python) else "energon7"].partition("==")[2]
+    assert checks["energon"] == f"14 packs, each once and whole, by megatron-energon {version}"
+    said = dict(rows_of(told))
+    assert said.pop("whole") == checks["energon"]
+    assert len(said) == 4
+    for what, error in said.items():
+        assert error.startswith(("LawError: ", "ChecksumError: ")), (what, error)
+    assert "ps_0000000" in said["pack-000002-000.tar"]
 
 
 @pytest.mark.parametrize("layout", ["packtrain", "prompts"])

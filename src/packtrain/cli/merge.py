@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from ..errors import InputError
 from ._app import emit
 from ._show import lengths_figures, print_lengths
 from .export import show_export
@@ -31,6 +32,11 @@ def command(out: Path, overwrite: bool, as_json: bool) -> None:
     from ..pipeline.shards import merge
     from ..store.shards import is_export
 
+    if not out.is_dir():
+        raise InputError(
+            f"{out} {'is a file' if out.exists() else 'does not exist'}",
+            hint="name the folder that packtrain measure --shard or packtrain export --shard wrote to",
+        )
     if is_export(out):
         from ..pipeline.export import finish_export
 

@@ -21,18 +21,24 @@ __all__ = ["command"]
 @click.option("--way", default="split", show_default=True, help="split, or merge.")
 @click.option("--processor", "-p", default="", help="merge: folder or hub name; it counts the merged length.")
 @click.option("--max-length", type=int, help="merge: longest merged sample, in tokens.")
+@click.option(
+    "--skip", is_flag=True, help="Leave records out that cannot be used, into a ledger, instead of stopping."
+)
 @click.option("--shape", default="auto", show_default=True, help="As for measure.")
 @click.option("--column", "columns", multiple=True, metavar="NAME=FIELD", help="As for measure; repeatable.")
 @click.option("--placeholder", "placeholders", multiple=True, help="As for measure; repeatable.")
 @click.option("--media-root", help="As for measure.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def command(source: str, out: Path, way: str, max_length: int | None, as_json: bool, **options: Any) -> None:
+def command(
+    source: str, out: Path, way: str, max_length: int | None, skip: bool, as_json: bool, **options: Any
+) -> None:
     """Write SOURCE as a folder of {image, json} pairs without clashing names (split), or as a JSONL file with
     one sample an image, no longer than --max-length (merge).
 
     \b
     Example:
       packtrain pairs vqa.jsonl pairs/
+      packtrain pairs vqa.jsonl pairs/ --skip
       packtrain pairs vqa.jsonl merged.jsonl --way merge -p ./qwen --max-length 8192
     """
     from ..pipeline.inputs import Inputs
@@ -47,11 +53,11 @@ def command(source: str, out: Path, way: str, max_length: int | None, as_json: b
     if way == "split":
         if max_length is not None:
             raise InputError("--max-length has no effect on a split", hint="leave it out")
-        done = split_pairs(opened, out)
+        done = split_pairs(opened, out, skip=skip)
     else:
         if max_length is None or not options["processor"]:
             raise InputError("a merge needs its limit", hint="add --processor P --max-length N")
-        done = merge_images(opened, out, inputs.open_template(opened).measure, max_length)
+        done = merge_images(opened, out, inputs.open_template(opened).measure, max_length, skip=skip)
     if as_json:
         emit({"out": str(out), **done})
     else:

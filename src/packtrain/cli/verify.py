@@ -36,6 +36,11 @@ PROOF_TOKENS = 4096
     help="Packs of an export that are encoded and compared; 0: none.",
 )
 @click.option(
+    "--energon",
+    is_flag=True,
+    help="Also read an energon export through Megatron-Energon [default: where it is installed].",
+)
+@click.option(
     "--dtype",
     type=click.Choice(["float32", "float64", "bfloat16", "float16", "auto"]),
     default="float32",
@@ -49,6 +54,7 @@ def command(
     samples: int,
     backends: tuple[str, ...],
     encode: int,
+    energon: bool,
     dtype: str,
     as_json: bool,
 ) -> None:
@@ -61,8 +67,11 @@ def command(
       packtrain verify runs/demo/plan --model tiny:qwen2_5_vl
       packtrain verify runs/demo --model runs/demo/model --attn sdpa
       packtrain verify shards
+      packtrain verify shards --energon
     """
     kind = artefact_kind(artefact)
+    if energon and kind != "export":
+        raise InputError("--energon is for exports", hint="name the OUT of packtrain export --format energon")
     if kind == "stream":
         from ._stream import verify_stream
 
@@ -73,6 +82,7 @@ def command(
 
         with progress("verifying", quiet=as_json) as report:
             checked = verify_export(artefact, encode=encode, progress=report)
+        checked |= _through_energon(artefact, energon, as_json)
         _print(artefact, checked, as_json)
         return
     done: dict[str, str] = {}
@@ -88,6 +98,22 @@ def command(
         plan_folder = folder_of_run(artefact, "plan") if kind == "run" else artefact
         done.update(_prove(plan_folder, model, samples, backends or ("sdpa", "eager"), dtype))
     _print(artefact, done, as_json)
+
+
+def _through_energon(out: Path, asked: bool, quiet: bool) -> dict[str, str]:
+    """What Megatron-Energon itself makes of an export in its format."""
+    from ..integrations.energon_reading import has_energon, read_through_energon
+    from ..store.shards import export_of
+
+    key = export_of(out)["key"]
+    if not asked and key["format"] != "energon":
+        return {}
+    if not asked and key["options"].get("layout") == "llava":
+        return {"energon": "not read through the library: LLaVA-OneVision's code builds these samples"}
+    if not asked and not has_energon():
+        return {"energon": "not read through the library: megatron-energon is not installed here"}
+    with progress("reading through energon", quiet=quiet) as report:
+        return {"energon": read_through_energon(out, progress=report)}
 
 
 def _print(artefact: Path, done: dict[str, str], as_json: bool) -> None:

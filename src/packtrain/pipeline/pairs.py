@@ -10,6 +10,10 @@ get numbers that are free; what a name was stands in the record under `names`.
 Merge: records with the same images are joined in the order of their ids while the merged sample stays within
 `limit` tokens, as `measure` (of a template) counts it; what would not fit begins another sample. Records that
 cannot be joined without changing what they say (system turns, tools, media behind a text) stay as they are.
+
+A record that cannot be read or written stops either way by name. With `skip` it is left out instead, and a
+line of the ledger (`.packtrain-ledger.jsonl` in the folder, `OUT.ledger.jsonl` beside the file) says which
+record, where it stands, and why: records = written + lines of the ledger.
 """
 
 from __future__ import annotations
@@ -33,38 +37,47 @@ __all__ = ["merge_images", "split_pairs"]
 #: Bytes of a stem that are kept; with a number and a suffix it stays below the 255 of file systems.
 _STEM = 200
 _MARKER = ".packtrain-split.json"
+_LEDGER = ".packtrain-ledger.jsonl"
 
 
-def split_pairs(source: Source, out: str | Path) -> dict[str, int]:
+def split_pairs(source: Source, out: str | Path, *, skip: bool = False) -> dict[str, int]:
     """Write every record as a pair of its own.
 
     Args:
         source: normalised chat samples, as `ChatSource` gives them.
         out: an empty folder, or one that this very call was stopped in.
+        skip: leave records out that cannot be used, into the ledger, instead of stopping at the first.
 
     Returns:
-        {"records", "images", "without_image"}.
+        {"records", "images", "without_image"}, and "skipped" where `skip`.
 
     Raises:
         ForeignArtefactError: `out` holds something else. InputError: a record or medium cannot be read.
     """
     out = Path(out)
-    key = {"source": source.fingerprint, "records": len(source)}
-    _claim(out, key)
+    key = {"source": source.fingerprint, "records": len(source), **({"skip": True} if skip else {})}
+    _refuse_other(out, key)
+    faults = _Faults(source, skip)
     root = getattr(source, "media_root", None)
-    stems = _stems(source, root)
+    stems = _stems(source, root, faults)
+    if not (out / _MARKER).is_file():
+        files.publish_json(out / _MARKER, {**key, "whole": False})
     done = {"records": 0, "images": 0, "without_image": 0}
-    for number, sample in _samples(source):
-        names = []
-        for place, ref in enumerate(media_refs(sample)):
-            name = f"{stems[number]}{f'.{place}' if place else ''}{_suffix(ref)}"
+    for number, sample in _samples(source, faults):
+        try:
+            record = _plain(sample, number)
+            media = [read_bytes(ref) for ref in media_refs(sample)]
+        except SampleError as error:
+            faults.add(number, error)
+            continue
+        refs = media_refs(sample)
+        names = [f"{stems[number]}{f'.{i}' if i else ''}{_suffix(ref)}" for i, ref in enumerate(refs)]
+        for name, data in zip(names, media, strict=True):
             with files.publish(out / name) as handle:
-                handle.write(read_bytes(ref))
-            names.append(name)
-        record = {**_plain(sample, number), "images": names}
-        originals = [identity_name(ref, root) for ref in media_refs(sample)]
-        if originals:
-            record["names"] = originals
+                handle.write(data)
+        record["images"] = names
+        if names:
+            record["names"] = [identity_name(ref, root) for ref in refs]
         files.publish_text(
             out / f"{stems[number]}.json", json.dumps(record, ensure_ascii=False, indent=1) + "\n"
         )
@@ -72,12 +85,13 @@ def split_pairs(source: Source, out: str | Path) -> dict[str, int]:
         done["images"] += len(names)
         done["without_image"] += not names
     files.remove_leftovers(out)
+    faults.publish(out / _LEDGER)
     files.publish_json(out / _MARKER, {**key, "whole": True})
-    return done
+    return {**done, **faults.counted}
 
 
 def merge_images(
-    source: Source, out: str | Path, measure: Callable[[Any], int], limit: int
+    source: Source, out: str | Path, measure: Callable[[Any], int], limit: int, *, skip: bool = False
 ) -> dict[str, int]:
     """Write a JSONL file in which records of the same images are one sample of several turns.
 
@@ -86,19 +100,28 @@ def merge_images(
         out: the file; replaced as a whole.
         measure: `template.measure`.
         limit: longest merged sample, in tokens. A record that is longer alone stays alone.
+        skip: as for `split_pairs`. Media are opened only where `measure` opens them.
 
     Returns:
-        {"records", "samples", "merged"}: read, written, and how many of those hold several records.
+        {"records", "samples", "merged"}: read, written, and how many of those hold several records; and
+        "skipped" where `skip`.
     """
     if limit < 1:
         raise InputError(f"the longest merged sample is {limit} tokens", hint="at least 1")
+    out = Path(out)
+    faults = _Faults(source, skip)
     groups: dict[bytes, list[int]] = {}
-    for number, sample in _samples(source):
+    for number, sample in _samples(source, faults):
+        try:
+            _plain(sample, number)
+        except SampleError as error:
+            faults.add(number, error)
+            continue
         groups.setdefault(_group(sample, number), []).append(number)
     done = {"records": len(source), "samples": 0, "merged": 0}
     with files.publish(out) as handle:
         for ids in groups.values():
-            for held, sample in _joined(source, ids, measure, limit):
+            for held, sample in _joined(source, ids, measure, limit, faults):
                 images = [_path(ref, held[0]) for ref in media_refs(sample)]
                 line = json.dumps(
                     {**_plain(sample, held[0]), "images": images, "ids": held}, ensure_ascii=False
@@ -106,55 +129,91 @@ def merge_images(
                 handle.write(line.encode("utf-8") + b"\n")
                 done["samples"] += 1
                 done["merged"] += len(held) > 1
-    return done
+        faults.publish(out.with_name(f"{out.name}.ledger.jsonl"))
+    return {**done, **faults.counted}
 
 
 # --------------------------------------------------------------------------------------------
-def _samples(source: Source) -> Iterator[tuple[int, Mapping[str, Any]]]:
+class _Faults:
+    """Records that cannot be used: the first stops the command, or all of them go into the ledger."""
+
+    def __init__(self, source: Source, skip: bool) -> None:
+        self._source, self._skip = source, skip
+        self._rows: dict[int, dict[str, Any]] = {}
+
+    def add(self, number: int, error: SampleError) -> None:
+        where = self._source.where(number)
+        if not self._skip:
+            said = error.message if where in error.message else f"{where}: {error.message}"
+            raise InputError(
+                f"{error.reason}: {said}", hint=error.hint or "mend it, or leave such records out: --skip"
+            ) from error
+        row = {"id": number, "where": where, "reason": error.reason, "message": error.message}
+        self._rows.setdefault(number, row)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._rows
+
+    @property
+    def counted(self) -> dict[str, int]:
+        return {"skipped": len(self._rows)} if self._skip else {}
+
+    def publish(self, path: Path) -> None:
+        """Write the ledger; without faults there is none."""
+        if self._rows:
+            lines = [json.dumps(self._rows[number], ensure_ascii=False) for number in sorted(self._rows)]
+            files.publish_text(path, "\n".join(lines) + "\n")
+        else:
+            files.remove(path)
+
+
+def _samples(source: Source, faults: _Faults) -> Iterator[tuple[int, Mapping[str, Any]]]:
     for number in range(len(source)):
-        try:
-            yield number, source[number]
-        except SampleError as error:
-            raise InputError(f"{error.reason}: {error.message}", hint=error.hint) from error
+        if number not in faults:
+            try:
+                sample = source[number]
+            except SampleError as error:
+                faults.add(number, error)
+                continue
+            yield number, sample
 
 
-def _claim(out: Path, key: dict[str, Any]) -> None:
+def _refuse_other(out: Path, key: dict[str, Any]) -> None:
     marker = out / _MARKER
     if marker.is_file():
         held = files.read_json(marker)
-        if {name: held.get(name) for name in key} != key:
+        if {name: value for name, value in held.items() if name != "whole"} != key:
             raise ForeignArtefactError(
                 f"{out} holds the pairs of another source", hint="choose another folder"
             )
         return
     if out.is_dir() and any(path for path in out.iterdir() if not path.name.startswith(f".{_MARKER}")):
         raise ForeignArtefactError(f"{out} is not empty", hint="choose an empty folder")
-    files.publish_json(marker, {**key, "whole": False})
 
 
-def _stems(source: Source, root: Any) -> list[str]:
+def _stems(source: Source, root: Any, faults: _Faults) -> dict[int, str]:
     """A stem for each record: no two are equal, also not in case or Unicode form."""
     taken: set[str] = set()
-    stems: list[str | None] = []
-    wanted: list[tuple[str, int]] = []
+    stems: dict[int, str] = {}
+    wanted: dict[int, tuple[str, int]] = {}
     seen: set[str] = set()
-    for number, sample in _samples(source):
+    for number, sample in _samples(source, faults):
         refs = media_refs(sample)
         first = identity_name(refs[0], root) or f"image_{number:08d}" if refs else ""
         wish = _cut(os.path.splitext(first.rpartition("/")[2].rpartition("!")[2])[0]) if refs else ""
         wish = wish or f"output_{number:08d}"
-        wanted.append((wish, len(refs)))
         is_first = first not in seen or not refs
         seen.add(first)
-        stems.append(wish if is_first and _take(wish, len(refs), taken) else None)
-    for number, stem in enumerate(stems):
-        suffix = 0
-        while stem is None:
+        if is_first and _take(wish, len(refs), taken):
+            stems[number] = wish
+        else:
+            wanted[number] = (wish, len(refs))
+    for number, (wish, images) in wanted.items():
+        suffix = 1
+        while not _take(f"{wish}_{suffix}", images, taken):
             suffix += 1
-            wish, images = wanted[number]
-            stem = f"{wish}_{suffix}" if _take(f"{wish}_{suffix}", images, taken) else None
-        stems[number] = stem
-    return [str(stem) for stem in stems]
+        stems[number] = f"{wish}_{suffix}"
+    return stems
 
 
 def _take(stem: str, images: int, taken: set[str]) -> bool:
@@ -187,15 +246,20 @@ def _plain(sample: Mapping[str, Any], number: int) -> dict[str, Any]:
         for part in message["content"]:
             if part["type"] == "text":
                 if "<image>" in part["text"]:
-                    raise InputError(
+                    raise SampleError(
+                        "unsupported_record",
                         f"record {number} has the text <image> beside its images",
-                        hint="such records cannot be written as pairs",
+                        hint="such records cannot be written as pairs; --skip leaves them out",
                     )
                 text += part["text"]
             elif part["type"] == "image":
                 text += "<image>"
             else:
-                raise InputError(f"record {number} has a {part['type']}", hint="pairs hold images only")
+                raise SampleError(
+                    "unsupported_record",
+                    f"record {number} has a {part['type']}",
+                    hint="pairs hold images only; --skip leaves such records out",
+                )
         messages.append({**message, "content": text})
     return {**sample, "messages": messages}
 
@@ -223,21 +287,27 @@ def _group(sample: Mapping[str, Any], number: int) -> bytes:
 
 
 def _joined(
-    source: Source, ids: list[int], measure: Callable[[Any], int], limit: int
+    source: Source, ids: list[int], measure: Callable[[Any], int], limit: int, faults: _Faults
 ) -> Iterator[tuple[list[int], Mapping[str, Any]]]:
     """(ids, sample) of the samples that records of the same images become."""
     held: list[int] = []
     sample: Mapping[str, Any] = {}
     for number in ids:
         record = source[number]
+        longer = record
         if held:
             longer = {"messages": [*sample["messages"], *_without_images(record["messages"])]}
-            if measure(longer) <= limit:
-                held, sample = [*held, number], longer
-                continue
+        try:
+            fits = len(ids) == 1 or measure(longer) <= limit
+        except SampleError as error:
+            faults.add(number, error)
+            continue
+        if held and not fits:
             yield held, sample
-        held, sample = [number], record
-    yield held, sample
+            held, longer = [], record
+        held, sample = [*held, number], longer
+    if held:
+        yield held, sample
 
 
 def _without_images(messages: list[Any]) -> list[Any]:

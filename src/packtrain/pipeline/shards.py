@@ -148,7 +148,10 @@ def merge(out: str | Path, *, overwrite: bool = False) -> Lengths:
             _clear(place)
         return Lengths.load(folder)
     if not found:
-        raise FormatError(f"{folder} holds no shards", hint="name the folder given to measure --shard")
+        raise FormatError(
+            f"{folder} holds no shards",
+            hint="name the folder given to packtrain measure --shard, or to packtrain export --shard",
+        )
     markers = _checked(folder, found)
     identity = Identity(**markers[0]["identity"])
     if held is not None and not overwrite:
