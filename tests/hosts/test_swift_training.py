@@ -97,3 +97,45 @@ def test_what_init_writes_trains(model: Path, files: dict[str, Path], tmp_path: 
     (log,) = (out / "runs").glob("logging.jsonl")
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert [row["loss"] > 0 for row in rows if "loss" in row] == [True] * 3
+
+
+@pytest.mark.matrix("model of no listed family")
+def test_a_model_that_no_family_lists_is_proven_first(
+    model: Path, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """A tiny DeepSeek-V3: the proof of its isolation runs before the first step."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, DeepseekV3Config
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    config = DeepseekV3Config(
+        vocab_size=len(tokenizer) + 64,
+        hidden_size=32,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        kv_lora_rank=8,
+        q_lora_rank=8,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(files["few"].read_text().splitlines(keepends=True)[-5:]), encoding="utf-8")
+    words = {
+        "model": tmp_path / "model",
+        "model_type": "deepseek_v3",
+        "template": "qwen2_5",
+        "dataset": rows,
+        "packing": "true",
+        "per_device_train_batch_size": 1,
+    }
+    (seen,) = sft(tmp_path, "unlisted", words, plugin=True)
+    assert sorted(seen["ids"]) == list(range(5)) and all(loss > 0 for loss in losses(seen))

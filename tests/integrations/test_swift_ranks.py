@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import packtrain as pt
-from packtrain.errors import ConfigError
+from packtrain.errors import ConfigError, IsolationError
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
@@ -37,7 +37,44 @@ def test_ranks_that_the_trainer_does_not_know_are_refused_in_one_line(
     trainer.args._n_gpu = 2
     with pytest.raises(ConfigError, match="n_gpu=2 cannot be kept: one process would split packs over GPUs"):
         _take_over(pipeline, trainer, None)
+    trainer.model.config.model_type = "nobody_knows"
+    pipeline.args.model_meta = SimpleNamespace(is_multimodal=True)
+    with pytest.raises(IsolationError, match="nobody_knows: nobody has shown that it keeps") as stopped:
+        _take_over(pipeline, trainer, None)
+    assert "\n" not in str(stopped.value)
     assert type(trainer) is before
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
+def test_a_text_model_of_no_family_must_pass_the_proof(
+    saved_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+    from packtrain.integrations.ms_swift import SwiftPacks, _take_over
+
+    rows = [
+        {"input_ids": [5 + i, 9, 7, 11 + i, 3], "labels": [-100, 9, 7, 11 + i, 3], "length": 5}
+        for i in range(4)
+    ]
+    plan = pt.plan(pt.Lengths(np.array([5] * 4, np.int64)), pack_length=10)
+    trainer = Trainer(
+        model=AutoModelForCausalLM.from_pretrained(saved_model("tiny:qwen3"), dtype="float32"),
+        args=TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True),
+        train_dataset=SwiftPacks(plan.align(1), rows),
+    )
+    before = type(trainer)
+    trainer.model.config.model_type = "nobody_knows"
+    meta = SimpleNamespace(is_multimodal=False)
+    pipeline = SimpleNamespace(args=SimpleNamespace(attn_impl="sdpa", model_meta=meta), template=None)
+    forward = trainer.model.forward
+    trainer.model.forward = lambda *args, **kwargs: forward(*args, **{**kwargs, "position_ids": None})
+    with pytest.raises(IsolationError, match="read each other in nobody_knows"):
+        _take_over(pipeline, trainer, None)
+    assert type(trainer) is before
+    trainer.model.forward = forward
+    _take_over(pipeline, trainer, None)
+    assert type(trainer) is not before
 
 
 @pytest.mark.parametrize(

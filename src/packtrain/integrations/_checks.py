@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,9 +68,14 @@ def check_isolation(bare: Any) -> bool:
     return setup.proven
 
 
-def prove_packs(bare: Any, data: PackedDataset) -> None:
-    """The proof on two packs, for models of no listed family."""
-    samples = proof_samples([data[position] for position in range(min(2, len(data)))], bare)
+def prove_packs(bare: Any, data: PackedDataset, convert: Callable[[Any], Any] = dict) -> None:
+    """The proof on two packs, for models of no listed family.
+
+    Args:
+        convert: member of a pack -> encoded sample.
+    """
+    packs = [[convert(member) for member in data[position]] for position in range(min(2, len(data)))]
+    samples = proof_samples(packs, bare)
     report = prove_isolation(bare, samples, (attention_of(bare) or "eager",), gradients=False)
     if not report.ok:
         raise IsolationError(

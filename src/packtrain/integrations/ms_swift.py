@@ -33,7 +33,7 @@ from ..world import World
 ensure_torchvision()
 
 from ..train.trainer import pack_loader  # noqa: E402
-from ._checks import check_isolation  # noqa: E402
+from ._checks import check_isolation, prove_packs  # noqa: E402
 from ._plan import PLACE, pack_rows  # noqa: E402
 from ._swift_template import SwiftTemplate  # noqa: E402
 from .transformers import PackingMixin  # noqa: E402
@@ -221,6 +221,12 @@ def _as_lists(member: Mapping[str, Any], scaled: bool) -> dict[str, Any]:
     return made
 
 
+def _as_tensors(member: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """A text row of the host as the proof takes it."""
+    made = {key: torch.as_tensor(member[key]) for key in ("input_ids", "labels")}
+    return {**made, "position_ids": torch.arange(len(made["input_ids"]))}
+
+
 class SwiftCollator:
     """The host's collator, its boundaries compared with ours.
 
@@ -280,10 +286,12 @@ def _take_over(pipeline: Any, trainer: Any, balance: str | None) -> None:
     """Give the trainer the packs' loaders, and every forward pass its `use_cache=False`."""
     bare = bare_model(trainer.model)
     if not check_isolation(bare):
-        raise IsolationError(
-            f"{bare.config.model_type}: nobody has shown that it keeps packed samples apart",
-            hint="show it with packtrain.train.prove_isolation, or train it unpacked",
-        )
+        if pipeline.args.model_meta.is_multimodal:
+            raise IsolationError(
+                f"{bare.config.model_type}: nobody has shown that it keeps packed samples apart",
+                hint="show it with packtrain.train.prove_isolation, or train it unpacked",
+            )
+        prove_packs(bare, trainer.train_dataset, _as_tensors)
     ranks = trainer.train_dataset.packs.world_size
     if trainer.args.world_size != ranks:
         raise ConfigError(
