@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from packtrain.pipeline.plan import plan_lengths
 from packtrain.sources import open_source
 from packtrain.sources.chat import ChatSource
 
-__all__ = ["NAMES", "Set", "Words", "captions", "records"]
+__all__ = ["NAMES", "Set", "Slow", "Words", "captions", "records"]
 
 #: Names that file systems, tars and readers of keys trip over.
 NAMES = [
@@ -104,6 +105,16 @@ def captions(names: list[str], count: int, prompt: str = "") -> list[dict[str, A
         }
         for i in range(count)
     ]
+
+
+class Slow(ChatSource):
+    """Takes a moment for each sample, so that kills meet it at work."""
+
+    pause = 0.0
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        time.sleep(self.pause)
+        return super().__getitem__(index)
 
 
 class Set:

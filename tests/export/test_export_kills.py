@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,20 +11,12 @@ from typing import Any
 
 import pytest
 from export_sets import Set
+from kill_exports import kill, start
 
 from packtrain.errors import InputError
 from packtrain.pipeline.export import export
 from packtrain.sources.chat import ChatSource
 from packtrain.testing import snapshot
-
-SCRIPT = """
-import sys, time
-from export_sets import ChatSource, open_source
-from packtrain.pipeline.export import export
-source = ChatSource(open_source(sys.argv[1]))
-export(sys.argv[2], sys.argv[3], source=source, maxcount=1, task="multi_turn",
-       progress=lambda done, total: (print(done, flush=True), time.sleep(0.1)))
-"""
 
 
 class Deadly(ChatSource):
@@ -51,28 +42,26 @@ def fresh(held: Set) -> dict[str, str]:
     return snapshot(held.folder / "fresh", ("origin.json",))
 
 
-@pytest.mark.parametrize("after", [1, 5])
-def test_a_killed_export_goes_on(made: Callable[..., Set], after: int) -> None:
-    held = made(count=40)
-    out = held.folder / "out"
-    arguments = [sys.executable, "-c", SCRIPT, str(held.path), str(held.plan_folder), str(out)]
-    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    process = subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}
-    )
+@pytest.mark.parametrize("fmt", ["raw", "webdataset", "energon", "chunks"])
+def test_a_killed_export_goes_on(made: Callable[..., Set], fmt: str) -> None:
+    held, after = made(count=40), 4
+    out, want = held.folder / "out", held.folder / "fresh"
+    options = {"source": held.source, "template": held.template, "task": "multi_turn", "maxcount": 1}
+    export(held.plan_folder, want, format=fmt, **options)
+    process = start(held, out, fmt, ("local", 1), 0.05)
     assert process.stdout is not None
     for line in process.stdout:
         if int(line) >= after:
             break
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    before = {path.name: path.stat().st_mtime_ns for path in out.glob("*.tar")}
-    assert after <= len(before) < len(held.plan)
-    export(held.plan_folder, out, source=held.source, maxcount=1, task="multi_turn")
-    assert snapshot(out, ("origin.json",)) == fresh(held)
-    kept = [name for name, stamp in before.items() if (out / name).stat().st_mtime_ns == stamp]
-    assert len(kept) >= len(before) - 1, "finished parts are not written again"
+    kill(process, group=True)
+    whole = {path.name for path in (out / ".packtrain").glob("part-*.json")}
+    assert after <= len(whole) < len(held.plan), "it was at work"
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir() if path.is_file()}
+    export(held.plan_folder, out, format=fmt, **options)
+    assert snapshot(out, ("origin.json",)) == snapshot(want, ("origin.json",))
+    again = [path for path, stamp in before.items() if path.exists() and path.stat().st_mtime_ns != stamp]
+    members = max(len(list(want.glob(f"*{number:08d}*"))) for number in range(len(held.plan)))
+    assert len(again) <= max(2, members), "finished parts are not written again"
 
 
 def test_a_killed_worker_is_said_and_the_export_goes_on(made: Callable[..., Set]) -> None:

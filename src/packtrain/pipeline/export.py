@@ -20,7 +20,16 @@ from ..planning.packplan import PackPlan
 from ..store import shards
 from ..store.pack_records import SPELLINGS, TASKS, task_of
 from .alone import alone
-from .export_guards import clear_other, forget_unbegun, key_of, put_key, refuse_changed, refuse_foreign
+from .export_guards import (
+    clear_other,
+    forget_unbegun,
+    key_of,
+    put_key,
+    refuse_changed,
+    refuse_foreign,
+    refuse_meanwhile,
+    refuse_strays,
+)
 from .inputs import Inputs, lengths_of_plan
 
 __all__ = ["export", "export_figures", "finish_export", "write_one"]
@@ -90,10 +99,10 @@ def export(
     with alone(place) as claim:
         if overwrite:
             clear_other(out, key)
-        if shards.hidden(out, shards.EXPORT).is_file() and _is_whole(out, job.parts):
-            return export_figures(out)
         begins = not shards.is_export(out)
         put_key(out, key, job)
+        if shards.hidden(out, shards.EXPORT).is_file() and _is_whole(out, job.parts):
+            return export_figures(out)
         chosen = range(job.parts)
         if shard is not None:
             chosen = range(shard[0] * job.parts // shard[1], (shard[0] + 1) * job.parts // shard[1])
@@ -112,6 +121,8 @@ def export(
                 claim.check()  # what another process writes by now is left alone
                 forget_unbegun(out, key)
             raise
+        if todo:
+            refuse_meanwhile(job, todo)
         if shard is not None:
             return {"out": str(out), "format": format, "shard": list(shard), "parts": len(chosen)}
         _finish(job)
@@ -126,13 +137,23 @@ def finish_export(out: str | Path) -> dict[str, Any]:
     """
     out = Path(out)
     key = files.read_json(shards.key_path(out)) if shards.is_export(out) else None
+    if shards.hidden(out, shards.EXPORT).is_file() and _is_whole(out, int(shards.export_of(out)["parts"])):
+        return export_figures(out)
     if key is None:
         raise FormatError(f"{out} holds no export", hint="name the OUT of packtrain export --shard")
-    origin = files.read_json(shards.hidden(out, "origin.json"))
+    try:
+        origin = files.read_json(shards.hidden(out, "origin.json"))
+        plan_folder = Path(origin["plan"])
+        PackPlan.load(plan_folder)
+    except (FormatError, KeyError, TypeError) as error:
+        raise FormatError(
+            f"{out} does not say where its plan is, or it is gone: {error}",
+            hint="run packtrain export with any --shard again: it says so anew",
+        ) from None
     job = Job(
         out=out,
         format=key["format"],
-        plan_folder=Path(origin["plan"]),
+        plan_folder=plan_folder,
         lengths_folder=None if origin.get("lengths") is None else Path(origin["lengths"]),
         source=None,
         task=key["task"],
@@ -244,6 +265,7 @@ def _finish(job: Job) -> None:
     place = shards.hidden(job.out, "plan")
     job.plan.save(place)
     rows = [row for part in parts for row in part["files"]]
+    refuse_strays(job.out, job.format, {row["name"] for row in rows})
     told = {
         "key": files.read_json(shards.key_path(job.out)),
         "parts": len(parts),

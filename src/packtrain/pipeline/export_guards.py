@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import ForeignArtefactError
+from ..errors import ForeignArtefactError, FormatError, InputError
 from ..export._job import Job
 from ..planning.lengths import Lengths
 from ..store import shards
 from ..store.media import changed_media
 from .publish import origin_of
 
-__all__ = ["clear_other", "key_of", "put_key", "refuse_changed", "refuse_foreign"]
+__all__ = [
+    "clear_other",
+    "forget_unbegun",
+    "key_of",
+    "put_key",
+    "refuse_changed",
+    "refuse_foreign",
+    "refuse_meanwhile",
+    "refuse_strays",
+]
 
 
 def refuse_changed(job: Job, verify_content: bool) -> None:
@@ -32,16 +42,34 @@ def refuse_changed(job: Job, verify_content: bool) -> None:
             f"{told.get('samples')} then",
             hint="measure and plan again, or restore the source",
         )
-    if not (job.lengths_folder / "media.jsonl").is_file():
-        return
-    root = getattr(job.source, "media_root", None)
-    changed = changed_media(job.lengths_folder, root, verify_content=verify_content)
+    changed = _changed(job, verify_content=verify_content)
     if changed:
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise ForeignArtefactError(
-            f"media changed since {job.lengths_folder} was measured: {changed[0]}{more}",
+            f"media changed since {job.lengths_folder} was measured: {changed}",
             hint="restore them, or measure and plan again",
         )
+
+
+def refuse_meanwhile(job: Job, parts: Iterable[int]) -> None:
+    """The media are still what was measured, now that `parts` were written; else those count as unwritten."""
+    changed = _changed(job, noted_only=True)
+    if changed:
+        for part in parts:
+            files.remove(shards.part_path(job.out, part))
+        raise ForeignArtefactError(
+            f"media changed while they were exported: {changed}",
+            hint="restore them and run the command again (it writes these parts anew), "
+            "or measure and plan again",
+        )
+
+
+def _changed(job: Job, **how: bool) -> str:
+    """The first medium that is not what was measured, and how many more; empty: none."""
+    if job.lengths_folder is None or not (job.lengths_folder / "media.jsonl").is_file():
+        return ""
+    changed = changed_media(job.lengths_folder, getattr(job.source, "media_root", None), **how)
+    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return f"{changed[0]}{more}" if changed else ""
 
 
 def key_of(job: Job) -> dict[str, Any]:
@@ -61,10 +89,13 @@ def key_of(job: Job) -> dict[str, Any]:
 
 def refuse_foreign(out: Path, key: dict[str, Any], overwrite: bool) -> None:
     """Only an empty folder, this very export, or (with `overwrite`) another export is written to."""
+    if out.is_symlink() and not out.exists():
+        raise InputError(f"{out} is a link to nowhere", hint="remove it, or choose another folder")
     if not out.is_dir():
         return
     if shards.is_export(out):
-        held = files.read_json(shards.key_path(out))
+        held = _held_key(out, overwrite)
+        refuse_strays(out, str(held.get("format", key["format"])))
         differs = [name for name in key if held.get(name) != key[name]]
         if differs and not overwrite:
             raise ForeignArtefactError(
@@ -80,20 +111,56 @@ def refuse_foreign(out: Path, key: dict[str, Any], overwrite: bool) -> None:
         )
 
 
+def refuse_strays(out: Path, format: str, listed: Container[str] | None = None) -> None:
+    """Nothing lies in an export that its readers would take for a part of it."""
+    found = shards.strays(out, format, listed) if format in shards.FORMATS else []
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise ForeignArtefactError(
+            f"{out} holds {found[0]}{more}, which is not of this export: readers would take it for data",
+            hint="move it elsewhere",
+        )
+
+
+def _held_key(out: Path, overwrite: bool) -> dict[str, Any]:
+    try:
+        held = files.read_json(shards.key_path(out))
+        if isinstance(held, dict):
+            return held
+        raise FormatError(f"{shards.key_path(out)} is no object")
+    except FormatError as error:
+        if overwrite:
+            return {}
+        raise FormatError(error.message, hint="write the export anew with --overwrite") from None
+
+
 def put_key(out: Path, key: dict[str, Any], job: Job) -> None:
     """Write the key and where plan and source are, before anything else; of several writers one does."""
     path = shards.key_path(out)
+    if not _is_there(shards.hidden(out, "origin.json")):
+        _put_origin(out, job)
     if path.is_file():
         return
+    text = files.canonical_json(key).decode("ascii") + "\n"
+    if not files.publish_new(path, text):
+        refuse_foreign(out, key, overwrite=False)
+
+
+def _is_there(origin: Path) -> bool:
+    """Does it name a plan that is still there?"""
+    try:
+        return Path(files.read_json(origin)["plan"]).is_dir()
+    except (FormatError, KeyError, TypeError):
+        return False
+
+
+def _put_origin(out: Path, job: Job) -> None:
     lengths = None if job.lengths_folder is None else str(job.lengths_folder)
     origin: dict[str, Any] = {"plan": str(job.plan_folder), "lengths": lengths}
     if lengths is not None and (Path(lengths) / "origin.json").is_file():
         measured = files.read_json(Path(lengths) / "origin.json")
         origin.update({name: measured[name] for name in ("inputs",) if name in measured})
     files.publish_json(shards.hidden(out, "origin.json"), origin_of(origin))
-    text = files.canonical_json(key).decode("ascii") + "\n"
-    if not files.publish_new(path, text):
-        refuse_foreign(out, key, overwrite=False)
 
 
 def forget_unbegun(out: Path, key: dict[str, Any]) -> None:

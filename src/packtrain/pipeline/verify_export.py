@@ -63,6 +63,13 @@ def verify_export(
     rows = [row for part in parts for row in part["files"]] + list(marker["files"])
     for row in rows:
         _check_file(out, row)
+    found = shards.strays(out, str(marker["key"]["format"]), {row["name"] for row in rows})
+    if found:
+        raise LawError(
+            f"{out} holds {found[0]} ({len(found)} such files), which is not of this export: "
+            "readers would take it for data",
+            hint="move it elsewhere",
+        )
     told = sum("count" in row for row in rows)
     done = {"files": f"{len(rows):,} as their manifests say ({told:,} shards)", "plan": "checksum equal"}
     if source is None:
@@ -70,7 +77,7 @@ def verify_export(
     else:
         lost = ""
     if marker["key"]["format"] == "chunks":
-        return {**done, **_check_chunks(out, plan, progress)}
+        return {**done, **_check_chunks(out, plan, source, template, encode, progress), **_said(lost)}
     done["shards"] = _check_members(out, rows) if told else "loose files"
     done["samples"] = _check_samples(out, plan, source, progress) + lost
     if template is not None and encode:
@@ -211,15 +218,21 @@ def _check_tokens(out: Path, plan: PackPlan, template: Any, count: int) -> str:
     from ..data.shards import ShardedPacks
 
     packs = ShardedPacks(out, template.encode)
-    chosen = sorted({round(i) for i in np.linspace(0, len(plan) - 1, min(count, len(plan)))})
+    chosen = _spread(len(plan), count)
     samples = sum(len(packs[number]) for number in chosen)
     return f"{samples:,} samples of {len(chosen):,} packs encode to their planned lengths"
 
 
-def _check_chunks(out: Path, plan: PackPlan, progress: Progress | None) -> dict[str, str]:
+def _said(lost: str) -> dict[str, str]:
+    return {"source": lost.lstrip("; ")} if lost else {}
+
+
+def _check_chunks(
+    out: Path, plan: PackPlan, source: Any, template: Any, encode: int, progress: Progress | None
+) -> dict[str, str]:
     from ..data.chunked import ChunkedPacks
 
-    packs = ChunkedPacks(out, lambda sample: {})
+    packs = ChunkedPacks(out, (lambda sample: {}) if template is None else template.encode)
     for number in range(len(plan)):
         reader, row = packs.reader(number // packs.maxcount), number % packs.maxcount
         if row == 0:
@@ -231,4 +244,39 @@ def _check_chunks(out: Path, plan: PackPlan, progress: Progress | None) -> dict[
             )
         if progress is not None and (number % 64 == 63 or number == len(plan) - 1):
             progress(number + 1, len(plan))
-    return {"samples": f"{len(plan.indices):,} planned, each there once, tokens equal to the plan"}
+    done = {"samples": f"{len(plan.indices):,} planned, each there once, tokens equal to the plan"}
+    if source is None or template is None or not encode:
+        return done
+    chosen = _spread(len(plan), encode)
+    for number in chosen:
+        for sample in packs[number]:
+            _compare_encoded(sample, template.encode(source[sample["sample_id"]]), packs, number)
+    samples = sum(len(plan[number]) for number in chosen)
+    return {
+        **done,
+        "encoding": f"{samples:,} samples of {len(chosen):,} packs equal the source's, bit for bit",
+    }
+
+
+def _compare_encoded(sample: Any, want: Any, packs: Any, number: int) -> None:
+    """A sample of a chunk is what its source encodes to."""
+    import torch
+
+    for name, value in want.items():
+        held = sample.get(name)
+        if isinstance(value, torch.Tensor):
+            same = isinstance(held, torch.Tensor) and torch.equal(held, value)
+        elif isinstance(value, np.ndarray):
+            same = np.array_equal(held, value)
+        else:
+            same = name == "sample_id" or held == value
+        if not same:
+            raise LawError(
+                f"{packs.reader(number // packs.maxcount).path}: {name} of sample {sample['sample_id']} "
+                f"(pack {number}) is not what its source encodes to",
+                hint="the source changed since, or another template was used",
+            )
+
+
+def _spread(packs: int, count: int) -> list[int]:
+    return sorted({round(i) for i in np.linspace(0, packs - 1, min(count, packs))})

@@ -61,12 +61,14 @@ def read_media(folder: Path) -> Iterator[MediaRow]:
             yield str(name), int(size), str(header)
 
 
-def changed_media(folder: Path, root: str | None, *, verify_content: bool = False) -> list[str]:
+def changed_media(
+    folder: Path, root: str | None, *, verify_content: bool = False, noted_only: bool = False
+) -> list[str]:
     """Names of media that are no longer what was measured.
 
     A file whose (size, mtime) is as noted is taken as unchanged unless `verify_content`; any other, and
     what lies behind a URL, is identified anew by size and header digest (so a copied or touched file is
-    not a change).
+    not a change). `noted_only` passes over media without noted size and time: those behind URLs.
     """
     changed: list[str] = []
     noted = _noted(folder)
@@ -74,7 +76,7 @@ def changed_media(folder: Path, root: str | None, *, verify_content: bool = Fals
     for name, size, header in read_media(folder):
         held = next(noted, (-1, 0))
         same = held[0] >= 0 and held == _stat(name, root, plain)
-        if same and not verify_content:
+        if (same and not verify_content) or (noted_only and held[0] < 0):
             continue
         if _identify(name, root) != (size, header):
             changed.append(name)

@@ -15,7 +15,8 @@ Our own files lie in a hidden folder because readers of such folders take every 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ._folders import check_seal, sealed
 __all__ = [
     "EXPORT",
     "FOLDER",
+    "FORMATS",
     "SCHEMA_EXPORT",
     "export_of",
     "hidden",
@@ -36,10 +38,23 @@ __all__ = [
     "publish_export",
     "publish_part",
     "read_parts",
+    "strays",
 ]
 
 SCHEMA_EXPORT = "packtrain-export-1"
 FOLDER, EXPORT = ".packtrain", "export.json"
+
+#: What readers of a format take for its data, and what an export names its files.
+_TAR = (re.compile(r".*\.tar(\.idx)?"), re.compile(r"pack-\d{6,}-\d{3,}\.tar(\.idx)?"))
+_FILES = {
+    "raw": (re.compile(r".*"), re.compile(r"ps_\d{8,}\.\w+(\.\w+)?")),
+    "webdataset": _TAR,
+    "energon": _TAR,
+    "chunks": (re.compile(r"chunk_.*|.*\.arrow"), re.compile(r"chunk_\d{8,}\.(arrow|json)")),
+}
+
+#: Names of formats.
+FORMATS = tuple(_FILES)
 
 
 def hidden(out: Path, *names: str) -> Path:
@@ -112,3 +127,19 @@ def read_parts(out: Path, count: int) -> list[dict[str, Any]]:
         FormatError: one is missing. ChecksumError: one was edited.
     """
     return [check_seal(hidden(out), part_path(out, number).name) for number in range(count)]
+
+
+def strays(out: Path, format: str, listed: Container[str] | None = None) -> list[str]:
+    """Files that a reader would take for data of the export, but that are not of it; hidden ones are none.
+
+    Args:
+        listed: the names of its files; None: whatever is named as its files are.
+    """
+    taken, ours = _FILES[format]
+    found = []
+    for path in Path(out).iterdir():
+        name = path.name
+        known = ours.fullmatch(name) is not None if listed is None else name in listed
+        if not name.startswith(".") and not known and taken.fullmatch(name) and not path.is_dir():
+            found.append(name)
+    return sorted(found)
