@@ -156,6 +156,22 @@ def test_a_wrong_kind_stops_before_anything_is_published(tmp_path: Path) -> None
     assert producer(tmp_path / "in", out).run().packed == 250
 
 
+def test_crash_of_a_wrong_command_then_the_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped anywhere, also while it takes back what it began, either command can be given again."""
+    with_rows(tmp_path / "in", [{**row(5), "text": [1]}, {**row(6), "text": [2]}])
+    with_rows(tmp_path / "in", [{**row(7), "text": [3, 4]}], "b.jsonl")
+    monkeypatch.setattr("packtrain.export.producer.Claim", Unclaimed)
+    wrong = {"source_options": {"columns": {"input_ids": "text"}}}
+
+    def verb(folder: Path) -> None:
+        with pytest.raises((SourceError, ForeignArtefactError)):
+            producer(tmp_path / "in", folder, **wrong).run()
+        producer(tmp_path / "in", folder).run()
+
+    assert crash_points(verb, tmp_path / "scratch", every=1) > 30
+    assert read_all(tmp_path / "scratch" / "out") == [0, 1, 2]
+
+
 def test_going_on_anyway(tmp_path: Path) -> None:
     with_rows(tmp_path / "in", CHATS)
     stats = producer(tmp_path / "in", tmp_path / "out", stop_after_failures=0).run()

@@ -112,7 +112,8 @@ def check_reachable(folder: Path, state: Mapping[str, Any], end: int) -> None:
     """Refuse a state that stands behind the end of its stream: it would read nothing, and say nothing.
 
     Slots are counted in whole steps, so the last step of a stream, and a launch that began behind it, may
-    stand a little behind the end; a state that was made there says where the end was.
+    stand a little behind the end; a state that was made there says where the end was (fillers are taken only
+    when it is known).
 
     Args:
         state: what is resumed from.
@@ -122,8 +123,7 @@ def check_reachable(folder: Path, state: Mapping[str, Any], end: int) -> None:
         ForeignArtefactError: it does.
     """
     was = Cursor.of_dict(state)
-    last = was.slot(was.step - 1) - was.rank if was.step else was.slots
-    if was.slots <= end or state.get("end") == end or (was.step and last < end):
+    if was.slots <= end or state.get("end") == end:
         return
     raise ForeignArtefactError(
         f"the state stands behind slot {was.slots:,}, and the stream in {folder} ended after {end:,}",
