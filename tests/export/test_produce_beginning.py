@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -309,6 +310,25 @@ def test_a_producer_that_was_taken_over_publishes_nothing(tmp_path: Path) -> Non
     with pytest.raises(InputError, match="another process took over"):
         run(tmp_path / "out", Sleeps())
     assert not list((tmp_path / "out").glob("chunk_*"))
+
+
+def test_an_output_that_is_removed_meanwhile(tmp_path: Path) -> None:
+    """What is left of it is no stream: no END says so."""
+
+    class Removes(EncodedTemplate):
+        def encode(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+            if list(out.glob("chunk_*.json")):
+                shutil.rmtree(out)
+                (out / "producer").mkdir(parents=True)  # as the next heartbeat does
+            return super().encode(sample)
+
+    out = tmp_path / "out"
+    put(tmp_path / "in", "a.jsonl", lengths_of(60))
+    with pytest.raises(InputError, match="was removed while this process"):
+        run(out, Removes(), packs_per_chunk=2)
+    assert not (out / "END").exists()
+    shutil.rmtree(out)
+    assert run(out, EncodedTemplate(), packs_per_chunk=2).packed == 60
 
 
 # --------------------------------------------------------------------------------------------

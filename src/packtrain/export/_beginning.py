@@ -120,7 +120,7 @@ def check_usable(
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(stats.dropped.items()))
     all_of = f"all {dropped:,} records" if last else f"the first {dropped:,} records all"
     detail = str(first["detail"] or first["reason"])
-    where = f"{first['shard']}, record {first['row'] + 1}: "
+    where = "" if detail.startswith(first["shard"]) else f"{first['shard']}, record {first['row'] + 1}: "
     raise SourceError(
         f"{all_of} failed ({reasons}); the first: {where}{detail}",
         hint="check the processor, the kind, the columns, the media folder and the pack length; nothing was "

@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 #: Seconds between two looks at raw shards that were taken: whether they were written again.
 DEEP_S = 60.0
 
+_ALONE = {"refuse": True, "hint": "stop the other producer, or choose another folder"}
+
 
 class PackingProducer:
     """Packs raw shards into chunks.
@@ -170,12 +172,7 @@ class PackingProducer:
         Returns:
             The counts; `output/END` holds them too.
         """
-        with Claim.take(
-            self.output / PRODUCER,
-            what=str(self.output),
-            refuse=True,
-            hint="stop the other producer, or choose another folder",
-        ) as self._claim:
+        with Claim.take(self.output / PRODUCER, what=str(self.output), **_ALONE) as self._claim:
             self._recover()
             if marks.has_ended(self.output):
                 self.stats = marks.check_ended(self.output, self._journal)
@@ -264,6 +261,8 @@ class PackingProducer:
         self._house.publish_index()
         self._journal.forget_states(self.stats.chunks - 1)
         self._journal.count(self.stats)
+        assert self._claim is not None
+        self._claim.confirm()
         marks.publish_end(self.output, self._house.stream, self.stats, self._ledger)
         self._say("ended")
 
@@ -339,8 +338,8 @@ class PackingProducer:
         stats = self.stats
         stats.chunks, stats.packs = number + 1, stats.packs + writer.packs
         stats.packed, stats.tokens = stats.packed + writer.segments, stats.tokens + writer.tokens
-        if self._claim is not None:
-            self._claim.confirm()  # another process may have taken over while this one stood still
+        assert self._claim is not None
+        self._claim.confirm()  # another process may have taken over while this one stood still
         self._journal.write_state(number, stats, self._packer.state_dict(), self._pending)
         writer.meta = marks.chunk_meta(self._house.stream, number, writer.packs, stats, self._ledger)
         writer.close()

@@ -191,9 +191,18 @@ class Claim:
             )
 
     def confirm(self) -> None:
-        """`check`, after a fresh look: for what must not be written by two processes."""
+        """`check`, after a fresh look: for what must not be written by two processes.
+
+        Raises:
+            InputError: another process took the claim over, or somebody removed it with what was written.
+        """
         self._look_for_others()
         self.check()
+        if not (self.folder / f"{_CLAIM}{self.number:06d}").exists():
+            raise InputError(
+                f"{self.folder} was removed while this process was at work beside it",
+                hint="run the same command again, and leave the folder alone while it runs",
+            )
 
     def ready(self, result: Mapping[str, Any]) -> None:
         """Tell followers that what they wait for is there."""
