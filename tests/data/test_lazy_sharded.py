@@ -254,7 +254,7 @@ def test_crash_in_every_write_of_a_reader(tmp_path: Path) -> None:
         path.unlink(missing_ok=True)
         shutil.copytree(whole.folder, folder)
 
-    assert crash_points(verb, tmp_path / "scratch", prepare=prepare, every=3) > 60
+    assert crash_points(verb, tmp_path / "scratch", prepare=prepare, every=1) > 60
 
 
 # --------------------------------------------------------------------------------------------
@@ -648,3 +648,27 @@ def test_a_folder_of_another_kind_is_not_waited_for(tmp_path: Path, name: str) -
     (tmp_path / "chunk_00000000.arrow").touch()  # listed before stream.json
     with pytest.raises(WaitTimeoutError):
         next(iter(Reader(tmp_path, max_wait_time=1, clock=Ticks())))
+
+
+def test_a_producer_that_waits_for_readers_who_cannot_begin(tmp_path: Path) -> None:
+    """Two chunks may be ahead, and three ranks need three: without an error both wait for ever."""
+    from packtrain.waiting.claim import Claim
+
+    feed = Feed(tmp_path / "out", [1, 1, 1]).begin()
+    feed.chunk()
+    feed.chunk()
+    with Claim.take(feed.folder / "producer", threaded=False) as claim:
+        claim.say("waiting for readers: 2 chunks ahead")
+        claim.pulse()
+        with pytest.raises(WaitTimeoutError, match=r"rank 1 cannot begin: .*2 chunks.*larger --max-ahead"):
+            next(iter(Reader(feed.folder, 1, 3, clock=Ticks(claim.pulse))))
+        two = iter(Reader(feed.folder, 0, 2, max_wait_time=70, clock=Ticks(claim.pulse)))
+        next(two)  # it has begun: a checkpoint may come, so it waits, and says so
+        with pytest.raises(
+            WaitTimeoutError, match=r"is waiting for readers.*neither goes on: raise --max-ahead"
+        ):
+            next(two)
+        claim.say("encoding chunk 2")
+        claim.pulse()
+        turns = iter([*[claim.pulse] * 40, feed.chunk, feed.end])
+        assert len(list(Reader(feed.folder, 1, 3, clock=Ticks(lambda: next(turns)())))) == 1

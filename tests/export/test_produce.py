@@ -137,7 +137,7 @@ def test_crash_after_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         producer(tmp_path / "in", folder, window=8, packs_per_chunk=3).run()
 
     monkeypatch.setattr("packtrain.export.producer.Claim", Unclaimed)
-    steps = crash_points(verb, tmp_path / "scratch", check=check, ignore=CLAIMS, every=2)
+    steps = crash_points(verb, tmp_path / "scratch", check=check, ignore=CLAIMS, every=1)
     assert steps >= 80
 
 

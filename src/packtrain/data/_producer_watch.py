@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import WaitTimeoutError
-from ..store.growing import PRODUCER, View
+from ..store.growing import HELD_BACK, PRODUCER, View
 from ..waiting.claim import STALE_S, Held
 from ..waiting.claim import look as look_at
 from ..waiting.poll import Clock, Watch
@@ -22,6 +22,11 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two log lines of a waiting reader.
 TELL_S = 30.0
+
+_NEITHER = (
+    "where a rank needs more chunks before its next checkpoint, neither goes on: raise --max-ahead, at least "
+    "to the number of ranks, or save more often"
+)
 
 
 class ProducerWatch:
@@ -58,7 +63,17 @@ class ProducerWatch:
             return f"{who} is gone"
         if self._quiet >= STALE_S:
             return f"{who} has given no sign of life for {self._quiet:.0f} s"
-        return f"{who} is {beat.get('stage', 'working')}"
+        more = f" ({_NEITHER})" if self.is_held_back else ""
+        return f"{who} is {beat.get('stage', 'working')}{more}"
+
+    @property
+    def is_held_back(self) -> bool:
+        """Does a living producer wait for chunks to be acknowledged?"""
+        held = self._held
+        if held is None or held.owner is None or held.owner.is_dead or self._quiet >= STALE_S:
+            return False
+        working = held.beat.get("state") not in ("failed", "released")
+        return working and str(held.beat.get("stage", "")).startswith(HELD_BACK)
 
 
 def wait_for(
@@ -69,11 +84,17 @@ def wait_for(
     max_wait_s: float,
     poll_s: float,
     clock: Clock,
+    *,
+    first: bool = False,
 ) -> None:
     """Look at the folder until `ready`.
 
+    Args:
+        first: no rank can have used a pack as yet, so none can acknowledge one.
+
     Raises:
-        WaitTimeoutError: it was not ready within `max_wait_s` (0 = for ever); says what was seen.
+        WaitTimeoutError: it was not ready within `max_wait_s` (0 = for ever), or never will be: the producer
+            waits for readers that cannot begin; says what was seen.
     """
     watch = ProducerWatch(view.folder, clock)
     began = clock.now()
@@ -88,6 +109,12 @@ def wait_for(
                 f"rank {rank} waited {waited:.1f} s for {what} in {view.folder}; "
                 f"{len(view.counts)} chunks are there; {watch.said()}",
                 hint="raise max_wait_time (0 = for ever), or see the producer's output",
+            )
+        if first and waited >= TELL_S and watch.is_held_back:
+            raise WaitTimeoutError(
+                f"rank {rank} cannot begin: {what} need more than the {len(view.counts)} chunks in "
+                f"{view.folder}, and the producer waits until some are acknowledged",
+                hint="produce with a larger --max-ahead: at least the number of ranks",
             )
         rest = max_wait_s - waited if max_wait_s else poll_s
         clock.sleep(max(0.001, min(poll_s, rest)))

@@ -128,12 +128,15 @@ class SlotReader:
         slots = range(first, first + cursor.world_size)
         if not self._is_visible(slots) and not self._view.is_complete:
             self._wait(
-                lambda: self._is_visible(slots) or self._view.is_complete, f"the packs of micro step {step}"
+                lambda: self._is_visible(slots) or self._view.is_complete,
+                f"the packs of micro step {step}",
+                first=first == 0,
             )
         return self._is_visible(slots) or first < self._end()
 
-    def _wait(self, ready: Callable[[], bool], what: str) -> None:
-        wait_for(ready, self._view, what, self.rank, self.max_wait_time, self.poll_interval, self._clock)
+    def _wait(self, ready: Callable[[], bool], what: str, *, first: bool = False) -> None:
+        seconds = (self.max_wait_time, self.poll_interval)
+        wait_for(ready, self._view, what, self.rank, *seconds, self._clock, first=first)
 
     def _row(self, slot: int) -> PackRow:
         place = self._grown().place(slot)

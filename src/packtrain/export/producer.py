@@ -32,7 +32,7 @@ from ..extend import Source, Template
 from ..planning.spec import PlanSpec
 from ..planning.window import MAX_AGE, WindowPacker
 from ..store.chunks import ChunkWriter
-from ..store.growing import PRODUCER, chunk_name
+from ..store.growing import HELD_BACK, PRODUCER, chunk_name
 from ..waiting.claim import Claim
 from ..waiting.poll import Clock, SystemClock
 from . import _stream as marks
@@ -301,7 +301,7 @@ class PackingProducer:
         while len(self._pending) >= self._full[0] or (last and self._pending):
             assert self._house is not None
             while self.max_ahead is not None and self._house.ahead() >= self.max_ahead:
-                self._idle(f"waiting for readers: {self._house.ahead()} chunks ahead")
+                self._idle(f"{HELD_BACK}: {self._house.ahead()} chunks ahead")
             if not self._write_chunk(last):
                 return
             if self.keep_completed is not None:

@@ -37,6 +37,7 @@ __all__ = [
     "ACKS",
     "COMPLETED",
     "END",
+    "HELD_BACK",
     "INDEX",
     "JOURNAL",
     "PRODUCER",
@@ -58,6 +59,9 @@ STREAM_SCHEMA = "packtrain-stream-1"
 STREAM, INDEX, END = "stream.json", "index.json", "END"
 JOURNAL, PRODUCER, ACKS = "journal", "producer", "acks"
 COMPLETED = ".completed"
+
+#: What a producer says while `max_ahead` holds it back.
+HELD_BACK = "waiting for readers"
 
 #: Names by which folders of other kinds are known: lengths (also unfinished), plans, runs, exports.
 _OTHERS = ("lengths.json", "partial", "plan.json", "run.json", EXPORTED, "trainer_state.json")
