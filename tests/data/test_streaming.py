@@ -215,7 +215,7 @@ def test_long_samples_follow_the_policy(tmp_path: Path) -> None:
     stream = make(lengths=lengths, long_samples="drop", ledger_file=ledger)
     assert ids(stream) == [[0, 2]] and stream.left_out == {"over_long": 1}
     assert json.loads(ledger.read_text())["sample_id"] == 1
-    with pytest.raises(InputError, match="1 samples are long"):
+    with pytest.raises(InputError, match="sample 1 is long: 99 tokens, limit 64"):
         list(make(lengths=lengths, long_samples="error"))
 
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from ..errors import InputError, PacktrainError, SampleError
@@ -43,6 +44,7 @@ def encoded(items: Iterator[Item], encode: Callable[[Any], Any] | None, workers:
         for place, sample_id, sample in items:
             yield place, sample_id, _one(encode, sample_id, sample)
         return
+    _refuse_unusable(encode, workers)
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(encode,))
     waiting: deque[tuple[int, int, Future[Any]]] = deque()
@@ -73,6 +75,32 @@ def _taken(place: int, sample_id: int, future: Future[Any]) -> Encoded:
             f"an encode worker died at sample {sample_id}",
             hint="it was killed (out of memory?) or crashed in a native library; use fewer encode_workers",
         ) from error
+    except PacktrainError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"sample {sample_id} cannot go to an encode worker or back: {_flat(error)}",
+            hint="samples and encoded samples have to be picklable, or use encode_workers=0",
+        ) from error
+
+
+def _refuse_unusable(encode: Callable[[Any], Any], workers: int) -> None:
+    if multiprocessing.current_process().daemon:
+        raise InputError(
+            f"encode_workers is {workers} in a worker of a loader, which cannot start processes",
+            hint="use one of the two: encode_workers, or workers of the loader",
+        )
+    try:
+        ForkingPickler.dumps(encode)
+    except Exception as error:
+        raise InputError(
+            f"the template cannot be sent to encode_workers: {_flat(error)}",
+            hint="pass a template or a function of a module (no lambda), or encode_workers=0",
+        ) from error
+
+
+def _flat(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _start(encode: Callable[[Any], Any]) -> None:
@@ -86,6 +114,8 @@ def _work(sample_id: int, sample: Any) -> Any:
 
 
 def _one(encode: Callable[[Any], Any] | None, sample_id: int, sample: Any) -> Any:
+    if isinstance(sample, SampleError):  # it could not be read
+        return sample
     try:
         return dict(sample) if encode is None else dict(encode(sample))
     except SampleError as error:
@@ -94,6 +124,6 @@ def _one(encode: Callable[[Any], Any] | None, sample_id: int, sample: Any) -> An
         raise
     except Exception as error:
         raise InputError(
-            f"sample {sample_id} cannot be encoded: {type(error).__name__}: {' '.join(str(error).split())}",
+            f"sample {sample_id} cannot be encoded: {_flat(error)}",
             hint="raise SampleError for a sample that cannot be used; anything else stops the stream",
         ) from error

@@ -15,12 +15,13 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from torch.utils.data import IterableDataset
 
-from ..errors import InputError, SourceError
+from ..errors import InputError, PacktrainError, SampleError, SourceError
 from ..measuring.eligibility import set_epoch
 from ..planning.steps import Permutation
 
-__all__ = ["IndexReader", "IterableReader", "reader_of"]
+__all__ = ["IndexReader", "IterableReader", "is_indexed", "reader_of"]
 
 _BLOCK = 1024
 
@@ -37,7 +38,7 @@ def reader_of(source: Any, *, shuffled: bool, seed: int) -> IndexReader | Iterab
             f"{'bytes' if isinstance(source, bytes) else what} is no source of samples",
             hint="open a file with packtrain.sources.open_source(path); of a mapping pass one of its values",
         )
-    if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+    if is_indexed(source):
         return IndexReader(source, seed if shuffled else None)
     if isinstance(source, Iterator):
         raise InputError(
@@ -50,6 +51,13 @@ def reader_of(source: Any, *, shuffled: bool, seed: int) -> IndexReader | Iterab
         f"a {type(source).__name__} is no source",
         hint="pass a sequence, an iterable, or a function that makes one",
     )
+
+
+def is_indexed(source: Any) -> bool:
+    """Has it a length and an index? A torch IterableDataset has a `__getitem__` that only raises."""
+    if isinstance(source, IterableDataset):
+        return False
+    return hasattr(source, "__len__") and hasattr(source, "__getitem__")
 
 
 class IndexReader:
@@ -65,23 +73,54 @@ class IndexReader:
         self.source, self.seed = source, seed
 
     def read(self, epoch: int, start: int, step: int) -> Iterator[tuple[int, int, Any]]:
-        """(place, sample id, sample) at start, start + step, … of the epoch."""
+        """(place, sample id, sample, or the SampleError it raised) at start, start + step, … of the epoch."""
         set_epoch(self.source, epoch)
         total = len(self.source)
         while start < total:
             places = np.arange(start, min(total, start + _BLOCK * step), step, dtype=np.int64)
             for place, index in zip(places.tolist(), self._ids(epoch, places), strict=True):
-                yield place, index, self.source[index]
+                yield place, index, self._fetch(index)
             start = int(places[-1]) + step
 
     def again(self, epoch: int, places: Collection[int]) -> dict[int, tuple[int, Any]]:
         """place -> (sample id, sample)."""
         set_epoch(self.source, epoch)
         held = sorted(places)
-        ids = self._ids(epoch, np.array(held, dtype=np.int64)) if held else []
         if held and held[-1] >= len(self.source):
             raise _shorter(held[-1], len(self.source))
-        return {place: (index, self.source[index]) for place, index in zip(held, ids, strict=True)}
+        ids = self._ids(epoch, np.array(held, dtype=np.int64)) if held else []
+        return {place: (index, self._fetch(index)) for place, index in zip(held, ids, strict=True)}
+
+    @property
+    def total(self) -> int:
+        """Samples of the source."""
+        return len(self.source)
+
+    def check_total(self, saved: int | None) -> None:
+        """Refuse a source that has another length than when the state was saved.
+
+        Without a shuffle, samples may have been added: those before them are where they were.
+        """
+        if saved is None or saved == self.total or (saved < self.total and self.seed is None):
+            return
+        raise SourceError(
+            f"the source had {saved} samples when the state was saved and now has {self.total}: "
+            f"it was {'cut' if self.total < saved else 'extended, and its shuffled order is another one'}",
+            hint="restore the source, or start anew",
+        )
+
+    def _fetch(self, index: int) -> Any:
+        try:
+            return self.source[index]
+        except SampleError as error:
+            return error
+        except PacktrainError:
+            raise
+        except Exception as error:
+            raise SourceError(
+                f"sample {index} of a source of {self.total} cannot be read: {_line(error)}",
+                hint="raise SampleError for a sample that cannot be used; anything else stops the stream",
+            ) from error
 
     def _ids(self, epoch: int, places: Any) -> list[int]:
         if self.seed is None:
@@ -97,10 +136,18 @@ class IterableReader:
     def __init__(self, source: Any) -> None:
         self.source = source
 
+    total = None  # nobody knows
+
+    def check_total(self, saved: int | None) -> None:
+        """Nothing to compare."""
+
     def read(self, epoch: int, start: int, step: int) -> Iterator[tuple[int, int, Any]]:
+        place = -1
         for place, sample in enumerate(self._pass(epoch)):
             if place >= start and (place - start) % step == 0:
                 yield place, place, sample
+        if place < start - step:
+            raise _shorter(start - step, place + 1)
 
     def again(self, epoch: int, places: Collection[int]) -> dict[int, tuple[int, Any]]:
         wanted, found = set(places), {}
@@ -122,7 +169,27 @@ class IterableReader:
                 f"the source function gave a {type(made).__name__}, expected an iterable of samples",
                 hint="return or yield the samples",
             )
-        return iter(made)
+        return _guarded(made.attempts() if hasattr(made, "attempts") else made)
+
+
+def _guarded(made: Any) -> Iterator[Any]:
+    """The samples; an error of the source says after how many."""
+    count = 0
+    try:
+        for sample in made:
+            yield sample
+            count += 1
+    except PacktrainError:
+        raise
+    except Exception as error:
+        raise SourceError(
+            f"the source failed after {count} samples: {_line(error)}",
+            hint="mend the source; a saved state goes on where it stands",
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _shorter(place: int, length: int) -> SourceError:

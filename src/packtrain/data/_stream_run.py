@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import get_worker_info
 
-from ..errors import DriftError, InputError, SampleError
+from ..errors import DriftError, InputError, PlanError, SampleError
 from ..planning.lengths import Lengths
 from ._encode_pool import Item, encoded
 from ._shuffle import Shuffle
@@ -30,14 +30,9 @@ from ._shuffle import Shuffle
 if TYPE_CHECKING:
     from .streaming import StreamingPackedDataset
 
-__all__ = ["PARTS", "Run"]
+__all__ = ["Run"]
 
 logger = logging.getLogger(__name__)
-
-#: What a state has.
-PARTS = frozenset(
-    ("next_place", "read", "count", "draws", "shuffle", "flight", "window", "places", "packer", "ready")
-) | {"left_out"}
 
 Sample = dict[str, Any]
 Pack = tuple[list[int], list[Sample]]  # places, encoded samples
@@ -73,27 +68,33 @@ class Run:
         self.ready: deque[Pack] = deque()
         self._again: list[Item] = []  # in flight when the state was saved
         if state is None:
-            stream.left_out = {}
+            self.left_out: dict[str, int] = {}
         else:
             self._restore(state["run"])
+        stream.left_out = self.left_out  # the stream counts here; an earlier pass keeps its own
 
     def __iter__(self) -> Iterator[Pack]:
         stream, window = self.stream, self.stream.spec.window or 1
-        leave = self.flight.popleft
+        leave = self.flight.popleft  # once a sample is dealt with: an error must not lose it from the state
         yield from self._hand_out()
+        if len(self.window) >= window:  # it could not be planned when the state was saved
+            self._plan(last=False)
+            yield from self._hand_out()
         for place, sample_id, sample in encoded(self._items(), stream.encode, stream.encode_workers):
-            leave()
             if isinstance(sample, SampleError):
                 self._failed(sample_id, sample)
+                leave()
                 continue
             length = _length(_named(sample, sample_id))
             if length == 0:
                 self._empty(sample)
+                leave()
                 continue
             number, self.count = self.count, self.count + 1
             self.places[number], self.held[number] = place, sample
             self.window.append(number)
             self.lengths.append(length)
+            leave()
             if len(self.window) >= window:
                 self._plan(last=False)
                 yield from self._hand_out()
@@ -117,17 +118,19 @@ class Run:
             "places": [[number, place] for number, place in self.places.items()],
             "packer": self.packer.state_dict(),
             "ready": [*map(list, ahead), *(places for places, _ in self.ready)],
-            "left_out": dict(self.stream.left_out),
+            "left_out": dict(self.left_out),
+            "total": self.stream.reader.total,
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         stream = self.stream
+        stream.reader.check_total(state.get("total"))
         self.next_place, self.read, self.count = state["next_place"], state["read"], state["count"]
         self.shuffle.draws = state["draws"]
         self.window = list(state["window"])
         self.places = {number: place for number, place in state["places"]}
         self.packer.load_state_dict(state["packer"])
-        stream.left_out = dict(state["left_out"])
+        self.left_out = dict(state["left_out"])
         planned = [place for places in state["ready"] for place in places]
         wanted = {*state["shuffle"], *state["flight"], *self.places.values(), *planned}
         found = stream.reader.again(self.epoch, wanted)
@@ -201,13 +204,14 @@ class Run:
 
     def _plan(self, *, last: bool) -> None:
         """Plan the window and what was carried; packs that are final go to `ready`."""
-        numbers, self.window = self.window, []
-        tokens, self.lengths = self.lengths, []
+        numbers = self.window
         if not numbers and not len(self.packer.waiting):
             return
         samples = [self.held[number] for number in numbers]
-        lengths = Lengths(tokens, self.stream.costs_of(samples))
+        lengths = Lengths(self.lengths, self.stream.costs_of(samples))
+        self._refuse_long(samples, lengths)
         made = self.packer.push(np.array(numbers, dtype=np.int64), lengths, last=last)
+        self.window, self.lengths = [], []
         for number, reason in made.left_out.items():
             sample = self.held.pop(number)
             self.places.pop(number)
@@ -220,6 +224,20 @@ class Run:
             self.ready.append((places, [self.held.pop(number) for number in members]))
         if last and self.ready:
             self._leave_out_partial()
+
+    def _refuse_long(self, samples: list[Sample], lengths: Lengths) -> None:
+        """Under `long_samples="error"`: by the sample's id, which the packer does not know."""
+        spec = self.stream.spec
+        rounded = -(-lengths.tokens.astype(np.int64) // spec.multiple_of) * spec.multiple_of
+        checks = [("tokens", rounded, spec.pack_length)]
+        checks += [(name, lengths.costs[name], cap) for name, cap in spec.limits.items()]
+        for name, values, cap in checks:
+            over = np.flatnonzero(values > cap)
+            if spec.long_policy(name) == "error" and len(over):
+                raise PlanError(
+                    f"sample {samples[over[0]]['sample_id']} is long: {values[over[0]]} {name}, limit {cap}",
+                    hint="raise pack_length, or set long_samples to 'single' or 'drop'",
+                )
 
     def _leave_out_partial(self) -> None:
         """Under `drop_last`: the emptiest of the last packs, where it is not full."""
@@ -244,4 +262,11 @@ def _length(sample: Sample) -> int:
     if type(ids) is list and ids and type(ids[0]) is int:
         return len(ids)  # numpy would read the whole list
     shape = getattr(ids, "shape", None)
-    return int((np.shape(ids) if shape is None else shape)[-1])
+    try:
+        return int((np.shape(ids) if shape is None else shape)[-1])
+    except (IndexError, TypeError, ValueError):
+        raise InputError(
+            f"sample {sample['sample_id']} has input_ids that are no row of numbers: {str(ids)[:60]!r} "
+            f"({type(ids).__name__})",
+            hint="input_ids is a list, a numpy array or a tensor of whole numbers",
+        ) from None

@@ -24,6 +24,7 @@ from typing import Any
 
 from ..collate import filler_pack
 from ..errors import ForeignArtefactError, InputError, PacktrainError
+from ._keywords import whole
 
 __all__ = ["EXHAUSTED", "EqualSteps", "exchanged"]
 
@@ -59,12 +60,10 @@ class EqualSteps:
     ) -> None:
         if exhausted not in EXHAUSTED:
             raise InputError(f"exhausted is {exhausted!r}", hint="use 'fill' or 'first'")
-        if ahead < 1:
-            raise InputError(f"ahead is {ahead}, expected >= 1")
         self.packs = packs
         self.exhausted = exhausted
         self.filler = filler_pack() if filler is None else filler
-        self.ahead = ahead
+        self.ahead = whole("ahead", ahead, 1)
         self._exchange = exchanged if exchange is None else exchange
         self.fillers = 0
         self._mark: Any = None  # the packs' state before those that are held
@@ -139,15 +138,20 @@ class EqualSteps:
             raise ForeignArtefactError(
                 "this is no state of EqualSteps", hint="pass what its state_dict() gave, not the loader's"
             )
-        if state["version"] != _STATE or not 0 <= state["steps"] <= self.ahead:
+        mark, steps, ended = state["packs"], state["steps"], state["ended"]
+        if state["version"] != _STATE or type(steps) is not int or type(ended) is not bool:
             raise ForeignArtefactError(
-                f"the saved EqualSteps took {state['steps']} steps with more than {self.ahead} packs ahead",
+                f"the saved EqualSteps has version {state['version']!r}, steps {steps!r}, ended {ended!r}",
+                hint="pass what its state_dict() gave",
+            )
+        if not 0 <= steps <= self.ahead:
+            raise ForeignArtefactError(
+                f"the saved EqualSteps took {steps} steps with more than {self.ahead} packs ahead",
                 hint="resume with the `ahead` that the state was saved with",
             )
-        self._mark, self._steps, self._ended = state["packs"], state["steps"], state["ended"]
-        if not self._ended:
-            self.packs.load_state_dict(self._mark)
-        self._resumed = True
+        if not ended:
+            self.packs.load_state_dict(mark)
+        self._mark, self._steps, self._ended, self._resumed = mark, steps, ended, True
 
     def _without_state(self) -> InputError:
         return InputError(

@@ -39,9 +39,11 @@ from ..files import append_line, digest_json
 from ..planning.spec import PlanSpec
 from ..planning.window import MAX_AGE, WindowPacker
 from ..world import World, world
+from ._keywords import may_drop, whole
 from ._readers import reader_of
 from ._shared_epoch import SharedEpoch
-from ._stream_run import PARTS, Run
+from ._stream_run import Run
+from ._stream_state import check_run
 from .equal_steps import EqualSteps
 
 __all__ = ["StreamingPackedDataset"]
@@ -49,6 +51,7 @@ __all__ = ["StreamingPackedDataset"]
 logger = logging.getLogger(__name__)
 
 _STATE = 1
+_LAST_EPOCH = (1 << 63) - 1  # workers are told the epoch in an int64
 
 Sample = dict[str, Any]
 
@@ -102,17 +105,14 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
     ) -> None:
         here = world()
         place = World(here.rank if rank is None else rank, here.size if world_size is None else world_size)
-        for name, value, low in (
-            ("max_carry", max_carry, 0),
-            ("shuffle_buffer", shuffle_buffer, 0),
-            ("seed", seed, 0),
-            ("encode_workers", encode_workers, 0),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise InputError(f"{name} is {value!r}, expected an integer >= {low}")
+        max_carry, shuffle_buffer = (
+            whole("max_carry", max_carry, 0),
+            whole("shuffle_buffer", shuffle_buffer, 0),
+        )
+        seed, encode_workers = whole("seed", seed, 0), whole("encode_workers", encode_workers, 0)
         if on_error not in ("raise", "skip"):
             raise InputError(f"on_error is {on_error!r}", hint="use 'raise' or 'skip'")
-        if ledger_file is None and (on_error == "skip" or long_samples == "drop"):
+        if ledger_file is None and (on_error == "skip" or may_drop(long_samples)):
             raise InputError(
                 "samples that are left out must be written down",
                 hint="name a ledger_file (a JSON lines file)",
@@ -128,7 +128,7 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
         EqualSteps((), exhausted=exhausted)  # refuses an unknown word here, not at the first epoch
         self.reader = reader_of(source, shuffled=shuffle_buffer > 0, seed=seed)
         self.encode = getattr(template, "encode", template)
-        self.place = place
+        self.place = World(int(place.rank), int(place.size))
         self.max_carry, self.shuffle_buffer, self.seed = max_carry, shuffle_buffer, seed
         self.encode_workers, self.cyclic, self.exhausted = encode_workers, cyclic, exhausted
         self.on_error = on_error
@@ -139,6 +139,10 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
         self.settings: dict[str, Any] = {}  # further ones that a state depends on
         self._state: dict[str, Any] | None = None  # to begin at, once
         self._run: Run | None = None
+        self._ended = False  # the last pass came to its end
+        self._was_ended = False  # so it was in the state that this loader worker was given
+        self._is_chosen = False  # `set_epoch` was called, and no pass begun since
+        self._then: int | None = None  # so it was when a state of another epoch was loaded: its successor
         self._ahead: deque[tuple[Run, list[int]]] = deque()  # packs that were planned and not handed out
 
     def set_epoch(self, epoch: int) -> None:
@@ -146,15 +150,14 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
 
         Loader workers follow, also those that run already (`persistent_workers`).
         """
-        given: Any = epoch
-        if isinstance(given, bool) or not isinstance(given, Integral) or epoch < 0:
-            raise InputError(f"epoch is {epoch!r}, expected an integer >= 0")
+        epoch = whole("epoch", epoch, 0, _LAST_EPOCH)
+        self._is_chosen, self._then = True, None
         if epoch != self.epoch:
-            self._begin(int(epoch))
-            self._chosen.choose(int(epoch))
+            self._begin(epoch)
+            self._chosen.choose(epoch)
 
     def _begin(self, epoch: int) -> None:
-        self.epoch, self._state, self._run = epoch, None, None
+        self.epoch, self._state, self._run, self._ended = epoch, None, None, False
         self._ahead.clear()
 
     def __iter__(self) -> Iterator[list[Sample]]:
@@ -167,6 +170,12 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
         chosen = self._chosen.news()
         if chosen is not None:
             self._begin(chosen)
+        was_ended, self._was_ended, self._is_chosen = self._was_ended, False, False
+        if was_ended and self._ended:
+            return iter(())  # other workers go on, this one has nothing left
+        self._ended = False
+        if self._state is not None:
+            self._refuse_foreign(self._state)  # loaded in the main process, and this may be a worker
         self._run = None  # a state that is taken before the first pack is the beginning, not the last pass
         self._ahead.clear()
         packs = self._packs()
@@ -179,7 +188,9 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
             if not is_filler(pack) and self._ahead:  # none after `set_epoch` in the middle of a pass
                 self._ahead.popleft()
             yield pack
-        self._run = None  # from here on a state is the beginning of the next pass
+        self._run, self._ended = None, True  # from here on a state is the beginning of the next pass
+        if self._then is not None:
+            self.epoch, self._then = self._then, None
         self._ahead.clear()
 
     @property
@@ -202,21 +213,27 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
             if run.read == 0:
                 raise InputError("this reader got no sample: a cyclic stream would never give a pack")
             state = None
-            self.epoch += 1
+            if self.epoch == run.epoch:  # another was chosen in the middle of this one
+                self.epoch += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Where this reader stands, behind the last pack it handed out: plain values, a few windows long.
 
-        Once a pass has ended, the beginning of the next one (as torchdata's loader expects it).
+        Once a pass has ended, the beginning of the next one; a loader worker that ended before the others
+        gives nothing more in the pass that is resumed (as torchdata's loader expects it).
         """
         if self._run is None:
-            return self._state or {**self._identity(), "epoch": self.epoch, "run": None}
+            ended = {"ended": True} if self._ended else {}
+            return self._state or {**self._identity(), "epoch": self.epoch, "run": None, **ended}
         run = self._ahead[0][0] if self._ahead else self._run
         ahead = [places for held, places in self._ahead if held is run]
         return {**self._identity(), "epoch": run.epoch, "run": run.state(ahead)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next pass begins where `state` stands.
+
+        An epoch that was chosen before follows when the resumed one has ended: a loader may load a state
+        only when the pass begins.
 
         Raises:
             ForeignArtefactError: it was saved with other settings or another number of readers.
@@ -225,8 +242,29 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
             raise ForeignArtefactError(
                 f"a {type(state).__name__} is no state of a stream", hint="pass what state_dict() gave"
             )
-        own = self._identity()
-        for key, value in own.items():
+        self._refuse_foreign(state)
+        epoch, run = state.get("epoch"), state.get("run", 0)
+        if type(epoch) is not int or not 0 <= epoch <= _LAST_EPOCH:
+            raise ForeignArtefactError(
+                f"the saved stream has epoch {epoch!r}", hint="pass the whole of what state_dict() gave"
+            )
+        if run is not None:
+            own = self._identity()
+            readers = own["world_size"] * own["workers"]
+            reader = own["rank"] * own["workers"] + own["worker"]
+            check_run(run, self.make_packer(), first=reader, step=readers)
+        self._ended = run is None and state.get("ended") is True
+        self._was_ended = self._ended and get_worker_info() is not None
+        chosen = self.epoch if self._is_chosen else epoch
+        self._then = chosen if run is not None and chosen != epoch else None
+        self.epoch = chosen if self._ended else epoch
+        self._is_chosen = False
+        self._state = dict(state) if run is not None else None
+        self._run = None
+        self._ahead.clear()
+
+    def _refuse_foreign(self, state: Mapping[str, Any]) -> None:
+        for key, value in self._identity().items():
             if state.get(key) == value:
                 continue
             hint = "resume with the settings of the saved stream, or start anew"
@@ -237,17 +275,6 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
             raise ForeignArtefactError(
                 f"the saved stream has {key} {state.get(key)!r}, this one {value!r}", hint=hint
             )
-        epoch, run = state.get("epoch"), state.get("run", 0)
-        if not isinstance(epoch, int) or not (
-            run is None or (isinstance(run, Mapping) and set(run) >= PARTS)
-        ):
-            raise ForeignArtefactError(
-                "the saved stream is incomplete", hint="pass the whole of what state_dict() gave"
-            )
-        self.epoch = epoch
-        self._state = dict(state) if state["run"] is not None else None
-        self._run = None
-        self._ahead.clear()
 
     def _identity(self) -> dict[str, Any]:
         info = get_worker_info()

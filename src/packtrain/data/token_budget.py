@@ -28,6 +28,7 @@ from ..errors import InputError
 from ..planning.build import plan
 from ..planning.window import MAX_AGE, WindowPacker
 from ._batchers import ArrivalPacker, FixedPacker, WarmUp, WarmUpPacker
+from ._keywords import whole
 from .packed import PackedDataset
 from .sampler import PackSampler
 from .streaming import StreamingPackedDataset
@@ -86,17 +87,11 @@ class TokenBudgetDataset(StreamingPackedDataset):
         grad_accum: int = 1,
         **options: Any,
     ) -> None:
-        for name, value, low in (
-            ("micro_batch_size", micro_batch_size, 1),
-            ("max_seq_len", max_seq_len, 1),
-            ("buffer_size", buffer_size, 1),
-            ("warmup_steps", warmup_steps, 0),
-            ("warmup_tokens", 1 if warmup_tokens is None else warmup_tokens, 1),
-            ("pad_to_length", 1 if pad_to_length is None else pad_to_length, 1),
-            ("grad_accum", grad_accum, 1),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise InputError(f"{name} is {value!r}, expected an integer >= {low}")
+        micro_batch_size = whole("micro_batch_size", micro_batch_size, 1)
+        max_seq_len, buffer_size = whole("max_seq_len", max_seq_len, 1), whole("buffer_size", buffer_size, 1)
+        warmup_steps, grad_accum = whole("warmup_steps", warmup_steps, 0), whole("grad_accum", grad_accum, 1)
+        warmup_tokens = None if warmup_tokens is None else whole("warmup_tokens", warmup_tokens, 1)
+        pad_to_length = None if pad_to_length is None else whole("pad_to_length", pad_to_length, 1)
         if count_mode not in _COUNT_MODES:
             raise InputError(f"count_mode is {count_mode!r}", hint="use 'total' or 'effective'")
         if order not in _ORDERS:

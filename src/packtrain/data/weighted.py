@@ -18,10 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from numbers import Real
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, SampleError
 from ..measuring.eligibility import set_epoch
+from ._readers import is_indexed
 
 __all__ = ["STOPPING", "WeightedSources"]
 
@@ -53,25 +55,31 @@ class WeightedSources:
             raise InputError(f"stopping is {stopping!r}", hint="use 'first', 'all' or 'never'")
         weights = dict.fromkeys(sources, 1) if weights is None else weights
         if set(weights) != set(sources):
+            given, named = (", ".join(sorted(map(str, names))) for names in (weights, sources))
             raise InputError(
-                f"weights are for {', '.join(sorted(weights))}, sources are {', '.join(sorted(sources))}",
+                f"weights are for {given}, sources are {named}",
                 hint="name each source once in both",
             )
         for name, source in sources.items():
-            weight = weights[name]
+            weight: Any = weights[name]
             if (
                 isinstance(weight, bool)
-                or not isinstance(weight, int | float)
-                or not 0 < weight < float("inf")
+                or not isinstance(weight, Real)
+                or not 0 < float(weight) < float("inf")
             ):
                 raise InputError(f"the weight of {name} is {weight!r}, expected a number above 0")
+            if isinstance(source, str | bytes | Mapping) or not _is_source(source):
+                raise InputError(
+                    f"source {name} is a {type(source).__name__}, which gives no samples",
+                    hint="pass a sequence, an iterable, or a function that makes one",
+                )
             if isinstance(source, Iterator):
                 raise InputError(
                     f"source {name} is a generator that can be read only once",
                     hint="pass a function that makes it (lambda: …)",
                 )
         self.sources = dict(sources)
-        self.weights = {name: Fraction(weights[name]).limit_denominator(10**6) for name in sources}
+        self.weights = {name: _share(weights[name]) for name in sources}
         self.stopping = stopping
         self.taken: dict[str, int] = {}
 
@@ -80,6 +88,13 @@ class WeightedSources:
             set_epoch(source, epoch)
 
     def __iter__(self) -> Iterator[Any]:
+        for sample in self.attempts():
+            if isinstance(sample, SampleError):
+                raise sample
+            yield sample
+
+    def attempts(self) -> Iterator[Any]:
+        """As iterating, with the SampleError in the place of a sample that cannot be read by index."""
         names = list(self.sources)
         total = sum(self.weights.values())
         shares = [self.weights[name] / total for name in names]
@@ -114,14 +129,35 @@ class WeightedSources:
 
     def _begin(self, name: str) -> Iterator[Any]:
         source = self.sources[name]
-        return iter(_rows(source() if callable(source) else source))
+        made = source() if callable(source) else source
+        if not _is_source(made):
+            raise InputError(
+                f"the function of source {name} gave a {type(made).__name__}, expected samples",
+                hint="return or yield the samples",
+            )
+        return _rows(made)
+
+
+def _is_source(source: Any) -> bool:
+    return callable(source) or hasattr(source, "__iter__") or is_indexed(source)
 
 
 def _rows(source: Any) -> Iterator[Any]:
-    if hasattr(source, "__iter__"):
+    if not is_indexed(source):
         yield from source
-    else:
-        yield from (source[i] for i in range(len(source)))
+        return
+    for i in range(len(source)):
+        try:
+            yield source[i]
+        except SampleError as error:
+            yield error
+
+
+def _share(weight: Any) -> Fraction:
+    """The weight as a fraction, of small numbers where that is exact to a millionth."""
+    exact = Fraction(str(weight)) if isinstance(weight, float) else Fraction(float(weight))
+    near = exact.limit_denominator(10**6)
+    return near if abs(near - exact) * 10**6 <= exact else exact
 
 
 class _End:

@@ -1,0 +1,345 @@
+"""Streams under bad input, damaged states and loaders at their end: refused, and nothing lost."""
+
+from __future__ import annotations
+
+import copy
+import json
+import multiprocessing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import IterableDataset
+
+from packtrain.data import EqualSteps, StreamingPackedDataset, TokenBudgetDataset, WeightedSources
+from packtrain.errors import ForeignArtefactError, InputError, PacktrainError, SampleError, SourceError
+
+LENGTHS = [int(n) for n in np.random.default_rng(0).integers(1, 12, 100)]
+
+
+def rows(lengths: list[int] = LENGTHS) -> list[dict[str, Any]]:
+    return [{"input_ids": [1] * n, "labels": [1] * n} for n in lengths]
+
+
+def ids(packs: Any) -> list[list[int]]:
+    return [[sample["sample_id"] for sample in pack] for pack in packs]
+
+
+def flat(packs: Any) -> list[int]:
+    return [i for pack in packs for i in pack]
+
+
+class Lines(IterableDataset[Any]):  # type: ignore[misc]
+    """An iterable dataset that knows its length and has no index."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.samples)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+class Faulty:
+    """Indexable; reading sample 37 raises."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        if i == 37:
+            raise self.error
+        return rows()[i]
+
+
+def make(source: Any = None, **options: Any) -> StreamingPackedDataset:
+    options = {"pack_length": 20, "window": 10, "shuffle_buffer": 7, **options}
+    return StreamingPackedDataset(rows() if source is None else source, **options)
+
+
+def test_an_iterable_dataset_with_a_length_is_read_as_an_iterable() -> None:
+    assert sorted(flat(ids(make(Lines(rows()))))) == list(range(100))
+    mixed = WeightedSources({"a": Lines(rows()[:50]), "b": Lines(rows()[50:])}, stopping="all")
+    assert sorted(flat(ids(make(mixed)))) == list(range(100))
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_sample_that_cannot_be_read_is_named_or_left_out(mixed: bool, tmp_path: Path) -> None:
+    source: Any = Faulty(SampleError("malformed_record", "train.jsonl:38 is broken"))
+    source = WeightedSources({"only": source}) if mixed else source
+    with pytest.raises(SampleError, match=r"sample 37: train\.jsonl:38 is broken"):
+        list(make(source))
+    ledger = tmp_path / "left.jsonl"
+    assert sorted(flat(ids(make(source, on_error="skip", ledger_file=ledger)))) == [
+        *range(37),
+        *range(38, 100),
+    ]
+    assert json.loads(ledger.read_text())["reason"] == "malformed_record"
+    if mixed:
+        with pytest.raises(SampleError, match=r"train\.jsonl:38"):
+            list(source)
+
+
+def test_an_error_of_the_source_says_where() -> None:
+    def broken() -> Iterator[Any]:
+        yield from rows()[:3]
+        raise OSError("the disk is gone")
+
+    with pytest.raises(SourceError, match="sample 37 of a source of 100 cannot be read: OSError: io"):
+        list(make(Faulty(OSError("io"))))
+    with pytest.raises(SourceError, match="failed after 3 samples: OSError: the disk is gone"):
+        list(make(broken))
+
+
+def after_an_error(stream: Any, mended: Any) -> list[int]:
+    """Ids of what was given before the error, and by a mended stream that goes on from the state."""
+    begun: list[Any] = []
+    with pytest.raises(PacktrainError, match="sample 37 "):
+        begun += stream
+    begun = []
+    packs = iter(stream)
+    try:
+        for pack in packs:
+            begun.append(pack)
+    except PacktrainError:
+        pass
+    mended.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+    return sorted(flat(ids(begun)) + flat(ids(mended)))
+
+
+def test_a_state_behind_an_error_loses_no_sample() -> None:
+    def failing(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["n"] == 37:
+            raise SampleError("failed", "no")
+        return sample
+
+    samples = [{**row, "n": n} for n, row in enumerate(rows())]
+    with pytest.raises(SampleError, match="sample 37: no"):
+        list(StreamingPackedDataset(samples, failing, pack_length=20, window=10))
+    stream = StreamingPackedDataset(samples, failing, pack_length=20, window=10)
+    begun: list[Any] = []
+    try:
+        for pack in stream:
+            begun.append(pack)
+    except SampleError:
+        pass
+    mended = StreamingPackedDataset(samples, pack_length=20, window=10)
+    mended.load_state_dict(stream.state_dict())
+    assert sorted(flat(ids(begun)) + flat(ids(mended))) == list(range(100))
+
+    long = rows()
+    long[37] = rows([99])[0]
+    options = {"shuffle_buffer": 0, "long_samples": "error"}
+    assert after_an_error(make(long, **options), make(**options)) == list(range(100))
+    unlabelled = rows()
+    del unlabelled[37]["labels"]
+    budget: dict[str, Any] = {"max_seq_len": 20, "count_mode": "effective", "buffer_size": 10}
+    found = after_an_error(TokenBudgetDataset(unlabelled, **budget), TokenBudgetDataset(rows(), **budget))
+    assert found == list(range(100))
+
+
+@pytest.mark.parametrize("value", [None, 5, "abc", b"abc", [[1], [1, 2]], {"a": 1}, np.array(3)])
+def test_input_ids_that_are_no_row_are_named(value: Any) -> None:
+    with pytest.raises(InputError, match="sample 1 has input_ids that are no row of numbers"):
+        list(make([rows()[0], {"input_ids": value}]))
+
+
+def test_whole_numbers_may_be_numpys_and_end_up_plain() -> None:
+    one = np.int64(1)
+    stream = make(seed=one, shuffle_buffer=one, max_carry=one, rank=np.int64(0), world_size=one)
+    next(iter(stream))
+    assert json.dumps(stream.state_dict())
+    with pytest.raises(InputError, match="epoch is"):
+        stream.set_epoch(1 << 63)
+    with pytest.raises(InputError, match="must be written down"):
+        make(long_samples={"tokens": "drop"})
+
+
+@pytest.mark.parametrize(
+    ("lengths", "buffer", "match"),
+    [
+        (95, 7, "was cut"), (95, 0, "was cut"), (60, 7, "was cut"), (3, 7, "was cut"),
+        (150, 7, "extended"), (150, 0, None),
+    ],
+)  # fmt: skip
+def test_a_source_of_another_length_is_refused(lengths: int, buffer: int, match: str | None) -> None:
+    """A shuffled order belongs to a length: with another, samples would come twice or never."""
+    stream = make(shuffle_buffer=buffer)
+    packs = iter(stream)
+    begun = ids(next(packs) for _ in range(15))
+    again = make((rows() + rows())[:lengths], shuffle_buffer=buffer)
+    again.load_state_dict(stream.state_dict())
+    if match is None:
+        assert sorted(flat(begun) + flat(ids(again))) == list(range(lengths))
+        return
+    with pytest.raises(SourceError, match=match):
+        list(again)
+
+
+def test_an_iterable_that_ends_before_what_was_read_is_refused() -> None:
+    stream = make(Lines(rows([20] * 50)), window=1, shuffle_buffer=0)
+    packs = iter(stream)
+    for _ in range(30):
+        next(packs)
+    again = make(Lines(rows([20] * 12)), window=1, shuffle_buffer=0)
+    again.load_state_dict(stream.state_dict())
+    with pytest.raises(SourceError, match="was cut"):
+        list(again)
+
+
+def changed(state: Any, path: tuple[Any, ...], value: Any) -> Any:
+    out = copy.deepcopy(state)
+    held = out
+    for key in path[:-1]:
+        held = held[key]
+    if value == "gone":
+        del held[path[-1]]
+    else:
+        held[path[-1]] = value
+    return out
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_damaged_state_is_refused_when_it_is_loaded(indexed: bool) -> None:
+    def new() -> StreamingPackedDataset:
+        return make(rows() if indexed else Lines(rows()))
+
+    stream = new()
+    packs = iter(stream)
+    for _ in range(12):
+        next(packs)
+    state = json.loads(json.dumps(stream.state_dict()))
+    tried = 0
+    for name in state["run"]:
+        for value in ("gone", "x", -1, 2.5, [[1, "a"]], [-1], {"a": "b"}, True):
+            if name == "total" and value == "gone":
+                continue  # a state of an earlier version
+            with pytest.raises(ForeignArtefactError, match="incomplete or damaged"):
+                new().load_state_dict(changed(state, ("run", name), value))
+            tried += 1
+    for path in (
+        ("run", "packer", "ids", 0),
+        ("run", "packer", "age", 0),
+        ("run", "places", 0),
+        ("run", "packer"),
+    ):
+        with pytest.raises(ForeignArtefactError, match="damaged"):
+            new().load_state_dict(changed(state, path, "gone"))
+    twice = changed(state, ("run", "ready"), [state["run"]["ready"][0]] * 2)
+    with pytest.raises(ForeignArtefactError, match="held twice"):
+        new().load_state_dict(twice)
+    for epoch in (-1, True, "x", None):
+        with pytest.raises(ForeignArtefactError, match="epoch"):
+            new().load_state_dict({**state, "epoch": epoch})
+    assert tried > 80
+
+
+def test_an_epoch_chosen_in_the_middle_of_an_endless_stream_is_the_next_one() -> None:
+    stream = make(cyclic=True)
+    whole = len(ids(make()))
+    packs = iter(stream)
+    next(packs)
+    stream.set_epoch(5)
+    for _ in range(whole - 1):
+        next(packs)
+    other = make()
+    other.set_epoch(5)
+    assert ids(next(packs) for _ in range(5)) == ids(other)[:5]
+
+
+def test_weights_that_differ_by_millions_are_kept() -> None:
+    mixed = WeightedSources(
+        {"a": [0] * 8, "b": [1] * 8}, {"a": 7e-7, "b": np.float32(2**-22)}, stopping="all"
+    )
+    taken = list(mixed)
+    assert taken.count(0) > 2 * taken.count(1) - 2 and 1 in taken
+    for source in (None, "abc", {"a": 1}, 7):
+        with pytest.raises(InputError, match="gives no samples"):
+            WeightedSources({"a": source})
+    with pytest.raises(InputError, match="expected samples"):
+        list(WeightedSources({"a": lambda: None}))
+    with pytest.raises(InputError, match="weights are for 1, sources are a"):
+        WeightedSources({"a": [1]}, {1: 1})  # type: ignore[dict-item]
+
+
+def test_equal_steps_take_no_damaged_state_and_stay_as_they_are() -> None:
+    for ahead in ("x", 1.5, 0, True):
+        with pytest.raises(InputError, match="ahead is"):
+            EqualSteps([], ahead=ahead)  # type: ignore[arg-type]
+    steps = EqualSteps(make())
+    before = steps.state_dict()
+    for change in ({"steps": "x"}, {"steps": True}, {"ended": 1}, {"packs": {"x": 1}}, {"packs": None}):
+        with pytest.raises(ForeignArtefactError):
+            steps.load_state_dict({**before, **change})
+        assert steps.state_dict() == before
+
+
+def encode(sample: Any) -> Any:
+    return sample
+
+
+def test_encoders_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="template cannot be sent to encode_workers"):
+        list(StreamingPackedDataset(rows(), lambda sample: sample, pack_length=20, encode_workers=1))
+    with monkeypatch.context() as daemon:
+        daemon.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
+        with pytest.raises(InputError, match="in a worker of a loader, which cannot start processes"):
+            list(StreamingPackedDataset(rows(), encode, pack_length=20, encode_workers=1))
+
+
+def test_a_state_of_one_reader_is_not_given_to_two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that was resumed in the main process, and then read by a loader: both would give its part."""
+    stream = make()
+    next(iter(stream))
+    again = make()
+    again.load_state_dict(stream.state_dict())
+
+    class Info:
+        num_workers, id = 2, 0
+
+    for module in ("streaming", "_stream_run"):
+        monkeypatch.setattr(f"packtrain.data.{module}.get_worker_info", Info)
+    with pytest.raises(ForeignArtefactError, match="has workers 1, this one 2"):
+        list(again)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata 0.11 calls it
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_a_loader_resumes_at_the_end_of_an_epoch(workers: int, persistent: bool) -> None:
+    """A worker that ended before the others has nothing left; the next epoch is the one that was chosen."""
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+
+    uneven = rows([15, 2] * 20)  # the first of two workers has four times the packs
+
+    def new() -> tuple[StreamingPackedDataset, Any]:
+        data = make(lambda: iter(uneven))
+        return data, torchdata.StatefulDataLoader(
+            data, batch_size=None, num_workers=workers, persistent_workers=persistent
+        )
+
+    data, loader = new()
+    first = ids(loader)
+    data.set_epoch(1)
+    second = ids(loader)
+    assert sorted(flat(first)) == sorted(flat(second)) == list(range(40)) and first != second
+    for left in (2, 1, 0):
+        data, loader = new()
+        packs = iter(loader)
+        begun = ids(next(packs) for _ in range(len(first) - left))
+        if not left:
+            assert next(packs, None) is None
+        state = json.loads(json.dumps(loader.state_dict()))
+        data, loader = new()
+        loader.load_state_dict(state)
+        if left:
+            data.set_epoch(0)
+            assert begun + ids(loader) == first
+        data.set_epoch(1)
+        assert ids(loader) == second
