@@ -90,17 +90,20 @@ def publish(path: str | Path) -> Iterator[IO[bytes]]:
 class FlushAhead:
     """Sends a large file to the disk while more of it is written, so that the sync at its end is short.
 
-    Only time depends on it: what is durable is decided by `publish`.
+    What is on the disk leaves the cache: a file larger than memory would push out everything else there, and
+    its next bytes find pages to be written to. Only time depends on it: what is durable is decided by
+    `publish`.
     """
 
     def __init__(self, handle: IO[bytes], every: int = BLOCK) -> None:
         self._descriptor, self._every = handle.fileno(), every
-        self._written, self._over = 0, False
+        self._written, self._total, self._over = 0, 0, False
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
     def wrote(self, size: int) -> None:
         self._written += size
+        self._total += size
         if self._written >= self._every:
             self._written = 0
             if self._thread is None:
@@ -122,7 +125,10 @@ class FlushAhead:
             if self._over:
                 return
             with contextlib.suppress(OSError):  # said again by the sync that counts
+                done = self._total
                 os.fsync(self._descriptor)
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(self._descriptor, 0, done, os.POSIX_FADV_DONTNEED)
 
 
 def write_pieces(handle: IO[bytes], pieces: Sequence[bytes]) -> None:

@@ -131,3 +131,16 @@ def test_a_lane_takes_one_item_of_any_size_and_none_when_closed() -> None:
 @given(st.binary(max_size=3000), st.binary(max_size=100))
 def test_sums_are_those_of_zlib(data: bytes, more: bytes) -> None:
     assert crc32(more, crc32(data)) == zlib.crc32(data + more)
+
+
+def test_flushing_ahead_changes_no_byte(tmp_path: Path) -> None:
+    pieces = [bytes([i % 251]) * 5000 for i in range(100)]
+    with files.publish(tmp_path / "file") as handle:
+        ahead = files.FlushAhead(handle, every=20_000)
+        for data in pieces:
+            write_pieces(handle, [data])
+            ahead.wrote(len(data))
+            time.sleep(0.001)
+        ahead.close()
+    assert (tmp_path / "file").read_bytes() == b"".join(pieces)
+    assert "packtrain-flush" not in [thread.name for thread in threading.enumerate()]
