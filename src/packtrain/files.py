@@ -88,22 +88,19 @@ def publish(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 class FlushAhead:
-    """Sends a large file to the disk while more of it is written, so that the sync at its end is short.
+    """Sends a large file to the disk, and out of the cache, while more of it is written.
 
-    What is on the disk leaves the cache: a file larger than memory would push out everything else there, and
-    its next bytes find pages to be written to. Only time depends on it: what is durable is decided by
-    `publish`.
+    The sync at its end is short, and other data keep their memory. What is durable is decided by `publish`.
     """
 
     def __init__(self, handle: IO[bytes], every: int = BLOCK) -> None:
         self._descriptor, self._every = handle.fileno(), every
-        self._written, self._total, self._over = 0, 0, False
+        self._written, self._over = 0, False
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
     def wrote(self, size: int) -> None:
         self._written += size
-        self._total += size
         if self._written >= self._every:
             self._written = 0
             if self._thread is None:
@@ -125,21 +122,17 @@ class FlushAhead:
             if self._over:
                 return
             with contextlib.suppress(OSError):  # said again by the sync that counts
-                done = self._total
                 os.fsync(self._descriptor)
                 if hasattr(os, "posix_fadvise"):
-                    os.posix_fadvise(self._descriptor, 0, done, os.POSIX_FADV_DONTNEED)
+                    os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def write_pieces(handle: IO[bytes], pieces: Sequence[bytes]) -> None:
     """Write pieces one after the other with few system calls, without copying them together."""
     handle.flush()
-    if not hasattr(os, "writev"):
-        handle.write(b"".join(pieces))
-        return
     for first in range(0, len(pieces), _IOV):
         todo = list(pieces[first : first + _IOV])
-        left = sum(map(len, todo)) - os.writev(handle.fileno(), todo)
+        left = sum(map(len, todo)) - (os.writev(handle.fileno(), todo) if hasattr(os, "writev") else 0)
         if left:  # the system took a part of it: the rest, or the reason why it cannot
             handle.write(b"".join(todo)[-left:])
             handle.flush()
