@@ -59,6 +59,15 @@ def test_resume_equals_the_uninterrupted_run(tmp_path: Path, mode: dict[str, Any
         run(tmp_path / "c", resume_from_checkpoint=str(checkpoint), stream_window=9, **mode)
 
 
+def test_an_unfinished_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    """What a kill, or a full disk, in the middle of a checkpoint leaves is no place to go on from."""
+    whole, _ = run(tmp_path / "a", save_strategy="steps", save_steps=4)
+    (tmp_path / "a" / "checkpoint-12" / "stream.0.json").unlink()
+    (tmp_path / "a" / "checkpoint-8" / "trainer_state.json").unlink()
+    again, template = run(tmp_path / "a", resume_from_checkpoint=True)
+    assert template.read and again.losses == whole.losses  # from checkpoint-4
+
+
 def test_the_proof_runs_and_does_not_move_the_stream(tmp_path: Path) -> None:
     proven, _ = run(tmp_path / "a", proof=True, max_steps=3)
     assert proven.proof is not None and proven.proof.ok
@@ -80,6 +89,9 @@ def test_the_proof_runs_and_does_not_move_the_stream(tmp_path: Path) -> None:
             r"dyn_bsz has no effect without training\.packing_mode",
         ),
         ({"resume_from_checkpoint": True}, "holds no checkpoint"),
+        ({"save_strategy": "epoch"}, "save_strategy epoch has no meaning"),
+        ({"logging_strategy": "epoch"}, "logging_strategy epoch has no meaning"),
+        ({"load_best_model_at_end": True}, "no effect without validation samples"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any], match: str) -> None:

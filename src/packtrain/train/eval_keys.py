@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_eval_keys", "check_evaluates"]
 
-_KEYS = ("eval_strategy", "eval_steps", "eval_delay", "eval_on_start")
+_KEYS = ("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "load_best_model_at_end")
 
 
 def check_eval_keys(trainer: dict[str, Any]) -> None:

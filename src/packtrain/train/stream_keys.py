@@ -52,6 +52,12 @@ def check_stream_keys(sections: dict[str, Any]) -> None:
                 f"training.{key} needs a plan of all samples, which packing_mode: streaming has not",
                 hint="remove the key, or set packing_mode: static",
             )
+    for key in ("save_strategy", "logging_strategy"):
+        if training.get(key, training["trainer"].get(key)) == "epoch":
+            raise ConfigError(
+                f"training.{key} epoch has no meaning here: a stream is not read in epochs",
+                hint=f"set training.{key}: steps and training.{key.removesuffix('_strategy')}_steps",
+            )
     check_eval_keys(training["trainer"])
     if not isinstance(training.get("max_steps"), int) or training["max_steps"] < 1:
         raise ConfigError(

@@ -177,6 +177,8 @@ def _checkpoint(config: RunConfig) -> str | None:
     if asked is None:
         return None
     place = world()
+    if config.training.trainer["resume_from_checkpoint"] in (True, "True"):
+        asked = _last_whole(config.training.output_dir, place.size) or asked
     if not _state_file(asked, place.rank).is_file():
         held = len(list(Path(asked).glob("stream.*.json")))
         what = f"was saved by {held} ranks" if held else "holds no state of a stream"
@@ -185,3 +187,16 @@ def _checkpoint(config: RunConfig) -> str | None:
             hint="resume a stream with as many ranks as saved it: each packs its own part",
         )
     return asked
+
+
+def _last_whole(folder: str, ranks: int) -> str | None:
+    """The last checkpoint that every rank finished: a run that was killed, or found its disk full, in the
+    middle of one leaves a part of it. The ranks' states are written last."""
+    found = [path for path in Path(folder).glob("checkpoint-*") if path.name.split("-")[1].isdigit()]
+    for path in sorted(found, key=lambda path: int(path.name.split("-")[1]), reverse=True):
+        parts = [path / "trainer_state.json", *(_state_file(path, rank) for rank in range(ranks))]
+        missing = [part.name for part in parts if not part.is_file()]
+        if not missing:
+            return str(path)
+        logger.warning("%s has no %s: it was not finished, and is passed over", path, ", ".join(missing))
+    return None
