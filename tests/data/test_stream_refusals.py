@@ -82,6 +82,12 @@ def test_options_without_effect_are_refused(order: dict[str, Any], option: dict[
         {"overflow_ratio": "a"},
         {"grad_accum": "a", "lengths": LENGTHS},
         {"rank": "a"},
+        {"dyn_bsz": "false"},
+        {"drop_last": 1},
+        {"pad_packed_input": "no"},
+        {"cyclic": "no"},
+        {"ledger_file": 7},
+        {"balance": 1, "lengths": LENGTHS},
         {"world_size": 1.5},
     ],
 )

@@ -1,4 +1,4 @@
-"""Whole-number keywords of streams, as plain ints: they stand in states, which are plain JSON."""
+"""Keywords of streams that stand in states, which are plain JSON: whole numbers as ints, and yes or no."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import InputError
 
-__all__ = ["may_drop", "whole"]
+__all__ = ["flag", "may_drop", "whole"]
 
 
 def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
@@ -24,6 +24,13 @@ def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
         limit = f">= {low}" if high is None else f"in {low}..{high}"
         raise InputError(f"{name} is {value!r}, expected an integer {limit}")
     return number
+
+
+def flag(name: str, value: Any) -> bool:
+    """`value`, which has to be True or False: the word "false" would count as True."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}, expected True or False")
+    return value
 
 
 def may_drop(long_samples: Any) -> bool:

@@ -39,7 +39,7 @@ from ..files import append_line, digest_json
 from ..planning.spec import PlanSpec
 from ..planning.window import MAX_AGE, WindowPacker
 from ..world import World, world
-from ._keywords import may_drop, whole
+from ._keywords import flag, may_drop, whole
 from ._readers import reader_of
 from ._shared_epoch import SharedEpoch
 from ._stream_run import Run
@@ -110,6 +110,8 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
             whole("shuffle_buffer", shuffle_buffer, 0),
         )
         seed, encode_workers = whole("seed", seed, 0), whole("encode_workers", encode_workers, 0)
+        if not isinstance(ledger_file, str | Path | None):
+            raise InputError(f"ledger_file is {ledger_file!r}", hint="name a JSON lines file")
         if on_error not in ("raise", "skip"):
             raise InputError(f"on_error is {on_error!r}", hint="use 'raise' or 'skip'")
         if ledger_file is None and (on_error == "skip" or may_drop(long_samples)):
@@ -130,7 +132,7 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
         self.encode = getattr(template, "encode", template)
         self.place = World(int(place.rank), int(place.size))
         self.max_carry, self.shuffle_buffer, self.seed = max_carry, shuffle_buffer, seed
-        self.encode_workers, self.cyclic, self.exhausted = encode_workers, cyclic, exhausted
+        self.encode_workers, self.cyclic, self.exhausted = encode_workers, flag("cyclic", cyclic), exhausted
         self.on_error = on_error
         self.ledger_file = None if ledger_file is None else Path(ledger_file)
         self.epoch = 0

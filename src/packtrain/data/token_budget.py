@@ -28,7 +28,7 @@ from ..errors import InputError
 from ..planning.build import plan
 from ..planning.window import MAX_AGE, WindowPacker
 from ._batchers import ArrivalPacker, FixedPacker, WarmUp, WarmUpPacker
-from ._keywords import whole
+from ._keywords import flag, whole
 from .packed import PackedDataset
 from .sampler import PackSampler
 from .streaming import StreamingPackedDataset
@@ -92,6 +92,14 @@ class TokenBudgetDataset(StreamingPackedDataset):
         warmup_steps, grad_accum = whole("warmup_steps", warmup_steps, 0), whole("grad_accum", grad_accum, 1)
         warmup_tokens = None if warmup_tokens is None else whole("warmup_tokens", warmup_tokens, 1)
         pad_to_length = None if pad_to_length is None else whole("pad_to_length", pad_to_length, 1)
+        for name, value in (
+            ("dyn_bsz", dyn_bsz),
+            ("pad_packed_input", pad_packed_input),
+            ("drop_last", drop_last),
+        ):
+            flag(name, value)
+        if not isinstance(balance, str | None):
+            raise InputError(f"balance is {balance!r}", hint="see PackSampler for its words")
         if count_mode not in _COUNT_MODES:
             raise InputError(f"count_mode is {count_mode!r}", hint="use 'total' or 'effective'")
         if order not in _ORDERS:
