@@ -281,6 +281,21 @@ def test_equal_steps_take_no_damaged_state_and_stay_as_they_are() -> None:
         assert steps.state_dict() == before
 
 
+def test_equal_steps_behind_the_end_begin_the_next_pass() -> None:
+    """The packs they had taken of the old epoch must not be missing from the new one."""
+    ended = EqualSteps(make())
+    first = ids(ended)
+    state = json.loads(json.dumps(ended.state_dict()))
+    stream = make()
+    steps = EqualSteps(stream)
+    steps.load_state_dict(state)
+    assert ids(steps) == first
+    steps.load_state_dict(state)
+    stream.set_epoch(1)
+    second = ids(steps)
+    assert second != first and sorted(flat(second)) == list(range(100))
+
+
 def encode(sample: Any) -> Any:
     return sample
 

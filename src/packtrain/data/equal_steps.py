@@ -111,11 +111,15 @@ class EqualSteps:
             if last:
                 if held:
                     logger.warning("%d packs of this rank are left: another rank has none", len(held))
+                if self.exhausted == "fill":  # every rank was read out: from here on, the next pass
+                    self._mark, self._steps, self._ended = None, 0, False
                 return
             self._steps, self._ended = 0, ended
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank stands: behind the last pack, or filler, that it handed out.
+
+        Once a pass has ended under `fill`, the beginning of the next one, as for the packs alone.
 
         Raises:
             InputError: the packs keep no state (a plain DataLoader, a list).
