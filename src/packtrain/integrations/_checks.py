@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +16,115 @@ from ..train.attention import check_attention
 from ..train.loss import shift_labels
 from ..train.proof import proof_samples, prove_isolation
 
-__all__ = ["check_isolation", "check_trainer", "prove_packs"]
+__all__ = [
+    "NOISE",
+    "check_evaluation",
+    "check_isolation",
+    "check_loss",
+    "check_samples_per_step",
+    "check_trainer",
+    "indexable",
+    "own_evaluation",
+    "own_loss",
+    "prove_packs",
+    "unchanged_on_failure",
+]
+
+logger = logging.getLogger(__name__)
+
+NOISE = "its noise is scaled by the length of a row, which would be that of a pack"
+
+_HOSTS = frozenset({"transformers", "trl", "swift", "packtrain", "functools"})
+
+#: Methods that get rows of an evaluation, or say what they are.
+_EVALUATES = ("get_eval_dataloader", "evaluate", "evaluation_loop", "prediction_step", "prediction_loop")
+
+
+def own(trainer: Any, name: str) -> bool:
+    """Whether a method of `trainer` is the user's: defined in no class of a host library, nor here."""
+    homes = [part.__module__.partition(".")[0] for part in type(trainer).__mro__ if name in vars(part)]
+    return next((home not in _HOSTS for home in homes if home != "packtrain"), False)
+
+
+def own_evaluation(trainer: Any) -> str | None:
+    """What makes evaluation expect its own rows: its metrics, a method of the user, generating; or None."""
+    if trainer.compute_metrics is not None:
+        return "compute_metrics"
+    if getattr(trainer.args, "predict_with_generate", False):
+        return "predict_with_generate"
+    sets = trainer.eval_dataset
+    for rows in sets.values() if isinstance(sets, Mapping) else (sets,):
+        if rows is not None and not indexable(rows):
+            return f"a {type(rows).__name__} without length or index"
+    return next((name for name in _EVALUATES if own(trainer, name)), None)
+
+
+def indexable(rows: Any) -> bool:
+    """Whether `rows` can be planned. Iterable `datasets` have no length, and no index."""
+    return hasattr(rows, "__len__") and hasattr(rows, "__getitem__")
+
+
+def check_evaluation(rows: Any, name: str) -> None:
+    """Refuse a set of evaluation that was asked to be packed and cannot be planned."""
+    if not indexable(rows):
+        raise ConfigError(
+            f"evaluation set {name!r} is a {type(rows).__name__} without length or index: no plan for it",
+            hint="leave out eval_packing=True, and it is evaluated as before",
+        )
+
+
+@contextmanager
+def unchanged_on_failure(trainer: Any) -> Iterator[None]:
+    """A trainer that could not be made to pack is the one that was given, so that it can be asked again."""
+    kind, held, args = type(trainer), dict(vars(trainer)), dict(vars(trainer.args))
+    callbacks = list(trainer.callback_handler.callbacks)
+    try:
+        yield
+    except BaseException:
+        trainer.__class__ = kind
+        for thing, before in ((trainer, held), (trainer.args, args)):
+            vars(thing).clear()
+            vars(thing).update(before)
+        trainer.callback_handler.callbacks[:] = callbacks
+        raise
+
+
+def check_loss(trainer: Any, loss: Callable[[Any, Any], Any], inputs: Any, count: Any) -> None:
+    """The user's own loss must divide by the tokens of the step; told by asking it for twice as many.
+
+    A step holds several packs (or ranks): a mean of each alone would be summed over them.
+
+    Args:
+        loss: (batch, tokens of the step) -> loss; called twice, without gradients.
+
+    Raises:
+        ConfigError: it gives the same for any number of tokens.
+    """
+    found = []
+    for items in (count, count * 2):
+        with torch.no_grad(), torch.random.fork_rng():
+            found.append(float(loss(inputs.with_values(dict(inputs)), items)))
+    if found[0] and abs(found[0] - found[1]) < 1e-3 * abs(found[0]):
+        raise ConfigError(
+            f"{own_loss(trainer)} does not use num_items_in_batch, the supervised tokens of a step: over the "
+            f"{trainer.args.gradient_accumulation_steps} packs a rank of a step, its values would be summed",
+            hint="return the sum of the token losses divided by num_items_in_batch where it is given",
+        )
+
+
+def own_loss(trainer: Any) -> str | None:
+    """Which loss of the user's trains: `compute_loss`, `compute_loss_func`, or None: the host's."""
+    if own(trainer, "compute_loss"):
+        return "compute_loss"
+    func = trainer.compute_loss_func
+    module = str(getattr(func, "__module__", type(func).__module__))
+    return "compute_loss_func" if func is not None and module.partition(".")[0] not in _HOSTS else None
+
+
+def check_samples_per_step(given: int | str | None) -> None:
+    """A number, "same" or None."""
+    if given not in (None, "same") and (isinstance(given, (str, bool)) or int(given) < 1):
+        raise ConfigError(f"samples_per_step is {given!r}", hint='pass a number >= 1 or "same"')
 
 
 def check_trainer(trainer: Any, samples_per_step: int | str | None) -> None:
@@ -26,9 +136,8 @@ def check_trainer(trainer: Any, samples_per_step: int | str | None) -> None:
             f"per_device_train_batch_size is {args.per_device_train_batch_size}: a row is one pack",
             hint='set it to 1, or pass samples_per_step="same" to keep the samples of a step',
         )
-    if isinstance(samples_per_step, str) and samples_per_step != "same":
-        raise ConfigError(f"samples_per_step is {samples_per_step!r}", hint='pass a number or "same"')
-    if rows is None or not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
+    check_samples_per_step(samples_per_step)
+    if rows is None or not indexable(rows):
         raise ConfigError(
             f"train_dataset is a {type(rows).__name__} without length or index: it cannot be planned",
             hint="use a map-style dataset",
@@ -44,9 +153,20 @@ def check_trainer(trainer: Any, samples_per_step: int | str | None) -> None:
             "ranks hold different numbers of tokens, and the loss would not be the mean over them",
         ),
         ("auto_find_batch_size", bool(args.auto_find_batch_size), "a plan has its row length"),
+        ("neftune_noise_alpha", bool(args.neftune_noise_alpha), NOISE),
     ):
         if wrong:
             raise ConfigError(f"{name}={getattr(args, name)} cannot be kept: {why}", hint=f"unset {name}")
+    if own(trainer, "get_train_dataloader"):
+        raise ConfigError(
+            f"{type(trainer).__name__}.get_train_dataloader would not be called: packs bring their loader",
+            hint="remove it, or train unpacked",
+        )
+    if own(trainer, "_get_train_sampler"):
+        logger.warning(
+            "%s._get_train_sampler orders rows and is not asked: packs have their own order",
+            type(trainer).__name__,
+        )
     if not trainer.model_accepts_loss_kwargs and trainer.compute_loss_func is None:
         trainer.compute_loss_func = _token_mean
 

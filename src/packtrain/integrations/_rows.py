@@ -9,6 +9,7 @@ Whatever the way, a seeded sample of rows is encoded for real and compared befor
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,8 @@ from ..planning.lengths import STATUS_EMPTY, STATUS_FAILED, Lengths
 from ..sources.chat import ChatSource
 
 __all__ = ["ChatReader", "Rows", "measure_rows"]
+
+logger = logging.getLogger(__name__)
 
 _BATCH = 256
 
@@ -96,25 +99,38 @@ def measure_rows(
         ready = _tokenised(rows)
         if ready is not None:
             return _lengths(ready)
-        measure = _template(rows, reader)
+        return _by_chats(rows, encode, reader, progress)
     if measure == "encode":
         return _one_by_one(rows, lambda row: len(encode(row)["input_ids"]), progress)
     if hasattr(measure, "measure"):
-        return _by_template(rows, measure, reader, progress)
+        return _lengths(_by_template(rows, measure, reader, progress))
     return _one_by_one(rows, measure, progress)
 
 
 def _tokenised(rows: Any) -> list[int] | None:
     columns = getattr(rows, "column_names", None)
-    if columns is not None:
-        if "input_ids" not in columns:
-            return None
-        chosen = rows.select_columns(["input_ids"]).with_format(None)
-        return [len(ids) for batch in chosen.iter(1000) for ids in batch["input_ids"]]
+    if columns is not None and "input_ids" in columns:
+        names = [name for name in ("input_ids", "attention_mask") if name in columns]
+        chosen = rows.select_columns(names).with_format(None)
+        return [
+            _tokens(dict(zip(names, values, strict=True)))
+            for batch in chosen.iter(1000)
+            for values in zip(*(batch[name] for name in names), strict=True)
+        ]
     first = rows[0]
     if not isinstance(first, Mapping) or "input_ids" not in first:
         return None
-    return [int(np.shape(rows[i]["input_ids"])[-1]) for i in range(len(rows))]
+    return [_tokens(rows[i]) for i in range(len(rows))]
+
+
+def _tokens(row: Mapping[str, Any]) -> int:
+    """Tokens of a row without the padding that its mask tells of."""
+    count = int(np.shape(row["input_ids"])[-1])
+    mask = row.get("attention_mask")
+    if mask is None or np.ndim(mask) != 1 or len(mask) != count:
+        return count
+    inside = np.flatnonzero(np.asarray(mask))
+    return int(inside[-1] - inside[0]) + 1 if len(inside) else 0
 
 
 def _template(rows: Any, reader: ChatReader) -> Any:
@@ -130,9 +146,38 @@ def _template(rows: Any, reader: ChatReader) -> Any:
     return HFTemplate(reader.processor, trust_hints=True, **reader.template)
 
 
+def _by_chats(
+    rows: Any,
+    encode: Callable[[Any], Mapping[str, Any]],
+    reader: ChatReader,
+    progress: Callable[[int, int], None] | None,
+) -> Lengths:
+    """By metadata; what we cannot read as a chat, the host's collator may: it is encoded to be measured."""
+    found = _by_template(rows, _template(rows, reader), reader, progress)
+    odd = [index for index, value in enumerate(found) if isinstance(value, SampleError)]
+    failure: Exception | None = None
+    for index in odd:
+        try:
+            found[index] = len(encode(rows[index])["input_ids"])
+        except Exception as error:
+            failure = failure or error
+    if odd and failure is not None and all(isinstance(value, SampleError) for value in found):
+        raise InputError(
+            f"none of the {len(found)} rows can be encoded, the first: {type(failure).__name__}: {failure}",
+            hint="the data collator must take one row of the dataset",
+        )
+    encoded = sum(not isinstance(found[index], SampleError) for index in odd)
+    if encoded:
+        logger.warning(
+            "%d of %d rows are no chats that we can read: encoded to be measured", encoded, len(found)
+        )
+    return _lengths(found)
+
+
 def _by_template(
     rows: Any, template: Any, reader: ChatReader, progress: Callable[[int, int], None] | None
-) -> Lengths:
+) -> list[Any]:
+    """A measured value or `SampleError` for each row."""
     samples = ChatSource(Rows(_undecoded(rows, reader.convert)), allow_outside=True, **reader.source)
     found: list[Any] = []
     for start in range(0, len(rows), _BATCH):
@@ -147,7 +192,7 @@ def _by_template(
         found += [chat if isinstance(chat, SampleError) else next(good) for chat in chats]
         if progress is not None:
             progress(stop, len(rows))
-    return _lengths(found)
+    return found
 
 
 def _one_by_one(

@@ -33,17 +33,15 @@ from ..world import World
 ensure_torchvision()
 
 from ..train.trainer import pack_loader  # noqa: E402
-from ._checks import check_isolation, prove_packs  # noqa: E402
+from ._checks import check_isolation, check_samples_per_step, prove_packs  # noqa: E402
 from ._plan import PLACE, pack_rows  # noqa: E402
+from ._swift_flags import check_flags  # noqa: E402
 from ._swift_template import SwiftTemplate  # noqa: E402
 from .transformers import PackingMixin  # noqa: E402
 
 __all__ = ["SwiftCollator", "SwiftPacks", "install"]
 
 logger = logging.getLogger(__name__)
-
-#: Attention for which packs are kept apart by restarting positions.
-_BY_POSITIONS = ("sdpa", "eager", "flash_attn", "flash_attention_2", "flash_attention_3", "flash_attention_4")
 
 
 def install(
@@ -60,6 +58,7 @@ def install(
     from swift.arguments.base_args.base_args import BaseArguments
     from swift.pipelines.train.sft import SwiftSft
 
+    check_samples_per_step(samples_per_step)
     settings = {"samples_per_step": samples_per_step, "balance": balance, "options": options}
     if hasattr(SwiftSft, "_packtrain"):
         SwiftSft._packtrain = settings
@@ -82,7 +81,7 @@ def install(
         if not self.packing:
             flash(self)
             return
-        _check_flags(self, SwiftSft._packtrain["samples_per_step"])
+        check_flags(self, SwiftSft._packtrain["samples_per_step"])
         self.padding_free = True
 
     def _post_process_datasets(self: Any, datasets: list[Any]) -> list[Any]:
@@ -101,38 +100,6 @@ def install(
     SwiftSft.train = train_on_packs
 
 
-def _check_flags(args: Any, samples_per_step: int | str | None) -> None:
-    """Refuse flags that cannot keep their meaning."""
-    size = args.per_device_train_batch_size
-    for flag, wrong, why, hint in (
-        ("streaming", args.streaming, "a plan needs all rows", "remove it, or pack without this plugin"),
-        ("group_by_length", getattr(args, "group_by_length", False), "packs have equal lengths", "remove it"),
-        ("label_smoothing_factor", getattr(args, "label_smoothing_factor", 0), "its loss is a mean over rows",
-         "remove it"),
-        ("auto_find_batch_size", getattr(args, "auto_find_batch_size", False),
-         "a plan has its row length", "remove it"),
-        ("average_tokens_across_devices", getattr(args, "global_world_size", 1) > 1
-         and not getattr(args, "average_tokens_across_devices", True),
-         "ranks hold different numbers of tokens, and the loss would not be the mean over them", "remove it"),
-        ("packing_num_proc", args.packing_num_proc != 1, "there is one plan of all rows", "remove it"),
-        ("sequence_parallel_size", getattr(args, "sequence_parallel_size", 1) > 1,
-         "packs are not cut over ranks", "set it to 1"),
-        ("truncation_strategy", args.truncation_strategy == "split", "packs hold whole rows",
-         "use delete, left or right"),
-        ("task_type", args.task_type not in (None, "causal_lm"), "packs are for causal language models",
-         "train it unpacked"),
-        ("rlhf_type", getattr(args, "rlhf_type", None), "packs are for supervised training",
-         "train it unpacked"),
-        ("attn_impl", args.attn_impl not in (None, *_BY_POSITIONS), "nobody has shown that it isolates",
-         "use sdpa or flash_attention_2"),
-        ("per_device_train_batch_size", size != 1 and samples_per_step is None,
-         "a row is one pack, and two would exceed packing_length",
-         'set it to 1, or install(samples_per_step="same")'),
-    ):  # fmt: skip
-        if wrong:
-            raise ConfigError(f"--{flag} {getattr(args, flag)} with packing: {why}", hint=hint)
-
-
 def _packed(pipeline: Any, datasets: list[Any], settings: Mapping[str, Any]) -> list[Any]:
     """The datasets of `swift sft` as packs; rows that are generated from in evaluation stay rows."""
     args, template = pipeline.args, pipeline.template
@@ -144,10 +111,10 @@ def _packed(pipeline: Any, datasets: list[Any], settings: Mapping[str, Any]) -> 
         if rows is None or (name == "val" and getattr(args, "predict_with_generate", False)):
             continue
         options = dict(settings["options"])
-        options.setdefault("packer", "sequential" if args.packing_strategy == "sequential" else "auto")
         steps = settings["samples_per_step"] if name == "train" else None
-        if steps:
-            options.pop("packer")
+        if not steps:
+            options.setdefault("packer", "sequential" if args.packing_strategy == "sequential" else "auto")
+        else:
             options.update(_steps(args, steps, place.size))
         made[number] = pack_rows(
             rows,
@@ -173,9 +140,13 @@ def _steps(args: Any, wanted: int | str, ranks: int) -> dict[str, Any]:
     return {
         "samples_per_step": same if wanted == "same" else int(wanted),
         "packs_multiple": ranks,
-        "seed": args.training_args.data_seed or 0,
+        "seed": (args.training_args.data_seed or 0) if _shuffles(args.training_args) else None,
         "last_step": "drop" if args.dataloader_drop_last else "keep",
     }
+
+
+def _shuffles(args: Any) -> bool:
+    return bool(getattr(args, "train_dataloader_shuffle", True))
 
 
 def _lengths_of(rows: Any) -> Lengths | None:
@@ -270,7 +241,7 @@ class SwiftMixin(PackingMixin):
         data = self.eval_dataset if eval_dataset is None else eval_dataset
         if not isinstance(data, SwiftPacks):
             return super(PackingMixin, self).get_eval_dataloader(eval_dataset)  # type: ignore[misc]
-        return pack_loader(data, self.packs_order(data), self.packs_collator, self.args)
+        return pack_loader(data, self.packs_order(data), self.packs_collator, self.args, start=None)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """The host's loss; 0 where a pack has no supervised token."""
@@ -309,9 +280,8 @@ def _take_over(pipeline: Any, trainer: Any, balance: str | None) -> None:
     trainer.__class__ = type(f"Packed{type(trainer).__name__}", (SwiftMixin, type(trainer)), {})
     flash = str(pipeline.args.attn_impl or "").startswith("flash")
     trainer.packs_eval = None
-    shuffle = bool(getattr(trainer.args, "train_dataloader_shuffle", True))
     seed = trainer.args.data_seed or 0
-    trainer.packs_start(trainer.train_dataset, bare, balance, shuffle=shuffle, seed=seed)
+    trainer.packs_start(trainer.train_dataset, bare, balance, shuffle=_shuffles(trainer.args), seed=seed)
     trainer.packs_collator = SwiftCollator(pipeline.template, flash)
     trainer.add_callback(_cache_off(bare))
 

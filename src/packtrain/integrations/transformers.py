@@ -33,7 +33,17 @@ from ..train.attention import check_batch
 from ..train.loss import bare_model
 from ..train.meter import supervised
 from ..world import World
-from ._checks import check_isolation, check_trainer, prove_packs
+from ._checks import (
+    check_evaluation,
+    check_isolation,
+    check_loss,
+    check_trainer,
+    indexable,
+    own_evaluation,
+    own_loss,
+    prove_packs,
+    unchanged_on_failure,
+)
 from ._encode import HostEncoder
 from ._plan import pack_rows
 from ._rows import ChatReader
@@ -90,17 +100,42 @@ def pack(
     """
     if isinstance(trainer, PackingMixin):
         raise ConfigError("this trainer packs already", hint="call pack(trainer, …) once")
+    given = {"plan": plan, "measure": measure, "balance": balance, "audited": audited, "timeout_s": timeout_s}
+    with unchanged_on_failure(trainer):
+        check_trainer(trainer, samples_per_step)
+        return _pack(
+            trainer, pack_length, samples_per_step, eval_packing, mixin or PackingMixin, options, **given
+        )
+
+
+def _pack(
+    trainer: Any,
+    pack_length: int | None,
+    samples_per_step: int | str | None,
+    eval_packing: bool | None,
+    mixin: type[PackingMixin],
+    options: dict[str, Any],
+    *,
+    plan: Any,
+    measure: Any,
+    balance: str | None,
+    audited: int,
+    timeout_s: float,
+) -> Any:
     args = trainer.args
-    check_trainer(trainer, samples_per_step)
     bare = bare_model(trainer.model)
     proven = check_isolation(bare)
     place = World(args.process_index, args.world_size)
     same = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     per_step = same if samples_per_step == "same" else samples_per_step
+    seed = args.seed if args.data_seed is None else args.data_seed
+    in_order = str(getattr(args, "train_sampling_strategy", "random")) == "sequential"
     wanted = {"pack_length": pack_length, **options}
+    if in_order and not per_step:
+        wanted.setdefault("packer", "sequential")
     if plan is None and pack_length is None:
         raise ConfigError("neither pack_length nor plan is given", hint="pass pack_length=4096, for example")
-    trainer.__class__ = type(f"Packed{type(trainer).__name__}", (mixin or PackingMixin, type(trainer)), {})
+    trainer.__class__ = type(f"Packed{type(trainer).__name__}", (mixin, type(trainer)), {})
     trainer.packs_made = {
         "folder": Path(args.output_dir),
         "place": place,
@@ -113,7 +148,7 @@ def pack(
     steps = {"samples_per_step": per_step, "packs_multiple": place.size} if per_step else {}
     if per_step:
         steps["last_step"] = "drop" if args.dataloader_drop_last else "keep"
-        steps["seed"] = args.seed
+        steps["seed"] = None if in_order else seed
     data = pack_rows(
         rows,
         encode,
@@ -129,10 +164,11 @@ def pack(
         args.gradient_accumulation_steps = _aligned(data).block // place.size
         args.per_device_train_batch_size = trainer._train_batch_size = 1
     trainer.packs_options = {"pack_length": data.plan.spec.pack_length, **options}
-    if eval_packing is None:
-        eval_packing = trainer.compute_metrics is None
-    trainer.packs_eval = {} if eval_packing else None
-    trainer.packs_start(data, bare, balance)
+    rows_expected = own_evaluation(trainer)
+    if eval_packing is None and rows_expected and trainer.eval_dataset is not None:
+        logger.info("evaluation stays as it was: %s expects its own rows", rows_expected)
+    trainer.packs_eval = {} if (rows_expected is None if eval_packing is None else eval_packing) else None
+    trainer.packs_start(data, bare, balance, shuffle=not in_order, seed=seed)
     stats = data.plan.stats()
     if place.is_writer:
         logger.info(
@@ -155,6 +191,7 @@ class PackingMixin(RestoresWeights):
     packs_options: dict[str, Any]
     packs_eval: dict[int, tuple[Any, PackedDataset]] | None
     packs_evaluating: list[torch.Tensor] | None
+    packs_loss_known = False
 
     def packs_reader(self) -> ChatReader:
         """How rows are read as chats."""
@@ -197,6 +234,7 @@ class PackingMixin(RestoresWeights):
         if host.eval_dataset is not None and self.packs_eval is not None:
             sets = host.eval_dataset
             for name, rows in (sets if isinstance(sets, Mapping) else {"eval": sets}).items():
+                check_evaluation(rows, name)
                 self._eval_packs(rows, name)
         host.add_callback(Positions(self.packs_sampler, data, lambda: None))
 
@@ -211,7 +249,7 @@ class PackingMixin(RestoresWeights):
         return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
 
     def get_train_dataloader(self) -> Any:
-        return pack_loader(self.packs, self.packs_sampler, self.packs_collator, self.args)
+        return pack_loader(self.packs, self.packs_sampler, self.packs_collator, self.args, start=None)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         batches, count = super().get_batch_samples(*args, **kwargs)  # type: ignore[misc]
@@ -231,7 +269,20 @@ class PackingMixin(RestoresWeights):
         """The class's own loss; while packs are evaluated, the mean over the pack's tokens."""
         if self.packs_evaluating is not None:
             kwargs["num_items_in_batch"] = None
+        count = kwargs.get("num_items_in_batch")
+        if not self.packs_loss_known and count is not None and isinstance(inputs, PackBatch):
+            self.packs_loss_known = True
+            if own_loss(self) and (self.args.gradient_accumulation_steps > 1 or self.args.world_size > 1):
+                base = super().compute_loss  # type: ignore[misc]
+                check_loss(self, lambda i, n: base(model, i, num_items_in_batch=n), inputs, count)
         return super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Samples, as Trainer counts them: its samples per second are of samples, not of packs."""
+        data = getattr(dataloader, "dataset", None)
+        if isinstance(data, PackedDataset):
+            return len(data.plan.indices)
+        return int(super().num_examples(dataloader))  # type: ignore[misc]
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         moved = super()._prepare_inputs(inputs)  # type: ignore[misc]
@@ -244,10 +295,10 @@ class PackingMixin(RestoresWeights):
         if isinstance(eval_dataset, str):
             name, eval_dataset = eval_dataset, host.eval_dataset[eval_dataset]
         rows = host.eval_dataset if eval_dataset is None else eval_dataset
-        if self.packs_eval is None or rows is None:
+        if self.packs_eval is None or rows is None or not indexable(rows):
             return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
         data = self._eval_packs(rows, name)
-        return pack_loader(data, self.packs_order(data), self.packs_collator, self.args)
+        return pack_loader(data, self.packs_order(data), self.packs_collator, self.args, start=None)
 
     def packs_order(self, data: PackedDataset) -> PackSampler:
         """The packs of an evaluation set on this rank, in plan order."""
@@ -284,7 +335,7 @@ class PackingMixin(RestoresWeights):
         loss, tokens = self.accelerator.reduce(sums, "sum").tolist()
         if f"{prefix}_loss" in output.metrics:
             output.metrics[f"{prefix}_loss"] = loss / max(1.0, tokens)
-        return output
+        return output._replace(num_samples=len(dataloader.dataset.plan.indices))
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         count = supervised(inputs) if self.packs_evaluating is not None else 0

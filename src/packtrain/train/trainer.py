@@ -246,8 +246,15 @@ class PackTrainer(RestoresWeights, Trainer):  # type: ignore[misc]
         return inputs.with_values(moved) if isinstance(inputs, PackBatch) else moved
 
 
-def pack_loader(data: PackedDataset, sampler: PackSampler, collate: Any, args: Any) -> DataLoader[Any]:
-    """One pack per item, in sampler order. Workers are spawned: tokenizers do not survive a fork."""
+def pack_loader(
+    data: PackedDataset, sampler: PackSampler, collate: Any, args: Any, start: str | None = "spawn"
+) -> DataLoader[Any]:
+    """One pack per item, in sampler order.
+
+    Args:
+        start: how workers start where `args` do not say; None: as the platform does. Ours are spawned:
+            tokenizers do not survive a fork.
+    """
     workers = args.dataloader_num_workers
     context = args.dataloader_multiprocessing_context
     return DataLoader(
@@ -258,7 +265,7 @@ def pack_loader(data: PackedDataset, sampler: PackSampler, collate: Any, args: A
         pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
         persistent_workers=args.dataloader_persistent_workers and workers > 0,
         prefetch_factor=args.dataloader_prefetch_factor if workers else None,
-        multiprocessing_context=(context or "spawn") if workers else None,
+        multiprocessing_context=(context or start) if workers else None,
     )
 
 

@@ -1,0 +1,233 @@
+"""What a user's script brings to the transformers Trainer is kept, or refused; it never changes silently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_hf_trainer import files, order_of, recording, script, step_losses  # noqa: F401
+
+from packtrain.errors import ConfigError, InputError
+
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
+
+SAME: dict[str, Any] = {"pack_length": 1024, "samples_per_step": "same"}
+
+
+@pytest.fixture
+def make(files: Any, saved_model: Callable[[str], Path], tmp_path: Path) -> Callable[..., Any]:  # noqa: F811
+    """The user's script without packing: 24 rows, 8 a step, on a tiny Qwen3."""
+    where = str(saved_model("tiny:qwen3")), files["few_text"]
+
+    def made(**more: Any) -> Any:
+        settings = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, **more}
+        return script("hf_trainer_text", packed=False).main(*where, str(tmp_path), **settings)
+
+    return made
+
+
+def pack(trainer: Any, **options: Any) -> Any:
+    from packtrain.integrations.transformers import pack as call
+
+    return call(trainer, **{**SAME, **options})
+
+
+def own_loss(divides: bool) -> type:
+    """A Trainer whose user computes the loss, with or without the tokens of the step."""
+    from transformers import Trainer
+
+    class Own(Trainer):  # type: ignore[misc]
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            targets = inputs.pop("labels")[:, 1:].flatten()
+            outputs = model(**inputs)
+            total = torch.nn.functional.cross_entropy(
+                outputs.logits[:, :-1].flatten(0, 1), targets, reduction="sum"
+            )
+            known = divides and num_items_in_batch is not None
+            loss = total / (num_items_in_batch if known else (targets != -100).sum())
+            return (loss, outputs) if return_outputs else loss
+
+    return Own
+
+
+def test_a_loss_of_the_user_that_ignores_the_tokens_of_the_step_is_refused(make: Callable[..., Any]) -> None:
+    """Over the packs of a step it would be summed: K times the loss and the gradient."""
+    trainer = pack(make(trainer_class=own_loss(False)))
+    assert trainer.args.gradient_accumulation_steps > 1
+    with pytest.raises(ConfigError, match="compute_loss does not use num_items_in_batch") as caught:
+        trainer.train()
+    assert "\n" not in str(caught.value)
+    func = make()
+    func.compute_loss_func = lambda outputs, labels, num_items_in_batch=None: outputs["logits"].mean()
+    with pytest.raises(ConfigError, match="compute_loss_func does not use num_items_in_batch"):
+        pack(func).train()
+    alone = pack(make(trainer_class=own_loss(False)), pack_length=8192)  # one pack a step: nothing to sum
+    alone.train()
+    assert alone.args.gradient_accumulation_steps == 1 and alone.state.global_step == 3
+
+
+def test_a_loss_of_the_user_that_divides_by_them_trains_as_unpacked(make: Callable[..., Any]) -> None:
+    packed = pack(make(trainer_class=recording(own_loss(True))))
+    order = order_of(packed)
+    packed.train()
+    plain = make(trainer_class=recording(own_loss(True), order))
+    plain.train()
+    assert step_losses(packed) == pytest.approx(step_losses(plain), rel=1e-4)
+    norms = [
+        [row["grad_norm"] for row in one.state.log_history if "grad_norm" in row] for one in (packed, plain)
+    ]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-3)
+
+
+def test_a_loader_of_the_user_is_refused_and_an_order_told(
+    make: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    from transformers import Trainer
+
+    class Own(Trainer):  # type: ignore[misc]
+        def get_train_dataloader(self) -> Any:
+            return super().get_train_dataloader()
+
+    with pytest.raises(ConfigError, match="get_train_dataloader would not be called"):
+        pack(make(trainer_class=Own))
+    pack(make(trainer_class=recording(Trainer)))
+    assert "_get_train_sampler orders rows and is not asked" in caplog.text
+
+
+def test_an_evaluation_of_the_user_gets_its_rows(make: Callable[..., Any], files: Any) -> None:  # noqa: F811
+    from transformers import Trainer
+
+    class Own(Trainer):  # type: ignore[misc]
+        def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self.__dict__.setdefault("rows", []).append(len(inputs["input_ids"]))
+            return super().prediction_step(model, inputs, *args, **kwargs)
+
+    trainer = pack(make(trainer_class=Own, eval_path=files["few_text"]))
+    trainer.evaluate()
+    assert trainer.rows == [8, 8, 8]
+    generating = make(eval_path=files["few_text"])
+    generating.args.predict_with_generate = True  # Seq2SeqTrainer's
+    assert pack(generating).packs_eval is None
+
+
+def test_evaluation_sets_without_length_stay_as_they_were(make: Callable[..., Any]) -> None:
+    from torch.utils.data import IterableDataset
+
+    class Stream(IterableDataset):  # type: ignore[misc]
+        def __init__(self, rows: Any) -> None:
+            self.rows = rows
+
+        def __iter__(self) -> Any:
+            return iter(self.rows)
+
+    trainer = make()
+    trainer.eval_dataset = Stream(trainer.train_dataset[:4])
+    before = trainer.evaluate()["eval_loss"]
+    assert pack(trainer).evaluate()["eval_loss"] == before
+    asked = make()
+    asked.eval_dataset = Stream(asked.train_dataset[:4])
+    with pytest.raises(ConfigError, match="'eval' is a Stream without length or index"):
+        pack(asked, eval_packing=True)
+
+
+def test_a_trainer_that_could_not_pack_is_as_it_was(make: Callable[..., Any]) -> None:
+    """A notebook corrects the call and asks again."""
+    trainer = make()
+    kind, callbacks = type(trainer), len(trainer.callback_handler.callbacks)
+    rows, trainer.train_dataset = trainer.train_dataset, [{"text": "no tokens"}]
+    with pytest.raises(ConfigError, match="no processor is known"):
+        pack(trainer)
+    assert type(trainer) is kind and len(trainer.callback_handler.callbacks) == callbacks
+    trainer.train_dataset = rows
+    pack(trainer).train()
+    assert trainer.state.global_step == 3
+    with pytest.raises(ConfigError, match="samples_per_step is 0"):
+        pack(make(), samples_per_step=0)
+    with pytest.raises(ConfigError, match="neftune_noise_alpha=5"):
+        pack(make(neftune_noise_alpha=5))
+
+
+def test_the_order_of_the_dataset_and_the_seed_of_the_data_are_kept(make: Callable[..., Any]) -> None:
+    from transformers import Trainer
+
+    in_order = {"trainer_class": recording(Trainer), "train_sampling_strategy": "sequential"}
+    steps = pack(make(**in_order))
+    steps.train()
+    assert [sorted(steps.seen[at : at + 8]) for at in (0, 8, 16)] == [
+        list(range(at, at + 8)) for at in (0, 8, 16)
+    ]
+    packs = pack(make(**in_order, per_device_train_batch_size=1), samples_per_step=None)
+    packs.train()
+    assert packs.seen == list(range(24))
+    first, other, same = (order_of(pack(make(data_seed=seed))) for seed in (3, 4, 3))
+    assert first == same != other
+
+
+def test_padding_in_rows_is_no_length(make: Callable[..., Any]) -> None:
+    """Rows padded to a fixed length, as many scripts tokenise."""
+    from datasets import Dataset
+
+    trainer, padded = make(), make()
+    rows = [
+        {key: row[key] + [fill] * (512 - len(row[key])) for key, fill in KEYS.items()}
+        for row in trainer.train_dataset
+    ]
+    expected = pack(trainer).packs.plan.pack_tokens.tolist()
+    padded.train_dataset = rows
+    assert pack(padded).packs.plan.pack_tokens.tolist() == expected
+    table = make()
+    table.train_dataset = Dataset.from_list(rows)
+    assert pack(table).packs.plan.pack_tokens.tolist() == expected
+
+
+KEYS = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+
+
+def test_rows_that_are_no_chats_are_encoded_to_be_measured(
+    make: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows that only the user's collator knows, and rows tokenised when they are read."""
+    from datasets import Dataset
+
+    trainer = make(remove_unused_columns=False)
+    rows, collate = trainer.train_dataset, trainer.data_collator
+    table = Dataset.from_list([{"number": number} for number in range(len(rows))])
+    trainer.train_dataset = table
+    trainer.data_collator = lambda chosen: collate([rows[row["number"]] for row in chosen])
+    trainer.processing_class = collate.tokenizer
+    assert len(pack(trainer).packs.plan.indices) == 24
+    assert "24 of 24 rows are no chats that we can read" in caplog.text
+
+    lazy = make(remove_unused_columns=False)
+    lazy.train_dataset = table.with_transform(
+        lambda batch: {key: [rows[number][key] for number in batch["number"]] for key in KEYS}
+    )
+    assert len(pack(lazy).packs.plan.indices) == 24
+    broken = make(remove_unused_columns=False)
+    broken.train_dataset, broken.processing_class = table, collate.tokenizer
+    with pytest.raises(InputError, match="none of the 24 rows can be encoded, the first: "):
+        pack(broken)
+
+
+def test_workers_start_as_the_platform_starts_them(make: Callable[..., Any]) -> None:
+    """A collator that cannot be pickled, in a script without a main guard, works as unpacked."""
+    trainer = make(dataloader_num_workers=2)
+    collate = trainer.data_collator
+    trainer.data_collator = lambda rows: collate(rows)
+    trainer = pack(trainer)
+    assert trainer.get_train_dataloader().multiprocessing_context is None
+    trainer.train()
+    assert trainer.state.global_step == 3
+
+
+def test_speeds_are_of_samples(make: Callable[..., Any], files: Any) -> None:  # noqa: F811
+    trainer = pack(make(eval_path=files["few_text"], num_train_epochs=2))
+    told = trainer.train().metrics
+    assert told["train_samples_per_second"] / told["train_steps_per_second"] == pytest.approx(8, rel=0.01)
+    loader = trainer.get_eval_dataloader()
+    assert len(loader) < 24 == trainer.evaluation_loop(loader, "x", metric_key_prefix="eval").num_samples
