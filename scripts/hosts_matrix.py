@@ -32,6 +32,7 @@ FEATURES = (
     "batch of several packs",
     "group by length",
     "label smoothing",
+    "noise on embeddings (NEFTune)",
     "streams",
     "splitting long rows",
     "attention not shown to isolate",

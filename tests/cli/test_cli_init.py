@@ -144,3 +144,22 @@ def test_the_template_type_of_ms_swift_stands_in_its_script(
         assert all(line.endswith("\\") or line == lines[-1] for line in lines)
     assert init(gsm8k, "--model", model, "--host", "hf", "--template", "qwen3", "--out", tmp_path / "o") == 2
     assert "--template has no effect with --host hf" in capsys.readouterr().err
+
+
+def test_it_says_how_many_samples_the_model_cannot_use(
+    data: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pictures for a text model: half of the data would be in no pack."""
+    picture = str(data / "mllm_demo" / "mllm_demo_data" / "1.jpg")
+    answer = {"role": "assistant", "content": "A picture."}
+    rows: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": "<image>What?"}, answer], "images": [picture]},
+        {"messages": [{"role": "user", "content": "What?"}, answer]},
+    ]
+    path = tmp_path / "mixed.jsonl"
+    path.write_text("".join(json.dumps(rows[number % 2]) + "\n" for number in range(10)), encoding="utf-8")
+    assert init(path, "--model", model, "--host", "hf", "-o", tmp_path / "out") == 0
+    assert (
+        "cannot be used: 5 of the first 10 samples: mixed.jsonl:1 (unsupported_media)"
+        in capsys.readouterr().out
+    )

@@ -29,6 +29,12 @@ CASES: dict[str, tuple[str, dict[str, str], str, str]] = {
         "a plan has its row length",
         "batch size found by trying",
     ),
+    "neftune_noise_alpha": (
+        "sft",
+        {"neftune_noise_alpha": "5.0"},
+        "its noise is scaled by the length of a row",
+        "noise on embeddings (NEFTune)",
+    ),
     "packing_num_proc": (
         "sft",
         {"packing_num_proc": "2"},

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from swift_env import swift_python
-from swift_sft import environment, losses, sft
+from swift_sft import environment, losses, refused, sft
 
 pytestmark = pytest.mark.hosts
 
@@ -97,6 +97,17 @@ def test_what_init_writes_trains(model: Path, files: dict[str, Path], tmp_path: 
     (log,) = (out / "runs").glob("logging.jsonl")
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert [row["loss"] > 0 for row in rows if "loss" in row] == [True] * 3
+
+
+def test_rows_in_order_are_the_steps_in_order(model: Path, files: dict[str, Path], tmp_path: Path) -> None:
+    """`--train_dataloader_shuffle false`: the first step holds the first rows."""
+    words = {"model": model, "dataset": files["few"], "packing": "true", **STEPS}
+    settings = {"plugin": True, "install": {"samples_per_step": "same"}}
+    (seen,) = sft(tmp_path, "order", {**words, "train_dataloader_shuffle": "false"}, **settings)
+    assert sorted(seen["ids"][:12]) == list(range(12)) and sorted(seen["ids"][12:]) == list(range(12, 23))
+    said = refused(tmp_path, "strategy", {**words, "packing_strategy": "sequential"}, **settings)
+    why = "the samples of a step are spread over its packs"
+    assert f"ConfigError: --packing_strategy sequential with packing: {why} (hint: " in said
 
 
 @pytest.mark.matrix("model of no listed family")

@@ -29,6 +29,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as 
             "group by length",
         ),
         (
+            {"neftune_noise_alpha": 5},
+            "its noise is scaled by the length of a row",
+            "noise on embeddings (NEFTune)",
+        ),
+        (
             {"auto_find_batch_size": True},
             "a plan has its row length",
             "batch size found by trying",

@@ -115,6 +115,11 @@ def test_resume_equals_the_uninterrupted_run(
         ({"eval_packing": True}, "the rows are packed already, by TRL", "the host's own packing"),
         ({"packing": True}, "the rows are packed already, by TRL", "the host's own packing"),
         ({"auto_find_batch_size": True}, "a plan has its row length", "batch size found by trying"),
+        (
+            {"neftune_noise_alpha": 5},
+            "its noise is scaled by the length of a row",
+            "noise on embeddings (NEFTune)",
+        ),
         ({"label_smoothing_factor": 0.1}, "its loss is a mean over rows", "label smoothing"),
         ({"train_sampling_strategy": "group_by_length"}, "packs have equal lengths", "group by length"),
     ],

@@ -88,8 +88,13 @@ def command(
     click.echo(
         f"{len(source):,} samples, {values['kinds']}; mean {values['mean']:,} tokens of {len(lengths)}"
     )
-    for where, reason in seen["failed"][:3]:
-        click.echo(f"cannot be used: {where} ({reason})")
+    failed = seen["failed"]
+    if failed:
+        told = ", ".join(f"{where} ({reason})" for where, reason in failed[:3])
+        more = ", …" if len(failed) > 3 else ""
+        click.echo(
+            f"cannot be used: {len(failed)} of the first {len(failed) + len(lengths)} samples: {told}{more}"
+        )
     click.echo(f"{host} and packtrain agree: {agreed:,} tokens in {seen['where']}")
     click.echo(f"pack length {values['pack_length']:,}")
     for name in written:
