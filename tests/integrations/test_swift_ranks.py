@@ -83,10 +83,11 @@ def test_a_text_model_of_no_family_must_pass_the_proof(
         ("sequence_parallel_size", 2, "packs are not cut over ranks"),
         ("task_type", "seq_cls", "packs are for causal language models"),
         ("rlhf_type", "dpo", "packs are for supervised training"),
+        ("neftune_noise_alpha", 5.0, "its noise is scaled by the length of a row"),
     ],
 )
 def test_tasks_that_are_not_packed_are_refused_in_one_line(flag: str, value: object, told: str) -> None:
-    from packtrain.integrations.ms_swift import _check_flags
+    from packtrain.integrations._swift_flags import check_flags
 
     kept = {
         "per_device_train_batch_size": 1,
@@ -96,7 +97,33 @@ def test_tasks_that_are_not_packed_are_refused_in_one_line(flag: str, value: obj
         "task_type": "causal_lm",
         "attn_impl": "sdpa",
     }
-    _check_flags(SimpleNamespace(**kept), None)
+    check_flags(SimpleNamespace(**kept), None)
     with pytest.raises(ConfigError, match=f"--{flag} {value} with packing: {told}") as caught:
-        _check_flags(SimpleNamespace(**{**kept, flag: value}), None)
+        check_flags(SimpleNamespace(**{**kept, flag: value}), None)
     assert "\n" not in str(caught.value)
+
+
+def test_a_packing_strategy_is_followed_or_refused() -> None:
+    """With `samples_per_step` it has no effect."""
+    from packtrain.integrations._swift_flags import check_flags
+    from packtrain.integrations.ms_swift import install
+
+    kept = {
+        "per_device_train_batch_size": 8,
+        "streaming": False,
+        "packing_num_proc": 1,
+        "truncation_strategy": "delete",
+        "task_type": "causal_lm",
+        "attn_impl": "sdpa",
+        "packing_strategy": "binpack",
+    }
+    check_flags(SimpleNamespace(**kept), "same")
+    with pytest.raises(
+        ConfigError, match="--packing_strategy sequential with packing: the samples of a step"
+    ):
+        check_flags(SimpleNamespace(**{**kept, "packing_strategy": "sequential"}), "same")
+    check_flags(
+        SimpleNamespace(**{**kept, "packing_strategy": "sequential", "per_device_train_batch_size": 1}), None
+    )
+    with pytest.raises(ConfigError, match="samples_per_step is 0"):
+        install(samples_per_step=0)

@@ -54,11 +54,11 @@ def install(
         balance: as there.
         options: further keyword arguments of `packtrain.plan`.
     """
+    check_samples_per_step(samples_per_step)
     from swift.arguments import SftArguments
     from swift.arguments.base_args.base_args import BaseArguments
     from swift.pipelines.train.sft import SwiftSft
 
-    check_samples_per_step(samples_per_step)
     settings = {"samples_per_step": samples_per_step, "balance": balance, "options": options}
     if hasattr(SwiftSft, "_packtrain"):
         SwiftSft._packtrain = settings
