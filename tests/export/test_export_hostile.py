@@ -280,3 +280,55 @@ def test_another_source_is_found(made: Callable[..., Set], fmt: str) -> None:
     with pytest.raises(LawError, match="sample 7"):
         verify_export(out, source=Other(), template=held.template)
     assert shards.strays(out, fmt) == []
+
+
+@pytest.mark.parametrize("shard", [None, (0, 2)])
+def test_settings_that_cannot_be_leave_nothing_behind(
+    made: Callable[..., Set], fmt: str, shard: tuple[int, int] | None
+) -> None:
+    held = made(count=12)
+    out = held.folder / "out"
+    wrong: list[dict[str, Any]] = [{"executor": "slurm"}, {"workers": 0}]
+    if fmt == "energon":
+        wrong += [{"options": {"layout": "x"}}, {"options": {"layout": "llava", "prompts": "prompt"}}]
+    if fmt == "chunks":
+        wrong += [{"options": {"media": "jpeg"}}]
+    for options in wrong:
+        with pytest.raises(InputError):
+            write(held, out, fmt, shard=shard, **options)
+        assert not out.exists()
+
+
+def test_drift_leaves_no_key_behind(made: Callable[..., Set], fmt: str) -> None:
+    """Only chunks encode: the refused command can be followed by one of another format."""
+    held = made(count=12)
+    out = held.folder / "out"
+
+    class Longer(Words):
+        def encode(self, sample: dict[str, Any]) -> dict[str, Any]:
+            return {name: value.repeat(2) for name, value in super().encode(sample).items()}
+
+    if fmt == "chunks":
+        with pytest.raises(LawError):
+            write(held, out, fmt, template=Longer())
+        write(held, out, "webdataset")
+    else:
+        write(held, out, fmt, template=Longer())
+
+
+@pytest.mark.parametrize("fields", [("VQA",), ("BMR",), ()])
+def test_chunks_are_encoded_so_no_task_contradicts_them(
+    made: Callable[..., Set], fmt: str, fields: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = made(rows=captions(["a.jpg"], 6, "what?"), names=["a.jpg"])
+    out = held.folder / "out"
+    write(held, out, fmt)
+    for name in ("VQA", "BMR"):
+        monkeypatch.setenv(f"OFFLINE_PACKING_{name}", str(int(name in fields)))
+    if fmt == "chunks" or fields == ("VQA",):
+        assert len(open_packs(out, held.template.encode))
+        with pytest.raises(InputError, match="task"):
+            open_packs(out, held.template.encode, task="no task")
+    elif fields == ("BMR",):
+        with pytest.raises(InputError, match="multi_turn"):
+            open_packs(out, held.template.encode)

@@ -14,6 +14,7 @@ from verbs import call
 
 from packtrain.errors import ForeignArtefactError, InputError, SampleError
 from packtrain.media.location import read_bytes
+from packtrain.pipeline import pairs
 from packtrain.pipeline.pairs import merge_images, split_pairs
 from packtrain.sources import open_source
 from packtrain.sources.chat import ChatSource, media_refs
@@ -177,3 +178,61 @@ def test_pairs_and_merge_say_what_to_do(made: Callable[..., Set], tmp_path: Path
         told = call("merge", str(out), code=2)
         assert what in told.output and "export --shard" in " ".join(told.output.split())
     assert "holds no shards" in call("merge", str(held.plan_folder), code=2).output
+
+
+def test_a_merge_never_replaces_its_source_or_foreign_files(made: Callable[..., Set], tmp_path: Path) -> None:
+    held = made(rows=captions(["a.jpg", "b.jpg"], 6), names=["a.jpg", "b.jpg"])
+    text = held.path.read_bytes()
+    with pytest.raises(ForeignArtefactError, match="no file of merged samples"):
+        merge_images(held.source, held.path, held.template.measure, 1000)
+    with pytest.raises(InputError, match="is a folder"):
+        merge_images(held.source, tmp_path, held.template.measure, 1000)
+    out = tmp_path / "merged.jsonl"
+    merge_images(held.source, out, held.template.measure, 1000)
+    whole = out.read_bytes()
+    merge_images(held.source, out, held.template.measure, 1000)
+    assert out.read_bytes() == whole and held.path.read_bytes() == text
+    words = ("pairs", str(out), str(out), "--way", "merge", "-p", "none", "--max-length", "9")
+    assert "is the source itself" in call(*words, code=2).output
+    assert out.read_bytes() == whole
+
+
+@pytest.mark.parametrize("fault", ["video", "missing"])
+def test_a_fault_in_the_last_record_is_found_before_anything_is_written(
+    made: Callable[..., Set], tmp_path: Path, fault: str
+) -> None:
+    names = ["a.jpg", "b.jpg", "c.jpg"]
+    rows = captions(names, 3)
+    held = made(rows=rows, names=names)
+    if fault == "missing":
+        (held.folder / "c.jpg").unlink()
+    else:
+        rows[2]["messages"][0]["content"] = "<video>What happens?"
+        rows[2] = {"messages": rows[2]["messages"], "videos": ["c.jpg"]}
+        held.path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = held.open()
+    out = tmp_path / "pairs"
+    with pytest.raises(InputError):
+        split_pairs(source, out)
+    assert not out.exists()
+    assert split_pairs(source, out, skip=True)["skipped"] == 1
+
+
+def test_a_call_that_a_medium_stopped_goes_on_with_skip(made: Callable[..., Set], tmp_path: Path) -> None:
+    names = ["a.jpg", "b.jpg", "c.jpg"]
+    held = made(rows=captions(names, 3), names=names)
+    out = tmp_path / "pairs"
+    with pytest.MonkeyPatch.context() as patch:
+
+        def read(ref: Any) -> bytes:
+            if str(ref).endswith("c.jpg"):
+                raise SampleError("unreadable_media", "the disk says no")
+            return read_bytes(ref)
+
+        patch.setattr(pairs, "read_bytes", read)
+        with pytest.raises(InputError, match="the disk says no"):
+            split_pairs(held.source, out)
+        assert split_pairs(held.source, out, skip=True)["skipped"] == 1
+    assert sorted(path.name for path in out.glob("[a-z]*")) == ["a.jpg", "a.json", "b.jpg", "b.json"]
+    with pytest.raises(ForeignArtefactError):  # a whole folder is of one kind
+        split_pairs(held.source, out)

@@ -219,3 +219,58 @@ def test_the_view_of_lengths(tmp_path: Path) -> None:
     assert same["classes"] == view["classes"] and same["phases"] == {}
     call("show", str(tmp_path / "lengths"), "--distribution", code=2)
     assert "over half" in call("show", str(tmp_path / "plan"), "--distribution").output
+
+
+def test_any_torn_file_of_ours_is_a_broken_law_by_name(whole: tuple[Set, Path]) -> None:
+    """Exit 1 whatever file, wherever it is cut, gone or changed; nothing ends in a fault nobody expected."""
+    held, out = whole
+    ours = [path for path in sorted((out / ".packtrain").rglob("*")) if path.is_file()]
+    for path in ours:
+        if path.name == "origin.json":
+            continue
+        data = path.read_bytes()
+        places = {0, len(data) // 2, len(data) - 1, *range(60, min(len(data), 100), 3)}
+        changed = [bytes([*data[:i], data[i] ^ (1 << i % 7), *data[i + 1 :]]) for i in sorted(places)]
+        for torn in [b"", b"3", data[: len(data) // 2], *changed]:
+            path.write_bytes(torn)
+            if path.name.endswith(".json") and _same(torn, data):
+                continue  # white space
+            with pytest.raises(LawError, match=path.stem):
+                verify_export(out, source=held.source, encode=0)
+        if path.name != "export.json":
+            path.unlink()
+            with pytest.raises(LawError, match=path.stem):
+                verify_export(out, source=held.source, encode=0)
+        path.write_bytes(data)
+    verify(held, out)
+
+
+def _same(torn: bytes, data: bytes) -> bool:
+    try:
+        return bool(json.loads(torn) == json.loads(data))
+    except ValueError:
+        return False
+
+
+def test_the_source_is_compared_where_only_the_processor_is_gone(
+    text_run: Callable[..., dict[str, Any]], tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    processor = tmp_path / "processor"
+    shutil.copytree(tokenizer_folder, processor)
+    rows = [
+        {"messages": [{"role": "user", "content": f"q {i}"}, {"role": "assistant", "content": "a"}]}
+        for i in range(9)
+    ]
+    data = tmp_path / "train.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lengths, plan, out = (str(tmp_path / name) for name in ("lengths", "plan", "out"))
+    call("measure", str(data), "-p", str(processor), "-o", lengths, "--workers", "1", "--audit", "0")
+    call("plan", lengths, "-n", "64", "-o", plan)
+    call("export", plan, out)
+    call("export", plan, f"{out}-chunks", "-f", "chunks")
+    processor.rename(tmp_path / "elsewhere")
+    told = call("verify", out, "--json").output
+    assert "text and media equal to the source" in told and "the processor is not at hand" in told
+    assert "the processor is not at hand" in call("verify", f"{out}-chunks", "--json").output
+    for option in ("--distribution", "--ledger", "--pack=0", f"--html={tmp_path / 'x.html'}"):
+        assert "plan" in call("show", out, option, code=2).output

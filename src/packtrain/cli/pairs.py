@@ -48,6 +48,8 @@ def command(
         raise InputError(f"--way {way!r}", hint="split or merge")
     options["columns"] = _pairs("--column", options["columns"])
     options["placeholders"] = _placeholders(options["placeholders"])
+    if out.exists() and Path(source).exists() and out.samefile(source):
+        raise InputError(f"{out} is the source itself", hint="choose another output")
     inputs = Inputs(source=source, **options)
     opened = inputs.open_source()
     if way == "split":

@@ -58,7 +58,11 @@ def command(
         of_run = folder_of_run(artefact, "plan") if kind == "run" else artefact
         show_distribution(of_run, "plan" if kind == "run" else kind, pack_length, as_json)
         return
+    if distribution:
+        raise InputError("--distribution needs lengths or a plan", hint="name the plan of this folder")
     if kind == "export":
+        if html or pack is not None or ledger:
+            raise InputError("--html, --pack and --ledger need a plan", hint="name the plan of the export")
         from ..pipeline.export import export_figures
 
         figures = export_figures(artefact)

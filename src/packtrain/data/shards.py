@@ -47,7 +47,7 @@ def open_packs(out: str | Path, encode: Encode | None = None, **options: Any) ->
     if shards.export_of(Path(out))["key"]["format"] == "chunks":
         from .chunked import ChunkedPacks
 
-        options.pop("task", None)
+        check_task(None, options.pop("task", None))
         return ChunkedPacks(out, encode, **options)
     if encode is None:
         raise ConfigError(f"{out} holds samples that are not encoded", hint="pass encode=template.encode")
@@ -75,7 +75,8 @@ class ShardedPacks(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
         self, out: str | Path, encode: Encode, *, task: str | None = None, aligned: AlignedPlan | None = None
     ) -> None:
         self.files = PackFiles(out)
-        self.task = check_task(self.files.task, task)
+        check_task(self.files.task, task)
+        self.task = self.files.task
         self.encode = encode
         self.aligned = aligned
         _check_aligned(self.plan, aligned, out)
@@ -138,8 +139,12 @@ def encode_pack(
     return out
 
 
-def check_task(held: str, asked: str | None = None) -> str:
-    """The task of shards, when argument and environment agree with it.
+def check_task(held: str | None, asked: str | None = None) -> None:
+    """Argument and environment agree with the task of shards.
+
+    Args:
+        held: None: of chunks, which are encoded: no task is left to choose.
+        asked: the argument.
 
     Raises:
         ConfigError: they do not.
@@ -158,6 +163,8 @@ def check_task(held: str, asked: str | None = None) -> str:
             continue
         if task not in TASKS:
             raise ConfigError(f"task is {task!r}", hint=f"one of {', '.join(TASKS)}")
+        if held is None:
+            continue
         # captions are questions without text, so reading them as vqa is the same
         if task != held and not (task == "vqa" and held == "captions"):
             raise ConfigError(f"{what} {task}, the shards hold {held}", hint="leave it out")
@@ -166,7 +173,6 @@ def check_task(held: str, asked: str | None = None) -> str:
             "OFFLINE_PACKING_VQA=0 and OFFLINE_PACKING_BMR=0 ask for captions, the shards hold multi_turn",
             hint="unset them",
         )
-    return held
 
 
 def pack_at(position: int, count: int, aligned: AlignedPlan | None) -> int:

@@ -6,20 +6,27 @@ kept as their bytes (`media: source`, encoded when read), as `uint8`, or as the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ..errors import DriftError, SampleError
+from ..errors import DriftError, SampleError, UnknownNameError
 from ..files import sha256_file
-from ..store.chunks import ChunkWriter, manifest_of
+from ..store.chunks import MEDIA, ChunkWriter, manifest_of
 from ._job import Job, Pack
 
-__all__ = ["finish", "needs_template", "write_part"]
+__all__ = ["check_options", "finish", "needs_template", "write_part"]
 
 OPTIONS = {"media": "source"}
 
 needs_template = True
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse settings that cannot be, before anything is written."""
+    if options["media"] not in MEDIA:
+        raise UnknownNameError("media", str(options["media"]), MEDIA)
 
 
 def write_part(job: Job, part: int) -> list[dict[str, Any]]:

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from .. import files
-from ..errors import UnknownNameError
+from ..errors import ConfigError, UnknownNameError
 from ._job import Job
 from ._tar import write_tars
 
-__all__ = ["finish", "needs_template", "write_part"]
+__all__ = ["check_options", "finish", "needs_template", "write_part"]
 
 OPTIONS = {"prompts": None, "layout": "packtrain"}
 
@@ -64,11 +65,20 @@ def part_filter(part):
 '''
 
 
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse settings that cannot be, before anything is written."""
+    layout = options["layout"]
+    if layout not in ("packtrain", "llava"):
+        raise UnknownNameError("layout", str(layout), ("packtrain", "llava"))
+    if layout == "llava" and options["prompts"] not in (None, "prompts"):
+        raise ConfigError(
+            f"layout llava has the field prompts, not {options['prompts']}", hint="leave --prompts out"
+        )
+
+
 def write_part(job: Job, part: int) -> list[dict[str, Any]]:
     """Write the shards of a part with their indexes."""
     layout = job.options["layout"]
-    if layout not in ("packtrain", "llava"):
-        raise UnknownNameError("layout", str(layout), ("packtrain", "llava"))
     prompts = "prompts" if layout == "llava" else job.options["prompts"] or "prompt"
     return write_tars(job, part, index=True, prompts=prompts, width=1 if layout == "llava" else 3)
 

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import extend, files
-from ..errors import ConfigError, ForeignArtefactError, FormatError, InputError, UnknownNameError
+from ..errors import (
+    ConfigError,
+    ForeignArtefactError,
+    FormatError,
+    InputError,
+    PacktrainError,
+    UnknownNameError,
+)
 from ..export._job import Job
 from ..planning.packplan import PackPlan
 from ..store import shards
@@ -90,6 +97,9 @@ def export(
         raise ConfigError(f"maxcount {maxcount}, maxsize {maxsize}", hint="both at least 1")
     if shard is not None and not 0 <= shard[0] < shard[1]:
         raise InputError(f"shard {shard[0]}/{shard[1]} does not exist", hint="number them from 0")
+    if workers is not None and workers < 1:
+        raise InputError(f"workers is {workers}", hint="at least 1")
+    extend.lookup("execute", executor)
     job = _job(Path(plan_folder), out, format, module, source, template)
     refuse_changed(job, verify_content)
     job = replace(job, maxcount=maxcount, maxsize=maxsize, options=settings, task=_task(job, task))
@@ -116,7 +126,7 @@ def export(
                 claim.check()
                 if progress is not None:
                     progress(done, total)
-        except InputError:
+        except PacktrainError:
             if begins and shard is None:
                 claim.check()  # what another process writes by now is left alone
                 forget_unbegun(out, key)
@@ -205,6 +215,8 @@ def _format(name: str, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         settings[option] = value
     if settings.get("prompts") not in (None, *SPELLINGS):
         raise UnknownNameError("prompts", str(settings["prompts"]), SPELLINGS)
+    if hasattr(module, "check_options"):
+        module.check_options(settings)
     return module, settings
 
 

@@ -29,8 +29,9 @@ from typing import Any
 from .. import files
 from ..errors import ForeignArtefactError, InputError, SampleError
 from ..extend import Source
-from ..media.location import identity_name, name_of, read_bytes
+from ..media.location import exists, identity_name, name_of, read_bytes
 from ..sources.chat import media_refs
+from .pair_faults import Faults, samples_of
 
 __all__ = ["merge_images", "split_pairs"]
 
@@ -57,13 +58,12 @@ def split_pairs(source: Source, out: str | Path, *, skip: bool = False) -> dict[
     out = Path(out)
     key = {"source": source.fingerprint, "records": len(source), **({"skip": True} if skip else {})}
     _refuse_other(out, key)
-    faults = _Faults(source, skip)
+    faults = Faults(source, skip)
     root = getattr(source, "media_root", None)
     stems = _stems(source, root, faults)
-    if not (out / _MARKER).is_file():
-        files.publish_json(out / _MARKER, {**key, "whole": False})
+    files.publish_json(out / _MARKER, {**key, "whole": False})
     done = {"records": 0, "images": 0, "without_image": 0}
-    for number, sample in _samples(source, faults):
+    for number, sample in samples_of(source, faults):
         try:
             record = _plain(sample, number)
             media = [read_bytes(ref) for ref in media_refs(sample)]
@@ -97,7 +97,7 @@ def merge_images(
 
     Args:
         source: normalised chat samples.
-        out: the file; replaced as a whole.
+        out: the file; an earlier merge there is replaced as a whole.
         measure: `template.measure`.
         limit: longest merged sample, in tokens. A record that is longer alone stays alone.
         skip: as for `split_pairs`. Media are opened only where `measure` opens them.
@@ -105,13 +105,18 @@ def merge_images(
     Returns:
         {"records", "samples", "merged"}: read, written, and how many of those hold several records; and
         "skipped" where `skip`.
+
+    Raises:
+        ForeignArtefactError: `out` is a file that no merge wrote.
+        InputError: a record cannot be read.
     """
     if limit < 1:
         raise InputError(f"the longest merged sample is {limit} tokens", hint="at least 1")
     out = Path(out)
-    faults = _Faults(source, skip)
+    _refuse_file(out)
+    faults = Faults(source, skip)
     groups: dict[bytes, list[int]] = {}
-    for number, sample in _samples(source, faults):
+    for number, sample in samples_of(source, faults):
         try:
             _plain(sample, number)
         except SampleError as error:
@@ -134,55 +139,13 @@ def merge_images(
 
 
 # --------------------------------------------------------------------------------------------
-class _Faults:
-    """Records that cannot be used: the first stops the command, or all of them go into the ledger."""
-
-    def __init__(self, source: Source, skip: bool) -> None:
-        self._source, self._skip = source, skip
-        self._rows: dict[int, dict[str, Any]] = {}
-
-    def add(self, number: int, error: SampleError) -> None:
-        where = self._source.where(number)
-        if not self._skip:
-            said = error.message if where in error.message else f"{where}: {error.message}"
-            raise InputError(
-                f"{error.reason}: {said}", hint=error.hint or "mend it, or leave such records out: --skip"
-            ) from error
-        row = {"id": number, "where": where, "reason": error.reason, "message": error.message}
-        self._rows.setdefault(number, row)
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._rows
-
-    @property
-    def counted(self) -> dict[str, int]:
-        return {"skipped": len(self._rows)} if self._skip else {}
-
-    def publish(self, path: Path) -> None:
-        """Write the ledger; without faults there is none."""
-        if self._rows:
-            lines = [json.dumps(self._rows[number], ensure_ascii=False) for number in sorted(self._rows)]
-            files.publish_text(path, "\n".join(lines) + "\n")
-        else:
-            files.remove(path)
-
-
-def _samples(source: Source, faults: _Faults) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for number in range(len(source)):
-        if number not in faults:
-            try:
-                sample = source[number]
-            except SampleError as error:
-                faults.add(number, error)
-                continue
-            yield number, sample
-
-
 def _refuse_other(out: Path, key: dict[str, Any]) -> None:
     marker = out / _MARKER
     if marker.is_file():
         held = files.read_json(marker)
-        if {name: value for name, value in held.items() if name != "whole"} != key:
+        free = {"whole"} if held.get("whole") else {"whole", "skip"}  # a stopped call may go on with --skip
+        told, want = ({n: v for n, v in one.items() if n not in free} for one in (held, key))
+        if told != want:
             raise ForeignArtefactError(
                 f"{out} holds the pairs of another source", hint="choose another folder"
             )
@@ -191,14 +154,41 @@ def _refuse_other(out: Path, key: dict[str, Any]) -> None:
         raise ForeignArtefactError(f"{out} is not empty", hint="choose an empty folder")
 
 
-def _stems(source: Source, root: Any, faults: _Faults) -> dict[int, str]:
-    """A stem for each record: no two are equal, also not in case or Unicode form."""
+def _refuse_file(out: Path) -> None:
+    """Only a new file, or one that a merge wrote, is written to."""
+    if out.is_dir():
+        raise InputError(f"{out} is a folder", hint="merge writes one JSONL file: name it")
+    if not out.is_file() or out.stat().st_size == 0:
+        return
+    with open(out, "rb") as handle:
+        line = handle.readline()
+    try:
+        merged = isinstance(json.loads(line)["ids"], list)
+    except (ValueError, TypeError, KeyError):
+        merged = False
+    if not merged:
+        raise ForeignArtefactError(f"{out} is no file of merged samples", hint="choose another file")
+
+
+def _stems(source: Source, root: Any, faults: Faults) -> dict[int, str]:
+    """A stem for each record: no two are equal, also not in case or Unicode form.
+
+    Faults that need no medium to be read are found here, before anything is written.
+    """
     taken: set[str] = set()
     stems: dict[int, str] = {}
     wanted: dict[int, tuple[str, int]] = {}
     seen: set[str] = set()
-    for number, sample in _samples(source, faults):
+    for number, sample in samples_of(source, faults):
         refs = media_refs(sample)
+        try:
+            _plain(sample, number)
+            for ref in refs:
+                if not exists(ref):
+                    read_bytes(ref)  # says what is amiss
+        except SampleError as error:
+            faults.add(number, error)
+            continue
         first = identity_name(refs[0], root) or f"image_{number:08d}" if refs else ""
         wish = _cut(os.path.splitext(first.rpartition("/")[2].rpartition("!")[2])[0]) if refs else ""
         wish = wish or f"output_{number:08d}"
@@ -287,7 +277,7 @@ def _group(sample: Mapping[str, Any], number: int) -> bytes:
 
 
 def _joined(
-    source: Source, ids: list[int], measure: Callable[[Any], int], limit: int, faults: _Faults
+    source: Source, ids: list[int], measure: Callable[[Any], int], limit: int, faults: Faults
 ) -> Iterator[tuple[list[int], Mapping[str, Any]]]:
     """(ids, sample) of the samples that records of the same images become."""
     held: list[int] = []

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from .. import files
-from ..errors import ChecksumError, LawError, PacktrainError
+from ..errors import ChecksumError, FormatError, LawError, PacktrainError
 from ..media.location import read_bytes
 from ..planning.packplan import PackPlan
 from ..sources.chat import media_refs
 from ..store import plans, shards
+from ..store._folders import check_seal
 from ..store.pack_files import PackFiles, media_hold, split_members
 from ..store.pack_records import MEMBER, pack_key
 from .inputs import Inputs
@@ -55,11 +56,7 @@ def verify_export(
         FormatError: no export, or an unfinished one.
     """
     out = Path(out)
-    marker = shards.export_of(out)
-    plan = plans.verify(shards.hidden(out, "plan"))
-    if plan.checksum != marker["key"]["plan"]:
-        raise LawError(f"{out} holds another plan than was exported", hint="export again")
-    parts = shards.read_parts(out, int(marker["parts"]))
+    marker, plan, parts = _manifests(out)
     rows = [row for part in parts for row in part["files"]] + list(marker["files"])
     for row in rows:
         _check_file(out, row)
@@ -86,17 +83,46 @@ def verify_export(
 
 
 # --------------------------------------------------------------------------------------------
+def _manifests(out: Path) -> tuple[dict[str, Any], PackPlan, list[dict[str, Any]]]:
+    """Marker, plan and parts of an export that was finished: what of them is torn since breaks a law."""
+    if not shards.hidden(out, shards.EXPORT).is_file():
+        shards.export_of(out)  # says what is there instead
+    try:
+        check_seal(shards.hidden(out), shards.EXPORT)
+    except FormatError as error:
+        raise ChecksumError(error.message, hint="copy it again, or export again") from None
+    marker = shards.export_of(out)
+    try:
+        plan = plans.verify(shards.hidden(out, "plan"))
+        if plan.checksum != marker["key"]["plan"]:
+            raise LawError(f"{out} holds another plan than was exported", hint="export again")
+        parts = shards.read_parts(out, int(marker["parts"]))
+        if files.read_json(shards.key_path(out)) != marker["key"]:
+            raise ChecksumError(
+                f"{shards.key_path(out)} was edited: it is not the key of this export",
+                hint="copy it again, or export again with --overwrite",
+            )
+    except FormatError as error:
+        raise ChecksumError(error.message, hint="copy it again, or export again") from None
+    return marker, plan, parts
+
+
 def _inputs(out: Path, template: Any, *, wanted: bool) -> tuple[Any, Any, str]:
-    """Source and template that the export names, where they can still be opened."""
+    """Source and template that the export names, each where it can still be opened."""
     try:
         origin = files.read_json(shards.hidden(out, "origin.json"))
         inputs = Inputs(**origin["inputs"])
         source = inputs.open_source()
         if source.fingerprint != shards.export_of(out)["key"]["source"]:
             return None, template, "; the source changed since: not compared with it"
-        return source, inputs.open_template(source) if wanted and template is None else template, ""
     except (PacktrainError, OSError, KeyError, TypeError) as error:
         return None, template, f"; the source is not at hand ({type(error).__name__})"
+    if not wanted or template is not None:
+        return source, template, ""
+    try:
+        return source, inputs.open_template(source), ""
+    except (PacktrainError, OSError) as error:
+        return source, None, f"; the processor is not at hand ({type(error).__name__}): nothing encoded"
 
 
 def _check_file(out: Path, row: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ shape and file size are checked, so a torn copy is found without reading it.
 
 from __future__ import annotations
 
+import tokenize
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ def sealed(marker: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_seal(folder: Path, name: str) -> dict[str, Any]:
     """The marker of a folder; ChecksumError when it is not as it was written."""
-    marker = dict(files.read_json(folder / name))
+    marker = files.read_json(folder / name)
+    marker = dict(marker) if isinstance(marker, dict) else {}
     if marker.pop("seal", None) != files.digest_json(marker):
         raise ChecksumError(
             f"{folder / name} was edited: it differs from its own digest", hint="make it again"
@@ -72,7 +74,8 @@ def open_array(folder: Path, stem: str, described: Mapping[str, Any]) -> NDArray
         raise FormatError(f"{path} is missing", hint="the folder is incomplete; make it again") from None
     except PermissionError:
         raise InputError(f"no permission to read {path}") from None
-    except (ValueError, EOFError, OSError) as error:
+    except (ValueError, EOFError, OSError, SyntaxError, tokenize.TokenError) as error:
+        # a damaged header is parsed as Python
         raise FormatError(f"{path} is torn or not an array: {error}", hint="make the folder again") from None
     header = array.offset if isinstance(array, np.memmap) else path.stat().st_size - array.nbytes
     if path.stat().st_size != header + array.nbytes:
