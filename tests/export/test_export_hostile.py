@@ -332,3 +332,19 @@ def test_chunks_are_encoded_so_no_task_contradicts_them(
     elif fields == ("BMR",):
         with pytest.raises(InputError, match="multi_turn"):
             open_packs(out, held.template.encode)
+
+
+def test_an_edited_text_is_met_when_its_pack_is_read(made: Callable[..., Set], fmt: str) -> None:
+    """Same length, same tokens, still JSON: only a digest tells. Chunks have theirs for `verify` alone."""
+    if fmt == "chunks":
+        return
+    held = made(rows=captions(["a.jpg"], 6, "what?"), names=["a.jpg"])
+    out = held.folder / "out"
+    write(held, out, fmt)
+    for path in out.glob("[!.]*"):
+        data = path.read_bytes()
+        if b"a picture of 0" in data:
+            path.write_bytes(data.replace(b"a picture of 0", b"a picture of 9"))
+    with pytest.raises(LawError, match="ps_00000000"):
+        packs = open_packs(out, held.template.encode)
+        assert [packs[number] for number in range(len(packs))]

@@ -1,11 +1,13 @@
 """Packs of an export by number: where their files are, and the samples restored from them.
 
-Nothing is held but the manifests' places of packs (three numbers each). Picklable; a worker opens files anew.
+Nothing is held but the manifests' places of packs (three numbers each), or the digests of loose records.
+Picklable; a worker opens files anew.
 """
 
 from __future__ import annotations
 
 import bisect
+import hashlib
 import json
 import operator
 import tarfile
@@ -42,8 +44,11 @@ class PackFiles:
             raise FormatError(f"{out} holds chunks", hint="packtrain.data.open_packs reads every format")
         self._starts: list[int] = []
         self._shards: list[tuple[str, int, list[list[int]]]] = []
+        self._digests: list[bytes] = []  # of the records of packs, where they are loose files
         for part in shards.read_parts(self.out, int(self.marker["parts"])):
             for row in part["files"]:
+                if self.format == "raw" and row["name"].endswith(".json"):
+                    self._digests.append(bytes.fromhex(row["sha256"]))
                 if row.get("packs"):
                     self._starts.append(row["packs"][0][0])
                     self._shards.append((row["name"], row["end"], row["packs"]))
@@ -128,6 +133,11 @@ class PackFiles:
         key = pack_key(number)
         try:
             record = (self.out / f"{key}.json").read_bytes()
+            if hashlib.sha256(record).digest() != self._digests[number]:
+                raise ChecksumError(
+                    f"{self.out / key}.json was cut or edited: {len(record):,} bytes, exported were others",
+                    hint="copy it again, or export again",
+                )
             media = json.loads(record)["packtrain"]["media"]
             names = [one["member"] for held in media for one in held]
             return {name: (self.out / f"{key}.{name}").read_bytes() for name in names} | {"json": record}
