@@ -27,8 +27,8 @@ class ChunkedPacks(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
         out: the export's folder.
         encode: `template.encode`; only for chunks that hold media as their bytes.
         aligned: of this plan: positions are then aligned positions, as in `PackedDataset`.
-
-    Chunks are mapped, not read: a pack costs what its own bytes cost.
+        verify: hash each chunk when its first pack is read (`ChecksumError` where its bytes changed). Off: a
+            chunk is mapped and a pack costs what its own bytes cost; `packtrain verify` hashes all at once.
     """
 
     def __init__(
@@ -37,7 +37,9 @@ class ChunkedPacks(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
         encode: Callable[[Any], Mapping[str, Any]] | None = None,
         *,
         aligned: AlignedPlan | None = None,
+        verify: bool = False,
     ) -> None:
+        self.verify = verify
         self.out = Path(out).absolute()
         self.marker = shards.export_of(self.out)
         if self.marker["key"]["format"] != "chunks":
@@ -67,7 +69,10 @@ class ChunkedPacks(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
         """The chunk of a number."""
         if chunk not in self.readers:
             path = self.out / f"chunk_{chunk:08d}.arrow"
-            self.readers[chunk] = ChunkReader(path, encode=self.encode)
+            reader = ChunkReader(path, encode=self.encode)
+            if self.verify:
+                reader.check_digest()
+            self.readers[chunk] = reader
         return self.readers[chunk]
 
     def __getitem__(self, position: int) -> list[dict[str, Any]]:

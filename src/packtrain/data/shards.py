@@ -42,7 +42,7 @@ def open_packs(out: str | Path, encode: Encode | None = None, **options: Any) ->
     Args:
         out: the export's folder.
         encode: `template.encode`; chunks need it only where they hold media as bytes.
-        options: `task` and `aligned`, as for `ShardedPacks`.
+        options: `task` and `aligned`, as for `ShardedPacks`; of chunks also `verify`, see `ChunkedPacks`.
     """
     if shards.export_of(Path(out))["key"]["format"] == "chunks":
         from .chunked import ChunkedPacks
