@@ -42,7 +42,9 @@ __all__ = [
     "SourceError",
     "UnknownNameError",
     "WaitTimeoutError",
+    "described",
     "nearest",
+    "one_line",
 ]
 
 
@@ -50,6 +52,16 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name closest to `name`, or None when nothing is close."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return found[0] if found else None
+
+
+def one_line(error: BaseException, most: int | None = None) -> str:
+    """The message of any error on one line, cut to `most` characters."""
+    return " ".join(str(error).split())[:most]
+
+
+def described(error: BaseException, most: int | None = None) -> str:
+    """`KindOfError: message`, as `one_line`: for errors of other libraries."""
+    return f"{type(error).__name__}: {one_line(error, most)}"
 
 
 class PacktrainError(Exception):

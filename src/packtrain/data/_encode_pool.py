@@ -15,7 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from ..errors import InputError, PacktrainError, SampleError
+from ..errors import InputError, PacktrainError, SampleError, described
 from ..waiting.parent import end_with_parent
 
 __all__ = ["encoded"]
@@ -79,7 +79,7 @@ def _taken(place: int, sample_id: int, future: Future[Any]) -> Encoded:
         raise
     except Exception as error:
         raise InputError(
-            f"sample {sample_id} cannot go to an encode worker or back: {_flat(error)}",
+            f"sample {sample_id} cannot go to an encode worker or back: {described(error)}",
             hint="samples and encoded samples have to be picklable, or use encode_workers=0",
         ) from error
 
@@ -94,13 +94,9 @@ def _refuse_unusable(encode: Callable[[Any], Any], workers: int) -> None:
         ForkingPickler.dumps(encode)
     except Exception as error:
         raise InputError(
-            f"the template cannot be sent to encode_workers: {_flat(error)}",
+            f"the template cannot be sent to encode_workers: {described(error)}",
             hint="pass a template or a function of a module (no lambda), or encode_workers=0",
         ) from error
-
-
-def _flat(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _start(encode: Callable[[Any], Any]) -> None:
@@ -124,6 +120,6 @@ def _one(encode: Callable[[Any], Any] | None, sample_id: int, sample: Any) -> An
         raise
     except Exception as error:
         raise InputError(
-            f"sample {sample_id} cannot be encoded: {_flat(error)}",
+            f"sample {sample_id} cannot be encoded: {described(error)}",
             hint="raise SampleError for a sample that cannot be used; anything else stops the stream",
         ) from error

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from ..errors import InputError, PacktrainError, SampleError, SourceError
+from ..errors import InputError, PacktrainError, SampleError, SourceError, described
 from ..measuring.eligibility import set_epoch
 from ..planning.steps import Permutation
 
@@ -118,7 +118,7 @@ class IndexReader:
             raise
         except Exception as error:
             raise SourceError(
-                f"sample {index} of a source of {self.total} cannot be read: {_line(error)}",
+                f"sample {index} of a source of {self.total} cannot be read: {described(error)}",
                 hint="raise SampleError for a sample that cannot be used; anything else stops the stream",
             ) from error
 
@@ -183,13 +183,9 @@ def _guarded(made: Any) -> Iterator[Any]:
         raise
     except Exception as error:
         raise SourceError(
-            f"the source failed after {count} samples: {_line(error)}",
+            f"the source failed after {count} samples: {described(error)}",
             hint="mend the source; a saved state goes on where it stands",
         ) from error
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _shorter(place: int, length: int) -> SourceError:

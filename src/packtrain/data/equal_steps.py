@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..collate import filler_pack
-from ..errors import ForeignArtefactError, InputError, PacktrainError
+from ..errors import ForeignArtefactError, InputError, PacktrainError, described
 from ._keywords import whole
 
 __all__ = ["EXHAUSTED", "EqualSteps", "exchanged"]
@@ -202,4 +202,4 @@ def _refuse_failed(told: list[Any]) -> None:
 def _line(error: BaseException) -> str:
     if isinstance(error, PacktrainError):
         return error.message
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return described(error)

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, described
 
 __all__ = ["answer_of", "available_cpus", "failure_of", "map_shards", "packed", "shard_name"]
 
@@ -79,8 +79,7 @@ def packed(work: Work, context: Any) -> bytes:
         parts = context if isinstance(context, tuple) else (context,)
         named = ", ".join(type(part).__name__ for part in (work, *parts) if not _pickles(part))
         raise InputError(
-            f"{named or 'the work'} cannot be sent to a worker process: "
-            f"{type(error).__name__}: {' '.join(str(error).split())}",
+            f"{named or 'the work'} cannot be sent to a worker process: {described(error)}",
             hint="set workers=1, or define it at module level without open files, locks, lambdas or a model",
         ) from error
 

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ..errors import InputError, MissingExtraError
+from ..errors import InputError, MissingExtraError, described, one_line
 from .local import answer_of, failure_of, packed, shard_name
 
 __all__ = ["RETRIES", "map_shards"]
@@ -111,7 +111,7 @@ def _connect(ray: Any, address: str | None) -> bool:
         ray.init(**options)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"no Ray cluster at {address or 'this machine'}: {' '.join(str(error).split())[:200]}",
+            f"no Ray cluster at {address or 'this machine'}: {one_line(error, 200)}",
             hint="start one with `ray start --head`, or leave the address out",
         ) from None
     return True
@@ -138,7 +138,7 @@ def _received(ray: Any, reference: Any, shard: Any) -> Any:
     except ray.exceptions.RayError as error:
         raise InputError(
             f"{shard_name(shard)} failed {RETRIES + 1} times, because its worker died: "
-            f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
+            f"{described(error, 300)}",
             hint="most likely out of memory: use fewer workers; or run it with --executor local --workers 1",
         ) from None
     return answer_of(answer, shard)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import MissingExtraError, UnknownNameError
+from ..errors import MissingExtraError, UnknownNameError, one_line
 from ._encoders import OPENERS, Encoder, token_sizes, unfit
 
 __all__ = ["COUNTERS", "Counts", "TextCounter", "hard_texts", "open_counter"]
@@ -179,7 +179,7 @@ def open_counter(name: str, tokenizer: Any, texts: Sequence[str]) -> TextCounter
                 raise MissingExtraError(candidate, "fast-text") from None
             continue
         except Exception as error:
-            logger.warning("%s cannot hold this tokenizer: %s", candidate, " ".join(str(error).split())[:200])
+            logger.warning("%s cannot hold this tokenizer: %s", candidate, one_line(error, 200))
             continue
         normalizes = spec["normalizer"] is not None
         counter = TextCounter(candidate, encoder, token_sizes(spec), normalizes=normalizes)
@@ -203,7 +203,7 @@ def _difference(counter: TextCounter, tokenizer: Any, texts: Sequence[str]) -> s
         ids, begins = counter.ids(sample)
         counter.count(sample, [[(0, len(text))] for text in sample], ())
     except Exception as error:
-        return " ".join(str(error).split())[:200]
+        return one_line(error, 200)
     for place, text in enumerate(sample):
         if ids[begins[place] : begins[place + 1]].tolist() != theirs["input_ids"][place]:
             return repr(text[:60])

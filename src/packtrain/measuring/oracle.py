@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError, SampleError
+from ..errors import ConfigError, SampleError, one_line
 from .expansion import Expansion
 
 __all__ = ["PROBES", "Oracle"]
@@ -175,8 +175,7 @@ class Oracle:
         except (ValueError, IndexError, ZeroDivisionError, RuntimeError) as error:
             raise SampleError(
                 "unsupported_media",
-                f"{type(self.processor).__name__} refuses {kind}s of {shapes}: "
-                f"{' '.join(str(error).split())[:200]}",
+                f"{type(self.processor).__name__} refuses {kind}s of {shapes}: {one_line(error, 200)}",
                 hint="crop, resample or drop it",
             ) from error
         except TypeError as error:

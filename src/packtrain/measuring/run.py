@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, LengthError, PacktrainError, SampleError
+from ..errors import InputError, LengthError, PacktrainError, SampleError, one_line
 from ..extend import Source, Template, measure_many
 from ..media.location import identity
 from ..planning.lengths import STATUS_BEYOND, STATUS_EMPTY, STATUS_FAILED, STATUS_OK
@@ -93,7 +93,7 @@ def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> R
     for i in range(start, stop):
         if i in errors:
             reasons[i] = errors[i].reason
-            details[i] = _located(source.where(i), _line(errors[i]))
+            details[i] = _located(source.where(i), one_line(errors[i]))
             status[i - start] = STATUS_EMPTY if errors[i].reason == "empty" else STATUS_FAILED
         elif tokens[i - start] == 0:
             reasons[i], status[i - start] = "empty", STATUS_EMPTY
@@ -192,14 +192,14 @@ def _culprit(
             return _fault(source, i, type(template).__name__, single)
     return InputError(
         f"{source.where(ids[0])} … {source.where(ids[-1])}: {type(template).__name__} failed on the batch: "
-        f"{type(error).__name__}: {_line(error)}",
+        f"{type(error).__name__}: {one_line(error)}",
         hint="measure_batch fails where measure does not; repair the template",
     )
 
 
 def _fault(source: Source, i: int, culprit: str, error: Exception) -> InputError:
     return InputError(
-        f"{source.where(i)}: {culprit} failed: {type(error).__name__}: {_line(error)}",
+        f"{source.where(i)}: {culprit} failed: {type(error).__name__}: {one_line(error)}",
         hint="raise SampleError for a record that cannot be used; anything else stops the run",
     )
 
@@ -241,8 +241,3 @@ def _relative(path: str, root: Any) -> str:
 def _located(where: str, text: str) -> str:
     """`where: text`; sources that say where themselves are not repeated."""
     return text if text.startswith(f"{where}:") else f"{where}: {text}"
-
-
-def _line(error: BaseException) -> str:
-    """The message of an error on one line."""
-    return " ".join(str(error).split())

@@ -14,7 +14,7 @@ import time
 import zlib
 from typing import Any
 
-from ..errors import MissingExtraError, SampleError
+from ..errors import MissingExtraError, SampleError, one_line
 
 __all__ = ["SCHEMES", "Remote", "inside", "is_remote", "join", "open_remote", "scheme_of"]
 
@@ -114,7 +114,7 @@ def open_remote(url: str, name: str) -> Remote:
         system, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
         missing = MissingExtraError(f"what fsspec needs for {scheme_of(url)}:// media", "remote")
-        missing.hint = " ".join(str(error).split())
+        missing.hint = one_line(error)
         raise missing from None
     except Exception as error:
         raise SampleError(
@@ -157,7 +157,7 @@ def _fault(name: str, error: Exception) -> SampleError:
     """Which reason an exception of a file system stands for."""
     while isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # fsspec's HTTP says "not found" whatever went wrong
-    said = " ".join(str(error).split())[:200]
+    said = one_line(error, 200)
     status = getattr(error, "status", None) or getattr(error, "code", None)
     if isinstance(error, FileNotFoundError) or status in _ABSENT:
         return SampleError("missing_media", f"{name} does not exist")

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import MissingExtraError, SampleError
+from ..errors import MissingExtraError, SampleError, one_line
 from . import _flac, _mp3, _ogg, _wav
 from ._cut import is_cut
 from ._head import Head, as_file
@@ -155,7 +155,7 @@ def _ask(head: Head) -> tuple[str, ParsedAudio]:
 
 
 def _broken(head: Head, error: Exception) -> SampleError:
-    said = " ".join(str(error).split())[:160]
+    said = one_line(error, 160)
     known = (
         head.bytes[:4] in _OTHERS or head.bytes.startswith((b"ID3", _ogg.MAGIC)) or head.bytes[:1] == b"\xff"
     )

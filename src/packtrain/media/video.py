@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import MissingExtraError, SampleError
+from ..errors import MissingExtraError, SampleError, one_line
 from . import _mp4, image
 from ._head import Head, as_file
 from .location import Ref, name_of, open_head, read_bytes
@@ -244,7 +244,7 @@ def _broken(head: Head, error: Exception) -> SampleError:
             f"is no video format that is read here (it starts with {data[:8]!r})",
             hint="MP4, MOV, AVI, Matroska and WebM are read; convert it, or give a list of frames",
         )
-    said = " ".join(str(error).split())[:160]
+    said = one_line(error, 160)
     return head.fail("unreadable_media", f"cannot be read ({type(error).__name__}: {said})")
 
 

@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError, SourceError, nearest
+from ..errors import ConfigError, SourceError, nearest, one_line
 from ..extend import Source
 from ..files import digest_json
 from ..planning.steps import Permutation
@@ -256,7 +256,7 @@ def _read(full: str) -> Mapping[str, Any]:
     except OSError as error:
         raise SourceError(f"{full} cannot be opened: {error.strerror}") from None
     except (ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{full} is not valid: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{full} is not valid: {one_line(error)}") from None
     if not isinstance(spec, Mapping):
         raise ConfigError(f"{full} is no mixture", hint="it needs the key sources: a list of sources")
     return spec

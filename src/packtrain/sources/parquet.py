@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .. import files
-from ..errors import MissingExtraError, SampleError, SourceError, UnknownNameError
+from ..errors import MissingExtraError, SampleError, SourceError, UnknownNameError, one_line
 from ._paths import expand, root_of
 from ._records import Shard
 from ._table import Digested, digest_files, merkle
@@ -166,7 +166,7 @@ class Table:
             table = reader.read(group)
         except Exception as error:
             raise SourceError(
-                f"{self._held[number].path} cannot be read at group {group}: {_line(error)}"
+                f"{self._held[number].path} cannot be read at group {group}: {one_line(error, 300)}"
             ) from None
         self._cache[slot] = table
         while len(self._cache) > 1 and sum(t.nbytes for t in self._cache.values()) > CACHE_BYTES:
@@ -266,12 +266,13 @@ def _reader(path: str, columns: Sequence[str] | None) -> _Reader:
             magic = handle.read(4)
         return (_Parquet if magic == b"PAR1" else _Arrow)(path, columns)
     except OSError as error:
-        raise SourceError(f"{path} cannot be opened: {_line(error)}") from None
+        raise SourceError(f"{path} cannot be opened: {one_line(error, 300)}") from None
     except Exception as error:
         if not type(error).__module__.startswith("pyarrow"):
             raise
         raise SourceError(
-            f"{path} is no whole Parquet or Arrow file: {_line(error)}", hint="it may have been cut short"
+            f"{path} is no whole Parquet or Arrow file: {one_line(error, 300)}",
+            hint="it may have been cut short",
         ) from None
 
 
@@ -316,7 +317,3 @@ def _pyarrow() -> None:
         import pyarrow  # noqa: F401
     except ImportError:
         raise MissingExtraError("pyarrow", "arrow") from None
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, SampleError
+from ..errors import ConfigError, SampleError, one_line
 from ..families import Family
 from ..measuring.audio import audio_rule
 from ..measuring.crops import crop_rule
@@ -163,7 +163,7 @@ class VideoSampler:
             raise SampleError(
                 "unsupported_media",
                 f"a video of {frames} frames at {fps} frames a second cannot be sampled: "
-                f"{' '.join(str(error).split())[:200]}",
+                f"{one_line(error, 200)}",
                 hint="cut, resample or drop the video",
             ) from None
         indices = np.asarray(taken, dtype=np.int64)

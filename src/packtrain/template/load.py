@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, InputError, MissingExtraError, PacktrainError
+from ..errors import ConfigError, InputError, MissingExtraError, PacktrainError, one_line
 from ._torchvision_shim import ensure_torchvision
 
 __all__ = ["load_processor"]
@@ -143,7 +143,7 @@ def _import_failure(error: ImportError, name: str) -> PacktrainError:
     missing = (error.name or "").split(".")[0]
     if missing in ("transformers", "torch", "jinja2", "tokenizers"):
         return MissingExtraError(missing, "train")
-    text = " ".join(str(error).split())
+    text = one_line(error)
     for package in ("torchvision", "sentencepiece", "tiktoken", "mistral_common", "timm", "av"):
         if package in text.lower():
             return InputError(

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError, SampleError
+from ..errors import ConfigError, SampleError, one_line
 from .skeleton import Skeleton, copies_texts, cut
 
 __all__ = ["FROZEN_DATE", "ChatRenderer", "Rendered"]
@@ -297,7 +297,7 @@ class ChatRenderer:
                 hint="repair chat_template.jinja",
             ) from error
         except Exception as error:
-            said = " ".join(str(error).split())[:200]
+            said = one_line(error, 200)
             raise SampleError(
                 "template_error",
                 f"the chat template refuses the conversation: {type(error).__name__}: {said}",
