@@ -27,7 +27,7 @@ zstandard = pytest.importorskip("zstandard")
 Write = Callable[..., Path]
 PACK: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
-    ".zst": zstandard.ZstdCompressor().compress,
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,  # as the zstd command does
     ".bz2": bz2.compress,
     ".xz": lzma.compress,
 }
@@ -194,11 +194,8 @@ def test_a_cut_compressed_file_is_an_error(write: Write, tmp_path: Path, suffix:
             open_source(write(f"a{share}.jsonl{suffix}", packed[: int(len(packed) * share)]))
     broken = bytearray(packed)
     broken[len(broken) // 2] ^= 0xFF
-    try:
-        source = open_source(write(f"b.jsonl{suffix}", bytes(broken)))
-    except SourceError:
-        return
-    assert suffix == ".zst" and len(source) <= 2000  # a zstd frame without checksum may decode
+    with pytest.raises(SourceError):
+        open_source(write(f"b.jsonl{suffix}", bytes(broken)))
 
 
 def test_frames_after_each_other(write: Write) -> None:
