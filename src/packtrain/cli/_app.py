@@ -19,11 +19,12 @@ from typing import Any
 
 import click
 
+from .. import extend
 from ..errors import InputError, PacktrainError, nearest
 from ..version import __version__
 from ..world import world
 
-__all__ = ["app", "emit", "end_of_training", "main", "progress", "show_runtime"]
+__all__ = ["app", "completed", "emit", "end_of_training", "main", "progress", "show_runtime"]
 
 _VERBS = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
 
@@ -44,6 +45,12 @@ class _Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] == "help":  # `help VERB` is `VERB --help`
+            args = [*args[1:2], "--help"] if args[1:] else ["--help"]
+            if not args[0].startswith("-"):
+                return self.resolve_command(ctx, args)
+            click.echo(ctx.get_help())
+            ctx.exit()
         if args and args[0] not in _VERBS and not args[0].startswith("-"):
             close = nearest(args[0], _VERBS)
             hint = f"did you mean {close!r}?" if close else f"verbs: {', '.join(_VERBS)}"
@@ -51,16 +58,25 @@ class _Verbs(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=_Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    invoke_without_command=True,
+)
 @click.version_option(__version__, prog_name="packtrain")
 @click.option("-v", "--verbose", is_flag=True, help="Log what is done, in detail.")
-def app(verbose: bool) -> None:
+@click.pass_context
+def app(ctx: click.Context, verbose: bool) -> None:
     """Measure, plan, pack and train: sequence packing that proves what it did.
 
     \b
     Example:
       packtrain run examples/demo.yaml
+      packtrain help plan
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+        return
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
         format="%(levelname).1s %(name)s: %(message)s",
@@ -124,6 +140,15 @@ def _fail(message: str, hint: str | None, code: int, as_json: bool) -> None:
     if hint:
         click.echo(f"  hint: {' '.join(hint.split())}", err=True)
     raise SystemExit(code)
+
+
+def completed(kind: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Shell completion of an option that names a plug-in of `kind`."""
+
+    def names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        return [name for name in extend.names(kind) if name.startswith(incomplete)]
+
+    return names
 
 
 def show_runtime() -> None:

@@ -29,14 +29,14 @@ def show_distribution(folder: Path, kind: str, pack_length: int | None, as_json:
             raise InputError("lengths have no pack length", hint="add --pack-length N")
         lengths = Lengths.load(folder)
     else:
-        from ..pipeline.inputs import lengths_of_plan
+        from ..pipeline.length_files import lengths_of
 
         plan = PackPlan.load(folder)
         if pack_length not in (None, plan.spec.pack_length):
             raise InputError(f"the plan has packs of {plan.spec.pack_length}", hint="leave --pack-length out")
         pack_length = plan.spec.pack_length
         phases = dict((plan.packer.notes or {}).get("phases") or {})
-        lengths = Lengths.load(lengths_of_plan(folder))
+        lengths = lengths_of(folder)
     usable = np.asarray(lengths.tokens)[np.asarray(lengths.status) == STATUS_OK]
     view = {**distribution(usable, pack_length), "phases": phases}
     if as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from .. import files
-from ..errors import FormatError, LengthError
+from ..errors import FormatError
+from ..pipeline.length_files import read_lengths
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..store.shards import is_export
@@ -59,28 +59,12 @@ def folder_of_run(run: Path, name: str) -> Path:
 
 
 def open_lengths(path: Path) -> Lengths:
-    """A lengths folder, or an array of token counts in a .npy or .json file."""
+    """A lengths folder, or the token counts in a file of one of `pipeline.length_files.SUFFIXES`."""
     if path.is_dir():
         if artefact_kind(path) == "run":
             path = folder_of_run(path, "lengths")
         return Lengths.load(path)
-    if not path.exists():
-        raise FormatError(f"{path} does not exist", hint="name a lengths folder, or a .npy or .json file")
-    try:
-        if path.suffix == ".npy":
-            return Lengths(np.load(path, mmap_mode="r", allow_pickle=False))
-        if path.suffix == ".json":
-            values = json.loads(path.read_bytes())
-            if not isinstance(values, list):
-                raise FormatError(
-                    f"{path} holds one {type(values).__name__}, expected a list of token counts"
-                )
-            return Lengths(values)
-    except LengthError:
-        raise
-    except (ValueError, EOFError) as error:
-        raise FormatError(f"{path} is not an array of token counts: {error}") from None
-    raise FormatError(f"{path} is neither a lengths folder nor a .npy or .json file")
+    return read_lengths(path)
 
 
 def table(title: str, rows: Mapping[str, Any]) -> None:

@@ -50,12 +50,12 @@ def _plan_folder(path: Path) -> Path:
 
 def _lengths_of(a: Path, b: Path, first: PackPlan, second: PackPlan) -> tuple[Lengths, Lengths] | None:
     """The lengths of both plans where they differ and are still there as they were."""
-    from ..pipeline.inputs import lengths_of_plan
+    from ..pipeline.length_files import lengths_of
 
     if first.lengths_digest == second.lengths_digest:
         return None
     try:
-        pair = Lengths.load(lengths_of_plan(a)), Lengths.load(lengths_of_plan(b))
+        pair = lengths_of(a), lengths_of(b)
     except FormatError:
         return None
     return pair if (pair[0].digest, pair[1].digest) == (first.lengths_digest, second.lengths_digest) else None

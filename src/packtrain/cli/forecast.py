@@ -39,7 +39,7 @@ def _numbers(option: str, text: str) -> list[int]:
 def command(
     lengths: Path, pack_lengths: str | None, plot: Path | None, as_json: bool, **options: Any
 ) -> None:
-    """Compare pack lengths for LENGTHS (a lengths folder, or a .npy or .json array of token counts).
+    """Compare pack lengths for LENGTHS (a lengths folder, or a file of token counts as `plan` takes).
 
     \b
     Example:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..errors import InputError
-from ._app import emit
+from ._app import completed, emit
 from ._show import open_lengths, print_plan
 
 __all__ = ["command"]
@@ -28,7 +28,13 @@ def _numbers(option: str, values: tuple[str, ...]) -> dict[str, int]:
 @click.argument("lengths", type=click.Path(path_type=Path), metavar="LENGTHS")
 @click.option("--pack-length", "-n", type=int, required=True, help="Hard cap of a pack, in tokens.")
 @click.option("--out", "-o", type=click.Path(path_type=Path), required=True, help="Plan folder to write.")
-@click.option("--packer", default="auto", show_default=True, help="How packs are filled.")
+@click.option(
+    "--packer",
+    default="auto",
+    show_default=True,
+    help="How packs are filled.",
+    shell_complete=completed("packers"),
+)
 @click.option("--long-samples", default="single", show_default=True, help="single, drop or error.")
 @click.option(
     "--long-rule", default=">", show_default=True, help="A sample is long when its length is > or >= N."
@@ -65,11 +71,13 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Pack the samples of LENGTHS (a lengths folder, or a .npy or .json array of token counts).
+    """Pack the samples of LENGTHS (a lengths folder, or a .npy, .npz, .json,
+    .jsonl, .csv or .parquet file of token counts).
 
     \b
     Example:
       packtrain plan lengths --pack-length 8192 --out plan
+      packtrain plan lengths.parquet -n 8192 -o plan
       packtrain plan lengths -n 8192 -o plan --samples-per-step 1024 --packs-multiple 64
     """
     from ..pipeline.plan import plan_lengths
@@ -83,7 +91,7 @@ def command(
     plan = plan_lengths(
         measured,
         out,
-        lengths_folder=lengths if lengths.is_dir() else None,
+        lengths_folder=lengths,
         max_drop_fraction=max_drop_fraction,
         overwrite=overwrite,
         limits=_numbers("--limit", limits),

@@ -8,6 +8,8 @@ import click
 
 from .. import files
 from ..errors import FormatError, InputError
+from ..pipeline.length_files import lengths_of
+from ..pipeline.plan_table import write_plan_table
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ._app import emit
@@ -24,6 +26,12 @@ __all__ = ["command"]
 @click.option(
     "--html", type=click.Path(path_type=Path), help="Write a self-contained page about a plan or run."
 )
+@click.option(
+    "--export",
+    "table_file",
+    type=click.Path(path_type=Path),
+    help="Write a plan as a table (.npz, .jsonl, .csv, .parquet): pack, position, sample, offset, length.",
+)
 @click.option("--pack", type=int, help="Print the sample ids of one pack of a plan.")
 @click.option("--ledger", is_flag=True, help="Print every sample that is not in the plan, with its reason.")
 @click.option("--distribution", is_flag=True, help="Lengths against a pack: classes, powers of two, phases.")
@@ -34,6 +42,7 @@ __all__ = ["command"]
 def command(
     artefact: Path,
     html: Path | None,
+    table_file: Path | None,
     pack: int | None,
     ledger: bool,
     distribution: bool,
@@ -48,12 +57,15 @@ def command(
     Example:
       packtrain show runs/demo/plan --html plan.html
       packtrain show runs/demo/plan --pack 0
+      packtrain show runs/demo/plan --export plan.parquet
       packtrain show lengths --distribution -n 8192
       packtrain show packed/ --follow
     """
     kind = kind_to_follow(artefact) if follow else artefact_kind(artefact)
     if pack_length is not None and not distribution:
         raise InputError("--pack-length has no effect", hint="add --distribution")
+    if table_file is not None and kind not in ("plan", "run"):
+        raise InputError("--export writes a plan", hint="name a plan or run folder")
     if distribution and kind in ("lengths", "plan", "run"):
         of_run = folder_of_run(artefact, "plan") if kind == "run" else artefact
         show_distribution(of_run, "plan" if kind == "run" else kind, pack_length, as_json)
@@ -94,6 +106,10 @@ def command(
         return
     if html is not None:
         _write_html(folder, plan, html)
+    if table_file is not None:
+        rows = write_plan_table(plan, lengths_of(folder), table_file)
+        if not as_json:
+            click.echo(f"table: {table_file}, {rows:,} rows")
     if as_json:
         emit({"plan": str(folder), "checksum": plan.checksum, **plan.stats()})
     else:
@@ -132,14 +148,9 @@ def _print_pack(plan: PackPlan, pack: int, as_json: bool) -> None:
 
 
 def _print_ledger(folder: Path, plan: PackPlan, as_json: bool) -> None:
-    from ..pipeline.inputs import lengths_of_plan
     from ..pipeline.plan import ledger_rows
 
-    try:
-        lengths: Path | None = lengths_of_plan(folder)
-    except FormatError:
-        lengths = None
-    rows = ledger_rows(plan, lengths)
+    rows = ledger_rows(plan, _place_of_lengths(folder))
     if as_json:
         emit({"ledger": rows})
         return
@@ -148,16 +159,23 @@ def _print_ledger(folder: Path, plan: PackPlan, as_json: bool) -> None:
 
 
 def _write_html(folder: Path, plan: PackPlan, html: Path) -> None:
-    from ..pipeline.inputs import lengths_of_plan
     from ..pipeline.plan import ledger_rows
     from ..report.html import write_report
 
-    lengths = lengths_of_plan(folder)
     write_report(
         html,
         title=f"Plan {folder}",
         stats=plan.stats(),
         plan=plan,
-        lengths=Lengths.load(lengths),
-        ledger_rows=ledger_rows(plan, lengths),
+        lengths=lengths_of(folder),
+        ledger_rows=ledger_rows(plan, _place_of_lengths(folder)),
     )
+
+
+def _place_of_lengths(folder: Path) -> Path | None:
+    from ..pipeline.inputs import lengths_of_plan
+
+    try:
+        return lengths_of_plan(folder)
+    except FormatError:
+        return None

@@ -131,15 +131,14 @@ def _verify_lengths(folder: Path) -> dict[str, str]:
 
 
 def _verify_plan(folder: Path) -> dict[str, str]:
-    from ..pipeline.inputs import lengths_of_plan
+    from ..pipeline.length_files import lengths_of
     from ..planning.laws import check_laws, check_sums
-    from ..planning.lengths import Lengths
     from ..store import plans
 
     plan = plans.verify(folder)
     done = {"plan checksum": f"equal over {len(plan):,} packs", "partition and order": "hold"}
     try:
-        lengths = Lengths.load(lengths_of_plan(folder))
+        lengths = lengths_of(folder)
     except FormatError as error:
         check_laws(plan)
         check_sums(plan)

@@ -18,11 +18,10 @@ from .. import files
 from ..errors import FormatError, InputError, PacktrainError
 from ..planning.align import AlignedPlan
 from ..planning.balance import Balance, Balancer
-from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
 from ..planning.steps import epoch_positions
-from .inputs import lengths_of_plan
+from .length_files import lengths_of
 
 __all__ = ["Order", "order_of", "rows_of"]
 
@@ -208,7 +207,7 @@ def order_of(
         balance=Balance(grad_accum=accumulation, mode=str(balance)) if moves else None,
         run_steps=None,
         folder=folder,
-        replan=None if replan is None else EpochPlans(plan, Lengths.load(lengths_of_plan(folder))),
+        replan=None if replan is None else EpochPlans(plan, lengths_of(folder)),
     )
 
 
@@ -234,7 +233,7 @@ def _of_run(folder: Path, told: Mapping[str, Any]) -> Order:
         balance=balance_of(config, accumulation),
         run_steps=max(1, asked),
         folder=place,
-        replan=None if training.replan is None else EpochPlans(plan, Lengths.load(lengths_of_plan(place))),
+        replan=None if training.replan is None else EpochPlans(plan, lengths_of(place)),
     )
 
 

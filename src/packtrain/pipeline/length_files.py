@@ -1,0 +1,189 @@
+"""Lengths from what users have: a lengths folder, a run, or an array in a file.
+
+    .npy .json            one array of token counts
+    .npz .csv .parquet    a column named tokens, length, … (or the only one), with further costs beside it
+    .jsonl                numbers, or objects with these keys
+
+Rows are samples, in order: row i is sample i.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import files
+from ..errors import FormatError, LengthError, MissingExtraError
+from ..planning.lengths import Lengths
+from .inputs import lengths_of_plan
+
+__all__ = ["SUFFIXES", "TOKEN_COLUMNS", "lengths_of", "read_lengths"]
+
+#: Names under which a column of token counts is found, in this order.
+TOKEN_COLUMNS = (
+    "tokens",
+    "length",
+    "lengths",
+    "num_tokens",
+    "n_tokens",
+    "token_count",
+    "seq_len",
+    "input_length",
+)
+#: Further costs that are kept where a file has them.
+COST_COLUMNS = ("images", "patches", "video_frames", "audio_frames", "supervised")
+
+Columns = Mapping[str, Any]
+
+
+def read_lengths(path: str | Path) -> Lengths:
+    """The lengths in a file of one of `SUFFIXES`.
+
+    Raises:
+        FormatError: the file is absent, torn, or holds no column of token counts; names the columns it has.
+        LengthError: a count is negative, no integer, or missing.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FormatError(f"{path} does not exist", hint="name a lengths folder, or a file of token counts")
+    read = _READERS.get(path.suffix.lower())
+    if read is None:
+        raise FormatError(
+            f"{path} is neither a lengths folder nor a file of token counts",
+            hint=f"use one of {', '.join(SUFFIXES)}",
+        )
+    try:
+        return _lengths(path, read(path))
+    except (FormatError, LengthError, MissingExtraError):
+        raise
+    except (ValueError, EOFError, KeyError, OSError, csv.Error) as error:
+        raise FormatError(f"{path} is not an array of token counts: {error}") from None
+
+
+def _lengths(path: Path, columns: Columns) -> Lengths:
+    if len(columns) == 1:
+        name = next(iter(columns))
+    else:
+        name = next((known for known in TOKEN_COLUMNS if known in columns), "")
+    if name not in columns:
+        raise FormatError(
+            f"{path} has columns {', '.join(map(str, columns)) or 'none'}: none is named as token counts are",
+            hint=f"name it {TOKEN_COLUMNS[0]}",
+        )
+    costs = {cost: np.asarray(columns[cost]) for cost in COST_COLUMNS if cost in columns and cost != name}
+    return Lengths(columns[name], costs=costs or None)
+
+
+def _npy(path: Path) -> Columns:
+    return {"tokens": np.load(path, mmap_mode="r", allow_pickle=False)}
+
+
+def _npz(path: Path) -> Columns:
+    with np.load(path, allow_pickle=False) as held:
+        return {name: held[name] for name in held.files}
+
+
+def _json(path: Path) -> Columns:
+    values = json.loads(path.read_bytes())
+    if isinstance(values, Mapping):
+        return {str(name): column for name, column in values.items() if isinstance(column, list)}
+    if not isinstance(values, list):
+        raise FormatError(f"{path} holds one {type(values).__name__}, expected a list of token counts")
+    return {"tokens": values}
+
+
+def _jsonl(path: Path) -> Columns:
+    with open(path, encoding="utf-8") as handle:
+        rows = [json.loads(line) for line in handle if line.strip()]
+    if not any(isinstance(row, Mapping) for row in rows):
+        return {"tokens": rows}
+    return _transposed(path, rows)
+
+
+def _csv(path: Path) -> Columns:
+    with open(path, encoding="utf-8-sig", newline="") as handle:
+        rows: list[list[str]] = [row for row in csv.reader(handle) if row]
+    if rows and all(_is_count(cell) for cell in rows[0]):  # no header
+        if len(rows[0]) > 1:
+            raise FormatError(f"{path} has {len(rows[0])} columns and no header", hint="name its columns")
+        return {"tokens": [_count(path, number, row[0]) for number, row in enumerate(rows, 1)]}
+    header, body = (rows[0], rows[1:]) if rows else ([], [])
+    held: dict[str, list[int]] = {}
+    names = [name.strip() for name in header]
+    wanted = names if len(names) == 1 else [n for n in names if n in TOKEN_COLUMNS or n in COST_COLUMNS]
+    for name in wanted:
+        place = names.index(name)
+        held[name] = [
+            _count(path, number, row[place] if place < len(row) else "") for number, row in enumerate(body, 2)
+        ]
+    return held or {name: [] for name in names}
+
+
+def _parquet(path: Path) -> Columns:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise MissingExtraError("pyarrow", "arrow") from None
+    try:
+        table = parquet.read_table(path)
+    except Exception as error:
+        raise FormatError(f"{path} is not a Parquet file: {' '.join(str(error).split())}") from None
+    names = [
+        name for name in table.column_names
+        if len(table.column_names) == 1 or name in TOKEN_COLUMNS or name in COST_COLUMNS
+    ]  # fmt: skip
+    for name in names:
+        if table.column(name).null_count:
+            raise LengthError(f"{path}: column {name} has rows without a value", hint="every row is a sample")
+    held = {name: table.column(name).to_numpy() for name in names}
+    return held or {name: [] for name in table.column_names}
+
+
+def _transposed(path: Path, rows: list[Any]) -> Columns:
+    known = {name for row in rows if isinstance(row, Mapping) for name in row}
+    held: dict[str, list[Any]] = {}
+    for name in (*TOKEN_COLUMNS, *COST_COLUMNS):
+        if name not in known:
+            continue
+        lacks = [n for n, row in enumerate(rows, 1) if not isinstance(row, Mapping) or row.get(name) is None]
+        if lacks:
+            raise LengthError(f"{path}, record {lacks[0]} has no {name}", hint="every record is a sample")
+        held[name] = [row[name] for row in rows]
+    return held or {str(name): [] for name in sorted(known, key=str)}
+
+
+def _is_count(text: str) -> bool:
+    return text.strip().lstrip("+-").replace(".", "", 1).isdigit()
+
+
+def _count(path: Path, line: int, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise LengthError(
+            f"{path}, line {line}: {text!r} is no token count", hint="whole numbers of tokens, one a sample"
+        ) from None
+
+
+_READERS: dict[str, Callable[[Path], Columns]] = {
+    ".npy": _npy, ".npz": _npz, ".json": _json, ".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet,
+}  # fmt: skip
+SUFFIXES = tuple(_READERS)
+
+
+def lengths_of(plan_folder: str | Path) -> Lengths:
+    """The lengths a plan was made from, whatever they are kept in.
+
+    Raises:
+        FormatError: the plan does not name them, or they are gone.
+    """
+    path = Path(plan_folder) / "origin.json"
+    name = (files.read_json(path) if path.is_file() else {}).get("lengths")
+    if name is not None and Path(name).suffix in SUFFIXES and Path(name).is_file():
+        return read_lengths(name)
+    return Lengths.load(lengths_of_plan(plan_folder))
