@@ -90,7 +90,7 @@ def _npz(path: Path) -> Columns:
 
 def _json(path: Path) -> Columns:
     values = json.loads(path.read_bytes())
-    if isinstance(values, Mapping):
+    if isinstance(values, Mapping) and any(isinstance(column, list) for column in values.values()):
         return {str(name): column for name, column in values.items() if isinstance(column, list)}
     if not isinstance(values, list):
         raise FormatError(f"{path} holds one {type(values).__name__}, expected a list of token counts")
