@@ -190,3 +190,27 @@ def test_the_shell_completes_verbs_and_packers(
     monkeypatch.setenv("COMP_CWORD", str(len(words)))
     assert call() == 0
     assert f"plain,{expected}" in capsys.readouterr().out.split()
+
+
+def test_packs_over_the_cap_are_told_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "l.csv").write_text("tokens\n30\n50\n80\n81\n500\n")
+    assert call("plan", tmp_path / "l.csv", "-n", 80, "-o", tmp_path / "plan") == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert "2 of 4 packs exceed 80 tokens, longest 500" in rows[0]
+    assert call("show", tmp_path / "plan", "--json", "--html", tmp_path / "p.html") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["over_long_packs"], told["longest_pack"]) == (2, 500)
+    assert told["efficiency"] == 1.0  # 741 tokens in 80 + 80 + 81 + 500 slots
+    page = (tmp_path / "p.html").read_text()
+    assert page.index("Over-long packs") < page.index("Packing efficiency")
+    assert call("forecast", tmp_path / "l.csv", "--pack-lengths", 80) == 0
+    assert "2, 500" in capsys.readouterr().out
+
+
+def test_a_plan_written_before_the_figure_still_tells_it(tmp_path: Path) -> None:
+    plan = pt.plan([30, 500], pack_length=80)
+    plan.save(tmp_path / "plan")
+    loaded = pt.PackPlan.load(tmp_path / "plan")
+    for name in ("over_long_packs", "longest_pack"):
+        loaded._stored["stats"].pop(name)
+    assert loaded.stats() == plan.stats()

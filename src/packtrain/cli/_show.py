@@ -122,7 +122,13 @@ def plan_rows(plan: PackPlan) -> dict[str, str]:
     """The figures of a plan, as text."""
     stats = plan.stats()
     proven = "proven optimal" if stats["optimal"] else f"gap {stats['gap']:.4%}"
-    rows = {
+    rows = {}
+    if stats["over_long_packs"]:
+        rows["over-long"] = (
+            f"{stats['over_long_packs']:,} of {stats['packs']:,} packs exceed "
+            f"{plan.spec.pack_length:,} tokens, longest {stats['longest_pack']:,}"
+        )
+    rows |= {
         "samples": f"{stats['samples']:,} of {stats['read']:,} read",
         "packs": f"{stats['packs']:,} of {plan.spec.pack_length:,} tokens",
         "efficiency": f"{stats['efficiency']:.2%} of slots are real tokens",

@@ -92,6 +92,7 @@ def _cell(row: dict[str, Any], text: str) -> str:
 
 _LINES = {
     "packs": "{packs:,}",
+    "  over-long, longest": "{over_long_packs:,}, {longest_pack:,}",
     "efficiency": "{efficiency:.2%}",
     "samples per pack": "{samples_per_pack:.2f}",
     "long samples, alone": "{long_samples:,}",

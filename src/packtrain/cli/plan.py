@@ -26,7 +26,9 @@ def _numbers(option: str, values: tuple[str, ...]) -> dict[str, int]:
 
 @click.command("plan")
 @click.argument("lengths", type=click.Path(path_type=Path), metavar="LENGTHS")
-@click.option("--pack-length", "-n", type=int, required=True, help="Hard cap of a pack, in tokens.")
+@click.option(
+    "--pack-length", "-n", type=int, required=True, help="Cap of a pack of several samples, in tokens."
+)
 @click.option("--out", "-o", type=click.Path(path_type=Path), required=True, help="Plan folder to write.")
 @click.option(
     "--packer",

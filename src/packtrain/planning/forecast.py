@@ -118,6 +118,8 @@ def _counts(made: PackPlan, aligned: AlignedPlan, accum: int, batch: int | None)
         "samples": stats["samples"],
         "dropped": stats["dropped"],
         "long_samples": stats["long_samples"],
+        "over_long_packs": stats["over_long_packs"],
+        "longest_pack": stats["longest_pack"],
         "packs": stats["packs"],
         "gap": stats["gap"],
         "efficiency": stats["efficiency"],

@@ -19,8 +19,9 @@ __all__ = ["plan_stats"]
 
 def plan_stats(plan: PackPlan) -> dict[str, Any]:
     """Keys: packs samples read tokens slots padding efficiency samples_per_pack samples_per_pack_max
-    tokens_per_pack_min fill_min length_order_correlation dropped dropped_by_reason long_samples bound
-    bound_name gap optimal packer; where the lengths have a cost `source` also those of
+    tokens_per_pack_min fill_min longest_pack over_long_packs (those of more than pack_length tokens: one long
+    sample each) length_order_correlation dropped dropped_by_reason long_samples bound bound_name gap optimal
+    packer; where the lengths have a cost `source` also those of
     `mixing.py`; for a plan by steps of samples also steps samples_per_step
     packs_per_step fillers step_imbalance (slowest over mean rank, with `packs_multiple` ranks).
     """
@@ -41,6 +42,8 @@ def plan_stats(plan: PackPlan) -> dict[str, Any]:
         "samples_per_pack_max": int(per_pack.max()) if packs else 0,
         "tokens_per_pack_min": smallest,
         "fill_min": smallest / plan.spec.pack_length,
+        "longest_pack": int(plan.pack_tokens.max()) if packs else 0,
+        "over_long_packs": int(np.count_nonzero(plan.pack_tokens > plan.spec.pack_length)),
         "length_order_correlation": _order_correlation(plan),
         "dropped": len(plan.ledger),
         "dropped_by_reason": plan.ledger.counts(),

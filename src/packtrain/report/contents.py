@@ -38,8 +38,11 @@ def headline(plan: Any, slots: Slots, read: int) -> list[dict[str, str]]:
     verdict = f"proven bound {int(proven.bound):,}, gap {percent(proven.gap, 2)}"
     if proven.optimal:
         verdict = f"provably the fewest: bound {int(proven.bound):,}, gap 0"
+    cap = int(plan.spec.pack_length)
+    over = int(np.count_nonzero(np.asarray(plan.pack_tokens) > cap))
     cap_saved = percent(slots.saved(slots.capped))
-    tiles = [
+    tiles = [("Over-long packs", f"{over:,} of {packs:,}", _longest(plan, cap))] if over else []
+    tiles += [
         ("Samples", f"{packed:,}", f"{read:,} read = {packed:,} packed + {left:,} in the ledger"),
         ("Packs", f"{packs:,}", verdict),
         (
@@ -55,10 +58,14 @@ def headline(plan: Any, slots: Slots, read: int) -> list[dict[str, str]]:
         (
             "Samples per pack",
             f"{packed / packs if packs else 0:,.2f}",
-            f"{slots.real // packs if packs else 0:,} tokens in a pack of {int(plan.spec.pack_length):,}",
+            f"{slots.real // packs if packs else 0:,} tokens in a pack of {cap:,}",
         ),
     ]
     return [{"name": name, "value": value, "note": note} for name, value, note in tiles]
+
+
+def _longest(plan: Any, cap: int) -> str:
+    return f"exceed {cap:,} tokens, each one long sample; longest {int(np.max(plan.pack_tokens)):,}"
 
 
 def ledger_groups(plan: Any, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

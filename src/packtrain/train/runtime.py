@@ -82,6 +82,8 @@ class Runtime:
             "dropped_packs": self.dropped_packs,
             "fill": self.plan["efficiency"],
             "long_samples": self.plan["long_samples"],
+            "over_long_packs": self.plan["over_long_packs"],
+            "longest_pack": self.plan["longest_pack"],
             "dropped_samples": self.plan["dropped"],
             "dropped_by_reason": self.plan["dropped_by_reason"],
         }
@@ -101,6 +103,11 @@ class Runtime:
     def log(self) -> None:
         """The start-up lines, and the warnings."""
         plan = self.plan
+        if plan["over_long_packs"]:
+            logger.info(
+                "%d of %d packs exceed %d tokens, longest %d: each is one long sample",
+                plan["over_long_packs"], plan["packs"], self.packing_length, plan["longest_pack"],
+            )  # fmt: skip
         logger.info(
             "static packing: N_raw_packs=%d N_aligned_packs=%d world_size=%d dataloader_drop_last=%s",
             self.n_raw_packs, self.n_aligned_packs, self.world_size, self.drop_last,
