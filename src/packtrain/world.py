@@ -22,7 +22,6 @@ __all__ = [
     "node",
     "offline_packing",
     "plan_threads",
-    "untested_allowed",
     "world",
 ]
 
@@ -119,11 +118,6 @@ def plan_threads() -> int:
         return asked
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(8, count or 1)
-
-
-def untested_allowed() -> bool:
-    """True when `PACKTRAIN_UNTESTED_VERSIONS=1`: untested library versions may run after a proof."""
-    return os.environ.get("PACKTRAIN_UNTESTED_VERSIONS") == "1"
 
 
 def _integer(name: str) -> int:

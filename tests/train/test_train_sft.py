@@ -266,7 +266,9 @@ def test_leaking_setups_do_not_start(tmp_path: Path) -> None:
     leaking.model.register_forward_pre_hook(
         lambda module, args, kwargs: (args, {**kwargs, "use_cache": True}), with_kwargs=True
     )
-    with pytest.raises(IsolationError, match=r"packed samples read each other: .*layers\.0"):
+    with pytest.raises(
+        IsolationError, match=r"packed samples read each other in new_kind, first in .*layers\.0"
+    ):
         run(tmp_path, leaking, samples, 16, max_steps=1)
 
 

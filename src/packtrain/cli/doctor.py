@@ -50,6 +50,7 @@ def command(model: str, attn: str, dtype: str, prove: bool, as_json: bool) -> in
             "model type": found.model_type,
             "attention": found.backend,
             "family": found.family or "none",
+            "versions": "; ".join(found.versions),
             "why": "; ".join(found.reasons),
         }
         table(f"Packing {model}", {**rows, "fix": found.fix} if found.fix else rows)

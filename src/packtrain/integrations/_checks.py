@@ -9,12 +9,17 @@ from typing import Any
 
 import torch
 
-from ..collate.boundaries import attention_of, text_config
+from ..collate.boundaries import text_config
 from ..data import PackedDataset
-from ..errors import ConfigError, IsolationError
+from ..errors import ConfigError
+from ..template import ensure_torchvision
 from ..train.attention import check_attention
 from ..train.loss import shift_labels
-from ..train.proof import proof_samples, prove_isolation
+from ..train.start_up import prove_before_training
+
+ensure_torchvision()  # transformers imports torchvision with its callbacks
+
+from ..train.at_begin import ProofAtBegin  # noqa: E402
 
 __all__ = [
     "NOISE",
@@ -171,8 +176,8 @@ def check_trainer(trainer: Any, samples_per_step: int | str | None) -> None:
         trainer.compute_loss_func = _token_mean
 
 
-def check_isolation(bare: Any) -> bool:
-    """Refuse a setup that leaks; False: the proof must decide.
+def check_isolation(bare: Any) -> None:
+    """Refuse a setup that is known to leak; the proof decides on all others.
 
     The cache is judged as each batch sets it; the config stays as it is.
     """
@@ -181,27 +186,26 @@ def check_isolation(bare: Any) -> bool:
     try:
         for part, _ in before:
             part.use_cache = False
-        setup = check_attention(bare)
+        check_attention(bare)
     finally:
         for part, value in before:
             part.use_cache = value
-    return setup.proven
 
 
-def prove_packs(bare: Any, data: PackedDataset, convert: Callable[[Any], Any] = dict) -> None:
-    """The proof on two packs, for models of no listed family.
+def prove_packs(trainer: Any, data: PackedDataset, collate: Callable[[Any], Any]) -> None:
+    """The proof on two packs, at once where the model has its weights, and when training begins: then on the
+    model as it was wrapped.
 
     Args:
-        convert: member of a pack -> encoded sample.
+        collate: what makes the batches of training.
     """
-    packs = [[convert(member) for member in data[position]] for position in range(min(2, len(data)))]
-    samples = proof_samples(packs, bare)
-    report = prove_isolation(bare, samples, (attention_of(bare) or "eager",), gradients=False)
-    if not report.ok:
-        raise IsolationError(
-            f"packed samples read each other in {bare.config.model_type}, first in {report.first_leak}",
-            hint="train it unpacked, or use a listed family (docs/hosts.md)",
-        )
+
+    def first() -> list[Any]:
+        return [list(data[position]) for position in range(min(2, len(data)))]
+
+    if all(parameter.device.type != "meta" for parameter in trainer.model.parameters()):
+        prove_before_training(trainer.model, first, collate=collate)
+    trainer.add_callback(ProofAtBegin(trainer, first, collate=collate))
 
 
 def _token_mean(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:

@@ -32,8 +32,9 @@ from ..world import World
 
 ensure_torchvision()
 
+from ..train.at_begin import ProofAtBegin  # noqa: E402
 from ..train.trainer import pack_loader  # noqa: E402
-from ._checks import check_isolation, check_samples_per_step, prove_packs  # noqa: E402
+from ._checks import check_isolation, check_samples_per_step  # noqa: E402
 from ._plan import PLACE, pack_rows  # noqa: E402
 from ._swift_flags import check_flags  # noqa: E402
 from ._swift_template import SwiftTemplate  # noqa: E402
@@ -192,12 +193,6 @@ def _as_lists(member: Mapping[str, Any], scaled: bool) -> dict[str, Any]:
     return made
 
 
-def _as_tensors(member: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """A text row of the host as the proof takes it."""
-    made = {key: torch.as_tensor(member[key]) for key in ("input_ids", "labels")}
-    return {**made, "position_ids": torch.arange(len(made["input_ids"]))}
-
-
 class SwiftCollator:
     """The host's collator, its boundaries compared with ours.
 
@@ -237,6 +232,11 @@ class SwiftMixin(PackingMixin):
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         return super(PackingMixin, self).get_batch_samples(*args, **kwargs)  # type: ignore[misc]
 
+    def packs_first(self) -> list[Any]:
+        """Two packs for the proof."""
+        data = self.train_dataset
+        return [data[position] for position in range(min(2, len(data)))]
+
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         data = self.eval_dataset if eval_dataset is None else eval_dataset
         if not isinstance(data, SwiftPacks):
@@ -256,13 +256,7 @@ class SwiftMixin(PackingMixin):
 def _take_over(pipeline: Any, trainer: Any, balance: str | None) -> None:
     """Give the trainer the packs' loaders, and every forward pass its `use_cache=False`."""
     bare = bare_model(trainer.model)
-    if not check_isolation(bare):
-        if pipeline.args.model_meta.is_multimodal:
-            raise IsolationError(
-                f"{bare.config.model_type}: nobody has shown that it keeps packed samples apart",
-                hint="show it with packtrain.train.prove_isolation, or train it unpacked",
-            )
-        prove_packs(bare, trainer.train_dataset, _as_tensors)
+    check_isolation(bare)
     ranks = trainer.train_dataset.packs.world_size
     if trainer.args.world_size != ranks:
         raise ConfigError(
@@ -284,6 +278,7 @@ def _take_over(pipeline: Any, trainer: Any, balance: str | None) -> None:
     trainer.packs_start(trainer.train_dataset, bare, balance, shuffle=_shuffles(trainer.args), seed=seed)
     trainer.packs_collator = SwiftCollator(pipeline.template, flash)
     trainer.add_callback(_cache_off(bare))
+    trainer.add_callback(ProofAtBegin(trainer, trainer.packs_first, collate=trainer.packs_collator))
 
 
 def _cache_off(bare: Any) -> Any:

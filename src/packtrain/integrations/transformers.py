@@ -124,7 +124,7 @@ def _pack(
 ) -> Any:
     args = trainer.args
     bare = bare_model(trainer.model)
-    proven = check_isolation(bare)
+    check_isolation(bare)
     place = World(args.process_index, args.world_size)
     same = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     per_step = same if samples_per_step == "same" else samples_per_step
@@ -158,8 +158,6 @@ def _pack(
         options={**wanted, **steps},
         **trainer.packs_made,
     )
-    if not proven:
-        prove_packs(bare, data)
     if data.plan.spec.samples_per_step is not None:
         args.gradient_accumulation_steps = _aligned(data).block // place.size
         args.per_device_train_batch_size = trainer._train_batch_size = 1
@@ -169,6 +167,7 @@ def _pack(
         logger.info("evaluation stays as it was: %s expects its own rows", rows_expected)
     trainer.packs_eval = {} if (rows_expected is None if eval_packing is None else eval_packing) else None
     trainer.packs_start(data, bare, balance, shuffle=not in_order, seed=seed)
+    prove_packs(trainer, data, trainer.packs_collator)
     stats = data.plan.stats()
     if place.is_writer:
         logger.info(

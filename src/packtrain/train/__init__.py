@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .proof import prove_isolation
     from .segments import isolate_states
     from .sft import train
+    from .start_up import prove, prove_before_training
     from .tiny import tiny_model
     from .varlen import register_varlen_attention, use_varlen
 
@@ -30,6 +31,8 @@ _HOMES = {
     "load_config": "config",
     "load_model": "model",
     "packed_loss": "loss",
+    "prove": "start_up",
+    "prove_before_training": "start_up",
     "prove_isolation": "proof",
     "register_varlen_attention": "varlen",
     "run_controls": "controls",
@@ -47,6 +50,8 @@ __all__ = [
     "load_config",
     "load_model",
     "packed_loss",
+    "prove",
+    "prove_before_training",
     "prove_isolation",
     "register_varlen_attention",
     "run_controls",

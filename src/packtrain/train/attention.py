@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ from ..families import BACKENDS
 from .segments import states_isolated
 from .varlen import VARLEN, varlen_refusal
 from .varlen_kernel import kernel_available
-from .versions import untested, versions_trusted
 
 __all__ = ["AttentionSetup", "check_attention", "check_batch", "choose_backend", "segments_of"]
 
@@ -60,8 +59,8 @@ class AttentionSetup:
 def choose_backend(model_or_type: Any, attn: str = "auto", *, dtype: str = "auto") -> str:
     """The attention implementation to load a model with.
 
-    "auto" is varlen where its kernel runs (a GPU, bfloat16 or float16, tested versions, a family that
-    is known), else sdpa, or eager for models without sdpa.
+    "auto" is varlen where its kernel runs (a GPU, bfloat16 or float16, a family that is known), else
+    sdpa, or eager for models without sdpa.
 
     Args:
         model_or_type: model, config or model_type.
@@ -75,7 +74,7 @@ def choose_backend(model_or_type: Any, attn: str = "auto", *, dtype: str = "auto
     config = config_of(model_or_type)
     if attn == "auto":
         wanted = str(getattr(config, "dtype", None) if dtype == "auto" else dtype).removeprefix("torch.")
-        runs = kernel_available() and wanted in ("bfloat16", "float16") and not untested()
+        runs = kernel_available() and wanted in ("bfloat16", "float16")
         fits = family is not None and config is not None and varlen_refusal(config) is None
         plain = "eager" if getattr(config, "model_type", model_or_type) in _NO_SDPA else "sdpa"
         return VARLEN if runs and fits else plain
@@ -99,7 +98,6 @@ def check_attention(model: Any) -> AttentionSetup:
     if config is None:
         raise InputError("no model to check", hint="pass a loaded transformers model")
     backend = attention_of(model) or "eager"
-    trusted = versions_trusted()
     _refuse_states(model)
     for part in (config, text_config(config)):
         if getattr(part, "use_cache", False):
@@ -109,10 +107,7 @@ def check_attention(model: Any) -> AttentionSetup:
             )
     if getattr(text_config(config), "is_causal", True) is False:
         raise IsolationError(f"{config.model_type} is not causal", hint="packtrain trains causal models")
-    setup = _known(config, backend)
-    if not trusted:
-        return replace(setup, proven=False, why=f"{'; '.join(untested())}; the proof decides")
-    return setup
+    return _known(config, backend)
 
 
 def _refuse_states(model: Any) -> None:

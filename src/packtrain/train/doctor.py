@@ -26,7 +26,7 @@ from .proof import prove_isolation
 from .tiny import is_tiny, tiny_model
 from .varlen import VARLEN, varlen_refusal
 from .varlen_kernel import kernel_available
-from .versions import untested, versions_trusted
+from .versions import standings, told
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -46,6 +46,7 @@ class Diagnosis:
         reasons: why, most important first.
         fix: what to do; empty when nothing has to be done.
         proof: what the proof showed, or None when none was run.
+        versions: installed packages that isolation rests on: tested, newer, older.
     """
 
     model: str
@@ -56,6 +57,7 @@ class Diagnosis:
     reasons: list[str] = field(default_factory=list)
     fix: str = ""
     proof: str | None = None
+    versions: list[str] = field(default_factory=lambda: [str(one) for one in standings()])
 
     def settle(self, verdict: str, reason: str, fix: str | None = None) -> Diagnosis:
         """Another verdict with its reason in front."""
@@ -93,7 +95,6 @@ def diagnose(model: str, attn: str = "auto", *, dtype: str = "auto", prove: bool
 def _judge(found: Diagnosis, config: Any) -> None:
     """From the config alone; raises what `train` would refuse."""
     backend, family = found.backend, family_for(config)
-    trusted = versions_trusted()
     states = state_layers(config)
     if getattr(text_config(config), "is_causal", True) is False:
         raise IsolationError(f"{found.model_type} is not causal", hint="packtrain trains causal models")
@@ -125,8 +126,8 @@ def _judge(found: Diagnosis, config: Any) -> None:
         )
     if not _installed(backend):
         found.settle("unknown", f"{backend} is not installed here", "install it, or use model.attn: sdpa")
-    elif not trusted:
-        found.settle("unknown", f"not tested on {'; '.join(untested())}", "run packtrain doctor with --prove")
+    elif told():
+        found.settle("unknown", told(), "run packtrain doctor with --prove; the start-up proof decides")
 
 
 def _installed(backend: str) -> bool:

@@ -22,10 +22,9 @@ from ..world import World, world
 from .attention import check_attention
 from .config import RunConfig
 from .eval_keys import check_evaluates
-from .loss import bare_model
+from .loss import bare_model, plain_head
 from .model import load_model
 from .sft import TrainResult, Validations, _arguments, _validation_data
-from .start_up import start_up
 from .trace import follow_losses
 from .unplanned import UnplannedTrainer, asked_checkpoint, trained
 
@@ -92,8 +91,6 @@ def train_lazy(
     folder = Path(config.training.output_dir)
     files.make_folder(folder)
     first = [pack for pack in dataset.peek(begun, 2) if not pack.is_filler]
-    sizes = [len(pack["lengths"]) for pack in first]
-    proof, fused = start_up(config, model, setup.proven, sizes, lambda: [pack.members() for pack in first])
     log_file = folder / "train_log.jsonl"
     if place.is_writer and resumed is None:
         files.remove(log_file)
@@ -107,13 +104,18 @@ def train_lazy(
         begun,
         eval_data=eval_data,
         rank=place.rank,
-        fused=fused,
+        fused=plain_head(bare_model(model)) is not None,
         log_file=log_file,
         progress=progress,
     )
     follow_losses(trainer, config, None)
+    trainer.prove_first(
+        lambda: [pack.members() for pack in first],
+        proof=config.training.proof,
+        known=setup.proven or all(len(pack["lengths"]) < 2 for pack in first),
+    )
     trainer.check_same_stream()
-    return trained(trainer, template, resumed, proof, log_file)
+    return trained(trainer, template, resumed, log_file)
 
 
 class LazyTrainer(UnplannedTrainer):

@@ -180,11 +180,13 @@ def on_backend(model: Any, backend: str) -> Iterator[None]:
 
 def ordinary_tokens(model: Any, samples: Sequence[Sample]) -> list[int]:
     """Ids of the samples that are plain text to the model: no media placeholder, no vision mark."""
-    config = model.config
+    config: Any = getattr(model, "config", None)
+    used = {value for sample in samples for value in _ids(sample)}
+    if not hasattr(config, "get_text_config"):
+        return sorted(used)
     special = {
         value for name, value in config.to_dict().items() if name.endswith(("token_id", "token_index"))
     }
-    used = {value for sample in samples for value in _ids(sample)}
     size = int(config.get_text_config().vocab_size)
     return sorted(used - special) or [i for i in range(min(size, 64)) if i not in special]
 

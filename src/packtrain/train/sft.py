@@ -34,11 +34,10 @@ from .config import RunConfig
 from .epochs import epoch_plans
 from .eval_keys import check_evaluates
 from .idle import keep_towers_busy
-from .loss import bare_model
+from .loss import bare_model, plain_head
 from .model import load_model, no_progress_bars
 from .proof import IsolationReport
 from .runtime import Runtime
-from .start_up import start_up
 from .steps import accumulation_of, announce_steps, balance_of, check_steps
 from .trace import follow_losses
 
@@ -125,10 +124,6 @@ def train(
     cache = encode_ahead(config, plan, source, template, lengths, place)
     data = _dataset(config, aligned, source, template, lengths, plans, cache)
     val_data = _validation_data(config, val, template, place)
-    first = range(min(2, len(data)))
-    proof, fused = start_up(
-        config, model, setup.proven, [len(aligned[p]) for p in first], lambda: [data[p] for p in first]
-    )
     log_file = folder / "train_log.jsonl"
     if place.is_writer and not config.training.trainer.get("resume_from_checkpoint"):
         remove(log_file)
@@ -142,15 +137,21 @@ def train(
         val_data,
         rank=place.rank,
         balance=balance_of(config, accumulation),
-        fused=fused,
+        fused=plain_head(bare_model(model)) is not None,
         log_file=log_file,
         progress=progress,
         banner=None if runtime is None else runtime.row(),
     )
     keep_towers_busy(trainer, config.training.dummy_media, template)
     follow_losses(trainer, config, source)
+    first = range(min(2, len(data)))
+    trainer.prove_first(
+        lambda: [data[p] for p in first],
+        proof=config.training.proof,
+        known=setup.proven or all(len(aligned[p]) < 2 for p in first),
+    )
     trainer.check_same_plan()
-    return _run(config, trainer, template, folder, log_file, proof)
+    return _run(config, trainer, template, folder, log_file)
 
 
 def _loaded(config: RunConfig, template: Any) -> Any:
@@ -260,7 +261,6 @@ def _run(
     template: Any,
     folder: Path,
     log_file: Path,
-    proof: IsolationReport | None,
 ) -> TrainResult:
     resumed = config.training.trainer.get("resume_from_checkpoint")
     outcome = trainer.train(resume_from_checkpoint=resumed)
@@ -272,7 +272,9 @@ def _run(
     if trainer.args.save_strategy.value != "no":
         _save(trainer, template, folder / "model")
     bare = bare_model(trainer.model)
-    return TrainResult(bare, [dict(row) for row in trainer.state.log_history], metrics, proof, log_file)
+    return TrainResult(
+        bare, [dict(row) for row in trainer.state.log_history], metrics, trainer.proof, log_file
+    )
 
 
 def _save(trainer: Any, template: Any, folder: Path) -> None:

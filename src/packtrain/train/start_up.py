@@ -1,79 +1,445 @@
-"""The isolation proof before the first step, the same for plans, streams and growing directories."""
+"""The isolation proof before the first step: on the object that trains, at every entrance.
+
+    report = prove_before_training(model, packs)        # raises IsolationError on a leak
+    report = prove(model, loader)                       # the same for users of PackLoader
+
+Two short samples of the first packs (A, B) make one row:
+
+    logits       of A and B in the row against each alone
+    tamper       a token of A is changed: B stays the same bit for bit; and the other way round
+    gradients    of a few parameters, packed against summed up alone
+    control      the row as if it were one sample must leak, or the proof says that it has no power here
+
+Whatever the model is by then (patched, compiled, with adapters, quantised, sharded) is what is proven: no
+name and no version stands in for it. Weights, gradients, buffers and random states are left as they were. All
+ranks call it together and make the same passes; a leak on one rank is refused on all. A proof that held is
+remembered with the code it ran, so asking again for the same object costs nothing.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..collate import PaddingFreeCollator, attention_of
-from ..errors import IsolationError
-from .config import RunConfig
+from ..collate.boundaries import family_for, text_config
+from ..errors import InputError, IsolationError
+from .controls import one_segment
+from .culprit import Culprit, find_culprit, foreign_functions
+from .live import Live, base_tolerance, is_sharded, unwrapped
 from .loss import bare_model, plain_head, token_loss_sum
-from .proof import IsolationReport, proof_samples, prove_isolation
+from .probe import Sample, changed, has_media, name_of, opening, ordinary_tokens, size_of
+from .proof import IsolationReport, ProofRow
+from .untouched import untouched
+from .versions import told
 
-__all__ = ["start_up"]
+__all__ = ["StartUpReport", "prove", "prove_before_training"]
 
 logger = logging.getLogger(__name__)
 
 Pack = Sequence[Mapping[str, Any]]
+Packs = Sequence[Pack] | Callable[[], Sequence[Pack]]
 
-#: Models up to this many parameters also compare gradients in the start-up proof.
-_GRADIENT_PROOF = 50_000_000
+#: Largest relative difference that counts as rounding, however coarse the pass; leaks are larger.
+_ROUNDING = 0.1
+
+#: Relative difference of gradients, by whether the pass has 16-bit parts.
+_GRADIENT = (1e-2, 0.25)
+
+#: Objects whose proof held in this process, with what ran then.
+_HELD: weakref.WeakKeyDictionary[Any, tuple[Any, StartUpReport]] = weakref.WeakKeyDictionary()
 
 
-def start_up(
-    config: RunConfig, model: Any, proven: bool, sizes: Sequence[int], packs: Callable[[], Sequence[Pack]]
-) -> tuple[IsolationReport | None, bool]:
-    """The proof on the first packs, and whether the loss may skip the logits.
+@dataclass
+class StartUpReport(IsolationReport):
+    """What the proof found.
+
+    Attributes:
+        control: what the negative control did.
+        culprit: where a leak begins.
+        mode: "training", or "evaluation" where training mode stays random with dropout off.
+        fused: the loss may skip the logits (`plain_head`).
+        seconds: it took.
+    """
+
+    control: str = ""
+    culprit: Culprit | None = None
+    mode: str = "training"
+    fused: bool = False
+    seconds: float = 0.0
+
+
+def prove_before_training(
+    model: Any,
+    packs: Packs,
+    *,
+    collate: Callable[[list[list[Any]]], Any] | None = None,
+    gradients: bool = True,
+    proof: bool = True,
+    known: bool = True,
+) -> StartUpReport | None:
+    """Prove isolation on the object that trains; every rank calls it at the same place.
 
     Args:
-        proven: is this setup known to isolate?
-        sizes: samples of each of these packs; none: there is nothing to prove on.
-        packs: gives their encoded samples; called only when the proof runs.
+        model: the live object, wrapped or not, where it trains.
+        packs: the first packs of this rank (lists of encoded samples), or a function that gives them; called
+            with the random states guarded.
+        collate: a list of packs -> a batch, as training makes it. None: `PaddingFreeCollator(model)`.
+        gradients: False leaves them out.
+        proof: False: nothing is proven, said loudly (`training.proof: false`).
+        known: is the setup listed (`check_attention(model).proven`)? Only read where `proof` is False.
+
+    Returns:
+        The report, with `fused`; None where nothing was proven.
 
     Raises:
-        IsolationError: the proof failed, or is needed and switched off.
+        IsolationError: samples of a pack read each other, with layer, function and what to set.
     """
     bare = bare_model(model)
-    fused = plain_head(bare) is not None
-    if not config.training.proof:
+    if not proof:
         logger.warning("the isolation proof is OFF (training.proof: false, --no-proof): nothing is proven")
-        if not proven and any(size > 1 for size in sizes):
+        if not known:
             raise IsolationError(
                 f"nobody has shown that {bare.config.model_type} isolates packed samples on "
                 f"{attention_of(bare)}, and training.proof is off",
                 hint="set training.proof: true",
             )
-        return None, fused
-    if not sizes:
-        return None, fused
-    samples = proof_samples([list(pack) for pack in packs()], bare)
-    fused = fused and _fused_holds(bare, samples[0])
-    if len(samples) < 2:
-        logger.info("start-up proof: one sample in all, nothing can leak")
-        return None, fused
-    small = sum(parameter.numel() for parameter in bare.parameters()) <= _GRADIENT_PROOF
-    report = prove_isolation(bare, samples, (attention_of(bare) or "eager",), gradients=small)
-    if not report.ok:
-        raise IsolationError(
-            f"packed samples read each other: {report.first_leak}",
-            hint="use model.attn: sdpa, or train unpacked",
+        return None
+    ran = _fingerprint(model, bare, collate)
+    held = _HELD.get(model)
+    if held is not None and held[0] == ran:
+        return held[1]
+    if told():
+        logger.warning("%s", told())
+    report = _proven(model, bare, packs, collate, gradients)
+    if report is not None:
+        _HELD[model] = (ran, report)
+    return report
+
+
+def prove(
+    model: Any, packs: Any, *, collate: Callable[[list[list[Any]]], Any] | None = None
+) -> StartUpReport:
+    """The start-up proof for your own training loop.
+
+        loader = PackLoader(data, sampler, collate_fn=PaddingFreeCollator(model))
+        prove(model, loader)            # every rank, after wrapping, before the first step
+
+    Args:
+        model: the object that trains, wrapped or not.
+        packs: a `PackLoader`, a dataset of packs, or packs (lists of encoded samples). Nothing moves in it.
+        collate: a list of packs -> a batch; None: the loader's, else `PaddingFreeCollator(model)`.
+
+    Raises:
+        IsolationError: samples of a pack read each other.
+        InputError: there is no sample to prove it on.
+    """
+    made = collate or getattr(packs, "collate_fn", None)
+    if made is not None and getattr(made, "__name__", "") == "_as_it_is":
+        made = None
+    report = _proven(model, bare_model(model), lambda: _first_packs(packs), made, True)
+    if report is None:
+        raise InputError("there is no pack to prove isolation on", hint="give packs with samples")
+    return report
+
+
+def _first_packs(packs: Any) -> list[list[Any]]:
+    data = getattr(packs, "dataset", packs)
+    if hasattr(data, "peek"):
+        return [list(pack) for pack in data.peek(2)]
+    if not hasattr(data, "__getitem__"):
+        raise InputError(
+            f"a {type(data).__name__} cannot be looked into without moving it",
+            hint="give its first packs: prove(model, [pack, …])",
         )
-    logger.info("start-up proof: %d comparisons on %d samples hold", len(report.rows), len(samples))
-    return report, fused
+    return [list(data[position]) for position in range(min(2, len(data)))]
 
 
-def _fused_holds(model: Any, sample: Mapping[str, Any]) -> bool:
+def _proven(model: Any, bare: Any, packs: Packs, collate: Any, gradients: bool) -> StartUpReport | None:
+    began = time.perf_counter()
+    inner = unwrapped(bare)
+    report = StartUpReport()
+    with untouched(model):
+        given = [list(pack) for pack in (packs() if callable(packs) else packs)]
+        own = collate or PaddingFreeCollator(inner if _backend(inner) else None)
+        failure: BaseException | None = None
+        try:
+            row = _row(given, inner)
+            if row is None and _ranks() == 1:
+                return None
+            if row is None:
+                row, own = _synthetic(inner), PaddingFreeCollator(inner)
+            live = Live(model, inner, own)
+            _compare(live, row, report, gradients)
+        except Exception as error:  # every rank must hear of it
+            failure = error
+        stopped, leaking = _any_rank(inner, failure is not None, failure is None and not report.ok)
+        if failure is not None:
+            raise failure
+        if stopped or row is None:
+            raise IsolationError("the isolation proof stopped on another rank", hint="its message says why")
+        if leaking:
+            report.culprit = _traced(live, row, report)
+            report.leaking_layer = report.culprit.path if report.culprit is not None else None
+        else:
+            report.fused = _fused(model, inner, row, own)
+    report.seconds = time.perf_counter() - began
+    if leaking and report.ok:
+        raise IsolationError("packed samples read each other on another rank", hint="its message says where")
+    if not report.ok:
+        raise IsolationError(_told(inner, report), hint=_hint(inner, report))
+    logger.info(
+        "start-up proof: %d comparisons on %s hold (%s mode, %.1f s); control: %s",
+        len(report.rows), _backend(inner) or type(inner).__name__, report.mode, report.seconds,
+        report.control,
+    )  # fmt: skip
+    return report
+
+
+# ---------------------------------------------------------------------------------------- the row
+def _budget(model: Any) -> int:
+    """Tokens of the row: as many as take seconds on this device."""
+    first = next(iter(model.parameters()), None)
+    if first is None or first.device.type != "cpu":
+        return 2048
+    count = sum(p.numel() for p in model.parameters())
+    floor = 320 if _backend(model) == "flex_attention" else 48
+    return int(min(512, max(floor, 5e10 / max(1, count))))
+
+
+def _row(packs: Sequence[Pack], model: Any) -> list[Sample] | None:
+    """Two short samples, one with media where there is one; long text is cut. None without any sample."""
+    tokens = _budget(model)
+    every = sorted((dict(sample) for pack in packs for sample in pack), key=size_of)
+    every = [sample for sample in every if size_of(sample) > 1] or every
+    if not every:
+        return None
+    fitting = [sample for sample in every if size_of(sample) <= tokens // 2]
+    media = [sample for sample in fitting if has_media(sample)]
+    text = [sample for sample in fitting if not has_media(sample)]
+    chosen = [*text[:1], *media[:1]] if text and media else fitting[:2]
+    taken = {id(sample) for sample in chosen}
+    for sample in every:
+        if len(chosen) < 2 and id(sample) not in taken:
+            cut = opening(sample, model, tokens // 2)
+            chosen += [] if cut is None else [cut]
+    chosen = chosen or every[:1]
+    return chosen if len(chosen) == 2 else [chosen[0], dict(chosen[0])]
+
+
+def _synthetic(model: Any) -> list[Sample]:
+    """Two samples of any text, on a rank that has no pack."""
+    family = family_for(model)
+    rows = 1 if family is None else family.position_rows
+    made = []
+    for number, length in enumerate((9, 7)):
+        ids = torch.arange(1, length + 1) + number
+        places = torch.arange(length)
+        positions = places if rows == 1 else places.expand(rows, -1)
+        made.append({"input_ids": ids, "labels": ids.clone(), "position_ids": positions, "sample_id": number})
+    return made
+
+
+# ---------------------------------------------------------------------------------------- comparing
+def _compare(live: Live, row: list[Sample], report: StartUpReport, gradients: bool) -> None:
+    backend = _backend(live.bare) or "its attention"
+    first = size_of(row[0])
+    ordinary = ordinary_tokens(live.bare, row)
+    tampered = [[changed(row[0], ordinary) or row[0], row[1]], [row[0], changed(row[1], ordinary) or row[1]]]
+    packed = live.logits(row)
+    again = live.logits(row, seed=1)
+    noise = float((packed.double() - again.double()).abs().max())
+    scale = max(1.0, float(packed.abs().max()))
+    base = base_tolerance(live.model, packed)
+    if noise > base * scale:
+        report.mode = "evaluation"
+        live.model.eval()
+        packed = live.logits(row)
+        noise = float((packed.double() - live.logits(row, seed=1).double()).abs().max())
+    alone = [live.logits([member]) for member in row]
+    parts = [packed[:first], packed[first:]]
+    gaps = [_gap(a, b) for a, b in zip(parts, alone, strict=True)]
+    # In a causal row the first sample reads nothing else: its difference is that of rounding.
+    limit = scale * min(_ROUNDING, max(base, 8 * min(gaps) / scale))
+    for number, gap in enumerate(gaps):
+        report.rows.append(ProofRow(backend, "in order", "logits", gap, limit, name_of(row[number], number)))
+    # Routing and quantisation look at the whole row; so does what is not repeatable.
+    exact = noise == 0 and not _looks_at_the_row(live.bare)
+    bound = 0.0 if exact else limit
+    moved = []
+    for number in (0, 1):
+        after = live.logits(tampered[number])
+        halves = [after[:first], after[first:]]
+        gap, other = _gap(parts[1 - number], halves[1 - number]), name_of(row[1 - number], 1 - number)
+        moved.append(_gap(parts[number], halves[number]) > 0)
+        where = f"{other} reads {name_of(row[number], number)} and"
+        report.rows.append(ProofRow(backend, "in order", "tamper", gap, bound, where))
+    _control(live, row, tampered[0], report, limit)
+    if not any(moved):
+        logger.warning("start-up proof: changing a token changed nothing, so the tamper test has no power")
+    if gradients:
+        _compare_gradients(live, row, report, backend, base)
+
+
+def _control(
+    live: Live, row: list[Sample], tampered: list[Sample], report: StartUpReport, limit: float
+) -> None:
+    """The row as one segment: the second sample must then read the first."""
+    start = size_of(row[0])
+    try:
+        spoiled = live.logits(row, one_segment)[start:]
+        after = live.logits(tampered, one_segment)[start:]
+    except (ValueError, TypeError, RuntimeError, IndexError, IsolationError) as error:
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        report.control = f"refused by the model ({line})"
+        return
+    gap = _gap(spoiled, after)
+    if gap > 0:
+        report.control = f"caught (a row without boundaries leaks {gap:.2g})"
+        return
+    report.control = "not caught: a row without boundaries leaks nothing here"
+    logger.warning("start-up proof: a row without boundaries does not leak either on this model")
+
+
+def _compare_gradients(
+    live: Live, row: list[Sample], report: StartUpReport, backend: str, base: float
+) -> None:
+    whole = not is_sharded(live.model)
+    packed = live.gradients(row, whole)
+    alone = [live.gradients([member], whole) for member in row]
+    limit = _GRADIENT[base > 1e-3]
+    worst, where = 0.0, "no parameter"
+    for name in {**packed, **alone[0], **alone[1]}:
+        parts = [one[name].double() for one in alone if name in one]
+        one = packed[name].double() if name in packed else torch.zeros_like(parts[0])
+        parts = parts or [torch.zeros_like(one)]
+        reference = sum(parts[1:], parts[0])
+        if not whole:  # of the embedded tokens [1, T, H], a pad tail left out
+            reference = torch.cat(parts, 1)
+            one = one[:, : reference.shape[1]]
+        gap = float((one - reference).norm() / reference.norm().clamp(min=1e-12))
+        if not gap <= worst:
+            worst, where = gap, f"the gradient of {name}"
+    report.rows.append(ProofRow(backend, "in order", "gradients", worst, limit, where))
+
+
+def _gap(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one.double() - other.double()).abs().max())
+
+
+def _looks_at_the_row(model: Any) -> bool:
+    """Experts and quantised layers work on all tokens of a row together, and round with them."""
+    text = text_config(model.config) if hasattr(model, "config") else None
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    if any((getattr(text, name, None) or 0) for name in names):
+        return True
+    return bool(getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None) is not None)
+
+
+def _traced(live: Live, row: list[Sample], report: StartUpReport) -> Culprit | None:
+    """The layer and function where the leak begins; every rank makes the same passes."""
+    first, second = (size_of(member) for member in row)
+    ordinary = ordinary_tokens(live.bare, row)
+    failed = next((r for r in report.rows if not r.ok), None)
+    number = 1
+    if failed is not None and failed.check == "tamper":
+        number = 1 - [r for r in report.rows if r.check == "tamper"].index(failed)
+    tampered = list(row)
+    tampered[1 - number] = changed(row[1 - number], ordinary) or row[1 - number]
+    total = first + second
+    part = slice(first, total) if number else slice(0, first)
+    by_tamper = any(not r.ok for r in report.rows if r.check == "tamper")
+    other = tampered if by_tamper or failed is None else [row[number]]
+    alone = other is not tampered
+    return find_culprit(
+        live.bare,
+        live.eager(row),
+        live.eager(other),
+        (total, size_of(row[number]) if alone else total),
+        (part, slice(0, size_of(row[number])) if alone else part),
+        1e-3 if alone else 0.0,
+    )
+
+
+def _fused(model: Any, bare: Any, row: Sequence[Sample], collate: Any) -> bool:
     """Does the loss through the head alone equal the loss through the model's own logits?"""
-    batch = PaddingFreeCollator(model)([[sample]])
-    device = next(model.parameters()).device
+    if not hasattr(bare, "config") or plain_head(bare) is None or is_sharded(model):
+        return hasattr(bare, "config") and plain_head(bare) is not None
+    batch = collate([[row[0]]])
+    if "labels" not in batch:
+        return False
+    device = next(bare.parameters()).device
     moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
     with torch.no_grad():
         short, full = (float(token_loss_sum(model, moved, fused=fused)) for fused in (True, False))
     if abs(short - full) <= 1e-2 * max(1.0, abs(full)):
         return True
-    logger.warning("the head of %s is not plain: logits are built for the loss", model.config.model_type)
+    logger.warning("the head of %s is not plain: logits are built for the loss", bare.config.model_type)
     return False
+
+
+# ------------------------------------------------------------------------------------------- ranks
+def _ranks() -> int:
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def _any_rank(model: Any, *mine: bool) -> list[bool]:
+    """Each of some facts: is it so on any rank?"""
+    if _ranks() == 1:
+        return list(mine)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    flags = torch.tensor([int(one) for one in mine], device=device if device.type != "meta" else "cpu")
+    torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MAX)
+    return [bool(one) for one in flags.tolist()]
+
+
+# ----------------------------------------------------------------------------------------- messages
+def _told(bare: Any, report: StartUpReport) -> str:
+    kind = getattr(getattr(bare, "config", None), "model_type", type(bare).__name__)
+    failed = next(row for row in report.rows if not row.ok)
+    told = f"packed samples read each other in {kind}"
+    culprit = report.culprit
+    if culprit is not None:
+        told += f", first in {culprit.path or 'its own forward'}"
+        told += f": {'; '.join(culprit.functions[:2])}" if culprit.functions else ""
+    return (
+        f"{told} ({failed.check} on {failed.backend}: {failed.where} differs by {failed.worst:.2g}, "
+        f"limit {failed.limit:.2g})"
+    )
+
+
+def _hint(bare: Any, report: StartUpReport) -> str:
+    backend = _backend(bare)
+    if report.culprit is not None and report.culprit.foreign:
+        return "take that function out of the model before training, or train unpacked (packing: false)"
+    if backend not in (None, "sdpa"):
+        return "set model.attn: sdpa (attn_implementation='sdpa'), or train unpacked (packing: false)"
+    return "train it unpacked (packing: false), or choose a model with attention layers only"
+
+
+def _backend(model: Any) -> str | None:
+    """Attention implementation; None for a model without a transformers config."""
+    return attention_of(model) if hasattr(getattr(model, "config", None), "model_type") else None
+
+
+def _fingerprint(model: Any, bare: Any, collate: Any) -> tuple[Any, ...]:
+    """What could change the answer: the code of every forward, hook, mask and attention function."""
+    parts: list[Any] = [id(collate), _backend(bare)]
+    for module in model.modules():
+        own = vars(module).get("forward")
+        hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+        parts.append((type(module), type(module).forward, id(own) if own is not None else 0, *map(id, hooks)))
+        parts.append(vars(module).get("_compiled_call_impl") is not None)
+    first = next(iter(model.parameters()), None)
+    parts += [
+        None if first is None else (first.dtype, str(first.device)),
+        *foreign_functions(unwrapped(bare)),
+    ]
+    return tuple(parts)

@@ -24,9 +24,8 @@ from ..world import World, world
 from .attention import check_attention
 from .config import RunConfig
 from .eval_keys import check_evaluates
-from .loss import bare_model
+from .loss import bare_model, plain_head
 from .sft import TrainResult, Validations, _arguments, _loaded, _validation_data
-from .start_up import start_up
 from .trace import follow_losses
 from .unplanned import UnplannedTrainer, asked_checkpoint, trained
 
@@ -108,7 +107,6 @@ def train_streaming(
     folder = Path(config.training.output_dir)
     files.make_folder(folder)
     first = _first_packs(config, source, template)
-    proof, fused = start_up(config, model, setup.proven, [len(pack) for pack in first], lambda: first)
     log_file = folder / "train_log.jsonl"
     if place.is_writer and resumed is None:
         files.remove(log_file)
@@ -124,12 +122,17 @@ def train_streaming(
         _Stand(stream, place.rank),
         eval_data=_validation_data(config, val, template, place),
         rank=place.rank,
-        fused=fused,
+        fused=plain_head(bare_model(model)) is not None,
         log_file=log_file,
         progress=progress,
     )
     follow_losses(trainer, config, None)
-    return trained(trainer, template, resumed, proof, log_file)
+    trainer.prove_first(
+        lambda: first,
+        proof=config.training.proof,
+        known=setup.proven or all(len(pack) < 2 for pack in first),
+    )
+    return trained(trainer, template, resumed, log_file)
 
 
 class StreamTrainer(UnplannedTrainer):

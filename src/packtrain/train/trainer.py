@@ -35,12 +35,14 @@ from .loss import bare_model, count_correct, step_share, token_loss_sum
 from .meter import Meter
 from .recorded import token_losses
 from .reduction import Reduction, loss_normaliser
+from .start_up import StartUpReport, prove_before_training
 from .trace import LossTrace
 
 ensure_torchvision()  # transformers imports torchvision with its Trainer
 
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 
+from .at_begin import ProofAtBegin  # noqa: E402
 from .positions import Positions, TrainBatches, check_resume  # noqa: E402
 from .restore import RestoresWeights  # noqa: E402
 
@@ -72,6 +74,8 @@ class PackTrainer(RestoresWeights, Trainer):  # type: ignore[misc]
     reduction = Reduction()
     #: Losses of samples and sources (`trace_losses`), or None.
     trace: LossTrace | None = None
+    #: What the start-up proof found, once training has begun with `prove_first`.
+    proof: StartUpReport | None = None
 
     def __init__(
         self,
@@ -125,6 +129,18 @@ class PackTrainer(RestoresWeights, Trainer):  # type: ignore[misc]
             raise ConfigError(
                 f"{self.args.n_gpu} GPUs in one process", hint="start one process per GPU with torchrun"
             )
+
+    def prove_first(self, packs: Callable[[], Any], *, proof: bool = True, known: bool = True) -> None:
+        """Prove isolation when training begins, on the wrapped model; see `prove_before_training`."""
+
+        def found(report: StartUpReport | None) -> None:
+            self.proof = report
+            self.fused = self.fused if report is None else report.fused
+
+        if not proof:
+            prove_before_training(self.model, packs, proof=False, known=known)
+            return
+        self.add_callback(ProofAtBegin(self, packs, found, collate=self.data_collator))
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trainer's `train`; a checkpoint of other packs is refused before anything is trained."""

@@ -15,7 +15,6 @@ from ..errors import ChecksumError, ConfigError
 from .config import RunConfig
 from .loss import bare_model
 from .meter import Meter
-from .proof import IsolationReport
 from .sft import TrainResult, _last_evaluation, _save
 from .trainer import PackTrainer, _Log
 
@@ -132,7 +131,6 @@ def trained(
     trainer: UnplannedTrainer,
     template: Any,
     resumed: str | None,
-    proof: IsolationReport | None,
     log_file: Path,
 ) -> TrainResult:
     """Train, evaluate the end where there are validation samples, keep the model beside its processor, and
@@ -144,4 +142,4 @@ def trained(
     if trainer.args.save_strategy.value != "no":
         _save(trainer, template, log_file.parent / "model")
     history = [dict(row) for row in trainer.state.log_history]
-    return TrainResult(bare_model(trainer.model), history, metrics, proof, log_file)
+    return TrainResult(bare_model(trainer.model), history, metrics, trainer.proof, log_file)

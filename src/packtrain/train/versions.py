@@ -1,47 +1,68 @@
-"""Versions of transformers and torch on which isolation was tested, and what happens on others.
+"""Versions of transformers and torch: which were tested, and where the installed ones stand beside them.
 
-Isolation rests on how transformers derives masks and hands positions on, and that changed often.
-Others are refused, unless `PACKTRAIN_UNTESTED_VERSIONS=1` is set: then nothing counts as known, and
-a run starts only after its start-up proof has passed.
+No version is refused for its number: the start-up proof decides on the installed one. `packtrain doctor` and
+the first line of a run say whether a version was tested, or is newer or older than those that were.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+from dataclasses import dataclass
 
-from ..errors import IsolationError
-from ..world import untested_allowed
+__all__ = ["TESTED", "Standing", "standings", "told"]
 
-__all__ = ["OVERRIDE", "TESTED", "untested", "versions_trusted"]
-
-#: Minor versions that the tests or the GPU runs of docs/benchmarks.md passed on.
-TESTED = {"transformers": ("5.17", "5.19", "5.20", "5.21", "5.22", "5.23", "5.24"), "torch": ("2.11", "2.13")}
-
-OVERRIDE = "PACKTRAIN_UNTESTED_VERSIONS"
+#: Minor versions that the tests, `make test-versions` or the GPU runs of docs/benchmarks.md passed on.
+TESTED = {
+    "transformers": ("4.57", "5.9", "5.17", "5.19", "5.20", "5.21", "5.22", "5.23", "5.24"),
+    "torch": ("2.6", "2.9", "2.11", "2.13", "2.14"),
+}
 
 
-def untested() -> list[str]:
-    """Installed packages whose minor version was not tested, as "torch 2.9.1 (tested: 2.11, 2.13)"."""
+@dataclass(frozen=True)
+class Standing:
+    """One installed package.
+
+    Attributes:
+        word: "tested", "newer" or "older" than every tested version, or "between" tested ones.
+    """
+
+    package: str
+    version: str
+    word: str
+
+    def __str__(self) -> str:
+        if self.word == "tested":
+            return f"{self.package} {self.version} (tested)"
+        span = f"{TESTED[self.package][0]} to {TESTED[self.package][-1]}"
+        return f"{self.package} {self.version} ({self.word}: tested are {span})"
+
+
+def standings() -> list[Standing]:
+    """Every package of `TESTED` that is installed."""
     found = []
-    for package, tested in TESTED.items():
-        version = importlib.metadata.version(package)
-        if ".".join(version.split("+")[0].split(".")[:2]) not in tested:
-            found.append(f"{package} {version} (tested: {', '.join(tested)})")
+    for package in TESTED:
+        try:
+            found.append(_standing(package, importlib.metadata.version(package)))
+        except importlib.metadata.PackageNotFoundError:
+            continue
     return found
 
 
-def versions_trusted() -> bool:
-    """True on tested versions; False when the override is set on others.
+def told() -> str:
+    """One line about versions that were not tested; "" where all were."""
+    others = [str(one) for one in standings() if one.word != "tested"]
+    return f"{'; '.join(others)}: the start-up proof decides" if others else ""
 
-    Raises:
-        IsolationError: other versions, and no override.
-    """
-    others = untested()
-    if not others:
-        return True
-    if untested_allowed():
-        return False
-    raise IsolationError(
-        f"isolation was not tested on {'; '.join(others)}",
-        hint=f"install a tested version, or set {OVERRIDE}=1: the start-up proof then decides",
-    )
+
+def _standing(package: str, version: str) -> Standing:
+    minor = _minor(version)
+    tested = [_minor(one) for one in TESTED[package]]
+    if minor in tested:
+        return Standing(package, version, "tested")
+    word = "newer" if minor > max(tested) else "older" if minor < min(tested) else "between"
+    return Standing(package, version, word)
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    digits = version.split("+")[0].split(".")[:2]
+    return tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in digits)

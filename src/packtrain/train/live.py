@@ -1,0 +1,215 @@
+"""Rows of two samples through the very object that trains: the passes of the start-up proof.
+
+Every pass goes through the object as it is called in training (compiled, wrapped, sharded), in training mode
+with dropout off, with the batches of its own collator. All ranks make the same passes in the same order, so
+that a sharded model can gather its weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from .probe import Sample, size_of
+from .untouched import is_wrapper, seeded
+
+__all__ = ["Live", "base_tolerance", "is_sharded", "unwrapped"]
+
+Alter = Callable[[Any], Mapping[str, Any]]
+
+#: Parameters whose gradients are compared; larger ones are passed over.
+_FEW, _LARGEST = 6, 1 << 23
+
+#: Relative difference that another row length may make, by the coarsest type of a pass.
+_TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+
+
+@dataclass
+class Live:
+    """The object that trains, and how its rows are made.
+
+    Attributes:
+        model: what is called in training.
+        bare: the transformers model inside.
+        collate: a list of packs -> a batch, as in training.
+    """
+
+    model: Any
+    bare: Any
+    collate: Callable[[list[list[Sample]]], Any]
+
+    def logits(self, pack: Sequence[Sample], alter: Alter | None = None, *, seed: int = 0) -> torch.Tensor:
+        """[T, V] of a pack, through the live object, without gradients."""
+        with torch.no_grad(), _without_sync(self.model):
+            return self._forward(self.model, self._batch(pack, alter), pack, seed)
+
+    def eager(self, pack: Sequence[Sample]) -> Callable[[], Any]:
+        """One pass to be watched by hooks."""
+        return lambda: self.logits(pack)
+
+    def gradients(self, pack: Sequence[Sample], whole: bool) -> dict[str, torch.Tensor]:
+        """Gradients of the sum of the token losses inside each sample; nothing is added to `.grad`.
+
+        Args:
+            whole: True: of a few parameters. False (sharded models): of the embeddings of the row.
+        """
+        batch = self._batch(pack, None)
+        model = self.model
+        if isinstance(model, nn.parallel.DistributedDataParallel):  # its reducer expects backward passes
+            model = model.module
+        with torch.enable_grad(), _no_reentrant(self.bare), _embedded(self.bare, not whole) as rows:
+            logits = self._forward(model, batch, pack, 0)
+            loss = _loss(logits, pack)
+            if not loss.requires_grad:
+                return {}
+            wanted = {name: p for name, p in _few(self.bare)} if whole else {"the embedded tokens": rows[0]}
+            made = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+        return {n: g.detach() for n, g in zip(wanted, made, strict=True) if g is not None}
+
+    def _batch(self, pack: Sequence[Sample], alter: Alter | None) -> dict[str, Any]:
+        batch = self.collate([list(pack)])
+        altered = batch if alter is None else alter(batch)
+        devices = (p.device for p in self.bare.parameters() if p.device.type != "meta")
+        device = next(devices, torch.device("cpu"))
+        kept = {k: v for k, v in altered.items() if k not in ("labels", "loss_scale")}
+        return {key: _moved(value, device) for key, value in kept.items()}
+
+    def _forward(
+        self, model: Any, batch: Mapping[str, Any], pack: Sequence[Sample], seed: int
+    ) -> torch.Tensor:
+        seeded(seed)
+        made = _logits(model(**batch))
+        return made.reshape(-1, made.shape[-1])[: sum(map(size_of, pack))]
+
+
+def _logits(outputs: Any) -> torch.Tensor:
+    for name in ("logits", "last_hidden_state"):
+        found = getattr(outputs, name, None)
+        if isinstance(found, torch.Tensor):
+            return found
+    if isinstance(outputs, torch.Tensor):
+        return outputs
+    parts = outputs.values() if isinstance(outputs, Mapping) else outputs
+    return next(p for p in parts if isinstance(p, torch.Tensor) and p.dim() > 1)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _moved(part, device) for key, part in value.items()}
+    return [_moved(part, device) for part in value] if isinstance(value, list) else value
+
+
+def _loss(logits: torch.Tensor, pack: Sequence[Sample]) -> torch.Tensor:
+    """Each token but the first of a sample is predicted from those before it."""
+    total = logits.new_zeros((), dtype=torch.float32)
+    wide = logits if logits.dtype is torch.float64 else logits.float()
+    for member, part in zip(pack, wide.split([size_of(member) for member in pack]), strict=True):
+        ids = torch.from_numpy(np.asarray(member["input_ids"]).reshape(-1).astype(np.int64)).to(part.device)
+        targets = ids[1:].clamp(min=0) % part.shape[-1]
+        total = total + functional.cross_entropy(part[:-1], targets, reduction="sum")
+    return total
+
+
+def _few(model: Any) -> list[tuple[str, Any]]:
+    """Trained parameters from the first and the last layers, those of attention first."""
+    fitting = [
+        (name, p)
+        for name, p in model.named_parameters()
+        if p.requires_grad and p.is_floating_point() and p.numel() <= _LARGEST
+    ]
+    attention = [(n, p) for n, p in fitting if "attn" in n or "attention" in n]
+    chosen = [*attention[:2], *attention[-2:], *fitting[:1], *fitting[-1:]]
+    return list({id(p): (name, p) for name, p in chosen}.values())[:_FEW]
+
+
+@contextlib.contextmanager
+def _embedded(model: Any, wanted: bool) -> Iterator[list[torch.Tensor]]:
+    """The embeddings of the row as a tensor that gets a gradient."""
+    rows: list[torch.Tensor] = []
+
+    def keep(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+        kept = output if output.requires_grad else output.detach().requires_grad_()
+        rows.append(kept)
+        return kept
+
+    if not wanted:
+        yield rows
+        return
+    handle = model.get_input_embeddings().register_forward_hook(keep)
+    try:
+        yield rows
+    finally:
+        handle.remove()
+
+
+@contextlib.contextmanager
+def _without_sync(model: Any) -> Iterator[None]:
+    with (
+        model.no_sync()
+        if isinstance(model, nn.parallel.DistributedDataParallel)
+        else contextlib.nullcontext()
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _no_reentrant(model: Any) -> Iterator[None]:
+    """Reentrant checkpointing knows no gradients of chosen tensors: it is off for these passes."""
+    switched = []
+    for module in model.modules():
+        if vars(module).get("gradient_checkpointing") is True:
+            function = getattr(module, "_gradient_checkpointing_func", None)
+            if getattr(function, "keywords", {}).get("use_reentrant", True):
+                vars(module)["gradient_checkpointing"] = False
+                switched.append(module)
+    try:
+        yield
+    finally:
+        for module in switched:
+            vars(module)["gradient_checkpointing"] = True
+
+
+def unwrapped(model: Any) -> Any:
+    """The module whose parameters and submodules are those that run, without compile and rank wrappers."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and is_wrapper(model):
+            inner = getattr(model, "module", None)
+        if inner is None:
+            return model
+        model = inner
+
+
+def is_sharded(model: Any) -> bool:
+    """Are the parameters held in parts over ranks (FSDP, DTensor, ZeRO-3)?"""
+    if any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules()):
+        return True
+    return any(
+        type(p).__name__ in ("DTensor", "FlatParameter") or hasattr(p, "ds_id") for p in model.parameters()
+    )
+
+
+def base_tolerance(model: Any, output: torch.Tensor) -> float:
+    """Relative difference that rounding may make between rows of different lengths."""
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()} | {output.dtype}
+    parts = list(model.modules())
+    device = output.device.type
+    mixed = (
+        any(hasattr(m, "_original_forward") or getattr(m, "mixed_precision", None) for m in parts)
+        or any(not p.is_floating_point() for p in model.parameters())
+        or torch.is_autocast_enabled(device)
+        or bool(getattr(unwrapped(model), "is_quantized", False))
+    )
+    coarse = max((_TOLERANCE.get(kind, 2e-2) for kind in kinds), default=1e-4)
+    if device == "cuda" and torch.get_float32_matmul_precision() != "highest":
+        coarse = max(coarse, 5e-3)
+    return max(coarse, 2e-2) if mixed else coarse
