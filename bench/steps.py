@@ -18,10 +18,11 @@ import numpy as np
 from planner import facts, lengths_of
 
 import packtrain as pt
-from packtrain.planning.balance import Balance, Balancer
+from packtrain.planning.balance import Balance
 from packtrain.planning.costs import costs_of
-from packtrain.planning.step_view import step_evenness
-from packtrain.planning.steps import Permutation, epoch_positions
+from packtrain.planning.evenness import step_evenness
+from packtrain.planning.order import EpochOrder
+from packtrain.planning.permutation import Permutation
 
 
 def evenness(aligned: pt.AlignedPlan, ids: np.ndarray, accum: int, *, per_step: bool = False) -> float:
@@ -36,19 +37,20 @@ def evenness(aligned: pt.AlignedPlan, ids: np.ndarray, accum: int, *, per_step: 
 def steps_of_packs(lengths: pt.Lengths, cap: int, ranks: int) -> dict[str, float]:
     aligned = pt.plan(lengths, cap).align(ranks)
     places = np.arange(len(aligned), dtype=np.int64)
-    plain = aligned.pack_ids_at(epoch_positions(aligned, places, 0, 0))
+    plain = aligned.pack_ids_at(EpochOrder(aligned).at(places, 0))
     found: dict[str, float] = {}
     print(f"steps of packs: {len(aligned.plan):,} packs, {ranks} ranks")
     for accum in (1, 4, 8):
-        balancer = Balancer(aligned, Balance(grad_accum=accum))
+        order = EpochOrder(aligned, grad_accum=accum, balance="step")
         begin = time.perf_counter()
-        ids = aligned.pack_ids_at(balancer.positions(0, balancer.steps, 0, 0))
+        ids = aligned.pack_ids_at(order.of_steps(0, order.steps, 0))
         seconds = time.perf_counter() - begin
-        before, after = (balancer.samples_per_step(0, 0, balanced=b) for b in (False, True))
+        before, after = (order.samples_per_step(balanced=b) for b in (False, True))
         assert np.array_equal(before, after), "the samples of a step changed"
         assert accum > 1 or np.array_equal(ids, plain), "G=1 is to stay as it is"
         found[f"micro_{accum}"] = evenness(aligned, ids, accum)
-        dealt = Balancer(aligned, Balance(grad_accum=accum, sync="step")).positions(0, balancer.steps, 0, 0)
+        by_step = EpochOrder(aligned, grad_accum=accum, balance=Balance(grad_accum=accum, sync="step"))
+        dealt = by_step.of_steps(0, by_step.steps, 0)
         before_micro = evenness(aligned, plain, accum)
         print(
             f"  G={accum}: micro step {before_micro:.4f} -> {found[f'micro_{accum}']:.4f}; "

@@ -49,6 +49,9 @@ def test_the_set_is_small_and_whole() -> None:
 def test_values_are_equal(name: str) -> None:
     expected, found = recorded(name), plain(getattr(golden, name)())
     assert found.keys() == expected.keys()
+    if name == "plans":  # further figures may come to a forecast; those of then stay
+        rows = zip(found["forecast"], expected["forecast"], strict=True)
+        found["forecast"] = [{key: row[key] for key in then} for row, then in rows]
     assert {key: found[key] for key in expected if found[key] != expected[key]} == {}
 
 

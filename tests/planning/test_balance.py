@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 import packtrain as pt
 from packtrain.errors import InputError, PlanError, UnknownNameError
-from packtrain.planning.balance import Balance
+from packtrain.planning.balance import Balance, deal, rank_totals
 from packtrain.planning.costs import FlopsCost, costs_of
-from packtrain.planning.deal import deal, rank_totals
-from packtrain.planning.steps import epoch_positions
+from packtrain.planning.order import EpochOrder
 
 
 def sft(n: int, cap: int = 8192, seed: int = 0) -> np.ndarray:
@@ -51,7 +50,7 @@ def test_steps_keep_their_packs(
         return
     a = plan.align(world, drop_last=drop)
     b = a.balance(accum, cost, seed=seed, epoch=2, sync=sync)
-    order = epoch_positions(a, np.arange(len(a)), seed or 0, 2, shuffle=seed is not None)
+    order = EpochOrder(a, seed=seed or 0, shuffle=seed is not None).at(np.arange(len(a)), 2)
     before, after = a.pack_ids[order], b.pack_ids
     assert step_sets(before, world * accum) == step_sets(after, world * accum)
     assert [b.pack_id(i) for i in range(len(b))] == after.tolist() and len(b) == len(a)
@@ -67,11 +66,11 @@ def test_targets_on_chat_lengths() -> None:
     a = pt.plan(sft(300_000), 8192).align(64)
     for accum, most in ((4, 1.045), (8, 1.022)):
         b = a.balance(accum, seed=0)
-        order = epoch_positions(a, np.arange(len(a)), 0, 0)
+        order = EpochOrder(a).at(np.arange(len(a)), 0)
         assert micro(a, a.pack_ids[order]) > 1.09
         assert micro(b) <= most
-        before = b._balancer.samples_per_step(0, 0, balanced=False)
-        after = b._balancer.samples_per_step(0, 0)
+        held = EpochOrder(a, grad_accum=accum, balance="step")
+        before, after = held.samples_per_step(balanced=False), held.samples_per_step()
         assert np.array_equal(before, after), "samples of every step, so also their spread"
 
 
@@ -85,7 +84,7 @@ def test_step_totals_are_more_even_than_a_shuffle() -> None:
         totals = costs[ids[:full]].reshape(-1, 4, 8).sum(axis=1)
         return float(totals.max(axis=1).sum() / totals.mean(axis=1).sum())
 
-    order = epoch_positions(a, np.arange(len(a)), 0, 0)
+    order = EpochOrder(a).at(np.arange(len(a)), 0)
     assert worst(a.pack_ids[order]) > 1.5 and worst(b.pack_ids) < 1.05
 
 

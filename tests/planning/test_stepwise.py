@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import packtrain as pt
 from packtrain.errors import InputError, LawError, PlanError
+from packtrain.planning.evenness import step_evenness
 from packtrain.planning.laws import check_laws
+from packtrain.planning.order import EpochOrder
 from packtrain.planning.skip import read_skip_file
-from packtrain.planning.step_view import step_evenness
-from packtrain.planning.steps import consumption
 from packtrain.testing import check_plan, compiled_path, plain_path
 
 
@@ -88,7 +88,7 @@ def test_every_world_size_that_divides_the_packs_reads_the_same_steps(
     for s, step in enumerate(steps):
         held = [i for p in range(s * packs, (s + 1) * packs) for i in view[p].tolist()]
         assert sorted(held) == sorted(step)
-    ranks = [consumption(view, r, seed=3, epoch=1) for r in range(world)]
+    ranks = [EpochOrder(view, seed=3).of_rank(r, 1) for r in range(world)]
     epoch = np.stack(ranks, axis=1).reshape(-1)
     assert sorted(epoch.tolist()) == list(range(len(view)))
     order = epoch.reshape(-1, packs)[:, 0] // packs

@@ -123,12 +123,9 @@ def test_what_lies_before_the_position_is_not_computed() -> None:
     sampler = PackSampler(plan([8] * 50, pack_length=8).align(2), 1, seed=5)
     whole = list(sampler)
     asked: list[int] = []
-    compute = sampler._positions
-    sampler._positions = lambda order, epoch, start, stop: (
-        asked.append(start)
-        or compute(  # type: ignore[func-returns-value,method-assign]
-            order, epoch, start, stop
-        )
+    compute = sampler.order.of_rank
+    sampler.order.of_rank = lambda rank, epoch, start, stop: (  # type: ignore[method-assign]
+        asked.append(start) or compute(rank, epoch, start, stop)  # type: ignore[func-returns-value]
     )
     batches = TrainBatches(sampler)
     sampler.begin_at(20)

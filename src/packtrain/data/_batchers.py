@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..errors import PlanError
 from ..planning.lengths import Lengths
-from ..planning.packplan import PackerId
+from ..planning.raw_plan import PackerId
 from ..planning.window import WindowPacker, WindowPacks
 
 __all__ = ["ArrivalPacker", "FixedPacker", "WarmUp", "WarmUpPacker"]

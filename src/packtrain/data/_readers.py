@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset
 
 from ..errors import InputError, PacktrainError, SampleError, SourceError, described
 from ..measuring.eligibility import set_epoch
-from ..planning.steps import Permutation
+from ..planning.permutation import Permutation
 
 __all__ = ["IndexReader", "IterableReader", "is_indexed", "reader_of"]
 

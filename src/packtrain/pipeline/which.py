@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from .. import files
 from ..errors import FormatError, InputError, PacktrainError
-from ..planning.align import AlignedPlan
-from ..planning.balance import Balance, Balancer
+from ..planning.balance import Balance
+from ..planning.order import EpochOrder
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
-from ..planning.steps import epoch_positions
 from .length_files import lengths_of
 
 __all__ = ["Order", "order_of", "rows_of"]
@@ -33,46 +32,29 @@ class Order:
     """The order in which a run consumes a plan.
 
     Attributes:
-        aligned: the plan for its ranks.
-        grad_accum: micro steps of a step.
-        seed: of the epoch orders; None = plan order.
-        balance: how the sampler rearranges packs, or None.
+        packs_order: of its packs.
         run_steps: steps of the whole run; None = not known.
         folder: plan folder, to find the source again.
-        replan: the plans of the epochs, or None: the same in all.
     """
 
-    aligned: AlignedPlan
-    grad_accum: int
-    seed: int | None
-    balance: Balance | None
+    packs_order: EpochOrder
     run_steps: int | None
     folder: Path
-    replan: EpochPlans | None = None
-
-    def view(self, epoch: int) -> AlignedPlan:
-        """The plan of an epoch for the ranks."""
-        if self.replan is None:
-            return self.aligned
-        return self.replan.plan(epoch).align(self.aligned.world_size, self.aligned.drop_last)
 
     @property
     def steps(self) -> int:
         """Steps of an epoch."""
-        return -(-self.aligned.steps // self.grad_accum)
+        return self.packs_order.steps
 
     @property
     def epochs(self) -> int:
         """Epochs of the run, the last perhaps in part; 1 where that is not known."""
         return 1 if self.run_steps is None else -(-self.run_steps // self.steps)
 
-    def positions(self, start: int, stop: int, epoch: int) -> I64:
-        """Aligned positions of steps start..stop-1 of an epoch, micro step by micro step, rank by rank."""
-        if self.balance is not None:
-            return Balancer(self.view(epoch), self.balance).positions(start, stop, self.seed, epoch)
-        width = self.aligned.world_size * self.grad_accum
-        places = np.arange(start * width, min(stop * width, len(self.aligned)), dtype=np.int64)
-        return epoch_positions(self.aligned, places, self.seed or 0, epoch, shuffle=self.seed is not None)
+    def packs(self, start: int, stop: int, epoch: int) -> I64:
+        """Raw pack ids of steps start..stop-1 of an epoch, micro step by micro step, rank by rank."""
+        order = self.packs_order
+        return order.view(epoch).pack_ids_at(order.of_steps(start, stop, epoch))
 
     def step(self, step: int, *, epoch: int | None = None, rank: int | None = None) -> dict[str, Any]:
         """Packs and sample ids of a step.
@@ -84,7 +66,7 @@ class Order:
         Raises:
             InputError: no such step or rank.
         """
-        ranks = self.aligned.world_size
+        ranks = self.packs_order.aligned.world_size
         if rank is not None and not 0 <= rank < ranks:
             raise InputError(f"rank {rank} of {ranks} ranks", hint=f"0 to {ranks - 1}")
         if step < 0 or (epoch is not None and (epoch < 0 or step >= self.steps)):
@@ -98,14 +80,14 @@ class Order:
                 f"step {of_epoch * self.steps + inside} of a run of {self.run_steps} steps",
                 hint=f"0 to {self.run_steps - 1}",
             )
-        view = self.view(of_epoch)
-        packs = view.pack_ids_at(self.positions(inside, inside + 1, of_epoch))
+        plan = self.packs_order.view(of_epoch).plan
+        packs = self.packs(inside, inside + 1, of_epoch)
         rows = [
             {
                 "micro_step": place // ranks,
                 "rank": place % ranks,
                 "pack": pack,
-                "ids": [] if pack < 0 else view.plan[pack].tolist(),
+                "ids": [] if pack < 0 else plan[pack].tolist(),
             }
             for place, pack in enumerate(packs.tolist())
             if rank is None or place % ranks == rank
@@ -125,16 +107,16 @@ class Order:
         Raises:
             InputError: the sample is not in the plan (its ledger reason is named).
         """
-        ranks = self.aligned.world_size
+        ranks = self.packs_order.aligned.world_size
         rows = []
         last: Any = "any" if self.run_steps is None else self.epochs - 1
         for epoch in epochs:
             if epoch < 0 or (self.run_steps is not None and epoch >= self.epochs):
                 raise InputError(f"there is no epoch {epoch}", hint=f"0 to {last}, or leave it out")
             pack = self._pack_of(sample, epoch)
-            packs = self.aligned.pack_ids_at(self.positions(0, self.steps, epoch))
+            packs = self.packs(0, self.steps, epoch)
             for place in np.flatnonzero(packs == pack).tolist():
-                step, rest = divmod(place, ranks * self.grad_accum)
+                step, rest = divmod(place, self.packs_order.width)
                 if self.run_steps is not None and epoch * self.steps + step >= self.run_steps:
                     continue
                 rows.append(
@@ -151,7 +133,7 @@ class Order:
 
     def _pack_of(self, sample: int, epoch: int) -> int:
         """The raw pack that holds a sample in an epoch."""
-        plan = self.view(epoch).plan
+        plan = self.packs_order.view(epoch).plan
         found = np.flatnonzero(np.asarray(plan.indices) == sample)
         if len(found) == 0:
             reasons = dict(plan.ledger)
@@ -200,15 +182,15 @@ def order_of(
         )
     accumulation = own or grad_accum or 1
     moves = balance is not None and (accumulation > 1 or balance != "step")
-    return Order(
-        aligned=aligned,
+    order = EpochOrder(
+        aligned,
+        seed=seed or 0,
+        shuffle=seed is not None,
         grad_accum=accumulation,
-        seed=seed,
         balance=Balance(grad_accum=accumulation, mode=str(balance)) if moves else None,
-        run_steps=None,
-        folder=folder,
         replan=None if replan is None else EpochPlans(plan, lengths_of(folder)),
     )
+    return Order(packs_order=order, run_steps=None, folder=folder)
 
 
 def _of_run(folder: Path, told: Mapping[str, Any]) -> Order:
@@ -226,15 +208,14 @@ def _of_run(folder: Path, told: Mapping[str, Any]) -> Order:
     aligned = plan.align(ranks, training.dataloader_drop_last)
     steps = -(-aligned.steps // accumulation)
     asked = training.max_steps if training.max_steps > 0 else int(np.ceil(training.num_train_epochs * steps))
-    return Order(
-        aligned=aligned,
-        grad_accum=accumulation,
+    order = EpochOrder(
+        aligned,
         seed=training.seed,
+        grad_accum=accumulation,
         balance=balance_of(config, accumulation),
-        run_steps=max(1, asked),
-        folder=place,
         replan=None if training.replan is None else EpochPlans(plan, lengths_of(place)),
     )
+    return Order(packs_order=order, run_steps=max(1, asked), folder=place)
 
 
 def rows_of(folder: Path, ids: list[int]) -> list[str] | None:

@@ -6,13 +6,12 @@ micro steps (`sync="micro"`), or dealt so that only the step totals of the ranks
 beyond the step: ranks are more even, but packs of one kind come together and the samples per step spread
 further. They are off by default and say what they do.
 
-Everything is a pure function of (plan, settings, seed, epoch, step). `step` needs only the step itself;
-`window` its 64 micro steps; `global` holds the order of all packs.
+`Balance` holds the settings, `deal` and `cut` arrange the costs of steps; `order.EpochOrder` applies them to
+the packs of an epoch. Integers only.
 """
 
 from __future__ import annotations
 
-import logging
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -20,17 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, PlanError, UnknownNameError
-from ..files import digest_json
-from ..packers._jit import use_jit
-from .align import AlignedPlan
-from .costs import FlopsCost, costs_of
-from .deal import cut, deal
-from .steps import Permutation, epoch_positions
+from ..errors import InputError, UnknownNameError
+from ..packers._jit import kernel
+from .costs import FlopsCost
 
-__all__ = ["MODES", "WINDOW", "Balance", "BalancedPlan", "Balancer", "balance"]
+__all__ = ["MODES", "WINDOW", "Balance", "cut", "deal", "rank_totals"]
 
-logger = logging.getLogger(__name__)
 I64 = NDArray[np.int64]
 
 MODES = ("step", "window", "global")
@@ -39,7 +33,8 @@ SYNCS = ("micro", "step")
 #: Micro steps that `window` sorts together.
 WINDOW = 64
 
-_CHUNK = 1 << 18  # places computed at a time
+#: `deal` stops swapping when the largest total is within 1/1024 of the mean, or after so many swaps a rank.
+_SWAPS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,216 +76,96 @@ class Balance:
             raise InputError("even has no effect with sync='step'", hint="use sync='micro'")
 
 
-class Balancer:
-    """The balanced order of any steps of any epoch.
+def cut(costs: I64, world_size: int, first: NDArray[np.bool_] | None = None) -> I64:
+    """Order of the packs of each step: sorted by cost and cut into micro steps.
 
-    Attributes:
-        steps: optimizer steps of an epoch; the last may have fewer micro steps.
-        width: places of a step, world size x grad_accum.
+    Args:
+        costs: int64[S, K], K = micro steps x world_size.
+        world_size: packs of a micro step.
+        first: bool[S, K], packs that come before all others (so that a kind stays together), or None.
+
+    Returns:
+        int64[S, K]: entry m*W + r is the place in 0..K-1 of the pack of rank r at micro step m.
     """
-
-    def __init__(self, aligned: AlignedPlan, settings: Balance) -> None:
-        if isinstance(aligned, BalancedPlan):
-            raise InputError("the plan is balanced already", hint="balance plan.align(world_size)")
-        self.aligned = aligned
-        self.settings = settings
-        self.costs, self.cost_name = costs_of(aligned.plan, settings.cost)
-        self.width = aligned.world_size * settings.grad_accum
-        self.steps = -(-len(aligned) // self.width)
-        self._compiled = use_jit(len(aligned.plan.indices))
-        self._first = None if settings.even is None else self._has(settings.even)
-        self._whole: tuple[Any, I64] = (None, np.zeros(0, dtype=np.int64))
-        if aligned.block > 1:
-            self._check_block(aligned.block)
-
-    def _check_block(self, block: int) -> None:
-        if self.settings.mode != "step":
-            raise PlanError(
-                f"mode {self.settings.mode!r} would mix the samples of the steps this plan was made by",
-                hint="use mode='step'",
-            )
-        if block != self.width:
-            raise PlanError(
-                f"grad_accum is {self.settings.grad_accum}, but a step of this plan has {block} packs for "
-                f"{self.aligned.world_size} ranks",
-                hint=f"use grad_accum={block // self.aligned.world_size}",
-            )
-
-    def _has(self, name: str) -> NDArray[np.bool_]:
-        if name not in self.aligned.plan.pack_costs:
-            raise UnknownNameError("cost of the plan", name, list(self.aligned.plan.pack_costs))
-        return np.asarray(self.aligned.plan.pack_costs[name]) > 0
-
-    def positions(self, start: int, stop: int, seed: int | None, epoch: int) -> I64:
-        """Aligned positions of steps start..stop-1 in the order they are consumed (int64, flat)."""
-        stop = min(stop, self.steps)
-        if self.settings.mode == "step":
-            return self._by_step(start, stop, seed, epoch)
-        key = (seed, epoch)
-        if self._whole[0] != key:
-            self._whole = (key, self._sorted_runs(seed, epoch))
-        return self._whole[1][start * self.width : stop * self.width]
-
-    def _order(self, places: I64, seed: int | None, epoch: int) -> I64:
-        return epoch_positions(self.aligned, places, seed or 0, epoch, shuffle=seed is not None)
-
-    def cost_at(self, positions: I64) -> I64:
-        """Cost of the packs at aligned positions; 0 for fillers."""
-        packs = self.aligned.pack_ids_at(positions)
-        return np.where(packs < 0, 0, self.costs[packs])
-
-    def _by_step(self, start: int, stop: int, seed: int | None, epoch: int) -> I64:
-        places = np.arange(start * self.width, min(stop * self.width, len(self.aligned)), dtype=np.int64)
-        positions = self._order(places, seed, epoch)
-        if self.settings.grad_accum == 1:
-            return positions
-        full = len(positions) // self.width * self.width
-        parts = [self._arranged(positions[:full].reshape(-1, self.width))] if full else []
-        if full < len(positions):
-            parts.append(self._arranged(positions[full:][None, :]))
-        return np.concatenate(parts) if parts else positions
-
-    def _arranged(self, positions: I64) -> I64:
-        costs = self.cost_at(positions.reshape(-1)).reshape(positions.shape)
-        ranks = self.aligned.world_size
-        if self.settings.sync == "step":
-            order = deal(costs, ranks, self._compiled)
-        else:
-            first = None
-            if self._first is not None:
-                packs = self.aligned.pack_ids_at(positions.reshape(-1))
-                first = np.where(packs < 0, False, self._first[packs]).reshape(positions.shape)
-            order = cut(costs, ranks, first)
-        return np.take_along_axis(positions, order, axis=1).reshape(-1)
-
-    def _sorted_runs(self, seed: int | None, epoch: int) -> I64:
-        """Sorted by cost inside each window (or all), cut into runs of one micro step, runs shuffled."""
-        ranks = self.aligned.world_size
-        size = len(self.aligned) if self.settings.mode == "global" else WINDOW * ranks
-        out = np.empty(len(self.aligned), dtype=np.int64)
-        for number, start in enumerate(range(0, len(out), size)):
-            stop = min(len(out), start + size)
-            positions = self._order(np.arange(start, stop, dtype=np.int64), seed, epoch)
-            down = np.argsort(-self.cost_at(positions), kind="stable")
-            runs = positions[down].reshape(-1, ranks)
-            mixed = Permutation(len(runs), (seed or 0) + (number << 64), epoch)
-            out[start:stop] = runs[mixed.map(np.arange(len(runs), dtype=np.int64))].reshape(-1)
-        return out
-
-    def samples_per_step(self, seed: int | None, epoch: int, *, balanced: bool = True) -> I64:
-        """Samples of every full optimizer step (all steps, when none is full)."""
-        sizes = np.append(np.diff(np.asarray(self.aligned.plan.offsets)), 0)  # -1, a filler, holds none
-        places = np.arange(len(self.aligned), dtype=np.int64)
-        order = self.positions(0, self.steps, seed, epoch) if balanced else self._order(places, seed, epoch)
-        held = sizes[self.aligned.pack_ids_at(order)]
-        full = len(held) // self.width * self.width
-        found: I64 = held[:full].reshape(-1, self.width).sum(axis=1) if full else held.sum(keepdims=True)
-        return found
-
-    def warn_of_effect(self, seed: int | None, epoch: int) -> None:
-        """Say what `window` and `global` do to the samples per step."""
-        if self.settings.mode == "step":
-            return
-        before, after = (self.samples_per_step(seed, epoch, balanced=b) for b in (False, True))
-        logger.warning(
-            "balance mode %r moves packs between steps: samples per step %.1f (sd %.1f) become "
-            "%.1f (sd %.1f)",
-            self.settings.mode, before.mean(), before.std(), after.mean(), after.std(),
-        )  # fmt: skip
+    steps, packs = costs.shape
+    order = np.argsort(-costs, axis=1, kind="stable")
+    if first is not None:
+        ahead = np.take_along_axis(first, order, axis=1)
+        order = np.take_along_axis(order, np.argsort(~ahead, axis=1, kind="stable"), axis=1)
+    sorted_costs = np.take_along_axis(costs, order, axis=1)
+    out = np.empty_like(order)
+    totals = np.zeros((steps, world_size), dtype=np.int64)
+    for start in range(0, packs, world_size):
+        part = slice(start, start + world_size)
+        # The chunk is not sorted by cost where kinds meet.
+        down = np.argsort(-sorted_costs[:, part], axis=1, kind="stable")
+        ranks = np.argsort(totals, axis=1, kind="stable")
+        np.put_along_axis(out[:, part], ranks, np.take_along_axis(order[:, part], down, axis=1), axis=1)
+        given = np.take_along_axis(sorted_costs[:, part], down, axis=1)
+        held = np.take_along_axis(totals, ranks, axis=1) + given
+        np.put_along_axis(totals, ranks, held, axis=1)
+    return out
 
 
-class BalancedPlan(AlignedPlan):
-    """An aligned plan in the balanced order of one epoch: position m*W + r belongs to rank r at micro step m.
+def deal(costs: I64, world_size: int, compiled: bool) -> I64:
+    """Order of the packs of each step in which the totals of the ranks are as equal as they can be made.
 
-    Attributes:
-        base: the aligned plan it was made from.
-        settings: Balance.
-        seed, epoch: of the epoch order; seed None = plan order.
+    Args and result as of `cut`; each rank's packs come heaviest first.
     """
-
-    __slots__ = ("_balancer", "_cached", "base", "epoch", "seed", "settings")
-
-    def __init__(self, base: AlignedPlan, settings: Balance, seed: int | None, epoch: int) -> None:
-        super().__init__(base.plan, base.world_size, base.drop_last)
-        self._length = len(base)
-        self.base = base
-        self.settings = settings
-        self.seed, self.epoch = seed, epoch
-        self._balancer = Balancer(base, settings)
-        self._cached: tuple[int, I64] = (-1, np.zeros(0, dtype=np.int64))
-
-    def base_positions(self, start: int = 0, stop: int | None = None) -> I64:
-        """Positions in `base` of optimizer steps start..stop-1, in this plan's order."""
-        return self._balancer.positions(
-            start, self._balancer.steps if stop is None else stop, self.seed, self.epoch
-        )
-
-    def pack_id(self, position: int) -> int:
-        index = operator.index(position)
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"position {index} of {len(self)} aligned packs")
-        step, place = divmod(index % len(self), self._balancer.width)
-        if self._cached[0] != step:
-            self._cached = (step, self.base.pack_ids_at(self.base_positions(step, step + 1)))
-        return int(self._cached[1][place])
-
-    def pack_ids_at(self, positions: I64) -> I64:
-        found: I64 = self.pack_ids[positions]
-        return found
-
-    @property
-    def pack_ids(self) -> I64:
-        at_once = max(1, _CHUNK // self._balancer.width)
-        parts = [
-            self.base.pack_ids_at(self.base_positions(s, s + at_once))
-            for s in range(0, self._balancer.steps, at_once)
-        ]
-        return np.concatenate(parts)
-
-    @property
-    def block(self) -> int:
-        return 1
-
-    @property
-    def shuffled(self) -> int:
-        """0: the order is that of the epoch already."""
-        return 0
-
-    @property
-    def kept(self) -> int:
-        return self.base.kept
-
-    @property
-    def repeated(self) -> I64:
-        return np.flatnonzero(self.base_positions() >= self.base.kept)
-
-    @property
-    def fillers(self) -> I64:
-        return np.flatnonzero(self.pack_ids < 0)
-
-    @property
-    def dropped(self) -> I64:
-        return self.base.dropped
-
-    @property
-    def checksum(self) -> str:
-        """SHA-256 (hex) over (aligned checksum, grad_accum, cost, mode, seed, epoch) and further settings."""
-        made = {
-            "aligned": self.base.checksum,
-            "grad_accum": self.settings.grad_accum,
-            "cost": self._balancer.cost_name,
-            "mode": self.settings.mode,
-            "seed": self.seed,
-            "epoch": self.epoch,
-        }
-        further = {"sync": (self.settings.sync, "micro"), "even": (self.settings.even, None)}
-        return digest_json({**made, **{k: v for k, (v, default) in further.items() if v != default}})
+    steps, packs = costs.shape
+    if packs == world_size or world_size == 1:
+        return np.tile(np.arange(packs, dtype=np.int64), (steps, 1))
+    out = cut(costs, world_size)
+    run = _swap if compiled else _swap.plain
+    run(np.ascontiguousarray(costs), out, world_size, _SWAPS * world_size)
+    # Heaviest first on every rank: micro steps then hold packs of similar cost.
+    held = np.take_along_axis(costs, out, axis=1).reshape(steps, -1, world_size)
+    down = np.argsort(-held, axis=1, kind="stable")
+    return np.take_along_axis(out.reshape(steps, -1, world_size), down, axis=1).reshape(steps, packs)
 
 
-def balance(aligned: AlignedPlan, settings: Balance, seed: int | None = None, epoch: int = 0) -> BalancedPlan:
-    """See `AlignedPlan.balance`."""
-    if (seed is not None and seed < 0) or epoch < 0:
-        raise InputError(f"seed {seed} and epoch {epoch} must be >= 0")
-    made = BalancedPlan(aligned, settings, seed, epoch)
-    made._balancer.warn_of_effect(seed, epoch)
-    return made
+def rank_totals(costs: I64, order: I64, world_size: int) -> I64:
+    """int64[S, W]: cost that each rank gets in a step under `order`."""
+    held = np.take_along_axis(costs, order, axis=1).reshape(len(costs), -1, world_size)
+    totals: I64 = held.sum(axis=1)
+    return totals
+
+
+@kernel
+def _swap(costs: Any, order: Any, ranks: Any, limit: Any) -> Any:
+    """Swap packs between ranks, in place, while that lowers the largest total of the step."""
+    steps, packs = costs.shape
+    for s in range(steps):
+        totals = np.zeros(ranks, dtype=np.int64)
+        whole = np.int64(0)
+        for k in range(packs):
+            totals[k % ranks] += costs[s, order[s, k]]
+            whole += costs[s, k]
+        for _ in range(limit):
+            top = 0
+            for r in range(1, ranks):
+                if totals[r] > totals[top]:
+                    top = r
+            most = totals[top]
+            if most * ranks <= whole + (whole >> 10):
+                break
+            best, give, take = most, -1, -1
+            for a in range(top, packs, ranks):
+                mine = costs[s, order[s, a]]
+                for b in range(packs):
+                    r = b % ranks
+                    gain = mine - costs[s, order[s, b]]
+                    if r == top or gain <= 0 or totals[r] + gain >= best:
+                        continue
+                    after = max(most - gain, totals[r] + gain)
+                    if after < best:
+                        best, give, take = after, a, b
+            if give < 0:
+                break
+            gain = costs[s, order[s, give]] - costs[s, order[s, take]]
+            totals[top] -= gain
+            totals[take % ranks] += gain
+            kept = order[s, give]
+            order[s, give] = order[s, take]
+            order[s, take] = kept
+    return 0

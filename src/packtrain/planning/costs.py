@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PlanError, UnknownNameError
-
-if TYPE_CHECKING:
-    from .packplan import PackPlan
+from .raw_plan import RawPlan
 
 __all__ = ["COSTS", "L_STAR", "FlopsCost", "costs_of"]
 
@@ -57,7 +55,7 @@ class FlopsCost:
         return "flops" if self == FlopsCost() else f"flops:{self.l_star}:{self.patch}"
 
 
-def costs_of(plan: PackPlan, cost: str | FlopsCost | Any = "flops") -> tuple[I64, str]:
+def costs_of(plan: RawPlan, cost: str | FlopsCost | Any = "flops") -> tuple[I64, str]:
     """(int64[P] cost of every pack, its name for a checksum).
 
     Args:

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from .align import AlignedPlan
-from .balance import Balance, Balancer
+from .balance import Balance
 from .build import plan
 from .costs import FlopsCost
 from .device import DeviceProfile
 from .lengths import STATUS_OK, Lengths, as_lengths
+from .order import EpochOrder
 from .packplan import PackPlan
-from .steps import epoch_positions
 
 __all__ = ["AUTO", "forecast"]
 
@@ -179,17 +179,15 @@ def _epoch(aligned: AlignedPlan, accum: int, seed: int, device: DeviceProfile | 
     """Spread of the steps and predicted time, over the first steps of an epoch."""
     ranks = aligned.world_size
     cost = FlopsCost() if device is None else device.cost
-    balancer = Balancer(aligned, Balance(grad_accum=accum, cost=cost))
-    width = balancer.width
+    width = ranks * accum
     full = len(aligned) // width
     if full == 0:  # one step that is not full: as many micro steps as there are
         accum, width, full = aligned.steps, len(aligned), 1
-        balancer = Balancer(aligned, Balance(grad_accum=accum, cost=cost))
+    order = EpochOrder(aligned, seed=seed, grad_accum=accum, balance=Balance(grad_accum=accum, cost=cost))
     steps = min(full, max(1, _PLACES // width))
     places = np.arange(steps * width, dtype=np.int64)
-    before = epoch_positions(aligned, places, seed, 0)
-    after = balancer.positions(0, steps, seed, 0)
-    plain, even = (_Time.of(balancer.cost_at(order), ranks, accum, cost.l_star) for order in (before, after))
+    before, after = order.at(places, 0), order.of_steps(0, steps, 0)
+    plain, even = (_Time.of(order.costs_at(at, 0), ranks, accum, cost.l_star) for at in (before, after))
     ids = aligned.pack_ids_at(before)
     tokens = np.where(ids < 0, 0, np.asarray(aligned.plan.pack_tokens)[ids]).reshape(steps, width).sum(axis=1)
     sizes = np.diff(np.asarray(aligned.plan.offsets))

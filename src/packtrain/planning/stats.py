@@ -7,17 +7,18 @@ many as the sample takes after rounding, so efficiency never exceeds 1.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from .packplan import PackPlan
+from .align import packs_per_step
+from .evenness import step_evenness
+from .raw_plan import RawPlan
 
 __all__ = ["plan_stats"]
 
 
-def plan_stats(plan: PackPlan) -> dict[str, Any]:
+def plan_stats(plan: RawPlan) -> dict[str, Any]:
     """Keys: packs samples read tokens slots padding efficiency samples_per_pack samples_per_pack_max
     tokens_per_pack_min fill_min longest_pack over_long_packs (those of more than pack_length tokens: one long
     sample each) length_order_correlation dropped dropped_by_reason long_samples bound bound_name gap optimal
@@ -60,9 +61,7 @@ def plan_stats(plan: PackPlan) -> dict[str, Any]:
     return made
 
 
-def _step_stats(plan: PackPlan) -> dict[str, Any]:
-    from .step_view import packs_per_step, step_evenness
-
+def _step_stats(plan: RawPlan) -> dict[str, Any]:
     each = packs_per_step(plan)
     return {
         "steps": plan.step_count,
@@ -73,7 +72,7 @@ def _step_stats(plan: PackPlan) -> dict[str, Any]:
     }
 
 
-def _order_correlation(plan: PackPlan) -> float:
+def _order_correlation(plan: RawPlan) -> float:
     """Correlation of a pack's mean sample length with its place, -1..1; near 0 = no length order.
 
     Packs are compared in at most 1000 equal stretches. Sums are exact integers and the result is rounded

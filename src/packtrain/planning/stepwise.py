@@ -3,7 +3,7 @@
 K is the same for all steps: the largest need, rounded up. A step's samples are spread over its packs so
 that the predicted time is even, under the hard caps. One sample can cost more than the mean pack; then
 packs are filled in groups (the fewest that a sample fits into evenly), so that whoever deals packs to
-ranks (`planning.deal`) finds equal totals for any number of ranks up to the number of groups.
+ranks (`balance.deal`) finds equal totals for any number of ranks up to the number of groups.
 
 Trade-off: packs are not filled to the brim, since a step rarely fills exactly K packs. Padding-free rows
 do not compute what stays free.
@@ -25,8 +25,8 @@ from ._spread import best_fit, fill_empty, spread
 from .classes import Classes
 from .costs import FlopsCost
 from .lengths import Lengths
+from .permutation import Permutation
 from .spec import PlanSpec
-from .steps import Permutation
 
 __all__ = ["StepPacks", "plan_steps"]
 

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from ..errors import PlanError
 from ..packers._jit import part_of, use_jit
 from ._materialise import Csr, index_dtype, mix64
+from .asking import pack_classes
 from .classes import classify
 from .lengths import Lengths
-from .packplan import PackerId
+from .raw_plan import PackerId
 from .spec import PlanSpec
 from .sums import sum_over_packs
 
@@ -131,8 +132,6 @@ class WindowPacker:
         return list(self._carried.costs) if self._carried is not None else list(self.spec.limits)
 
     def _plan(self, lengths: Lengths) -> tuple[Csr, PackerId, dict[int, str]]:
-        from .build import pack_classes
-
         seed = self.spec.seed
         if seed is not None:
             seed = mix64(seed ^ (self.windows << 1))

@@ -32,7 +32,7 @@ from typing import Any
 from ..errors import ConfigError, SourceError, nearest, one_line
 from ..extend import Source
 from ..files import digest_json
-from ..planning.steps import Permutation
+from ..planning.permutation import Permutation
 from .chat import ChatSource
 
 __all__ = ["SUFFIXES", "Mixture", "Part", "mix", "open_source"]

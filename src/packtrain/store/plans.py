@@ -19,7 +19,8 @@ from ..errors import ForeignArtefactError, FormatError, PacktrainError
 from ..planning.certificate import Certificate
 from ..planning.digests import block_digests
 from ..planning.ledger import Ledger
-from ..planning.packplan import SCHEMA, PackerId, PackPlan, Sums
+from ..planning.packplan import PackPlan
+from ..planning.raw_plan import SCHEMA, PackerId, Sums
 from ..planning.spec import PlanSpec
 from ._folders import check_blocks, check_seal, describe, open_array, read_marker, sealed
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..planning.align import AlignedPlan
+from ..planning.evenness import step_warnings
 from ..planning.packplan import PackPlan
-from ..planning.step_view import step_warnings
 from .config import RunConfig
 from .epochs import epoch_checksums
 from .steps import accumulation_of, check_steps

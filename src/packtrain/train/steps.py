@@ -15,7 +15,8 @@ import numpy as np
 from ..errors import ConfigError, InputError, UnknownNameError
 from ..extend import lookup
 from ..planning.align import AlignedPlan
-from ..planning.balance import Balance, Balancer
+from ..planning.balance import Balance
+from ..planning.order import EpochOrder
 from ..planning.packplan import PackPlan
 from ..planning.skip import read_skip_file
 from .config import RunConfig
@@ -155,10 +156,10 @@ def step_lines(aligned: AlignedPlan, accumulation: int, seed: int = 0) -> list[s
 
 def _samples(aligned: AlignedPlan, accumulation: int, seed: int) -> np.ndarray:
     """Samples of each of the first full steps of an epoch."""
-    balancer = Balancer(aligned, Balance(grad_accum=accumulation, cost="tokens"))
-    steps = max(1, min(len(aligned) // balancer.width, _PLACES // balancer.width))
-    packs = aligned.pack_ids_at(balancer.positions(0, steps, seed, 0))
+    order = EpochOrder(aligned, seed=seed, grad_accum=accumulation)
+    steps = max(1, min(len(aligned) // order.width, _PLACES // order.width))
+    packs = aligned.pack_ids_at(order.of_steps(0, steps, 0))
     sizes = np.diff(np.asarray(aligned.plan.offsets))[packs]
-    starts = np.arange(0, len(sizes), balancer.width)
+    starts = np.arange(0, len(sizes), order.width)
     found: np.ndarray = np.add.reduceat(sizes, starts)
     return found

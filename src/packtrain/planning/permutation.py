@@ -1,10 +1,4 @@
-"""Consumption order: which aligned position each rank takes at each micro step.
-
-Micro step m of an epoch gives aligned position m*W + r (in epoch order) to rank r. The epoch order is a
-seeded permutation of the raw packs (of the kept packs under drop), computed entry by entry in O(1)
-memory, so no rank ever holds or shuffles the whole order and it does not depend on the world size.
-Repeated packs follow at the end of the epoch.
-"""
+"""Permutation: a seeded bijection of 0..n-1, computed entry by entry in O(1) memory."""
 
 from __future__ import annotations
 
@@ -15,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from .align import AlignedPlan
 
-__all__ = ["Permutation", "consumption", "epoch_positions"]
+__all__ = ["Permutation"]
 
 I64 = NDArray[np.int64]
 _ROUNDS = 8
@@ -85,54 +78,6 @@ class Permutation:
                 right = (right + _mix(left ^ key) % b) % b
         out: I64 = (left * b + right).astype(np.int64)
         return out
-
-
-def epoch_positions(aligned: AlignedPlan, places: I64, seed: int, epoch: int, *, shuffle: bool = True) -> I64:
-    """Aligned positions at int64[k] places 0..len(aligned)-1 of the epoch order.
-
-    Distinct packs are permuted, or steps where the plan was made by steps of samples; the repeats (or the
-    partial step) behind them stay where they are.
-    """
-    places = np.asarray(places, dtype=np.int64)
-    out = places.copy()
-    block, blocks = aligned.block, aligned.shuffled
-    if not shuffle or blocks == 0:
-        return out
-    inside = places < blocks * block
-    order = Permutation(blocks, seed, epoch)
-    if block == 1:
-        out[inside] = order.map(places[inside])
-    else:
-        out[inside] = order.map(places[inside] // block) * block + places[inside] % block
-    return out
-
-
-def consumption(
-    aligned: AlignedPlan,
-    rank: int,
-    *,
-    seed: int = 0,
-    epoch: int = 0,
-    shuffle: bool = True,
-    start: int = 0,
-    count: int | None = None,
-) -> I64:
-    """Aligned positions that `rank` takes at micro steps start..start+count-1 of an epoch.
-
-    Args:
-        aligned: the view that training consumes.
-        rank: 0 <= rank < aligned.world_size.
-        seed, epoch: choose the permutation; not used with shuffle=False.
-        start: first micro step.
-        count: number of micro steps; None = to the end of the epoch.
-    """
-    if not 0 <= rank < aligned.world_size:
-        raise InputError(f"rank {rank} of world size {aligned.world_size} is not a position")
-    if start < 0 or (count is not None and count < 0):
-        raise InputError(f"micro steps {start} + {count} of {aligned.steps}")
-    stop = aligned.steps if count is None else min(aligned.steps, start + count)
-    micro = np.arange(start, max(start, stop), dtype=np.int64)
-    return epoch_positions(aligned, micro * aligned.world_size + rank, seed, epoch, shuffle=shuffle)
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -7,7 +7,8 @@ import pytest
 
 import packtrain as pt
 from packtrain.errors import InputError
-from packtrain.planning.steps import Permutation, consumption, epoch_positions
+from packtrain.planning.order import EpochOrder
+from packtrain.planning.permutation import Permutation
 
 
 def test_bijection_for_every_small_n() -> None:
@@ -54,21 +55,22 @@ def test_bad_arguments() -> None:
         Permutation(5, 0).map(np.array([5]))
     a = pt.plan([5] * 4, 5).align(2)
     with pytest.raises(InputError, match="rank 2"):
-        consumption(a, 2)
+        EpochOrder(a).of_rank(2, 0)
 
 
 @pytest.mark.parametrize(("n", "w", "drop"), [(10, 4, False), (10, 4, True), (3, 8, False), (7, 1, False)])
 def test_consumption_follows_law_14(n: int, w: int, drop: bool) -> None:
     a = pt.plan([5] * n, 5).align(w, drop_last=drop)
-    by_rank = [consumption(a, rank, seed=3, epoch=2) for rank in range(w)]
+    order = EpochOrder(a, seed=3)
+    by_rank = [order.of_rank(rank, 2) for rank in range(w)]
     assert {len(order) for order in by_rank} == {a.steps}
     epoch = np.stack(by_rank, axis=1).reshape(-1)  # place m*W + r
     assert sorted(epoch.tolist()) == list(range(len(a))), "every aligned position once"
     assert epoch[a.kept :].tolist() == a.repeated.tolist(), "repeats follow at the end"
-    assert np.array_equal(epoch, epoch_positions(a, np.arange(len(a)), 3, 2))
-    tail = consumption(a, 0, seed=3, epoch=2, start=1, count=2)
+    assert np.array_equal(epoch, order.at(np.arange(len(a)), 2))
+    tail = order.of_rank(0, 2, 1, 3)
     assert np.array_equal(tail, by_rank[0][1:3]), "any part without the rest"
-    plain = np.stack([consumption(a, rank, shuffle=False) for rank in range(w)], axis=1).reshape(-1)
+    plain = np.stack([EpochOrder(a, shuffle=False).of_rank(rank, 0) for rank in range(w)], axis=1).reshape(-1)
     assert plain.tolist() == list(range(len(a)))
 
 
@@ -77,5 +79,45 @@ def test_the_order_does_not_depend_on_the_world_size() -> None:
     orders = []
     for w in (1, 2, 3, 8):
         a = plan.align(w)
-        orders.append(np.stack([consumption(a, r, seed=5) for r in range(w)], axis=1).reshape(-1).tolist())
+        orders.append(
+            np.stack([EpochOrder(a, seed=5).of_rank(r, 0) for r in range(w)], axis=1).reshape(-1).tolist()
+        )
     assert all(order == orders[0] for order in orders)
+
+
+@pytest.mark.parametrize("options", [{}, {"samples_per_step": 5, "packs_multiple": 4}])
+@pytest.mark.parametrize("balance", [None, "step"])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_an_epoch_without_torch_is_that_of_the_sampler(
+    options: dict[str, int], balance: str | None, drop_last: bool
+) -> None:
+    from packtrain.data import PackSampler
+
+    plan = pt.plan([3 + i * 7 % 11 for i in range(43)], 16, **options)
+    for world in (1, 2, 4):
+        view = plan.align(world, drop_last)
+        accum = view.block // world if options else 2
+        for rank, (seed, epoch) in enumerate([(0, 0), (None, 1), (5, 2), (1 << 70, 3)][:world]):
+            sampler = PackSampler(
+                view, rank, seed or 0, shuffle=seed is not None, balance=balance, grad_accum=accum
+            )
+            sampler.set_epoch(epoch)
+            found = plan.epoch(
+                seed, epoch, rank, world, drop_last=drop_last, balance=balance, grad_accum=accum
+            )
+            assert found.tolist() == [view.pack_id(position) for position in sampler]
+
+
+def test_a_pass_of_an_earlier_epoch_is_not_moved_by_a_later_one() -> None:
+    """One order serves every epoch: with a plan for each, asking for one leaves the others as they are."""
+    from packtrain.planning.replan import EpochPlans
+
+    lengths = pt.Lengths([3 + i * 7 % 11 for i in range(90)])
+    plan = pt.plan(lengths, 16)
+    order = EpochOrder(plan.align(2), grad_accum=2, balance="step", replan=EpochPlans(plan, lengths))
+    alone = {epoch: order.of_rank(1, epoch).tolist() for epoch in range(3)}
+    assert len({order.view(epoch).plan.checksum for epoch in range(3)}) == 3
+    for epoch in (2, 0, 1, 0):
+        halves = [order.of_rank(1, epoch, *part) for part in ((0, 7), (7, None))]
+        order.of_rank(0, (epoch + 1) % 3)
+        assert np.concatenate(halves).tolist() == alone[epoch]

@@ -1,0 +1,466 @@
+"""EpochOrder: what comes when. The packs that every rank takes at every micro step of every epoch.
+
+    plan ──align──► positions ──epoch order──► places: micro step m gives place m*W + r to rank r
+
+An `AlignedPlan` numbers the packs for W ranks; an `EpochOrder` puts its positions into the order of an epoch:
+a seeded permutation of the distinct packs (of the steps, where the plan was made by steps of samples),
+computed entry by entry in O(1) memory: no rank holds the whole order, and it does not depend on W.
+Repeated packs and a partial step follow at the end. `balance` then rearranges packs, `replan` gives every
+epoch a plan of its own. All is a pure function of (plan, settings, seed, epoch, step): `balance` mode `step`
+needs only the step itself, `window` its 64 micro steps, `global` holds the order of all packs.
+
+Resume: an order does not depend on W, so m micro steps of W ranks have consumed its first m*W places, which
+are micro step m*W / W' of W' ranks, as long as an optimizer step holds the same packs (W * GA = W' * GA') and
+the epoch holds the same ones (under `drop_last` they depend on W). Where packs are rearranged inside their
+step, the position must lie between two steps. What cannot go on exactly is refused with the sizes that can.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ForeignArtefactError, InputError, PlanError, UnknownNameError
+from ..files import digest_json
+from ..packers._jit import use_jit
+from .balance import WINDOW, Balance, cut, deal
+from .costs import costs_of
+from .permutation import Permutation
+from .raw_plan import RawPlan
+
+__all__ = ["EpochOrder", "view_checksum"]
+
+logger = logging.getLogger(__name__)
+I64 = NDArray[np.int64]
+
+_STATE = 2  # version of a saved position
+_NAMED = 12  # world sizes that a refusal names
+
+
+class View(Protocol):
+    """A plan for (world_size, drop_last), as `align.AlignedPlan`."""
+
+    plan: Any  # a PackPlan
+    world_size: int
+    drop_last: bool
+
+    def __len__(self) -> int: ...
+    def pack_ids_at(self, positions: I64) -> I64: ...
+    def check_epoch(self, epoch: int) -> None: ...
+    @property
+    def block(self) -> int: ...
+    @property
+    def shuffled(self) -> int: ...
+    @property
+    def kept(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def checksum(self) -> str: ...
+    @property
+    def is_balanced(self) -> bool: ...
+
+
+class PlansOfEpochs(Protocol):
+    """A plan for every epoch, as `replan.EpochPlans`."""
+
+    base: Any
+
+    def plan(self, epoch: int) -> Any: ...
+    def state(self, epoch: int) -> dict[str, Any]: ...
+    def resume(self, held: Mapping[str, Any]) -> int: ...
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """The view of an epoch; what its packs cost, where they are rearranged."""
+
+    number: int
+    aligned: View
+    costs: I64 | None = None
+    cost_name: str = ""
+    ahead: NDArray[np.bool_] | None = None  # packs that come before others in their step
+    whole: tuple[int, I64] | None = None  # (epoch, its order), for modes that arrange all of it
+
+
+class EpochOrder:
+    """The order in which ranks consume a plan, epoch by epoch.
+
+    Args:
+        aligned: the view of the first epoch; a balanced one is read as it is, with shuffle=False.
+        seed: of the permutations.
+        shuffle: False: plan order.
+        grad_accum: micro steps per optimizer step.
+        balance: None, a mode of `Balance`, or a `Balance` with the same `grad_accum`.
+        cost: what a mode evens out; None: flops.
+        replan: the plans of the epochs (`replan.EpochPlans` of `aligned.plan`), of as many packs each.
+
+    Attributes:
+        width: places of an optimizer step.
+        micro_steps, steps: of an epoch on each rank; the last optimizer step may have fewer micro steps.
+
+    Raises:
+        InputError, PlanError, UnknownNameError: settings that cannot hold together.
+    """
+
+    def __init__(
+        self,
+        aligned: View,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        grad_accum: int = 1,
+        balance: str | Balance | None = None,
+        cost: Any = None,
+        replan: PlansOfEpochs | None = None,
+    ) -> None:
+        if grad_accum < 1:
+            raise InputError(f"grad_accum is {grad_accum}, expected >= 1")
+        if seed < 0:
+            raise InputError(f"seed is {seed}, expected >= 0")
+        if aligned.is_balanced and balance is not None:
+            raise InputError("the plan is balanced already", hint="balance plan.align(world_size)")
+        if aligned.is_balanced and shuffle:
+            raise InputError(
+                "the plan is balanced for one epoch, and shuffle=True would undo it",
+                hint="use shuffle=False, or PackSampler(plan.align(world_size), balance=…)",
+            )
+        if cost is not None and (balance is None or isinstance(balance, Balance)):
+            raise InputError("cost has no effect here", hint="name a balance mode, or put it into Balance")
+        if isinstance(balance, str):
+            balance = Balance(grad_accum=grad_accum, mode=balance, cost="flops" if cost is None else cost)
+        self.aligned, self.seed, self.shuffle = aligned, seed, shuffle
+        self.grad_accum, self.balance, self.replan = grad_accum, balance, replan
+        self.width = aligned.world_size * grad_accum
+        self.micro_steps = aligned.steps
+        self.steps = -(-len(aligned) // self.width)
+        if replan is not None:
+            self._check_replan(replan)
+        if balance is not None:
+            self._check_balance(balance)
+        self._held = self._read(0, aligned)
+
+    def _check_balance(self, balance: Balance) -> None:
+        if balance.grad_accum != self.grad_accum:
+            raise InputError(
+                f"balance has grad_accum {balance.grad_accum}, the order {self.grad_accum}",
+                hint="give both the same",
+            )
+        block, ranks = self.aligned.block, self.aligned.world_size
+        if block > 1 and balance.mode != "step":
+            raise PlanError(
+                f"mode {balance.mode!r} would mix the samples of the steps this plan was made by",
+                hint="use mode='step'",
+            )
+        if block > 1 and block != self.width:
+            raise PlanError(
+                f"grad_accum is {self.grad_accum}, but a step of this plan has {block} packs for "
+                f"{ranks} ranks",
+                hint=f"use grad_accum={block // ranks}",
+            )
+
+    def _check_replan(self, replan: PlansOfEpochs) -> None:
+        plan = self.aligned.plan
+        if plan is not replan.base and plan.checksum != replan.base.checksum:
+            raise InputError(
+                "replan holds the plans of another run", hint="pass EpochPlans(aligned.plan, lengths)"
+            )
+        if self.aligned.is_balanced:
+            raise InputError(
+                "the plan is balanced for one epoch and cannot be planned anew",
+                hint="use plan.align(world_size), and balance=…",
+            )
+        if self.balance is not None and isinstance(self.balance.cost, np.ndarray):
+            raise InputError(
+                "a cost for every pack does not hold for the plans of other epochs",
+                hint="name a cost, for example 'flops'",
+            )
+
+    def _read(self, number: int, aligned: View) -> _Epoch:
+        if self.balance is None:
+            return _Epoch(number, aligned)
+        costs, name = costs_of(aligned.plan, self.balance.cost)
+        even, ahead = self.balance.even, None
+        if even is not None:
+            if even not in aligned.plan.pack_costs:
+                raise UnknownNameError("cost of the plan", even, list(aligned.plan.pack_costs))
+            ahead = np.asarray(aligned.plan.pack_costs[even]) > 0
+        return _Epoch(number, aligned, costs, name, ahead)
+
+    def _of(self, epoch: int) -> _Epoch:
+        if self.replan is not None and self._held.number != epoch:
+            plan = self.replan.plan(epoch)
+            self._held = self._read(epoch, plan.align(self.aligned.world_size, self.aligned.drop_last))
+        return self._held
+
+    @property
+    def cost_name(self) -> str:
+        """Name of the cost that is evened out, as it stands in checksums."""
+        return self._held.cost_name
+
+    def view(self, epoch: int) -> View:
+        """The view of an epoch: what the positions mean."""
+        return self._of(epoch).aligned
+
+    def at(self, places: I64, epoch: int) -> I64:
+        """Aligned positions at int64[k] places of the epoch's order, before `balance`.
+
+        Distinct packs are permuted, or steps where the plan was made by steps of samples; the repeats (or the
+        partial step) behind them stay where they are.
+        """
+        out: I64 = np.array(places, dtype=np.int64)
+        block, blocks = self.aligned.block, self.aligned.shuffled
+        if not self.shuffle or blocks == 0:
+            return out
+        inside = out < blocks * block
+        order, moved = Permutation(blocks, self.seed, epoch), out[inside]
+        out[inside] = order.map(moved) if block == 1 else order.map(moved // block) * block + moved % block
+        return out
+
+    def of_steps(self, start: int, stop: int, epoch: int) -> I64:
+        """Aligned positions of optimizer steps start..stop-1 in the order they are consumed (int64, flat)."""
+        first, last = start * self.width, min(stop * self.width, len(self.aligned))
+        of = self._of(epoch)
+        if self.balance is not None and self.balance.mode != "step":
+            if of.whole is None or of.whole[0] != epoch:
+                of.whole = (epoch, self._sorted_runs(of, epoch))
+            return of.whole[1][first:last]
+        positions = self.at(np.arange(first, last, dtype=np.int64), epoch)
+        if self.balance is None or self.grad_accum == 1:
+            return positions
+        full = len(positions) // self.width * self.width
+        parts = [self._arranged(of, positions[:full].reshape(-1, self.width))] if full else []
+        if full < len(positions):
+            parts.append(self._arranged(of, positions[full:][None, :]))
+        return np.concatenate(parts) if parts else positions
+
+    def of_rank(self, rank: int, epoch: int, start: int = 0, stop: int | None = None) -> I64:
+        """Aligned positions that `rank` takes at micro steps start..stop-1 of an epoch (None: to its end)."""
+        ranks = self.aligned.world_size
+        if not 0 <= rank < ranks:
+            raise InputError(f"rank {rank} of world size {ranks} is not a position")
+        stop = self.micro_steps if stop is None else min(stop, self.micro_steps)
+        if start < 0:
+            raise InputError(f"micro steps {start} to {stop} of {self.micro_steps}")
+        if self.balance is None:
+            return self.at(np.arange(start, max(start, stop), dtype=np.int64) * ranks + rank, epoch)
+        first = start // self.grad_accum
+        held = self.of_steps(first, -(-stop // self.grad_accum), epoch).reshape(-1, ranks)[:, rank]
+        return held[start - first * self.grad_accum : stop - first * self.grad_accum]
+
+    def packs(self, rank: int, epoch: int, start: int = 0, stop: int | None = None) -> I64:
+        """Raw pack ids of `of_rank`; -1: a filler."""
+        return self.view(epoch).pack_ids_at(self.of_rank(rank, epoch, start, stop))
+
+    def costs_at(self, positions: I64, epoch: int) -> I64:
+        """Cost of the packs at aligned positions; 0 for fillers."""
+        return self._costs(self._of(epoch), positions)
+
+    def _costs(self, of: _Epoch, positions: I64) -> I64:
+        assert of.costs is not None, "an order without balance has no costs"
+        packs = of.aligned.pack_ids_at(positions)
+        return np.where(packs < 0, 0, of.costs[packs])
+
+    def _arranged(self, of: _Epoch, positions: I64) -> I64:
+        assert self.balance is not None
+        costs = self._costs(of, positions.reshape(-1)).reshape(positions.shape)
+        ranks, ahead = self.aligned.world_size, None
+        if self.balance.sync == "step":
+            order = deal(costs, ranks, use_jit(len(of.aligned.plan.indices)))
+        else:
+            if of.ahead is not None:
+                packs = of.aligned.pack_ids_at(positions.reshape(-1))
+                ahead = np.where(packs < 0, False, of.ahead[packs]).reshape(positions.shape)
+            order = cut(costs, ranks, ahead)
+        return np.take_along_axis(positions, order, axis=1).reshape(-1)
+
+    def _sorted_runs(self, of: _Epoch, epoch: int) -> I64:
+        """Sorted by cost inside each window (or all), cut into runs of one micro step, runs shuffled."""
+        ranks, total = self.aligned.world_size, len(self.aligned)
+        size = total if self.balance is None or self.balance.mode == "global" else WINDOW * ranks
+        seed = self.seed if self.shuffle else 0
+        out = np.empty(total, dtype=np.int64)
+        for number, start in enumerate(range(0, total, size)):
+            stop = min(total, start + size)
+            positions = self.at(np.arange(start, stop, dtype=np.int64), epoch)
+            down = np.argsort(-self._costs(of, positions), kind="stable")
+            runs = positions[down].reshape(-1, ranks)
+            mixed = Permutation(len(runs), seed + (number << 64), epoch)
+            out[start:stop] = runs[mixed.map(np.arange(len(runs), dtype=np.int64))].reshape(-1)
+        return out
+
+    def samples_per_step(self, epoch: int = 0, *, balanced: bool = True) -> I64:
+        """Samples of every full optimizer step (all steps, when none is full)."""
+        view = self.view(epoch)
+        sizes = np.append(np.diff(np.asarray(view.plan.offsets)), 0)  # -1, a filler, holds none
+        places = np.arange(len(view), dtype=np.int64)
+        order = self.of_steps(0, self.steps, epoch) if balanced else self.at(places, epoch)
+        held = sizes[view.pack_ids_at(order)]
+        full = len(held) // self.width * self.width
+        found: I64 = held[:full].reshape(-1, self.width).sum(axis=1) if full else held.sum(keepdims=True)
+        return found
+
+    def warn_of_effect(self, epoch: int = 0) -> None:
+        """Say what `window` and `global` do to the samples per step."""
+        if self.balance is None or self.balance.mode == "step":
+            return
+        before, after = (self.samples_per_step(epoch, balanced=balanced) for balanced in (False, True))
+        logger.warning(
+            "balance mode %r moves packs between steps: samples per step %.1f (sd %.1f) become "
+            "%.1f (sd %.1f)",
+            self.balance.mode, before.mean(), before.std(), after.mean(), after.std(),
+        )  # fmt: skip
+
+    # -- where a run stands ------------------------------------------------------------------------
+    def state(self, epoch: int, micro_step: int) -> dict[str, Any]:
+        """A position: micro step `micro_step` of an epoch, as plain JSON values. The same on every rank."""
+        return {
+            **self._own(),
+            "replan": None if self.replan is None else self.replan.state(epoch),
+            "epoch": epoch,
+            "micro_step": micro_step,
+        }
+
+    def _own(self) -> dict[str, Any]:
+        """What a position must agree with."""
+        return {
+            "version": _STATE,
+            "plan": self.aligned.checksum,
+            "raw_plan": self.aligned.plan.checksum,
+            "packs": self.aligned.kept,
+            "drop_last": self.aligned.drop_last,
+            "steps": self.micro_steps,
+            "world_size": self.aligned.world_size,
+            "grad_accum": self.grad_accum,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "balance": self._balance_name(),
+        }
+
+    def _balance_name(self) -> str | None:
+        held = self.balance
+        if held is None or (self.grad_accum == 1 and held.mode == "step"):
+            return None
+        return "/".join(map(str, (held.mode, held.sync, held.even, self.cost_name)))
+
+    def resume(self, state: Any) -> tuple[int, int]:
+        """(epoch, micro step) at which to go on: behind an epoch, the next one. Raises as `check_state`."""
+        step = self.check_state(state)
+        over = step == self.micro_steps
+        return int(state["epoch"]) + over, 0 if over else step
+
+    def check_state(self, state: Any) -> int:
+        """The micro step of this order at which `state` stands, also where other ranks saved it.
+
+        Raises:
+            ForeignArtefactError: the state belongs to another plan, order or version, or this number of
+                ranks cannot go on exactly (the hint names those that can).
+        """
+        if not isinstance(state, Mapping):
+            raise ForeignArtefactError(
+                f"the saved position is a {type(state).__name__}, not a mapping",
+                hint="give what state_dict() returned",
+            )
+        own = self._own()
+        for key in ("version", "raw_plan", "drop_last", "seed", "shuffle"):
+            if state.get(key) != own[key]:
+                raise _foreign(key, state.get(key), own[key])
+        held = state.get("replan")
+        if (held is None) != (self.replan is None):
+            raise _foreign("replan", None if held is None else "epoch", "epoch" if held is None else None)
+        if held is not None and self.replan is not None and self.replan.resume(held) != state.get("epoch"):
+            raise _foreign("epoch", state.get("epoch"), held["epoch"])
+        for key, least in (("world_size", 1), ("grad_accum", 1), ("epoch", 0), ("packs", 0)):
+            if _whole(state, key) < least:
+                raise _foreign(key, state[key], own.get(key))
+        step, steps = _whole(state, "micro_step"), _whole(state, "steps")
+        if not 0 <= step <= steps:
+            raise ForeignArtefactError(f"the saved position is micro step {step} of {steps}")
+        if state["world_size"] != own["world_size"]:
+            return self._carried(state, own)
+        for key in ("plan", "grad_accum", "balance", "steps"):
+            if state.get(key) != own[key]:
+                raise _foreign(key, state.get(key), own[key])
+        return step
+
+    def _carried(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> int:
+        """The micro step of this order at which a position saved by another number of ranks stands."""
+        view, was, now = self.aligned, int(state["world_size"]), self.aligned.world_size
+        width, consumed = was * int(state["grad_accum"]), int(state["micro_step"]) * was
+        plain = view_checksum(view.plan, was, view.drop_last)
+        if view.is_balanced or state["plan"] != plain:
+            raise _refused("the plan is balanced for that many ranks", f"resume with {was} ranks", was)
+        rearranged = [name for name in (state["balance"], own["balance"]) if name is not None]
+        if any(not name.startswith("step/") for name in rearranged):
+            raise _refused(
+                f"balance {rearranged[0]!r} arranges an epoch for {was} ranks",
+                f"resume with {was} ranks",
+                was,
+            )
+        able = self._sizes_that_work(state)
+        works = (
+            "these go on exactly: " + ", ".join(f"{w} ranks with grad_accum {width // w}" for w in able)
+            if able
+            else f"only {was} ranks go on exactly from inside a step"
+        )
+        if self.width != width:
+            what = (
+                f"a step of the saved run has {width} packs ({was} ranks, grad_accum {state['grad_accum']}), "
+            )
+            raise _refused(what + f"one of this run {self.width}", works, was)
+        if int(state["packs"]) != view.kept and view.block == 1:
+            what = f"under drop_last an epoch of {was} ranks has {state['packs']} packs, one of {now} "
+            raise _refused(f"{what}{view.kept}", works, was)
+        if int(state["micro_step"]) >= int(state["steps"]):
+            return self.micro_steps
+        if consumed % now or (consumed % width and (rearranged or view.block > 1)):
+            raise _refused(
+                f"{consumed % width} of the {width} packs of the current step are consumed", works, was
+            )
+        return consumed // now
+
+    def _sizes_that_work(self, state: Mapping[str, Any]) -> list[int]:
+        """World sizes that can go on where `state` stands: ascending, at most 12."""
+        was, block = int(state["world_size"]), self.aligned.block
+        width, consumed = was * int(state["grad_accum"]), int(state["micro_step"]) * was
+        inside = consumed % width if int(state["micro_step"]) < int(state["steps"]) else 0
+        if inside and (state["balance"] is not None or block > 1):
+            return []
+        total, kept = len(self.aligned.plan), int(state["packs"])
+        able = []
+        for size in range(1, width + 1):
+            same_packs = block > 1 or not state["drop_last"] or total // size * size == kept
+            if width % size == 0 and inside % size == 0 and same_packs:
+                able.append(size)
+        return able if len(able) <= _NAMED else [*able[: _NAMED - 1], able[-1]]
+
+
+def view_checksum(plan: RawPlan, world_size: int, drop_last: bool) -> str:
+    """SHA-256 (hex) over (plan checksum, world_size, drop_last)."""
+    return digest_json({"plan": plan.checksum, "world_size": world_size, "drop_last": drop_last})
+
+
+def _refused(what: str, hint: str, was: int) -> ForeignArtefactError:
+    return ForeignArtefactError(f"the position was saved by {was} ranks: {what}", hint=hint)
+
+
+def _whole(state: Mapping[str, Any], key: str) -> int:
+    value = state.get(key)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ForeignArtefactError(
+            f"the saved position has {key} {value!r}, expected an integer",
+            hint="the position is damaged: resume from another checkpoint",
+        )
+    return value
+
+
+def _foreign(key: str, held: object, own: object) -> ForeignArtefactError:
+    return ForeignArtefactError(
+        f"the saved position has {key} {held!r}, this run has {own!r}",
+        hint="resume with the plan and settings of the saved run, or start anew",
+    )

@@ -1,0 +1,249 @@
+"""RawPlan: what a plan holds. Immutable CSR arrays with spec, ledger and certificate; checksum on demand.
+
+`PackPlan` adds what is made of it: statistics, views for ranks, plans without some packs, folders.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ChecksumError
+from .certificate import Certificate
+from .digests import block_digests, checksum_of
+from .ledger import Ledger
+from .spec import PlanSpec
+
+__all__ = ["SCHEMA", "PackerId", "RawPlan", "Sums"]
+
+SCHEMA = "packtrain.plan/1"
+I64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PackerId:
+    """Which packer made a plan: `name`/`version`; `notes` is what the packer recorded (plain JSON).
+
+    `auto` notes the packer that it `chosen`.
+    """
+
+    name: str
+    version: int
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        chosen = self.notes.get("chosen")
+        return f"{self.name}/{self.version}" + (f" ({chosen})" if chosen else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Sums over each pack.
+
+    Attributes:
+        tokens: int64[P], true lengths.
+        squares: int64[P], squared lengths (what attention costs).
+        costs: further costs by name, int64[P].
+        mixing: how packs mix sources, where the lengths name them (`mixing.py`).
+    """
+
+    tokens: I64
+    squares: I64
+    costs: dict[str, I64]
+    mixing: Mapping[str, Any] = field(default_factory=dict)
+
+
+class RawPlan:
+    """Packs 0..P-1; pack p holds the sample ids `indices[offsets[p]:offsets[p+1]]`, ascending.
+
+    Attributes:
+        offsets: int64[P+1].
+        indices: uint32 or int64 [N].
+        spec: the PlanSpec it was made with.
+        packer: PackerId.
+        ledger: every sample not in the plan, with its reason.
+        certificate: proven lower bound on the number of packs.
+        long_samples: packs that hold one sample longer than pack_length.
+        slots: token slots of all packs: pack_length each, a long sample's rounded cost where it is longer.
+        folder: where the plan was opened from, or None.
+    """
+
+    def __init__(
+        self,
+        *,
+        offsets: NDArray[Any],
+        indices: NDArray[Any],
+        spec: PlanSpec,
+        packer: PackerId,
+        ledger: Ledger,
+        certificate: Certificate,
+        long_samples: int,
+        slots: int,
+        sums: Sums | Callable[[Any], Sums],
+        lengths_digest: str | Callable[[], str],
+        stored: Mapping[str, Any] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        for array in (offsets, indices):
+            array.flags.writeable = False
+        self.offsets: I64 = offsets
+        self.indices: NDArray[Any] = indices
+        self.spec = spec
+        self.packer = packer
+        self.ledger = ledger
+        self.certificate = certificate
+        self.long_samples = long_samples
+        self.slots = slots
+        self.folder = folder
+        self._sums_from = sums
+        self._digest_from = lengths_digest
+        self._stored = dict(stored or {})
+
+    # -- contents ----------------------------------------------------------------------------
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, pack: int) -> I64:
+        """Sample ids of a pack, int64[k] ascending."""
+        p = operator.index(pack)
+        if not -len(self) <= p < len(self):
+            raise IndexError(f"pack {p} of {len(self)}")
+        p %= len(self)
+        return np.asarray(self.indices[int(self.offsets[p]) : int(self.offsets[p + 1])]).astype(np.int64)
+
+    def __iter__(self) -> Iterator[I64]:
+        return (self[p] for p in range(len(self)))
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({len(self)} packs, {len(self.indices)} samples, "
+            f"pack_length={self.spec.pack_length}, packer={self.packer}, ledger={len(self.ledger)})"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        """Equal packs, ledger, spec and lengths."""
+        return isinstance(other, RawPlan) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self.checksum)
+
+    def _identity(self) -> tuple[object, ...]:
+        ledger = list(self.ledger)
+        return (self.checksum, ledger, self.spec, self.lengths_digest)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        if self.folder is not None:
+            return (_reopen, (type(self), self.folder, self.checksum))
+        state = dict(self.__dict__)
+        state["_sums_from"] = self.sums
+        state["_digest_from"] = self.lengths_digest
+        return (_rebuild, (type(self), state))
+
+    # -- computed at first access --------------------------------------------------------------
+    @cached_property
+    def sums(self) -> Sums:
+        """Sums over each pack of tokens, squared tokens and further costs."""
+        made = self._sums_from(self) if callable(self._sums_from) else self._sums_from
+        for array in (made.tokens, made.squares, *made.costs.values()):
+            array.flags.writeable = False
+        self._sums_from = made
+        return made
+
+    @property
+    def pack_tokens(self) -> I64:
+        """int64[P]: tokens in each pack (true lengths)."""
+        return self.sums.tokens
+
+    @property
+    def pack_sq(self) -> I64:
+        """int64[P]: sum of squared lengths in each pack."""
+        return self.sums.squares
+
+    @property
+    def pack_costs(self) -> dict[str, I64]:
+        """Further costs summed over each pack, by name."""
+        return self.sums.costs
+
+    @cached_property
+    def lengths_digest(self) -> str:
+        """Digest of the lengths that the plan was made from."""
+        made = self._digest_from() if callable(self._digest_from) else self._digest_from
+        self._digest_from = made
+        return made
+
+    def header(self) -> dict[str, Any]:
+        """What the checksum covers besides the bytes of offsets and indices."""
+        made = {
+            "schema": SCHEMA,
+            "packs": len(self),
+            "samples": len(self.indices),
+            "offsets": "<i8",
+            "indices": self.indices.dtype.str,
+        }
+        if self.spec.samples_per_step is not None:
+            made["samples_per_step"] = self.spec.samples_per_step
+            made["packs_per_step"] = self.spec.packs_per_step
+        return made
+
+    @property
+    def step_count(self) -> int:
+        """Optimizer steps of an epoch of a plan made by steps of samples; 0 for other plans."""
+        batch = self.spec.samples_per_step
+        return 0 if batch is None else -(-len(self.indices) // batch)
+
+    @cached_property
+    def block_digests(self) -> dict[str, list[str]]:
+        """SHA-256 (hex) of each 64 MiB block of the stored bytes."""
+        if "blocks" in self._stored:
+            return {name: list(blocks) for name, blocks in self._stored["blocks"].items()}
+        return self._hash_blocks()
+
+    @cached_property
+    def checksum(self) -> str:
+        """SHA-256 (hex) over the header and the block digests of offsets, then indices."""
+        if "checksum" in self._stored:
+            return str(self._stored["checksum"])
+        return _checksum(self.header(), self.block_digests)
+
+    def verify(self) -> None:
+        """Hash the bytes of offsets and indices. ChecksumError when they differ from the checksum."""
+        found = _checksum(self.header(), self._hash_blocks())
+        if found != self.checksum:
+            place = f" in {self.folder}" if self.folder else ""
+            raise ChecksumError(
+                f"the plan{place} hashes to {found[:12]}…, its checksum is {self.checksum[:12]}…",
+                hint="the files were changed or damaged; plan again",
+            )
+
+    def _hash_blocks(self) -> dict[str, list[str]]:
+        return {
+            "offsets": [d.hex() for d in block_digests(self.offsets)],
+            "indices": [d.hex() for d in block_digests(self.indices)],
+        }
+
+
+def _checksum(header: Mapping[str, Any], blocks: Mapping[str, list[str]]) -> str:
+    return checksum_of(header, [bytes.fromhex(d) for name in ("offsets", "indices") for d in blocks[name]])
+
+
+def _reopen(kind: Any, folder: Path, checksum: str) -> RawPlan:
+    plan: RawPlan = kind.load(folder)
+    if plan.checksum != checksum:
+        raise ChecksumError(f"{folder} holds another plan than the one that was sent to this process")
+    return plan
+
+
+def _rebuild(kind: type[RawPlan], state: dict[str, Any]) -> RawPlan:
+    plan = kind.__new__(kind)
+    plan.__dict__.update(state)
+    return plan
