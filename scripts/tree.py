@@ -17,21 +17,9 @@ BEGIN, END = "<!-- tree -->\n```\n", "```\n<!-- end of tree -->"
 
 # In the order of the layers, the lowest first.
 ORDER = [
-    *(
-        "errors",
-        "moved",
-        "extend",
-        "world",
-        "files",
-        "version",
-        "waiting",
-        "packers",
-        "planning",
-        "media",
-        "families",
-    ),
+    *("errors", "extend", "world", "files", "version", "waiting", "packers", "planning", "media", "families"),
     *("sources", "measuring", "execute", "store", "template", "collate", "data"),
-    *("testing", "export", "report", "train", "pipeline", "integrations", "cli", "__main__"),
+    *("demo", "export", "report", "train", "pipeline", "integrations", "cli", "testing", "__main__"),
 ]
 
 
@@ -54,10 +42,9 @@ def tree() -> str:
         folder, module = SOURCE / name, SOURCE / f"{name}.py"
         if folder.is_dir():
             lines.append(f"{name + '/':<24}{first_sentence(folder / '__init__.py')}".rstrip())
-            for path in sorted(folder.rglob("*.py")):
+            for path in sorted(folder.glob("*.py")):
                 if path.stem != "__init__":
-                    name = path.relative_to(folder).with_suffix("").as_posix()
-                    lines.append(f"  {name:<22}{first_sentence(path)}".rstrip())
+                    lines.append(f"  {path.stem:<22}{first_sentence(path)}".rstrip())
         elif module.is_file():
             lines.append(f"{module.name:<24}{first_sentence(module)}".rstrip())
     return "\n".join(lines) + "\n"

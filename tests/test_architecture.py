@@ -21,7 +21,6 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # A package imports only what stands on a line above its own; packages on one line never import each other.
 LAYERS = [
     ["version", "errors"],
-    ["moved"],
     ["extend", "world", "files"],
     ["waiting"],
     ["packers"],
@@ -32,11 +31,11 @@ LAYERS = [
     ["store"],
     ["template", "collate"],
     ["data"],
-    ["testing", "export", "report"],
+    ["demo", "export", "report"],
     ["train"],
     ["pipeline"],
     ["integrations"],
-    ["cli"],
+    ["cli", "testing"],
 ]
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
 # Third-party modules that load only at the edge, inside the function that needs them or above `store`.
@@ -51,7 +50,7 @@ HEAVY = {
     "tokenizers",
     "torchvision",
 }
-TORCH_LAYERS = {"testing", "template", "collate", "data", "train", "integrations"}
+TORCH_LAYERS = {"template", "collate", "data", "train", "integrations"}
 
 
 def unit(path: Path) -> str:

@@ -260,7 +260,7 @@ USER, BOT = QA
         ({"messages": QA, "tools": "["}, "malformed_record"),
         ({"messages": QA, "tools": {"a": 1}}, "malformed_record"),
         ({"messages": [{"role": "system", "content": "s"}, *QA], "system": "t"}, "malformed_record"),
-        ({"messages": [USER, {**BOT, "loss_weight": 0.5}]}, "malformed_record"),
+        ({"messages": [USER, {**BOT, "loss_weight": -0.5}]}, "malformed_record"),
         ({"messages": [{**USER, "loss_weight": 1}, BOT]}, "malformed_record"),
         ({"messages": QA, "images": 7}, "malformed_record"),
         ({"messages": QA, "images": [""]}, "malformed_record"),

@@ -135,7 +135,7 @@ def test_hints() -> None:
         {"type": "audio", "audio": {"path": "a.wav", "frames": 16000, "sample_rate": 16000}},
     ]
     assert parts(asked(content)) == [
-        {"type": "image", "image": "/media/a.jpg", "width": 64, "height": 48},
+        {"type": "image", "image": "/media/a.jpg", "width": 64, "height": 48, "min_pixels": 7},
         {"type": "audio", "audio": "/media/a.wav", "frames": 16000, "sample_rate": 16000},
     ]
     listed = asked("<image><image>", images=[{"path": "a.jpg", "width": 3, "height": 4}, "b.jpg"])

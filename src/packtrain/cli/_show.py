@@ -11,6 +11,7 @@ import numpy as np
 from .. import files
 from ..errors import FormatError
 from ..pipeline.length_files import read_lengths
+from ..pipeline.unread import read_keys, told
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..store.shards import is_export
@@ -96,6 +97,8 @@ def print_lengths(folder: Path, lengths: Lengths, *, audited: int | None = None)
         rows[name] = f"{int(np.asarray(values).sum(dtype=np.int64)):,}"
     if audited is not None:
         rows["audit"] = f"{audited} samples encoded for real: 0 mismatches" if audited else "not run"
+    if keys := told(read_keys(folder)):
+        rows["keys"] = keys
     rows["digest"] = lengths.digest[:16]
     table(f"Lengths in {folder}", rows)
 
@@ -111,6 +114,7 @@ def lengths_figures(folder: Path, lengths: Lengths) -> dict[str, Any]:
         "tokens": int(lengths.tokens.sum(dtype=np.int64)),
         "digest": lengths.digest,
         "unusable": counts,
+        "keys": read_keys(folder),
     }
 
 

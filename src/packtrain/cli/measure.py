@@ -80,6 +80,13 @@ def _audited(text: str, usable: int) -> int:
 @click.option("--trust-hints", is_flag=True, help="Take sizes from the data, after an audit of a sample.")
 @click.option("--allow-outside", is_flag=True, help="Let media paths leave the media root.")
 @click.option("--media-without-placeholder", default="error", show_default=True, help="error or prepend.")
+@click.option("--ignore-key", "ignore_keys", multiple=True, metavar="KEY", help="Leave KEY out; repeatable.")
+@click.option("--frame-rate", type=float, help="Frames a second of lists of frames that do not say theirs.")
+@click.option(
+    "--long-audio", default="error", show_default=True, help="Clips the model would cut: error cut drop."
+)
+@click.option("--prompt", help="What the user says beside the media of a caption [sources that take one].")
+@click.option("--task", default="chat", show_default=True, help="chat, or text: documents as they are.")
 @click.option("--system", help="System turn for samples that have none.")
 @click.option("--model-limit", type=int, help="Longest sample the model takes, in tokens.")
 @click.option("--workers", type=int, help="Processes [default: one per core for more than 2,048 samples].")
@@ -123,6 +130,9 @@ def command(out: Path, as_json: bool, audit: str, **options: Any) -> None:
     options["columns"] = _pairs("--column", options["columns"])
     options["source_options"] = _pairs("--option", options["source_options"])
     options["placeholders"] = _placeholders(options["placeholders"])
+    options["ignore_keys"] = list(options["ignore_keys"])
+    if (prompt := options.pop("prompt")) is not None:
+        options["source_options"]["prompt"] = prompt
     inputs = Inputs(**{f.name: options[f.name] for f in dataclasses.fields(Inputs) if f.name in options})
     source = inputs.open_source()
     template = inputs.open_template(source)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..pipeline.unread import told
 from ..world import world
 from ._app import emit, end_of_training, progress, show_runtime
 from ._recipe import refuse_streams
@@ -76,6 +77,8 @@ def print_run(result: RunResult) -> None:
         f"{figures['padding_saved_to_cap']:.1%} of one padded sample a row"
     )
     rows["lengths audited"] = f"{figures['audited']} samples encoded for real: 0 mismatches"
+    if keys := told(figures["keys"]):
+        rows["keys"] = keys
     if figures["proof"] is not None:
         rows["isolation"] = f"proven before training ({figures['proof']} comparisons)"
     if figures["loss"] is not None:

@@ -10,6 +10,7 @@ any number of workers join to the same arrays.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,7 @@ from ..extend import Source, Template, measure_many
 from ..media.location import identity
 from ..planning.lengths import STATUS_BEYOND, STATUS_EMPTY, STATUS_FAILED, STATUS_OK
 
-__all__ = ["BATCH", "RangeResult", "measure_range", "media_refs", "walk_media"]
+__all__ = ["BATCH", "RangeResult", "drained", "measure_range", "media_refs", "walk_media"]
 
 I64 = NDArray[np.int64]
 
@@ -43,6 +44,7 @@ class RangeResult:
         reasons: id -> ledger reason of every sample whose status is not ok.
         details: id -> one line for people: where the record stands and what is wrong.
         media: (name, size in bytes, header digest) of every file used, ascending, each once.
+        keys: counts of keys that nothing read, and of spellings that were read as a field.
     """
 
     start: int
@@ -53,6 +55,7 @@ class RangeResult:
     reasons: dict[int, str] = field(default_factory=dict)
     details: dict[int, str] = field(default_factory=dict)
     media: tuple[MediaRow, ...] = ()
+    keys: dict[str, int] = field(default_factory=dict)
 
 
 def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> RangeResult:
@@ -75,6 +78,7 @@ def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> R
     errors: dict[int, SampleError] = {}
     media: set[MediaRow] = set()
     limit = getattr(template, "model_limit", None)
+    drained(source)
     for first in range(start, stop, BATCH):
         last = min(first + BATCH, stop)
         samples, ids = _read(source, first, last, errors)
@@ -82,6 +86,9 @@ def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> R
         for i, outcome in zip(ids, _measure(source, template, ids, samples), strict=True):
             if isinstance(outcome, SampleError):
                 errors[i] = outcome
+                continue
+            if (fault := _left_out(outcome, template)) is not None:
+                errors[i] = fault
                 continue
             tokens[i - start] = _length(source, i, outcome)
             for name, value in getattr(outcome, "costs", {}).items():
@@ -112,16 +119,41 @@ def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> R
         reasons=reasons,
         details=details,
         media=tuple(sorted(media)),
+        keys=drained(source),
     )
 
 
-def walk_media(source: Source, shard: tuple[int, int]) -> list[MediaRow]:
-    """The media rows that measuring the ids of one shard would give, without measuring them."""
+def _left_out(outcome: Any, template: Template) -> SampleError | None:
+    """Why a measured sample is not trained: nothing of it is supervised, or its sound would be cut."""
+    found = getattr(outcome, "costs", {})
+    if getattr(template, "truncation", "error") != "error" and found.get("supervised") == 0:
+        return SampleError("unsupervised", "truncation leaves no token that is trained")
+    if found.get("audio_cut") and getattr(template, "long_audio", "cut") == "drop":
+        return SampleError("long_audio", f"{found['audio_cut']} of its clips are longer than the model hears")
+    return None
+
+
+def drained(source: Any) -> dict[str, int]:
+    """The counts of keys (`sources._account`) since the last call, of a source and those it is made of."""
+    counts: Counter[str] = Counter()
+    account = getattr(source, "account", None)
+    if account is not None:
+        counts.update(account.drain())
+    inner = [getattr(source, "source", None), *(part.source for part in getattr(source, "parts", ()))]
+    for one in inner:
+        if one is not None:
+            counts.update(drained(one))
+    return dict(sorted(counts.items()))
+
+
+def walk_media(source: Source, shard: tuple[int, int]) -> tuple[list[MediaRow], dict[str, int]]:
+    """The media rows and counts of keys that measuring one shard would give, without measuring it."""
+    drained(source)
     rows: set[MediaRow] = set()
     for first in range(shard[0], shard[1], BATCH):
         samples, _ = _read(source, first, min(first + BATCH, shard[1]), {})
         rows.update(_identities(source, samples))
-    return sorted(rows)
+    return sorted(rows), drained(source)
 
 
 def media_refs(sample: Mapping[str, Any]) -> list[Any]:

@@ -33,6 +33,7 @@ from ..store.media import read_media
 from .growth import Piece, is_whole, may_have_grown, pieces_of, read_layout
 from .publish import Identity, details, origin_of, publish, refuse_changed_media
 from .ranges import How, cut, gathered, part_of
+from .unread import KEYS, read_keys
 
 __all__ = ["append_lengths", "clear_next", "finish_exchange"]
 
@@ -87,7 +88,8 @@ def append_lengths(
     if grown:
         media = parts.merged(read_media(folder), media)
     clear_next(folder)
-    publish(folder / _NEXT, paths, identity, media=media, origin=origin_of(origin))
+    before_keys = read_keys(folder) if grown else {}
+    publish(folder / _NEXT, paths, identity, media=media, origin=origin_of(origin), keys=before_keys)
     _exchange(folder)
     parts.clear_parts(folder)
 
@@ -217,15 +219,15 @@ def _results(
             continue
         part = old.part(piece, start, stop, zeros=grown)
         if not grown:
-            part.media = next(answers)
+            part.media, part.keys = next(answers)
             old.check_media(part.media)
         yield part
 
 
 def _measured_or_walked(
     context: tuple[extend.Source, extend.Template, list[Piece]], shard: tuple[int, int]
-) -> RangeResult | list[parts.MediaRow]:
-    """Work function: a measured range, or only the media of one that is copied."""
+) -> RangeResult | tuple[list[parts.MediaRow], dict[str, int]]:
+    """Work function: a measured range, or only the media and keys of one that is copied."""
     source, template, pieces = context
     piece = pieces[bisect_right(pieces, shard[0], key=lambda piece: piece.start) - 1]
     if piece.old is None:
@@ -241,6 +243,8 @@ def _exchange(folder: Path) -> None:
     if not isinstance(arrays, dict):
         raise FormatError(f"{place / lengths_store.MARKER} is torn", hint="remove the folder, run it again")
     files.remove(folder / lengths_store.MARKER)
+    if not (place / KEYS).is_file():
+        files.remove(folder / KEYS)
     wanted = {f"{stem}.npy" for stem in arrays} | {"media_stat.npy"}
     for path in sorted(folder.glob("*.npy")):
         if path.name not in wanted:

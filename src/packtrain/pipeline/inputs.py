@@ -33,6 +33,12 @@ class Inputs:
         trust_hints: take sizes from the data where they give them, after an audit of a sample.
         kind: file name of the source plug-in; None: by name, then by content.
         source_options: options of that plug-in, such as `split` or `rows`.
+        ignore_keys: keys of the data that are left out.
+        frame_rate: frames a second of lists of frames that do not say theirs.
+        long_audio: what becomes of a sample with a clip that the processor would cut: `error` stops the
+            measurement, `cut` trains what is left of it, `drop` leaves the sample out.
+        task: `chat`, or `text`: documents are trained as they are, without a chat template.
+        text_options: options of the task `text`: bos, eos.
     """
 
     source: str
@@ -52,6 +58,11 @@ class Inputs:
     trust_hints: bool = False
     kind: str | None = None
     source_options: dict[str, Any] = field(default_factory=dict)
+    ignore_keys: list[str] = field(default_factory=list)
+    frame_rate: float | None = None
+    long_audio: str = "error"
+    task: str = "chat"
+    text_options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of_config(cls, config: RunConfig, *, validation: bool = False) -> Inputs:
@@ -95,6 +106,11 @@ class Inputs:
             media_prefix=custom.media_prefix,
             kind=custom.kind,
             source_options=dict(custom.source_options),
+            ignore_keys=list(getattr(custom, "ignore_keys", None) or ()),
+            frame_rate=getattr(custom, "frame_rate", None),
+            long_audio=getattr(custom, "long_audio", None) or "error",
+            task=getattr(getattr(config, "data", None), "task", None) or "chat",
+            text_options=dict(getattr(custom, "text_options", None) or {}),
         )
 
     @classmethod
@@ -137,6 +153,8 @@ class Inputs:
             media_prefix=self.media_prefix,
             allow_outside=self.allow_outside,
             media_without_placeholder=self.media_without_placeholder,
+            ignore_keys=self.ignore_keys,
+            frame_rate=self.frame_rate,
         )
 
     def open_template(self, source: Any = None) -> Any:
@@ -179,7 +197,7 @@ def lengths_of_plan(folder: str | Path) -> Path:
 
 
 def _path(name: str) -> str:
-    from ..testing.demo.resolve import resolve_demo
+    from ..demo.resolve import resolve_demo
 
     return str(resolve_demo(name)) if name.startswith("demo:") else name
 

@@ -28,6 +28,7 @@ from .append import append_lengths, clear_next, finish_exchange
 from .growth import may_have_grown, read_layout
 from .publish import Identity, details, origin_of, publish, refuse_changed_media, refuse_other_kind
 from .ranges import SERIAL, How, Progress, cut, gathered, part_of
+from .unread import UnreadKeys, refuse_unread
 
 __all__ = ["SERIAL", "details", "measure", "origin_of"]
 
@@ -73,7 +74,8 @@ def measure(
         ForeignArtefactError: `out` holds lengths of another source, template or media.
         DriftError: the template trusts sizes given in the data, and some are not those of the media.
         SourceError: the source is empty, or changed while it was read.
-        InputError: no sample at all can be used, or another process works in `out`.
+        InputError: no sample at all can be used, too many hold keys that change training and are not read,
+            or another process works in `out`.
     """
     folder = Path(out)
     if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
@@ -108,9 +110,13 @@ def measure(
             clear_next(folder)
             parts.clear_parts(folder)
             return lengths
-        _measure_all(source, template, folder, identity, how, claim)
-        paths = parts.finished(folder)
-        publish(folder, paths, identity, media=parts.media_rows(paths), origin=origin_of(origin))
+        try:
+            _measure_all(source, template, folder, identity, how, claim)
+            paths = parts.finished(folder)
+            publish(folder, paths, identity, media=parts.media_rows(paths), origin=origin_of(origin))
+        except UnreadKeys:
+            parts.clear_parts(folder)  # the option that settles it makes another source
+            raise
         parts.clear_parts(folder)
         return Lengths.load(folder)
 
@@ -137,6 +143,7 @@ def _measure_all(
         _log.info("%s: %d of %d samples were measured before", folder, done, total)
     results = how.map(measure_range, cut(done, total), (source, template))
     for part in gathered(map(part_of, results), 0, total, how):
+        refuse_unread(part.reasons, total)  # early where one part says enough
         parts.add_part(folder, part)
         if claim is not None:
             claim.pulse()

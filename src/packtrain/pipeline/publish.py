@@ -12,7 +12,8 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ..store import lengths as lengths_store
 from ..store import parts
 from ..store.media import changed_media, save_media
 from .growth import LAYOUT, layout_of
+from .unread import refuse_unread, save_keys
 
 __all__ = [
     "KEY_SCHEMA",
@@ -93,6 +95,7 @@ def publish(
     *,
     media: Iterable[parts.MediaRow],
     origin: dict[str, Any] | None,
+    keys: Mapping[str, int] | None = None,
 ) -> None:
     """Write the lengths folder of finished parts.
 
@@ -102,11 +105,13 @@ def publish(
         identity: what was measured.
         media: every media row, ascending, each once.
         origin: how to open the inputs again, when and where this was made.
+        keys: counts of keys beside those of the parts.
 
     Raises:
-        InputError: no sample at all can be used.
+        InputError: no sample at all can be used; too many hold keys that change training and are not read.
     """
     whole = parts.read_arrays(paths)
+    refuse_unread(parts.reason_rows(paths), len(whole.status))
     if len(whole.status) and not (whole.status == STATUS_OK).any():
         _, reason, detail = next(parts.reason_rows(paths))
         raise InputError(
@@ -124,6 +129,9 @@ def publish(
         files.remove(folder / LAYOUT)
     else:
         files.publish_json(folder / LAYOUT, identity.layout)
+    counts = Counter(parts.key_counts(paths))
+    counts.update(keys or {})
+    save_keys(folder, counts)
     lengths_store.save(
         Lengths(whole.tokens, whole.costs, whole.status, reasons),
         folder,

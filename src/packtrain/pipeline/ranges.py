@@ -97,4 +97,5 @@ def part_of(result: RangeResult) -> parts.Part:
         costs=dict(result.costs),
         reasons=[(i, reason, result.details.get(i, "")) for i, reason in sorted(result.reasons.items())],
         media=list(result.media),
+        keys=dict(result.keys),
     )

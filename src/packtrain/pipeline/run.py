@@ -25,6 +25,7 @@ from ..world import World, world
 from .plan import ledger_rows
 from .prepare import Prepared, Stage, prepare, prepare_ranks, silent
 from .ranks import StartUp
+from .unread import read_keys, told
 
 if TYPE_CHECKING:
     from ..train.config import RunConfig
@@ -206,7 +207,7 @@ class _group:
 
 def _steady(config: RunConfig) -> None:
     """Tiny models run on one thread: more only wait for each other, and the loss then repeats exactly."""
-    from ..testing.tiny import is_tiny
+    from ..train.tiny import is_tiny
 
     if is_tiny(config.model.name_or_path or ""):
         import torch
@@ -229,6 +230,7 @@ def _figures(
         "lengths_folder": str(prepared.lengths_folder),
         "plan_folder": str(prepared.plan_folder),
         "audited": prepared.audited,
+        "keys": read_keys(prepared.lengths_folder),
         "padding_saved": slots.saved(slots.batched),
         "padding_saved_to_cap": slots.saved(slots.capped),
         "metrics": trained.metrics,
@@ -252,7 +254,7 @@ def _write_page(
     return write_report(
         folder / "report.html",
         title=f"packtrain run {folder.name}",
-        stats=prepared.plan.stats(),
+        stats={**prepared.plan.stats(), "keys": told(read_keys(prepared.lengths_folder)) or "all read"},
         plan=prepared.plan,
         lengths=prepared.lengths,
         ledger_rows=ledger_rows(prepared.plan, prepared.lengths_folder, prepared.source.where),

@@ -4,14 +4,19 @@ A part comes out as `{"type": "text", "text": str}`, `{"type": "image", "image":
 "audio": ref}` or `{"type": "video", "video": ref or [ref, …]}` (a list: frames sampled before). In:
 
     "text with <image> in it"                each placeholder takes the next listed medium of its kind
-    [{"type": "text", "text" | "value": str}, …]
+    "text with <image 1> in it"              the first listed image; mentioned again it is text
+    "text with <img>a.jpg</img> in it"       a medium named in the text
+    [{"type": "text" | "input_text" | "output_text", "text" | "value": str}, …]
     [{"type": "image", "image" | "url" | "path" | "value": ref}]     without a ref: the next listed image
     [{"type": "image_url" | "video_url" | "audio_url", that name | "url" | "value": str | {"url": str}}]
     [{"type": "input_audio", "input_audio": {"data": base64, "format": "wav"}}]
+    [{"type": "image", "source": {"type": "base64", "media_type", "data"} | {"type": "url", "url"}}]
+    [{"type": "text", "text": str, "image": ref}]                    both, what the type names first
 
-A ref may also be `{"bytes": …, "path": …}` as image columns have it. Hints (`width`, `duration`, …; see
-`packtrain.media.hints`) beside a ref are kept in the part. Keys that hold null count as absent (tables
-fill every part up to the same keys). Bad content raises `SampleError`; nothing is dropped.
+A ref may also be `{"bytes": …, "path": …}` as image columns have it, a medium in base64, or decoded sound
+`{"array", "sampling_rate"}`. Hints (`width`, `duration`, …; see `packtrain.media.hints`) and knobs
+(`max_pixels`, `start`, …; see `packtrain.media.knobs`) beside a ref are kept in the part. Absent values do
+not count (tables fill every part up to the same keys). Bad content raises `SampleError`; nothing is dropped.
 """
 
 from __future__ import annotations
@@ -23,18 +28,21 @@ from typing import Any
 
 from ..errors import SampleError
 from ..media.hints import HINTS, checked
+from ..media.knobs import knobs_of
 from ..media.location import Ref
+from . import keys
+from ._sound import wave_of
+from ._values import absent, kind_of_ref, sniffed
 
-__all__ = ["MODALITIES", "Media", "check_text", "fault", "media_list", "read_content"]
+__all__ = ["MODALITIES", "Media", "check_text", "fault", "listed_media", "media_list", "read_content"]
 
 MODALITIES = ("image", "video", "audio")
 
-_KINDS = {
-    **{kind: kind for kind in MODALITIES},
-    **{f"{kind}_url": kind for kind in MODALITIES},
-    "input_audio": "audio",
-}
 _PICTURE = re.compile(r"\.(jpe?g|png|webp|bmp|tiff?)$", re.I)
+#: Keys of an object around a ref.
+_AROUND = ("bytes", "path", "url", "data", "format", "array", "sampling_rate", "media_type", "type")
+#: Where a part may hold its ref, after the names of its kind.
+_REFS = ("url", "path", "source", "data", "file", "value")
 
 Part = dict[str, Any]
 
@@ -50,15 +58,20 @@ class Media:
     Args:
         listed: modality -> parts without their `type`: `{"image": ref, "width": …}`.
         kinds: placeholder -> modality.
+        account: keys of parts are counted here.
     """
 
-    __slots__ = ("asked", "inline", "kinds", "listed")
+    __slots__ = ("account", "asked", "inline", "kinds", "listed", "numbered")
 
-    def __init__(self, listed: Mapping[str, list[Part]], kinds: Mapping[str, str]) -> None:
+    def __init__(
+        self, listed: Mapping[str, list[Part]], kinds: Mapping[str, str], account: Any = None
+    ) -> None:
         self.kinds = kinds
+        self.account = account
         self.listed = {kind: listed.get(kind, []) for kind in MODALITIES}
         self.asked = dict.fromkeys(MODALITIES, 0)
         self.inline = dict.fromkeys(MODALITIES, 0)
+        self.numbered: set[tuple[str, int]] = set()
 
     def next(self, kind: str) -> Part:
         """The part for the next placeholder. Counting goes on when the list has run out."""
@@ -67,11 +80,31 @@ class Media:
         held = self.listed[kind]
         return {"type": kind, **(held[place] if place < len(held) else {kind: ""})}
 
+    def number(self, kind: str, place: int) -> Part | None:
+        """The part for a numbered placeholder, from 1; None where it was handed out before."""
+        if (kind, place) in self.numbered:
+            return None
+        self.numbered.add((kind, place))
+        self.asked[kind] += 1
+        held = self.listed[kind]
+        return {"type": kind, **(held[place - 1] if 0 < place <= len(held) else {kind: ""})}
+
+    def complete(self) -> bool:
+        """Whether every listed medium was asked for exactly once."""
+        return all(
+            self.asked[kind] == len(self.listed[kind])
+            and all(place <= len(self.listed[kind]) for held, place in self.numbered if held == kind)
+            for kind in MODALITIES
+        )
+
     def check(self, placeholders: Mapping[str, Sequence[str]]) -> None:
         """Every listed medium was asked for exactly once."""
+        if self.complete():
+            return
         for kind in MODALITIES:
             asked, listed = self.asked[kind], len(self.listed[kind])
-            if asked == listed:
+            beyond = any(held == kind and not 0 < place <= listed for held, place in self.numbered)
+            if asked == listed and not beyond:
                 continue
             names = " or ".join(repr(name) for name in placeholders.get(kind, ())) or "none known"
             hint = "set placeholders= to what the text uses"
@@ -99,6 +132,8 @@ def read_content(content: Any, media: Media, pattern: re.Pattern[str] | None, wh
         return _split(content, media, pattern, what)
     if content is None:
         raise fault(f"{what} has null content")
+    if isinstance(content, Mapping):
+        content = [content]
     if not isinstance(content, Sequence) or isinstance(content, (bytes, bytearray)):
         raise fault(f"{what} has content of type {type(content).__name__}, not text or a list of parts")
     parts: list[Part] = []
@@ -111,38 +146,171 @@ def _read_part(part: Any, media: Media, pattern: re.Pattern[str] | None, what: s
     if not isinstance(part, Mapping):
         raise fault(f"{what} is {type(part).__name__}, not an object with a type")
     given = part.get("type")
-    if given == "text":
-        text = part.get("text")
-        text = part.get("value") if text is None else text
-        if not isinstance(text, str):
-            raise fault(f"{what} has type text but no text")
-        return _split(text, media, pattern, what)
-    kind = _KINDS.get(given) if isinstance(given, str) else None
+    live = {key: value for key, value in part.items() if key != "type" and not absent(value)}
+    if media.account is not None and media.account.ignore:
+        live = {key: value for key, value in live.items() if key not in media.account.ignore}
+    if given is None:
+        given = _type_of(live)
+    kind = keys.PART.get(given) if isinstance(given, str) else None
     if kind is None:
-        raise fault(f"{what} has the unknown type {given!r}", hint=f"types: text, {', '.join(_KINDS)}")
-    for key in (given, kind, f"{kind}_url", "url", "path", "value"):
-        value = part.get(key)
-        if value is not None:
-            media.inline[kind] += 1
-            return [{"type": kind, **_medium(kind, value, what), **_hints(kind, part)}]
-    return [{**media.next(kind), **_hints(kind, part)}]
+        raise fault(f"{what} has the unknown type {given!r}", hint=f"types: {', '.join(keys.PART)}")
+    used: set[str] = set()
+    out: list[Part] = []
+    for each in (kind, *(other for other in ("text", *MODALITIES) if other != kind)):
+        if each == "text":
+            out += _text_of(part, live, kind, media, pattern, what, used)
+        else:
+            out += _media_of(each, str(given), live, kind, media, what, used)
+    left = [key for key in live if key not in used]
+    if left and media.account is not None:
+        media.account.rest(live, left, "content[].")
+    return out
+
+
+def _type_of(live: Mapping[str, Any]) -> str | None:
+    """The type of a part that does not say it: the one key it has that names one."""
+    found = [kind for kind in ("text", *MODALITIES) if kind in live or f"{kind}_url" in live]
+    return found[0] if len(found) == 1 else None
+
+
+def _text_of(
+    part: Mapping[str, Any],
+    live: Mapping[str, Any],
+    kind: str,
+    media: Media,
+    pattern: re.Pattern[str] | None,
+    what: str,
+    used: set[str],
+) -> list[Part]:
+    if kind != "text":
+        if "text" not in live:
+            return []
+        names: tuple[str, ...] = ("text",)
+    else:
+        names = ("text", "value", "content")
+    name = next((name for name in names if name in live), None)
+    text = next((part[n] for n in names if part.get(n) is not None), None) if name is None else live[name]
+    if not isinstance(text, str):
+        raise fault(f"{what} has type text but no text")
+    if name is not None:
+        used.add(name)
+        for other in names:
+            if live.get(other) == text:
+                used.add(other)
+            elif other in live:
+                raise fault(f"{what} has {name} beside another {other}")
+    return _split(text, media, pattern, what)
+
+
+def _media_of(
+    each: str, given: str, live: Mapping[str, Any], kind: str, media: Media, what: str, used: set[str]
+) -> list[Part]:
+    """The medium of one modality in a part: its own, or one beside it."""
+    own = each == kind
+    names = (
+        (given, each, f"{each}_url", *keys.FIELDS[each], *_REFS)
+        if own
+        else (each, f"{each}_url", *keys.FIELDS[each])
+    )
+    name = next((name for name in dict.fromkeys(names) if name in live), None)
+    if name is None:
+        if not own:
+            return []
+        extra = _beside(each, live, media, what, used)
+        found = media.next(each)
+        _mend_rate(found, extra)
+        return [{**found, **extra}]
+    used.add(name)
+    media.inline[each] += 1
+    if name != each and media.account is not None and name in keys.FIELDS[each]:
+        media.account.alias(f"content[].{name}", f"content[].{each}")
+    found = _medium(each, live[name], what, media.account)
+    for other in dict.fromkeys(names):
+        if other in live and other != name and live[other] == live[name]:
+            used.add(other)
+    extra = (
+        _beside(each, live, media, what, used, listed=isinstance(live[name], (list, tuple))) if own else {}
+    )
+    return [{"type": each, **found, **extra}]
+
+
+def _beside(
+    kind: str, live: Mapping[str, Any], media: Media, what: str, used: set[str], *, listed: bool = False
+) -> Part:
+    """Hints and knobs beside a ref."""
+    knobs, taken = knobs_of(kind, live, listed=listed)
+    used.update(taken)
+    hints = _hints(kind, {key: value for key, value in live.items() if key not in taken})
+    used.update(hints)
+    return {**hints, **knobs}
+
+
+def _mend_rate(found: Part, extra: Part) -> None:
+    """The rate beside a listed video belongs to its frames where it is a list of them."""
+    if isinstance(found.get("video"), list) and "sample_fps" in extra:
+        extra.setdefault("fps", extra.pop("sample_fps"))
+
+
+#: A medium that a text names, and one that it numbers.
+_TAGGED = re.compile(r"<(?P<tag>img|image|video|audio)>(?P<ref>[^<>\n]{1,2048})</(?P=tag)>")
+_NUMBERED = re.compile(r"<(?P<kind>image|video|audio)[ _-]?(?P<number>[1-9][0-9]{0,3})>")
+_TAGS = {"img": "image"}
 
 
 def _split(text: str, media: Media, pattern: re.Pattern[str] | None, what: str) -> list[Part]:
     """Text cut at its placeholders; the text around them is kept to the letter."""
     check_text(text, what)
-    if pattern is None:
+    if pattern is None or not text:
         return [{"type": "text", "text": text}] if text else []
+    found = [(m.start(), m.end(), m) for m in pattern.finditer(text)]
+    if "<" in text:
+        found = _marked(text, media, found)
     parts: list[Part] = []
     start = 0
-    for found in pattern.finditer(text):
-        if found.start() > start:
-            parts.append({"type": "text", "text": text[start : found.start()]})
-        parts.append(media.next(media.kinds[found.group()]))
-        start = found.end()
+    for first, last, match in found:
+        part = _part_of(match, media, what)
+        if part is None:
+            continue
+        if first > start:
+            parts.append({"type": "text", "text": text[start:first]})
+        parts.append(part)
+        start = last
     if start < len(text):
         parts.append({"type": "text", "text": text[start:]})
     return parts
+
+
+def _marked(
+    text: str, media: Media, plain: list[tuple[int, int, re.Match[str]]]
+) -> list[tuple[int, int, re.Match[str]]]:
+    """Placeholders, numbered placeholders and media named in the text, in order, without overlaps."""
+    tagged = [
+        m
+        for m in _TAGGED.finditer(text)
+        if kind_of_ref(m["ref"]) is not None or m["ref"].startswith(("http://", "https://", "data:"))
+    ]
+    defaults = [kind for kind in MODALITIES if f"<{kind}>" in media.kinds]
+    numbered = [m for m in _NUMBERED.finditer(text) if m["kind"] in defaults]
+    if not tagged and not numbered:
+        return plain
+    out: list[tuple[int, int, re.Match[str]]] = []
+    reached = 0
+    named = [(m.start(), m.end(), m) for m in (*tagged, *numbered)]
+    for item in sorted([*named, *plain], key=lambda item: (item[0], -item[1])):
+        if item[0] >= reached:
+            out.append(item)
+            reached = item[1]
+    return out
+
+
+def _part_of(match: re.Match[str], media: Media, what: str) -> Part | None:
+    if match.re is _TAGGED:
+        kind = _TAGS.get(match["tag"], match["tag"])
+        media.inline[kind] += 1
+        return {"type": kind, **_medium(kind, match["ref"].strip(), what, media.account)}
+    if match.re is _NUMBERED:
+        return media.number(match["kind"], int(match["number"]))
+    return media.next(media.kinds[match.group()])
 
 
 def check_text(text: str, what: str) -> str:
@@ -157,22 +325,41 @@ def check_text(text: str, what: str) -> str:
     return text
 
 
-def media_list(kind: str, value: Any, what: str, *, single: bool = False) -> list[Part]:
-    """The media of a field: one ref or a list; null, "" and [] are none.
+def media_list(kind: str, value: Any, what: str, account: Any = None, *, single: bool = False) -> list[Part]:
+    """The media of a field: one ref or a list; absent values are none.
 
     Args:
         kind: the modality.
         value: what the field holds.
         what: the field, for errors.
+        account: keys of objects around refs are counted here.
         single: the field is `video`, not `videos`: a list of pictures in it is one video of frames.
     """
-    if value is None or value == "" or value == []:
+    if absent(value):
         return []
     if not isinstance(value, (list, tuple)):
-        return [_medium(kind, value, what)]
+        return [_medium(kind, value, what, account)]
     if kind == "video" and single and all(_is_picture(item) for item in value):
-        return [_medium(kind, value, what)]
-    return [_medium(kind, item, f"item {number} of {what}") for number, item in enumerate(value)]
+        return [_medium(kind, value, what, account)]
+    return [_medium(kind, item, f"item {number} of {what}", account) for number, item in enumerate(value)]
+
+
+def listed_media(value: Any, what: str, account: Any) -> dict[str, list[Part]]:
+    """The media of a field of mixed media: refs whose names tell their modality, or parts with a type."""
+    out: dict[str, list[Part]] = {kind: [] for kind in MODALITIES}
+    for number, item in enumerate(value if isinstance(value, (list, tuple)) else [value]):
+        place = f"item {number} of {what}"
+        kind: str | None = None
+        ref = item
+        if isinstance(item, Mapping) and isinstance(item.get("type"), str):
+            kind = keys.PART.get(item["type"])
+            if kind in MODALITIES:
+                ref = next((item[key] for key in (str(kind), *_REFS) if not absent(item.get(key))), item)
+        kind = kind_of_ref(ref) if kind is None else kind
+        if kind not in MODALITIES:
+            raise fault(f"{place} is no image, video or sound by its name", hint="use images, videos, audios")
+        out[str(kind)].append(_medium(str(kind), ref, place, account))
+    return out
 
 
 def _is_picture(item: Any) -> bool:
@@ -180,14 +367,33 @@ def _is_picture(item: Any) -> bool:
     return isinstance(held, bytes) or (isinstance(held, str) and _PICTURE.search(held) is not None)
 
 
-def _medium(kind: str, value: Any, what: str) -> Part:
-    """`{kind: ref}` with the hints that an object around the ref holds."""
+def _medium(kind: str, value: Any, what: str, account: Any = None) -> Part:
+    """`{kind: ref}` with the hints and knobs that an object around the ref holds."""
     if kind == "video" and isinstance(value, (list, tuple)):
         if not value:
             raise fault(f"{what} has a video without frames")
         return {kind: [_ref("image", item, f"frame {number} of {what}") for number, item in enumerate(value)]}
-    hints = _hints(kind, value) if isinstance(value, Mapping) else {}
-    return {kind: _ref(kind, value, what), **hints}
+    if not isinstance(value, Mapping):
+        return {kind: _ref(kind, value, what)}
+    live = {key: held for key, held in value.items() if not absent(held)}
+    if kind == "video" and isinstance(live.get("video") or live.get("frames"), (list, tuple)):
+        name = "video" if "video" in live else "frames"
+        knobs, taken = knobs_of(kind, live, listed=True)
+        if account is not None:
+            account.rest(live, [key for key in live if key != name and key not in taken], "video.")
+        return {**_medium(kind, live[name], what), **knobs}
+    knobs, taken = knobs_of(kind, live)
+    hints = _hints(kind, {key: held for key, held in live.items() if key not in taken})
+    if "array" in live:
+        for name in ("sampling_rate", "frames", "duration"):
+            hints.pop(name, None)
+    inner = live.get(kind) if isinstance(live.get(kind), (str, bytes, Mapping)) else None
+    if account is not None:
+        known = {*_AROUND, *taken, *hints, kind} if inner is not None else {*_AROUND, *taken, *hints}
+        left = [key for key in live if key not in known]
+        if left:
+            account.rest(live, left, f"{kind}.")
+    return {kind: _ref(kind, value if inner is None else inner, what), **hints, **knobs}
 
 
 def _hints(kind: str, holder: Mapping[str, Any]) -> Part:
@@ -196,15 +402,23 @@ def _hints(kind: str, holder: Mapping[str, Any]) -> Part:
 
 def _ref(kind: str, value: Any, what: str) -> Ref:
     if isinstance(value, Mapping):
+        if kind == "audio" and not absent(value.get("sampling_rate")) and value.get("array") is not None:
+            return wave_of(value["array"], value["sampling_rate"], what)
         held = value.get("bytes")
-        if held is None and isinstance(value.get("data"), str):  # base64 of an input_audio
-            held = f"data:{kind}/{value.get('format') or 'wav'};base64,{value['data']}"
-        value = held if held is not None else next((value[k] for k in ("url", "path") if value.get(k)), None)
+        if absent(held) and isinstance(
+            value.get("data"), str
+        ):  # base64 of an input_audio, an Anthropic source
+            form = value.get("media_type") or f"{kind}/{value.get('format') or 'wav'}"
+            held = value["data"]
+            held = held if held.startswith("data:") else f"data:{form};base64,{held}"
+        value = held if not absent(held) else next((value[k] for k in ("url", "path") if value.get(k)), None)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     if isinstance(value, (str, os.PathLike)):
         text = os.fspath(value)
         if not text:
             raise fault(f"{what} has an empty {kind} path")
+        if len(text) >= 64 and (raw := sniffed(text)) is not None:
+            return raw
         return check_text(text, what)
     raise fault(f"{what} has {kind} of type {type(value).__name__}", hint="a path, a URL or bytes")

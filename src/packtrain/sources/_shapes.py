@@ -1,91 +1,119 @@
-"""The shapes of chat records: each reads one record into turns, listed images and tools.
+"""The shapes of chat records: each reads one record into turns, listed media and tools.
 
     messages   {"messages": [{"role", "content"}, …], "images"?, "tools"?, "system"?}
     sharegpt   {"conversations": [{"from", "value"}, …], "image" | "images"?, "tools"?, "system"?}
+    texts      {"texts": [{"user", "assistant"}, …], "images"?}: media go first where no text names them
     alpaca     {"instruction", "input"?, "output", "history"?: [[q, a], …], "system"?}
-    columns    {prompt?, response, "system"?, "image" | "images"?} with the names that `columns` maps
+    columns    {prompt?, response, "history"?, "system"?, "image" | "images"?}, texts or lists of messages
 
-Any of them may list "video" | "videos" and "audio" | "audios" as it lists images.
-
-A shape is one function in `SHAPES`. Field names are looked up through `columns`, so a record with
-`dialog` in place of `messages` needs `columns={"messages": "dialog"}` only.
+Any of them may list videos and audios as it lists images. Every field has the spellings of `keys.py`; names
+of a data set are mapped with `columns`, so a record with `talk` in place of `messages` needs
+`columns={"messages": "talk"}` only. A shape is one function in `SHAPES`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ..errors import SampleError
+from . import keys
+from ._account import Account, unread
+from ._calls import calls_of, check_json, parsed, tools_of
 from ._content import check_text, fault
+from ._loss import loss_of
+from ._values import absent, kind_of_ref
 
-__all__ = ["FIELDS", "SHAPES", "Draft", "Fields", "Turn", "detect"]
+__all__ = ["FIELDS", "SHAPES", "Draft", "Fields", "Plan", "Turn", "detect"]
 
 _ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
-    **dict.fromkeys(("user", "human"), "user"),
-    **dict.fromkeys(("assistant", "gpt", "bot", "chatgpt", "model", "function_call"), "assistant"),
-    **dict.fromkeys(("tool", "observation", "function", "tool_response"), "tool"),
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(
+        ("assistant", "gpt", "bot", "chatgpt", "model", "function_call", "tool_call"), "assistant"
+    ),
+    **dict.fromkeys(("tool", "observation", "function", "tool_response", "ipython"), "tool"),
 }
-_KEPT = ("tool_calls", "tool_call_id", "name", "reasoning_content")
-_WEIGHTS = ("loss_weight", "weight")
+_CALLS = ("function_call", "tool_call")
+_TYPES = ("message", "function", *keys.PART)
+_NUMBERED = re.compile(keys.NUMBERED)
 
 #: Names that `columns` may map to the names of a data set.
 FIELDS = (
-    "prompt",
-    "response",
-    "system",
-    "image",
-    "images",
-    "video",
-    "videos",
-    "audio",
-    "audios",
-    "width",
-    "height",
-    "duration",
-    "frames",
-    "fps",
-    "sample_rate",
-    "tools",
-    "messages",
-    "conversations",
-    "instruction",
-    "input",
-    "output",
-    "history",
+    *(name for name in keys.FIELDS if name not in ("texts", "instances", "media")),
+    *("width", "height", "duration", "frames", "fps", "sample_rate"),
+    *("media", "text"),
 )
 
 
 class Turn(NamedTuple):
-    """One message as the record has it: the role in our words, content still in any spelling."""
+    """One message as the record has it: the role in our words, content still in any spelling.
+
+    `media` are fields of media that stand on the message: field -> value.
+    """
 
     role: str
     content: Any
     extra: dict[str, Any]
+    media: dict[str, Any]
 
 
 class Draft(NamedTuple):
     turns: list[Turn]
     tools: list[Any]
+    media_first: bool = False
+
+
+class Plan(NamedTuple):
+    """What the keys of a record are: field -> key, (spelling, field) of aliases, all other keys."""
+
+    fields: dict[str, str]
+    aliases: tuple[tuple[str, str], ...]
+    rest: tuple[str, ...]
+    numbered: tuple[str, ...]
+
+    @classmethod
+    def of(cls, names: tuple[str, ...], columns: Mapping[str, str]) -> Plan:
+        """The plan of a record with these keys."""
+        held, fields, aliases = set(names), {}, []
+        for field in dict.fromkeys((*keys.FIELDS, *columns)):
+            spellings = (columns[field],) if field in columns else keys.FIELDS.get(field, (field,))
+            name = next((name for name in spellings if name in held), None)
+            if name is not None:
+                fields[field] = name
+                if name != field and field not in columns:
+                    aliases.append((name, field))
+        numbered = tuple(sorted((n for n in names if _NUMBERED.fullmatch(n)), key=_number))
+        taken = {*fields.values(), *numbered}
+        return cls(fields, tuple(aliases), tuple(name for name in names if name not in taken), numbered)
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("_")[2])
 
 
 class Fields:
-    """A record seen through `columns`."""
+    """A record seen through the plan of its keys."""
 
-    __slots__ = ("columns", "record")
+    __slots__ = ("account", "columns", "plan", "record")
 
-    def __init__(self, record: Mapping[str, Any], columns: Mapping[str, str]) -> None:
+    def __init__(
+        self, record: Mapping[str, Any], plan: Plan, columns: Mapping[str, str], account: Account
+    ) -> None:
         self.record = record
+        self.plan = plan
         self.columns = columns
+        self.account = account
+
+    def has(self, field: str, *, empty: bool = False) -> bool:
+        """Whether a field holds something; with `empty`, whether it is there and not null."""
+        return field in self.plan.fields or (empty and self.record.get(self.name(field)) is not None)
 
     def get(self, field: str) -> Any:
-        return self.record.get(self.columns.get(field, field))
+        return self.record.get(self.name(field))
 
     def name(self, field: str) -> str:
-        return self.columns.get(field, field)
+        return self.plan.fields.get(field) or self.columns.get(field, field)
 
     def text(self, field: str, *, needed: bool = False) -> str:
         """A text field; absent and null are "" unless it is needed."""
@@ -102,6 +130,18 @@ class Fields:
         return f"it has the fields {', '.join(map(repr, self.record))}; map names with columns="
 
 
+#: Fields that tell a shape, in the order they are looked for.
+_TELLS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("messages", frozenset({"messages"})),
+    ("sharegpt", frozenset({"conversations"})),
+    ("texts", frozenset({"texts"})),
+    ("alpaca", frozenset({"instruction", "output"})),
+    ("alpaca", frozenset({"instruction", "instances"})),
+    ("columns", frozenset({"prompt", "response"})),
+)
+_TOLD = tuple(sorted({field for _, needed in _TELLS for field in needed}))
+
+
 def detect(fields: Fields) -> str:
     """The shape of a record by its fields.
 
@@ -111,16 +151,11 @@ def detect(fields: Fields) -> str:
     columns = fields.columns
     if "prompt" in columns or "response" in columns:
         return "columns"
-    if fields.get("messages") is not None:
-        return "messages"
-    if fields.get("conversations") is not None:
-        return "sharegpt"
-    if fields.get("instruction") is not None and (
-        fields.get("output") is not None or fields.get("instances") is not None
-    ):
-        return "alpaca"
-    if fields.get("prompt") is not None and fields.get("response") is not None:
-        return "columns"
+    for empty in (False, True):
+        held = {field for field in _TOLD if fields.has(field, empty=empty)}
+        for shape, needed in _TELLS:
+            if needed <= held:
+                return shape
     raise fault("has no shape that is known here", hint=fields.hint())
 
 
@@ -132,20 +167,42 @@ def _sharegpt(fields: Fields, structured: bool) -> Draft:
     return _conversation(fields, "conversations", structured)
 
 
-def _alpaca(fields: Fields, structured: bool) -> Draft:
+def _texts(fields: Fields, structured: bool) -> Draft:
+    pairs = parsed(fields.get("texts"), f"field {fields.name('texts')!r}")
+    if not isinstance(pairs, (list, tuple)):
+        raise fault(f"field {fields.name('texts')!r} is not a list of user and assistant texts")
     turns: list[Turn] = []
-    history = fields.get("history")
-    if history is not None and not isinstance(history, (list, tuple)):
-        raise fault(f"field {fields.name('history')!r} is not a list of [question, answer] pairs")
-    for number, pair in enumerate(history or ()):
-        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-            raise fault(f"item {number} of {fields.name('history')!r} is not a [question, answer] pair")
-        turns += [Turn("user", pair[0], {}), Turn("assistant", pair[1], {})]
+    for number, pair in enumerate(pairs):
+        if not isinstance(pair, Mapping) or "user" not in pair or "assistant" not in pair:
+            raise fault(f"item {number} of {fields.name('texts')!r} has no user and assistant text")
+        fields.account.rest(pair, [key for key in pair if key not in ("user", "assistant")], "texts[].")
+        turns += [Turn("user", pair["user"], {}, {}), Turn("assistant", pair["assistant"], {}, {})]
+    return Draft(_with_system(turns, fields), _tools(fields), media_first=True)
+
+
+def _alpaca(fields: Fields, structured: bool) -> Draft:
+    turns = _history(fields)
     task = _instance(fields)
     asked = [fields.text("instruction", needed=True), task.text("input")]
-    turns.append(Turn("user", "\n".join(text for text in asked if text), {}))
-    turns.append(Turn("assistant", task.text("output", needed=True), {}))
+    turns.append(Turn("user", "\n".join(text for text in asked if text), {}, {}))
+    turns.append(Turn("assistant", task.text("output", needed=True), {}, {}))
     return Draft(_with_system(turns, fields), _tools(fields))
+
+
+def _history(fields: Fields) -> list[Turn]:
+    turns: list[Turn] = []
+    name = fields.name("history")
+    history = parsed(fields.get("history"), f"field {name!r}") if fields.get("history") else None
+    if history is not None and not isinstance(history, (list, tuple)):
+        raise fault(f"field {name!r} is not a list of [question, answer] pairs")
+    for number, pair in enumerate(history or ()):
+        if isinstance(pair, Mapping):
+            turns.append(_turn(pair, f"item {number} of {name!r}", True, fields.account, []))
+            continue
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise fault(f"item {number} of {name!r} is not a [question, answer] pair")
+        turns += [Turn("user", pair[0], {}, {}), Turn("assistant", pair[1], {}, {})]
+    return turns
 
 
 def _instance(fields: Fields) -> Fields:
@@ -158,36 +215,90 @@ def _instance(fields: Fields) -> Fields:
             f"field {fields.name('instances')!r} does not hold exactly one instance",
             hint="write a record for each instance",
         )
-    return Fields(instances[0], fields.columns)
+    held = instances[0]
+    plan = Plan.of(tuple(name for name in held if not absent(held[name])), fields.columns)
+    read = [plan.fields.get(name) for name in ("input", "output")]
+    fields.account.rest(held, [name for name in held if name not in read], "instances[].")
+    return Fields(held, plan, fields.columns, fields.account)
 
 
 def _columns(fields: Fields, structured: bool) -> Draft:
-    answer = Turn("assistant", fields.text("response", needed=True), {})
+    asked, said = fields.get("prompt"), fields.get("response")
+    tools: list[Any] = []
+    if _is_turns(said):
+        answers = _all(said, fields.name("response"), structured, fields.account, tools)
+    else:
+        answers = [Turn("assistant", fields.text("response", needed=True), {}, {})]
     if "response" in fields.columns and "prompt" not in fields.columns:
-        return Draft(_with_system([answer], fields), _tools(fields))  # plain text: all of it is trained
-    turns = [Turn("user", fields.text("prompt", needed=True), {}), answer]
-    return Draft(_with_system(turns, fields), _tools(fields))
+        return Draft(_with_system(answers, fields), _tools(fields, tools))  # plain text: all of it is trained
+    turns = _history(fields)
+    if _is_turns(asked):
+        before = _all(asked, fields.name("prompt"), structured, fields.account, tools)
+        turns += [
+            turn._replace(extra={**turn.extra, "loss": 0.0}) if turn.role == "assistant" else turn
+            for turn in before
+        ]  # the completion is what is trained
+    else:
+        turns.append(Turn("user", fields.text("prompt", needed=True), {}, {}))
+    return Draft(_with_system([*turns, *answers], fields), _tools(fields, tools))
 
 
 SHAPES: dict[str, Callable[[Fields, bool], Draft]] = {
     "messages": _messages,
     "sharegpt": _sharegpt,
+    "texts": _texts,
     "alpaca": _alpaca,
     "columns": _columns,
 }
 
 
 # --------------------------------------------------------------------------------------------
+def _is_turns(value: Any) -> bool:
+    return (
+        isinstance(value, (list, tuple)) and bool(value) and all(isinstance(item, Mapping) for item in value)
+    )
+
+
 def _conversation(fields: Fields, field: str, structured: bool) -> Draft:
     messages = fields.get(field)
+    name = fields.name(field)
     if messages is None:
-        raise fault(f"has no field {fields.name(field)!r}", hint=fields.hint())
+        raise fault(f"has no field {name!r}", hint=fields.hint())
+    if isinstance(messages, str) and messages.lstrip().startswith("["):
+        messages = parsed(messages, f"field {name!r}")
     if isinstance(messages, Mapping):
         messages = _rows(messages)
     if not isinstance(messages, (list, tuple)):
-        raise fault(f"field {fields.name(field)!r} is {type(messages).__name__}, not a list of messages")
-    turns = [_turn(message, f"message {number}", structured) for number, message in enumerate(messages)]
-    return Draft(_with_system(turns, fields), _tools(fields))
+        raise fault(f"field {name!r} is {type(messages).__name__}, not a list of messages")
+    tools: list[Any] = []
+    turns = _all(messages, None, structured, fields.account, tools)
+    return Draft(_with_system(turns, fields), _tools(fields, tools))
+
+
+def _all(messages: Any, name: str | None, structured: bool, account: Account, tools: list[Any]) -> list[Turn]:
+    """The turns of a list of messages; calls that follow each other are one message with several calls."""
+    beside = f" of {name!r}" if name else ""
+    turns: list[Turn] = []
+    called = False
+    for number, message in enumerate(messages):
+        turn = _turn(message, f"message {number}{beside}", structured, account, tools)
+        calls = structured and _role_of(message) in _CALLS
+        if calls and called:
+            last = turns[-1]
+            joined = [*last.extra["tool_calls"], *turn.extra["tool_calls"]]
+            if last.extra.get("loss") != turn.extra.get("loss"):
+                raise fault(f"message {number}{beside} and the call before it have other loss flags")
+            turns[-1] = last._replace(extra={**last.extra, "tool_calls": joined})
+        else:
+            turns.append(turn)
+        called = calls
+    return turns
+
+
+def _role_of(message: Any) -> str:
+    given = message.get("role") if isinstance(message, Mapping) else None
+    given = message.get("from") if given is None and isinstance(message, Mapping) else given
+    return given.strip().lower() if isinstance(given, str) else ""
 
 
 def _rows(table: Mapping[str, Any]) -> Any:
@@ -199,50 +310,133 @@ def _rows(table: Mapping[str, Any]) -> Any:
     return [dict(zip(table, row, strict=True)) for row in zip(*values, strict=True)]
 
 
-def _turn(message: Any, what: str, structured: bool) -> Turn:
+#: Key of a message -> field of `keys.MESSAGE`.
+_BY_NAME = {name: field for field, names in keys.MESSAGE.items() for name in names}
+_PLAIN = ({"role", "content"}, {"from", "value"})
+
+
+def _turn(message: Any, what: str, structured: bool, account: Account, tools: list[Any]) -> Turn:
     if not isinstance(message, Mapping):
         raise fault(f"{what} is {type(message).__name__}, not an object")
-    given = message.get("role")
-    given = message.get("from") if given is None else given
-    role = _ROLES.get(given) if isinstance(given, str) else None
-    if role is None:
-        raise fault(f"{what} has the unknown role {given!r}", hint=f"roles: {', '.join(_ROLES)}")
-    content = message.get("content")
-    content = message.get("value") if content is None else content
-    for key in _WEIGHTS:
-        weight = message.get(key)
-        if weight is not None and weight != (1 if role == "assistant" else 0):
-            raise fault(
-                f"{what} ({role}) asks for {key} {weight!r}",
-                hint="assistant messages are trained on with weight 1, all others with 0",
-            )
-    extra = {key: message[key] for key in _KEPT if message.get(key) is not None}
-    if given == "function_call":
-        calls = _calls(content, what)
+    role = _one(message, "role", "from", what, roles=True)
+    known = _ROLES.get(role) if isinstance(role, str) else None
+    if known is None:
+        given = _role_of(message)
+        known = _ROLES.get(given)
+        if known is None:
+            shown = message.get("role") if message.get("role") is not None else message.get("from")
+            raise fault(f"{what} has the unknown role {shown!r}", hint=f"roles: {', '.join(_ROLES)}")
+        role = given
+    extra: dict[str, Any] = {}
+    media: dict[str, Any] = {}
+    if message.keys() in _PLAIN:
+        content = message.get("content", message.get("value"))
+    else:
+        content = _one(message, "content", "value", what)
+        content, extra, media = _rest(message, content, known, what, account, tools)
+    if role in _CALLS:
+        calls = calls_of(content, what)
         if structured:
+            if "tool_calls" in extra:
+                raise fault(f"{what} is a function call and has tool_calls")
             extra["tool_calls"], content = calls, ""
-    if content is None and "tool_calls" in extra:
-        content = ""  # an assistant that only calls tools
-    _check_json(extra, what)
-    return Turn(role, content, extra)
+    if content is None and (extra.get("tool_calls") or media):
+        content = ""  # an assistant that only calls tools; a turn that is a medium
+    return Turn(known, content, extra, media)
 
 
-def _calls(content: Any, what: str) -> list[dict[str, Any]]:
-    """Tool calls from the JSON text of a `function_call` turn: one call or a list of them."""
-    try:
-        calls = json.loads(content) if isinstance(content, str) else content
-    except (ValueError, RecursionError):
-        raise fault(f"{what} is a function call that is not JSON") from None
-    out: list[dict[str, Any]] = []
-    for call in calls if isinstance(calls, list) else [calls]:
-        if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
-            raise fault(f"{what} is a function call without a name")
-        arguments = call.get("arguments", {})
-        if isinstance(arguments, str):
-            with contextlib.suppress(ValueError, RecursionError):  # plain text stays plain text
-                arguments = json.loads(arguments)
-        out.append({"type": "function", "function": {"name": call["name"], "arguments": arguments}})
-    return out
+def _one(message: Mapping[str, Any], first: str, second: str, what: str, *, roles: bool = False) -> Any:
+    """The value of a key or of its other spelling; both only where they agree."""
+    value, other = message.get(first), message.get(second)
+    if other is None:
+        return value
+    if value is None or value == other:
+        return other
+    if roles and isinstance(value, str) and isinstance(other, str):
+        if _ROLES.get(value.lower()) == _ROLES.get(other.lower(), ""):
+            return value
+        raise fault(f"{what} has role {value!r} beside another from {other!r}")
+    if absent(other):
+        return value
+    if absent(value):
+        return other
+    raise fault(f"{what} has {first} beside another {second}", hint=f"ignore_keys: [{second}]")
+
+
+def _rest(
+    message: Mapping[str, Any], content: Any, role: str, what: str, account: Account, tools: list[Any]
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """(content, what is kept, media) of a message with more than role and content."""
+    extra: dict[str, Any] = {}
+    media: dict[str, Any] = {}
+    flags: list[str] = []
+    left: list[str] = []
+    for name, value in message.items():
+        if name in account.ignore or absent(value):
+            continue
+        field = _BY_NAME.get(name)
+        if field in ("role", "content"):
+            continue
+        if field in keys.MEDIA:
+            if field in media:
+                raise unread(f"messages[].{name}", f"stands beside another spelling of {field}")
+            media[str(field)] = value
+            account.alias(f"messages[].{name}", f"messages[].{field}")
+        elif field == "tools":
+            tools.append(tools_of(value, f"{name} of {what}"))
+        elif field in ("tool_calls", "function_call"):
+            if "tool_calls" in extra:
+                raise fault(f"{what} has tool_calls and function_call")
+            extra["tool_calls"] = calls_of(value, what)
+        elif field == "reasoning_content":
+            extra[field] = _text(value, f"{name} of {what}", extra.get(field))
+        elif field == "type":
+            content = _typed(value, content, media, what)
+        elif field is not None:
+            extra[field] = value
+        elif name in keys.LOSS:
+            flags.append(name)
+        else:
+            left.append(name)
+    if left:
+        account.rest(message, left, "messages[].")
+    weight = loss_of(message, flags, role, what) if flags else None
+    if weight is not None:
+        extra["loss"] = weight
+    check_json(
+        {
+            key: extra[key]
+            for key in ("tool_calls", "name", "tool_call_id", "reasoning_content")
+            if key in extra
+        },
+        what,
+    )
+    return content, extra, media
+
+
+def _typed(kind: Any, content: Any, media: dict[str, Any], what: str) -> Any:
+    """The content of a turn that says its type: `"type": "audio"` makes it a medium."""
+    if not isinstance(kind, str) or kind not in _TYPES:
+        raise unread("messages[].type", f"is {kind!r}")
+    modality = keys.PART.get(kind)
+    if modality in (None, "text"):
+        return content
+    if isinstance(content, str) and content and kind_of_ref(content) is None and "/" not in content:
+        raise fault(f"{what} has the type {kind!r}, but its content is no file")
+    if isinstance(content, (list, tuple)) and all(
+        isinstance(item, Mapping) and "type" in item for item in content
+    ):
+        return content
+    media[str(modality)] = content
+    return ""
+
+
+def _text(value: Any, what: str, other: Any) -> str:
+    if not isinstance(value, str):
+        raise fault(f"{what} is {type(value).__name__}, not text")
+    if other is not None and other != value:
+        raise fault(f"{what} stands beside another text of its kind")
+    return value
 
 
 def _with_system(turns: list[Turn], fields: Fields) -> list[Turn]:
@@ -251,29 +445,14 @@ def _with_system(turns: list[Turn], fields: Fields) -> list[Turn]:
         return turns
     if any(turn.role == "system" for turn in turns):
         raise fault(f"has a system message and the field {fields.name('system')!r}")
-    return [Turn("system", system, {}), *turns]
+    return [Turn("system", system, {}, {}), *turns]
 
 
-def _tools(fields: Fields) -> list[Any]:
-    tools = fields.get("tools")
-    if isinstance(tools, str) and tools.strip():
-        try:
-            tools = json.loads(tools)
-        except (ValueError, RecursionError):
-            raise fault(f"field {fields.name('tools')!r} is not JSON") from None
-    if not tools or (isinstance(tools, str) and not tools.strip()):
-        return []
-    if not isinstance(tools, (list, tuple)):
-        raise fault(f"field {fields.name('tools')!r} is {type(tools).__name__}, not a list of tools")
-    _check_json({"tools": tools}, "the record")
-    return list(tools)
-
-
-def _check_json(value: Mapping[str, Any], what: str) -> None:
-    if value:
-        try:
-            check_text(json.dumps(value, ensure_ascii=False, default=str), f"{', '.join(value)} of {what}")
-        except (ValueError, RecursionError) as error:
-            if isinstance(error, SampleError):
-                raise
-            raise fault(f"{', '.join(value)} of {what} cannot be written as JSON: {error}") from None
+def _tools(fields: Fields, beside: list[Any] | None = None) -> list[Any]:
+    """Tools of the record, or of its messages where it has none."""
+    tools = tools_of(fields.get("tools"), f"field {fields.name('tools')!r}")
+    for other in beside or ():
+        if tools and other and other != tools:
+            raise fault("has other tools in a message than elsewhere", hint="give them once")
+        tools = tools or other
+    return tools

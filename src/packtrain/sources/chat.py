@@ -4,16 +4,20 @@
 
     messages   role is system | user | assistant | tool; content is always a list of parts
                ({"type": "text", "text"}, {"type": "image", "image": ref}, the same for audio, and
-               {"type": "video", "video": ref or list of refs}; hints such as width beside the ref);
-               `tool_calls`, `tool_call_id`, `name`, `reasoning_content` are kept where the record has them
+               {"type": "video", "video": ref or list of refs}; hints such as width and knobs such as
+               max_pixels beside the ref);
+               `tool_calls`, `tool_call_id`, `name`, `reasoning_content` are kept where the record has them;
+               `loss` is the weight of an answer, only where it is not 1
     tools      list, only where the record has tools
 
 with refs ready to open: absolute paths, URLs, data URLs or bytes. Shapes and spellings are described in
-`_shapes.py` and `_content.py`. Whether media exist is not checked here: opening them says so.
+`_shapes.py`, `_content.py` and `keys.py`. Every key of a record is used, harmless or named (`_account.py`).
+Whether media exist is not checked here: opening them says so.
 
 Reasons of the `SampleError` a record can raise: malformed_record (no known shape, null content, unknown
 role, text that UTF-8 cannot hold), empty (no message, or nothing said by the assistant, or by the user),
-no_assistant_turn, placeholder_mismatch, outside_media_root, unsupported_media.
+no_assistant_turn, unsupervised (every answer is masked), unread_key (a key that changes training and is not
+read), placeholder_mismatch, outside_media_root, unsupported_media.
 
 The fingerprint covers the inner source and the options, never the place: equal data in another folder or
 on another host has the same one. Media are no part of it (see `media_refs`).
@@ -30,14 +34,22 @@ from ..errors import ConfigError, SampleError, UnknownNameError
 from ..extend import Source
 from ..files import digest_json
 from ..media.hints import HINTS, checked
+from ..media.knobs import KNOB_KEYS, knobs_of
 from ..media.location import Ref, is_url, resolve
-from ._content import MODALITIES, Media, fault, media_list, read_content
-from ._shapes import FIELDS, SHAPES, Draft, Fields, Turn, detect
+from ._account import Account, unread
+from ._content import MODALITIES, Media, fault, listed_media, media_list, read_content
+from ._memory import as_source
+from ._shapes import FIELDS, SHAPES, Draft, Fields, Plan, Turn, detect
+from ._values import absent, kind_of_ref
+from .keys import USES
 
 __all__ = ["ChatSource", "media_refs"]
 
-SCHEMA = 2  # raised when the same record would be normalised to another sample
+SCHEMA = 3  # raised when the same record would be normalised to another sample
 _HINTS = tuple(dict.fromkeys(name for kind in MODALITIES for name in HINTS[kind] if name in FIELDS))
+#: Keys of a record that describe or set its one medium.
+_OF_MEDIUM = KNOB_KEYS | {"fps", "raw_fps", "duration", "frames", "width", "height"}
+_PLANS = 4096  # remembered
 _PLACEHOLDERS = {"image": ("<image>",), "video": ("<video>",), "audio": ("<audio>",)}
 
 
@@ -61,6 +73,8 @@ class ChatSource:
             before videos before sounds.
         tool_calls: "structured": a sharegpt `function_call` becomes `tool_calls` of an assistant message,
             for templates that render them; "text": it stays the assistant's text.
+        ignore_keys: keys that are left out, in records, messages and parts alike.
+        frame_rate: frames a second of lists of frames that do not say theirs.
 
     A source whose items are normalised already (`source.normalised`, such as a mixture) is passed through:
     the options were given to its parts.
@@ -84,7 +98,10 @@ class ChatSource:
         allow_outside: bool = False,
         media_without_placeholder: str = "error",
         tool_calls: str = "structured",
+        ignore_keys: Sequence[str] = (),
+        frame_rate: float | None = None,
     ) -> None:
+        source = as_source(source)
         if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
             raise ConfigError(
                 f"{type(source).__name__} is no source: records must be indexable and counted",
@@ -105,6 +122,12 @@ class ChatSource:
         self._normalised = bool(getattr(source, "normalised", False))
         self._prefix = media_prefix or ""
         self._allow_outside = bool(allow_outside)
+        if isinstance(ignore_keys, str) or not all(isinstance(key, str) and key for key in ignore_keys):
+            raise ConfigError(f"ignore_keys is {ignore_keys!r}", hint="a list of keys: ignore_keys: [meta]")
+        self._frame_rate = None if frame_rate is None else checked("fps", frame_rate)
+        self.account = Account(ignore_keys)
+        self._plans: dict[tuple[str, ...], Plan] = {}
+        self._left: dict[tuple[int, str], tuple[str, ...]] = {}
 
     @property
     def source(self) -> Source:
@@ -132,6 +155,8 @@ class ChatSource:
             "tool_calls": self._calls,
             "absolute_paths": self._free,
             "allow_outside": self._allow_outside,
+            "ignore_keys": sorted(self.account.ignore),
+            "frame_rate": self._frame_rate,
         }
 
     def fields(self) -> dict[str, Any]:
@@ -162,17 +187,109 @@ class ChatSource:
     def _normalise(self, record: Any) -> dict[str, Any]:
         if not isinstance(record, Mapping):
             raise fault(f"the record is {type(record).__name__}, not an object")
-        fields = Fields(record, self._columns)
+        account = self.account
+        account.begin()
+        if account.ignore:
+            record = {key: value for key, value in record.items() if key not in account.ignore}
+        fields = Fields(record, self._plan(record), self._columns, account)
         shape = detect(fields) if self._shape == "auto" else self._shape
         draft = SHAPES[shape](fields, self._calls == "structured")
-        media = Media(self._listed(fields), self._kinds)
-        messages = self._messages(draft, media)
+        listed = self._listed(fields)
+        left = self._rest(fields, shape)
+        if left:
+            left = self._of_medium(record, left, listed)
+        messages = self._messages(draft, listed)
+        if left:
+            held = fields.get(shape if shape == "messages" else "conversations")
+            self._account_for(record, left, messages, held if shape in ("messages", "sharegpt") else None)
+        if record.get("label") is False and "label" not in account.ignore:
+            raise SampleError(
+                "unsupervised",
+                "label is false: an answer that is not wanted",
+                hint="ignore_keys: [label] trains it",
+            )
+        for name, field in fields.plan.aliases:
+            if field in USES[shape]:
+                account.alias(name, field)
         _check_said(messages)
         self._resolve(messages)
         sample: dict[str, Any] = {"messages": messages}
         if draft.tools:
             sample["tools"] = draft.tools
+        account.end()
         return sample
+
+    def _plan(self, record: Mapping[str, Any]) -> Plan:
+        names = tuple(name for name, value in record.items() if not absent(value))
+        plan = self._plans.get(names)
+        if plan is None:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+                self._left.clear()
+            plan = self._plans[names] = Plan.of(names, self._columns)
+        return plan
+
+    def _rest(self, fields: Fields, shape: str) -> tuple[str, ...]:
+        """Keys that this shape does not read."""
+        plan = fields.plan
+        names = (id(plan), shape)
+        left = self._left.get(names)
+        if left is None:
+            named = self._shape != "auto"  # a shape that was asked for settles what is a conversation
+            other = {field for held in USES.values() for field in held} if named else set()
+            reads = {*USES[shape], *other, *self._columns}
+            unused = [name for field, name in plan.fields.items() if field not in reads]
+            left = self._left[names] = (*unused, *plan.rest)
+        return left
+
+    def _of_medium(
+        self, record: Mapping[str, Any], left: tuple[str, ...], listed: Mapping[str, list[dict[str, Any]]]
+    ) -> tuple[str, ...]:
+        """Keys of a record that set its one listed medium are put into its part; the others come back."""
+        names = [name for name in left if name in _OF_MEDIUM]
+        if not names:
+            return left
+        parts = [(kind, part) for kind in MODALITIES for part in listed[kind]]
+        knobs = [name for name in names if name in KNOB_KEYS]
+        if len(parts) == 1:
+            kind, part = parts[0]
+            found, taken = knobs_of(
+                kind, {name: record[name] for name in names}, listed=isinstance(part[kind], list)
+            )
+            for name, value in found.items():
+                if part.setdefault(name, value) != value:
+                    raise fault(f"{name} of the {kind} and of the record disagree")
+            return tuple(name for name in left if name not in taken)
+        if knobs and parts:
+            raise unread(
+                knobs[0], f"may belong to any of {len(parts)} media", hint="set it beside the medium"
+            )
+        return left
+
+    def _account_for(
+        self,
+        record: Mapping[str, Any],
+        left: tuple[str, ...],
+        messages: Sequence[Mapping[str, Any]],
+        held: Any,
+    ) -> None:
+        said: set[str] = set()
+        media = False
+        for message in messages:
+            for part in message["content"]:
+                if part["type"] == "text":
+                    said.add(part["text"].strip())
+                else:
+                    media = True
+            said.add(message.get("reasoning_content", ""))
+        said.discard("")
+        rest = [
+            name
+            for name in left
+            if not (name == "label" and isinstance(record[name], bool))
+            and (held is None or record[name] != held)  # a second conversation that says the same
+        ]
+        self.account.rest(record, rest, said=frozenset(said), media=media)
 
     def _passed(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """A sample that is normalised already; only where its media may lie is checked."""
@@ -188,13 +305,33 @@ class ChatSource:
         listed: dict[str, list[dict[str, Any]]] = {}
         for kind in MODALITIES:
             plural = f"{kind}s"
-            several = media_list(kind, fields.get(plural), f"field {fields.name(plural)!r}")
-            single = media_list(kind, fields.get(kind), f"field {fields.name(kind)!r}", single=True)
-            if several and single and fields.name(kind) != fields.name(plural):
-                raise fault(f"has {plural} in {fields.name(plural)!r} and in {fields.name(kind)!r}")
+            several = self._field(fields, kind, plural)
+            single = self._field(fields, kind, kind)
+            if several and single and fields.name(kind) != fields.name(plural) and several != single:
+                raise fault(
+                    f"has {plural} in {fields.name(plural)!r} and in {fields.name(kind)!r}",
+                    hint=f"ignore_keys: [{fields.name(kind)}]",
+                )
             listed[kind] = several or single
+        for name in fields.plan.numbered:
+            kind = name.partition("_")[0]
+            if fields.has(kind) or fields.has(f"{kind}s"):
+                raise unread(name, f"stands beside other {kind}s")
+            listed[kind] += media_list(kind, fields.record[name], f"field {name!r}", self.account)
+            self.account.alias(name, f"{kind}s")
+        if fields.has("media"):
+            for kind, parts in listed_media(
+                fields.get("media"), f"field {fields.name('media')!r}", self.account
+            ).items():
+                if parts and listed[kind]:
+                    raise fault(f"has {kind}s in {fields.name('media')!r} and elsewhere")
+                listed[kind] = listed[kind] or parts
         self._add_hints(fields, listed)
         return listed
+
+    def _field(self, fields: Fields, kind: str, field: str) -> list[dict[str, Any]]:
+        what = f"field {fields.name(field)!r}"
+        return media_list(kind, fields.get(field), what, self.account, single=field == kind)
 
     def _add_hints(self, fields: Fields, listed: Mapping[str, list[dict[str, Any]]]) -> None:
         for name in _HINTS:
@@ -209,26 +346,63 @@ class ChatSource:
                 if value is not None:
                     part[name] = checked(name, value)
 
-    def _messages(self, draft: Draft, media: Media) -> list[dict[str, Any]]:
+    def _messages(self, draft: Draft, listed: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
         if not draft.turns:
             raise SampleError("empty", "the record has no messages")
-        messages = [
-            {
-                "role": turn.role,
-                "content": read_content(turn.content, media, self._pattern, _name(number, turn)),
-                **turn.extra,
-            }
-            for number, turn in enumerate(draft.turns)
-        ]
-        first = next((message for message in messages if message["role"] == "user"), None)
-        if self._prepend == "prepend" and first is not None:
-            ahead: list[dict[str, Any]] = []
-            for kind in MODALITIES:
-                if not media.asked[kind] and not media.inline[kind]:
-                    ahead += [media.next(kind) for _ in media.listed[kind]]
-            first["content"] = ahead + first["content"]
-        media.check(self._placeholders)
+        messages, media = self._read(draft, listed, answers=False)
+        if not media.complete():
+            if any("<" in part.get("text", "") for part in _parts(messages, "assistant")):
+                again, other = self._read(draft, listed, answers=True)
+                if other.complete() or not (self._prepend == "prepend" or draft.media_first):
+                    messages, media = again, other
+            first = next((message for message in messages if message["role"] == "user"), None)
+            if (self._prepend == "prepend" or draft.media_first) and first is not None:
+                ahead: list[dict[str, Any]] = []
+                for kind in MODALITIES:
+                    if not media.asked[kind] and not media.inline[kind]:
+                        ahead += [media.next(kind) for _ in media.listed[kind]]
+                first["content"] = ahead + first["content"]
+            media.check(self._placeholders)
+        if self._frame_rate is not None:
+            for part in _parts(messages):
+                if isinstance(part.get("video"), list):
+                    part.setdefault("fps", self._frame_rate)
         return messages
+
+    def _read(
+        self, draft: Draft, listed: Mapping[str, list[dict[str, Any]]], *, answers: bool
+    ) -> tuple[list[dict[str, Any]], Media]:
+        """Messages, with placeholders in answers as text or as media."""
+        media = Media(listed, self._kinds, self.account)
+        messages: list[dict[str, Any]] = []
+        for number, turn in enumerate(draft.turns):
+            what = _name(number, turn)
+            pattern = self._pattern if answers or turn.role != "assistant" else None
+            if turn.role == "user" and isinstance(turn.content, str):
+                _refuse_file_name(turn.content, what)
+            if turn.media:
+                content = self._with_own(turn, pattern, what, media)
+            else:
+                content = read_content(turn.content, media, pattern, what)
+            messages.append({"role": turn.role, "content": content, **turn.extra})
+        return messages, media
+
+    def _with_own(self, turn: Turn, pattern: re.Pattern[str] | None, what: str, media: Media) -> list[Any]:
+        """The parts of a message on which media stand: at its placeholders, or before its text."""
+        plan = Plan.of(tuple(turn.media), {})
+        listed = self._listed(Fields(turn.media, plan, {}, self.account))
+        own = Media(listed, self._kinds, self.account)
+        content = read_content(turn.content, own, pattern, what)
+        ahead: list[dict[str, Any]] = []
+        for kind in MODALITIES:
+            media.inline[kind] += len(own.listed[kind])
+            if not own.asked[kind]:
+                ahead += [own.next(kind) for _ in own.listed[kind]]
+        try:
+            own.check(self._placeholders)
+        except SampleError as error:
+            raise SampleError(error.reason, f"{what}: {error.message}", hint=error.hint) from None
+        return ahead + content
 
     def _resolve(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Refs of fresh parts, ready to open."""
@@ -259,15 +433,41 @@ def media_refs(sample: Mapping[str, Any]) -> list[Ref]:
 
 # --------------------------------------------------------------------------------------------
 def _check_said(messages: list[dict[str, Any]]) -> None:
-    """There is an answer to train on and a question that was asked."""
+    """There is an answer to train on and a question that was asked; empty answers are not trained."""
     answers = [message for message in messages if message["role"] == "assistant"]
     if not answers:
         raise SampleError("no_assistant_turn", "the record has no assistant message: nothing to train on")
-    if not any(message.get("tool_calls") or _holds_text(message) for message in answers):
+    said = [
+        message
+        for message in answers
+        if message.get("tool_calls") or _holds_text(message) or message.get("reasoning_content", "").strip()
+    ]
+    if not said:
         raise SampleError("empty", "every assistant message is empty")
+    if len(said) < len(answers):
+        for message in answers:
+            if not any(message is one for one in said):
+                message["loss"] = 0.0
     asked = [message for message in messages if message["role"] == "user"]
     if asked and not any(_holds_text(message) or _holds_media(message) for message in asked):
         raise SampleError("empty", "every user message is empty")
+    if all(message.get("loss") == 0 for message in answers):
+        raise SampleError("unsupervised", "every answer is masked: nothing to train on")
+
+
+def _parts(messages: Sequence[Mapping[str, Any]], role: str | None = None) -> list[dict[str, Any]]:
+    """The parts of messages, of one role or of all."""
+    return [part for message in messages if role in (None, message["role"]) for part in message["content"]]
+
+
+def _refuse_file_name(text: str, what: str) -> None:
+    """A turn of a user that is nothing but a file name: never trained as text."""
+    if len(text) <= 2048 and not text.isspace() and " " not in text.strip() and kind_of_ref(text.strip()):
+        raise unread(
+            "content",
+            f"of {what} is a file name",
+            hint='give the turn its type ("type": "image"), or list the file in images, videos or audios',
+        )
 
 
 def _holds_text(message: Mapping[str, Any]) -> bool:

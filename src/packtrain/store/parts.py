@@ -29,6 +29,7 @@ __all__ = [
     "clear_parts",
     "finished",
     "joined",
+    "key_counts",
     "key_of",
     "media_rows",
     "merged",
@@ -57,6 +58,7 @@ class Part:
         costs: name -> int64[stop-start].
         reasons: (id, reason, detail) of every sample that is not ok, ascending.
         media: rows of every medium used, ascending, each once.
+        keys: counts of keys that nothing read, and of spellings (`sources._account`).
     """
 
     start: int
@@ -66,6 +68,7 @@ class Part:
     costs: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     reasons: list[Reason] = field(default_factory=list)
     media: list[MediaRow] = field(default_factory=list)
+    keys: dict[str, int] = field(default_factory=dict)
 
 
 def joined(many: list[Part], start: int = 0) -> Part:
@@ -80,6 +83,7 @@ def joined(many: list[Part], start: int = 0) -> Part:
         costs={n: np.concatenate([part.costs.get(n, zeros[id(part)]) for part in many]) for n in names},
         reasons=[row for part in many for row in part.reasons],
         media=sorted({row for part in many for row in part.media}),
+        keys=_summed(part.keys for part in many),
     )
 
 
@@ -118,6 +122,7 @@ def add_part(folder: Path, part: Part) -> None:
     files.publish_text(stem.with_suffix(".media"), "".join(json.dumps(row) + "\n" for row in part.media))
     arrays: dict[str, NDArray[Any]] = {f"cost_{name}": values for name, values in part.costs.items()}
     arrays["reasons"] = np.frombuffer(json.dumps(part.reasons).encode("ascii"), dtype=np.uint8)
+    arrays["keys"] = np.frombuffer(json.dumps(part.keys).encode("ascii"), dtype=np.uint8)
     with files.publish(stem.with_suffix(".npz")) as handle:
         np.savez(handle, tokens=part.tokens, status=part.status, **arrays)  # type: ignore[arg-type]
 
@@ -170,6 +175,24 @@ def reason_rows(paths: Sequence[Path]) -> Iterator[Reason]:
             rows = json.loads(stored["reasons"].tobytes())
         for i, reason, detail in rows:
             yield int(i), str(reason), str(detail)
+
+
+def key_counts(paths: Sequence[Path]) -> dict[str, int]:
+    """The counts of keys of all parts together, by name."""
+    found = []
+    for path in paths:
+        with np.load(path) as stored:
+            if "keys" in stored.files:
+                found.append(json.loads(stored["keys"].tobytes()))
+    return _summed(found)
+
+
+def _summed(many: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for held in many:
+        for name, count in held.items():
+            counts[name] = counts.get(name, 0) + count
+    return dict(sorted(counts.items()))
 
 
 def media_rows(paths: Sequence[Path]) -> Iterator[MediaRow]:

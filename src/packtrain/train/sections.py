@@ -88,6 +88,14 @@ class CustomConfig(Section):
     kind: str | None = None
     """Kind of source; None: by name, then by content."""
     source_options: dict[str, Any] = Field(default_factory=dict)
+    ignore_keys: list[str] = Field(default_factory=list)
+    """Keys of the data that are left out (see docs/keys.md)."""
+    frame_rate: Annotated[float, Field(gt=0)] | None = None
+    """Frames a second of lists of frames that do not say theirs."""
+    long_audio: Literal["error", "cut", "drop"] = "error"
+    """A clip longer than the model hears: stop, train what is left of it, or leave the sample out."""
+    text_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of raw text (`data.task: text`): bos, eos."""
     trust_hints: bool = False
     """Take sizes of media from the data where they give them, after an audit of a sample."""
 

@@ -1,0 +1,82 @@
+"""What a measured source holds that nothing read: refused where it changes training, else counted and kept.
+
+`keys.json` beside the lengths holds the counts of the account (`sources._account`): keys that nothing reads,
+and spellings that were read as a field. It is outside every digest and absent where there is nothing to tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from .. import files
+from ..errors import InputError
+
+__all__ = ["KEYS", "UnreadKeys", "read_keys", "refuse_unread", "save_keys", "told"]
+
+KEYS = "keys.json"
+
+REASON = "unread_key"
+
+#: Share of records that may hold keys which change training and are not read.
+MOST = 0.01
+
+_SHOWN = 12  # keys named in one line
+
+
+class UnreadKeys(InputError):
+    """Too many records hold a key that changes training and that is not read."""
+
+
+def refuse_unread(rows: Iterable[tuple[int, str, str]], total: int) -> int:
+    """Stop where more than 1 % of the records have the reason `unread_key`.
+
+    Args:
+        rows: (id, reason, detail) of samples that cannot be used.
+        total: records of the source.
+
+    Returns:
+        How many records there are with that reason.
+
+    Raises:
+        UnreadKeys: names the key, a record, and the option that settles it.
+    """
+    count, first = 0, ""
+    for _, reason, detail in rows:
+        if reason == REASON:
+            count, first = count + 1, first or detail
+    if count > MOST * total:
+        raise UnreadKeys(
+            f"{count:,} of {total:,} records hold a key that changes training and is not read: {first}",
+            hint="name it in ignore_keys (--ignore-key KEY) where it does not matter, map it with columns "
+            "(--column images=KEY), or fix the shape (--shape)",
+        )
+    return count
+
+
+def save_keys(folder: Path, counts: Mapping[str, int]) -> None:
+    """Keep the counts beside the lengths."""
+    if counts:
+        files.publish_json(folder / KEYS, dict(sorted(counts.items())))
+    else:
+        files.remove(folder / KEYS)
+
+
+def read_keys(folder: str | Path) -> dict[str, int]:
+    """The counts beside lengths; empty where there are none."""
+    path = Path(folder) / KEYS
+    return {str(name): int(count) for name, count in files.read_json(path).items()} if path.is_file() else {}
+
+
+def told(counts: Mapping[str, int]) -> str:
+    """One line for people about keys that were read as others and keys that nothing read; "" for none."""
+    read = [f"{name.replace(' -> ', ' → ')} ({count:,})" for name, count in counts.items() if " -> " in name]
+    left = sorted(
+        ((n, c) for n, c in counts.items() if " -> " not in n), key=lambda item: (-item[1], item[0])
+    )
+    shown = [f"{name} ({count:,})" for name, count in left[:_SHOWN]]
+    if len(left) > _SHOWN:
+        shown.append(f"{len(left) - _SHOWN} more")
+    lines = [f"read as another: {', '.join(read)}"] if read else []
+    lines += [f"not read: {', '.join(shown)}"] if shown else []
+    return "; ".join(lines)

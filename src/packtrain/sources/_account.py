@@ -1,0 +1,121 @@
+"""The account of every key of a record, its messages and parts: used, harmless, unread, or unknown.
+
+Names of keys are told apart once per set of names; values are looked at only where a key is not used. What is
+counted is plain text, so that counts of several processes add up:
+
+    "foo", "messages[].foo", "content[].foo"     records that hold this key, which nothing reads
+    "image_path -> images"                       records in which a spelling was read as a field
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..errors import SampleError
+from ._values import absent, kind_of_ref, meaning
+from .keys import FIELDS, HARMLESS, ORIGIN, PREFERENCE, TRAINING
+
+__all__ = ["Account", "unread"]
+
+_CHANGES = frozenset(TRAINING)
+_FIELDS = frozenset(name for names in FIELDS.values() for name in names)
+
+
+def unread(key: str, why: str, *, hint: str | None = None) -> SampleError:
+    """A key that would change what is trained and that is not read."""
+    return SampleError(
+        "unread_key",
+        f"the key {key!r} {why} and is not read",
+        hint=hint
+        or f"ignore_keys: [{key}] leaves it out; columns= maps it to a field; shape= settles what is read",
+    )
+
+
+class Account:
+    """Counts of one source.
+
+    Args:
+        ignore: keys that the user leaves out, at any level.
+    """
+
+    __slots__ = ("_notes", "counts", "ignore")
+
+    def __init__(self, ignore: Iterable[str] = ()) -> None:
+        self.ignore = frozenset(ignore)
+        self.counts: Counter[str] = Counter()
+        self._notes: set[str] = set()
+
+    def begin(self) -> None:
+        """A record begins."""
+        self._notes.clear()
+
+    def end(self) -> None:
+        """The record was read: what was noted counts once."""
+        if self._notes:
+            self.counts.update(self._notes)
+
+    def drain(self) -> dict[str, int]:
+        """The counts since the last call."""
+        counts = dict(sorted(self.counts.items()))
+        self.counts.clear()
+        return counts
+
+    def alias(self, spelling: str, field: str) -> None:
+        if spelling != field:
+            self._notes.add(f"{spelling} -> {field}")
+
+    def rest(
+        self,
+        holder: Mapping[str, Any],
+        keys: Iterable[str],
+        place: str = "",
+        *,
+        said: frozenset[str] | None = None,
+        media: bool = True,
+    ) -> None:
+        """Keys of a record, message or part that nothing read.
+
+        Args:
+            holder: what has them.
+            keys: their names.
+            place: "" for a record, else what stands before the name.
+            said: texts that were read: a key that only repeats one is harmless.
+            media: whether the record has media that were read.
+
+        Raises:
+            SampleError: `unread_key`.
+        """
+        for key in keys:
+            value = holder[key]
+            if key in self.ignore or absent(value):
+                continue
+            name = f"{place}{key}"
+            if key in HARMLESS:
+                self._harmless(name, key, value, media)
+                continue
+            if said is not None and isinstance(value, str) and value.strip() in said:
+                continue
+            if key == "label" and not isinstance(value, bool):
+                self._notes.add(name)
+                continue
+            if key in _CHANGES or (key in _FIELDS and not isinstance(value, (bool, int, float))):
+                raise unread(name, _why(key, value))
+            found = meaning(value)
+            if found is not None:
+                raise unread(name, f"holds {found}")
+            self._notes.add(name)
+
+    def _harmless(self, name: str, key: str, value: Any, media: bool) -> None:
+        """A harmless name whose value is none."""
+        if isinstance(value, (list, tuple)) and meaning(value) == "a list of turns":
+            raise unread(name, "holds a list of turns")
+        if not media and (key in ORIGIN or not isinstance(value, str)) and kind_of_ref(value):
+            raise unread(name, "holds a reference to a medium")
+
+
+def _why(key: str, value: Any) -> str:
+    if key == "label":
+        return f"({value}) marks an answer that is wanted or not"
+    return "belongs to preference data" if key in PREFERENCE else "changes what is trained"

@@ -1,0 +1,114 @@
+"""Tool calls and tools, in the spellings that records have, as one: objects, arguments parsed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import SampleError
+from ._content import check_text, fault
+from ._values import pruned
+
+__all__ = ["calls_of", "check_json", "parsed", "tools_of"]
+
+#: What may stand beside the name and arguments of a call.
+_BESIDE = ("id", "index", "call_id", "type")
+
+
+def parsed(value: Any, what: str, *, strict: bool = True) -> Any:
+    """A value that may be JSON text.
+
+    Raises:
+        SampleError: malformed_record, for text that is no JSON (with `strict`), or that gives a key twice.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, _Twice):
+            raise fault(f"{what} gives {error}") from None
+        if strict:
+            raise fault(f"{what} is not JSON") from None
+        return value
+
+
+class _Twice(ValueError):
+    """A key that an object has twice."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    held = dict(pairs)
+    if len(held) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Twice(f"the key {next(n for n in names if names.count(n) > 1)!r} twice")
+    return held
+
+
+def calls_of(content: Any, what: str) -> list[dict[str, Any]]:
+    """Calls from a `function_call` turn or a `tool_calls` field: one call or a list, objects or JSON text.
+
+    Each comes out as `{"type": "function", "function": {"name", "arguments"}}`; what else stands in a call
+    (`id`) is kept. Arguments are an object; text that is no JSON stays text.
+    """
+    held = parsed(content, f"{what} (a function call)")
+    out: list[dict[str, Any]] = []
+    for item in held if isinstance(held, (list, tuple)) else [held]:
+        call = parsed(item, f"{what} (a function call)") if isinstance(item, str) else item
+        if not isinstance(call, Mapping):
+            raise fault(f"{what} is a function call without a name")
+        call = pruned(call)
+        inner = call.get("function")
+        wrapped = isinstance(inner, Mapping)
+        named: dict[str, Any] = dict(inner) if isinstance(inner, Mapping) else dict(call)
+        if not isinstance(named.get("name"), str):
+            raise fault(f"{what} is a function call without a name")
+        named["arguments"] = _arguments(named, what)
+        function = {"name": named.pop("name"), "arguments": named.pop("arguments")}
+        rest = {key: value for key, value in (call if wrapped else named).items() if key != "function"}
+        odd = [key for key in rest if key not in _BESIDE] + (list(named) if wrapped else [])
+        if odd:
+            raise fault(f"{what} is a function call with {odd[0]!r} beside its name and arguments")
+        rest = rest if wrapped else {"type": "function", **rest}
+        out.append({**rest, "function": function})
+    return out
+
+
+def _arguments(call: dict[str, Any], what: str) -> Any:
+    names = [name for name in ("arguments", "parameters", "input", "args") if name in call]
+    if len(names) > 1:
+        raise fault(f"{what} is a function call with {names[0]} and {names[1]}")
+    held = call.pop(names[0]) if names else {}
+    if held is None or (isinstance(held, str) and not held.strip()):
+        return {}
+    read = parsed(held, f"arguments of {what}", strict=False)
+    return read if isinstance(read, Mapping) else held
+
+
+def tools_of(tools: Any, what: str) -> list[Any]:
+    """The tools of a field: a list of objects, JSON text of one, or a list of JSON texts."""
+    if isinstance(tools, str):
+        if not tools.strip():
+            return []
+        tools = parsed(tools, what)
+    else:
+        tools = pruned(tools)
+    if not tools:
+        return []
+    if not isinstance(tools, (list, tuple)):
+        raise fault(f"{what} is {type(tools).__name__}, not a list of tools")
+    read = [parsed(tool, f"item {number} of {what}") for number, tool in enumerate(tools)]
+    check_json({"tools": read}, "the record")
+    return read
+
+
+def check_json(value: Mapping[str, Any], what: str) -> None:
+    """Values that UTF-8 and JSON can hold."""
+    if value:
+        try:
+            check_text(json.dumps(value, ensure_ascii=False, default=str), f"{', '.join(value)} of {what}")
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, SampleError):
+                raise
+            raise fault(f"{', '.join(value)} of {what} cannot be written as JSON: {error}") from None

@@ -1,0 +1,62 @@
+"""Rows in memory as a source: a list, or a Hugging Face `datasets.Dataset`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+__all__ = ["InMemory", "as_source"]
+
+
+class InMemory:
+    """Indexable rows as an `extend.Source`; media columns of `datasets` are not decoded."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = _undecoded(rows)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of the rows' content."""
+        digest = hashlib.sha256()
+        for index in range(len(self)):
+            digest.update(json.dumps(self[index], sort_keys=True, default=_named).encode() + b"\n")
+        return digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        row: Mapping[str, Any] = self.rows[int(index)]
+        return row
+
+    def where(self, index: int) -> str:
+        return f"row {index}"
+
+
+def as_source(rows: Any) -> Any:
+    """A source as it is; a list or dataset of rows as one."""
+    if isinstance(rows, Sequence) or (hasattr(rows, "features") and hasattr(rows, "column_names")):
+        return rows if hasattr(rows, "where") else InMemory(rows)
+    return rows
+
+
+def _named(value: Any) -> str:
+    return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else repr(value)
+
+
+def _undecoded(rows: Any) -> Any:
+    features = getattr(rows, "features", None)
+    if features is None:
+        return rows
+    import datasets
+
+    kinds = tuple(getattr(datasets, name) for name in ("Image", "Audio", "Video") if hasattr(datasets, name))
+    for name, feature in features.items():
+        inner = getattr(feature, "feature", feature)
+        if isinstance(inner, kinds):
+            plain = type(inner)(decode=False)
+            rows = rows.cast_column(name, plain if inner is feature else datasets.List(plain))
+    return rows

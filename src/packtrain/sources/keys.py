@@ -1,0 +1,250 @@
+"""Keys of records that change what is trained, with every spelling that is read, and the few that do not.
+
+One table: the readers look names up here, the account of every key (`_account.py`) is held against it, and
+`docs/keys.md` is written from it. A key is *used*, *harmless*, or unknown; one that changes training and is
+not used sends the record to the ledger (`unread_key`), an unknown one is counted and named in the summary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..media.knobs import ENDS, KNOBS, STARTS
+
+__all__ = [
+    "FIELDS",
+    "HARMLESS",
+    "LOSS",
+    "MEDIA",
+    "MESSAGE",
+    "NUMBERED",
+    "ORIGIN",
+    "PART",
+    "PREFERENCE",
+    "TEXT",
+    "TRAINING",
+    "USES",
+    "page",
+]
+
+#: Field of a record -> its spellings; the first one found is read.
+FIELDS: dict[str, tuple[str, ...]] = {
+    "messages": ("messages", "dialog", "dialogue", "chat", "turns"),
+    "conversations": ("conversations", "conversation"),
+    "texts": ("texts",),
+    "instruction": ("instruction",),
+    "input": ("input",),
+    "output": ("output",),
+    "instances": ("instances",),
+    "prompt": ("prompt", "query", "question"),
+    "response": ("response", "completion", "answer"),
+    "history": ("history",),
+    "system": ("system", "system_prompt", "system_message"),
+    "tools": ("tools", "tool_defs", "functions", "function_definitions"),
+    "image": ("image", "image_path", "image_file", "image_url", "img", "img_path", "picture"),
+    "images": (
+        *("images", "image_paths", "image_files", "image_urls", "image_list"),
+        *("imgs", "img_paths", "pictures"),
+    ),
+    "video": ("video", "video_path", "video_file", "video_url"),
+    "videos": ("videos", "video_paths", "video_files", "video_urls", "video_list"),
+    "audio": ("audio", "audio_path", "audio_file", "audio_filepath", "audio_url", "wav", "sound"),
+    "audios": ("audios", "audio_paths", "audio_files", "audio_urls", "audio_list"),
+    "media": ("media", "medias", "media_path", "media_paths"),
+}
+
+#: Fields of media; those of a message are read the same way.
+MEDIA = ("image", "images", "video", "videos", "audio", "audios", "media")
+
+#: `image_1`, `image_2`, … are items of `images`, in the order of their numbers.
+NUMBERED = r"(image|video|audio)_(\d+)"
+
+_SHARED = ("system", "tools", *MEDIA)
+
+#: Shape -> fields it reads.
+USES: dict[str, tuple[str, ...]] = {
+    "messages": ("messages", *_SHARED),
+    "sharegpt": ("conversations", *_SHARED),
+    "texts": ("texts", *_SHARED),
+    "alpaca": ("instruction", "input", "output", "history", "instances", *_SHARED),
+    "columns": ("prompt", "response", "history", *_SHARED),
+}
+
+#: Loss flags of a message -> whether a true value means "trained" (`mask` means the opposite).
+LOSS: dict[str, bool] = {
+    "loss": True,
+    "train": True,
+    "train_turn": True,
+    "trainable": True,
+    "training": True,
+    "loss_mask": True,
+    "weight": True,
+    "loss_weight": True,
+    "loss_scale": True,
+    "mask": False,
+}
+
+#: Field of a message -> its spellings.
+MESSAGE: dict[str, tuple[str, ...]] = {
+    "role": ("role", "from"),
+    "content": ("content", "value"),
+    "reasoning_content": ("reasoning_content", "reasoning", "thinking"),
+    "tool_calls": ("tool_calls",),
+    "tool_call_id": ("tool_call_id",),
+    "function_call": ("function_call",),
+    "name": ("name",),
+    "type": ("type",),
+    "tools": FIELDS["tools"],
+    **{name: FIELDS[name] for name in MEDIA},
+}
+
+#: `type` of a part -> what it is.
+PART: dict[str, str] = {
+    **dict.fromkeys(("text", "input_text", "output_text"), "text"),
+    **dict.fromkeys(("image", "image_url", "input_image"), "image"),
+    **dict.fromkeys(("video", "video_url", "input_video"), "video"),
+    **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
+}
+
+#: Preference data: never trained as answers of supervised fine-tuning.
+PREFERENCE = (
+    *("chosen", "rejected", "rejected_response", "rejected_messages", "rejected_images", "rejected_videos"),
+    *("rejected_audios", "rejected_tools", "rejected_objects", "chosen_response", "preference", "label"),
+)
+
+#: Further keys of a record that change training and that no shape reads.
+TRAINING = (
+    *("objects", "bbox", "bboxes", "spans", "mask", "masks", "labels", "input_ids", "weights"),
+    *("reasoning_content", "reasoning", "thinking", "tool_calls", "function_call", "reasoning_effort"),
+    *PREFERENCE,
+    *LOSS,
+)
+
+#: Plain text of a record: what `task: text` trains.
+TEXT = ("text", "content", "document", "raw_content")
+
+#: Where a record comes from: harmless beside the media that are read, a medium where there are none.
+ORIGIN = ("url", "source_url", "origin_url", "image_source", "original_url", "file_name", "filename")
+
+#: Keys that change nothing, at every level.
+HARMLESS = frozenset(
+    (
+        *("id", "ids", "idx", "index", "uid", "uuid", "guid", "sample_id", "prompt_id", "question_id"),
+        *("conversation_id", "conv_id", "image_id", "video_id", "audio_id", "task_id", "item_id", "turn_id"),
+        *("__key__", "__url__", "__local_path__", "hash", "sha256", "md5", "names"),
+        *("source", "sources", "dataset", "dataset_name", "data_source", "origin", "subset", "split"),
+        *("score", "scores", "rating", "ratings", "quality", "similarity", "clip_score", "aesthetic_score"),
+        *("category", "categories", "task", "task_type", "topic", "tags", "lang", "language", "license"),
+        *(
+            "timestamp",
+            "created",
+            "created_at",
+            "updated_at",
+            "date",
+            "author",
+            "user_id",
+            "model",
+            "model_name",
+        ),
+        *("token_count", "num_tokens", "num_turns", "length", "cache_control", "annotations"),
+        *("mime_type", "media_type", "format", "object", "status"),
+        *(
+            "width",
+            "height",
+            "duration",
+            "frames",
+            "fps",
+            "sample_rate",
+            "sampling_rate",
+            "samplerate",
+            "channels",
+        ),
+        *ORIGIN,
+    )
+)
+
+
+_PAGE = """\
+# Keys
+
+Written from `sources/keys.py` by `scripts/keys.py`. Every key of a record, message and part is accounted for:
+it is *used*, it is *harmless*, or it is named. Null, empty and null-filled values count as absent.
+
+A key of the tables below that a record holds and its shape does not read, and a value that is a reference to
+a medium, a list of turns, spans or a mask (whatever its key), sends the record to the ledger with the reason
+`unread_key`. On more than 1 % of the records the run stops (exit 2) and says which option settles it:
+`ignore_keys: [key]`, an alias (`columns: {{images: key}}`), or a shape. Every other key that is not read is
+counted and named once in the summary, as is every spelling that was read as a field.
+
+## Record
+
+| field | spellings |
+|---|---|
+{record}
+
+`image_1`, `image_2`, … are items of `images`.
+
+Change training and are never read: {training}.
+
+## Message
+
+| field | spellings |
+|---|---|
+{message}
+
+Media stand on a message as in a record. Loss flags (true, false, 0, 1, or a weight):
+
+| flag | meaning |
+|---|---|
+{loss}
+
+## Part
+
+| type | read as |
+|---|---|
+{part}
+
+## Knobs of a medium
+
+| knob | spellings | of |
+|---|---|---|
+{knobs}
+
+`offset` with `duration`, and `start` with `end`, are seconds; `duration` alone tells how long a clip is.
+`fps` of a video file that comes without `frames`, `width` or `height` is the rate its frames are taken at;
+beside a list of frames it is their rate, as `sample_fps` is. `detail` may be `auto` or `high`.
+
+## Harmless
+
+{harmless}.
+"""
+
+
+def page() -> str:
+    """The table as a page of the documentation, in Markdown."""
+    turn = {field: names for field, names in MESSAGE.items() if field not in MEDIA}
+    meant = {name: "trained where true" if on else "not trained where true" for name, on in LOSS.items()}
+    spelled = {
+        name: ({"start": STARTS, "end": ENDS}.get(name, (name,))) for held in KNOBS.values() for name in held
+    }
+    knobs = [
+        (f"`{name}`", _names(names), ", ".join(kind for kind, held in KNOBS.items() if name in held))
+        for name, names in spelled.items()
+    ]
+    return _PAGE.format(
+        record=_rows((f"`{field}`", _names(names)) for field, names in FIELDS.items()),
+        training=_names(dict.fromkeys(TRAINING)),
+        message=_rows((f"`{field}`", _names(names)) for field, names in turn.items()),
+        loss=_rows((f"`{name}`", told) for name, told in meant.items()),
+        part=_rows((f"`{name}`", kind) for name, kind in PART.items()),
+        knobs=_rows(knobs),
+        harmless=_names(sorted(HARMLESS)),
+    )
+
+
+def _rows(cells: Iterable[tuple[str, ...]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

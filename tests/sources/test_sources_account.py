@@ -1,0 +1,320 @@
+"""Every key of a record, message and part is used, harmless or named; what changes training is never lost."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packtrain.errors import ConfigError, InputError, SampleError
+from packtrain.pipeline.unread import refuse_unread, told
+from packtrain.sources import keys
+from packtrain.sources._values import absent, kind_of_ref, meaning, pruned
+from packtrain.sources.chat import ChatSource
+
+QA = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]
+USER, BOT = QA
+RAW = b"\x89PNG\r\n\x1a\n" + b"x" * 90
+PNG = base64.b64encode(RAW).decode()
+
+
+def source(*records: Any, **options: Any) -> ChatSource:
+    return ChatSource(list(records), **options)
+
+
+def one(record: Any, **options: Any) -> dict[str, Any]:
+    return source(record, **options)[0]
+
+
+def counts(record: Any, **options: Any) -> dict[str, int]:
+    opened = source(record, **options)
+    opened[0]
+    return opened.account.drain()
+
+
+def reason(record: Any, **options: Any) -> str:
+    with pytest.raises(SampleError) as error:
+        one(record, **options)
+    return error.value.reason
+
+
+def parts(record: Any, **options: Any) -> list[Any]:
+    found = one(record, media_root="/m", **options)["messages"][0]["content"]
+    return [(p["type"], p[p["type"]]) for p in found]
+
+
+def asked(content: Any = "a?", **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}, BOT], **fields}
+
+
+# ------------------------------------------------------------------------------------------ used, or named
+unknown = st.text("bcdfghjklmnpqrstvwxz_", min_size=3, max_size=9).filter(
+    lambda name: name not in keys.HARMLESS and name not in {n for held in keys.FIELDS.values() for n in held}
+)
+scalars = st.integers() | st.text("abc xyz", min_size=1, max_size=9) | st.floats(1, 9)
+changing = (
+    st.sampled_from(["a.png", "x/b.wav", "https://h/c.mp4?x=1", "data:image/png;base64,AA==", PNG])
+    | st.just(b"\x89PNG....")
+    | st.just([{"role": "user", "content": "hm"}])
+    | st.lists(st.integers(0, 1), min_size=2, max_size=5)
+    | st.lists(st.tuples(st.integers(0, 5), st.integers(6, 9)).map(list), min_size=1, max_size=3)
+    | st.just({"bytes": None, "path": "a.jpg"})
+)
+places = st.sampled_from(["record", "message", "part"])
+
+
+def around(place: str, key: str, value: Any) -> tuple[dict[str, Any], str]:
+    if place == "record":
+        return {"messages": QA, key: value}, key
+    if place == "message":
+        return {"messages": [{**USER, key: value}, BOT]}, f"messages[].{key}"
+    return asked([{"type": "text", "text": "a?", key: value}]), f"content[].{key}"
+
+
+@settings(max_examples=150, deadline=None)
+@given(places, unknown, scalars)
+def test_an_unknown_key_is_counted_by_name(place: str, key: str, value: Any) -> None:
+    record, name = around(place, key, value)
+    assert counts(record) == {name: 1}
+    assert one(record) == one({"messages": QA})
+    assert counts(record, ignore_keys=[key]) == {}
+    assert name in told({name: 1})
+
+
+@settings(max_examples=150, deadline=None)
+@given(places, unknown, changing)
+def test_a_value_that_changes_training_is_never_lost(place: str, key: str, value: Any) -> None:
+    record, name = around(place, key, value)
+    with pytest.raises(SampleError, match="is not read") as error:
+        one(record)
+    assert error.value.reason == "unread_key" and repr(name) in str(error.value)
+    assert key in str(error.value.hint)
+    assert one(record, ignore_keys=[key]) == one({"messages": QA})
+
+
+@settings(max_examples=100, deadline=None)
+@given(places, unknown | st.sampled_from(sorted({*keys.TRAINING, *keys.HARMLESS})), st.data())
+def test_absent_values_do_not_count(place: str, key: str, data: Any) -> None:
+    if place == "part" and key in ("type", "text"):
+        return
+    nothing = data.draw(
+        st.sampled_from([None, "", [], {}, {"bytes": None, "path": None}, {"a": {"b": None}}])
+    )
+    record, _ = around(place, key, nothing)
+    assert counts(record) == {} and one(record) == one({"messages": QA})
+
+
+@pytest.mark.parametrize("key", sorted({*keys.TRAINING} - {"label"}))
+def test_keys_that_change_training_are_refused_where_no_shape_reads_them(key: str) -> None:
+    assert reason({"messages": QA, key: 1}) == "unread_key"
+
+
+@pytest.mark.parametrize("key", sorted(keys.HARMLESS))
+def test_harmless_keys_are_not_told(key: str) -> None:
+    assert counts({"messages": QA, key: "x1"}) == {}
+
+
+def test_every_spelling_of_the_table_is_read() -> None:
+    for field, names in keys.FIELDS.items():
+        for name in names:
+            if field in ("image", "images", "video", "videos", "audio", "audios"):
+                kind = field.removesuffix("s")
+                ref = {"image": "a.png", "video": "a.mp4", "audio": "a.wav"}[kind]
+                record = asked(f"<{kind}>", **{name: [ref] if field.endswith("s") else ref})
+                assert parts(record) == [(kind, f"/m/{ref}")]
+            elif field == "media":
+                assert parts(asked("<image>", **{name: ["a.png"]})) == [("image", "/m/a.png")]
+            elif field in ("prompt", "response"):
+                other = {"prompt": "response", "response": "prompt"}[field]
+                assert len(one({name: "x", other: "y"})["messages"]) == 2
+            elif field == "system":
+                assert one({"messages": QA, name: "s"})["messages"][0]["role"] == "system"
+            elif field == "tools":
+                assert one({"messages": QA, name: [{"name": "f"}]})["tools"] == [{"name": "f"}]
+            elif field in ("messages", "conversations"):
+                assert one({name: QA}) == one({"messages": QA})
+            if name != field:
+                continue
+    found = counts(asked("<image>", image_path="a.png"))
+    assert found == {"image_path -> image": 1}
+    assert told(found) == "read as another: image_path → image (1)"
+
+
+def test_a_repeated_text_is_harmless_and_another_conversation_is_not() -> None:
+    assert counts({"messages": QA, "prompt": "a?"}) == {}
+    assert reason({"messages": QA, "prompt": "c?"}) == "unread_key"
+    turns = [{"from": "human", "value": "c?"}, {"from": "gpt", "value": "d"}]
+    assert reason({"messages": QA, "conversations": turns}) == "unread_key"
+    assert counts({"messages": QA, "conversations": QA}) == {}
+    assert one({"messages": QA, "conversations": turns}, shape="sharegpt") != one({"messages": QA})
+    for key in ("chosen", "rejected"):
+        assert reason({"messages": QA, key: "x"}) == "unread_key"
+    assert reason({"messages": [USER, {**BOT, "value": "c"}]}) == "malformed_record"
+    assert reason({"messages": [{**USER, "from": "gpt"}, BOT]}) == "malformed_record"
+    assert one({"messages": [{**USER, "from": "human", "value": "a?"}, BOT]}) == one({"messages": QA})
+
+
+def test_more_than_one_percent_stops_the_run() -> None:
+    rows = [(i, "unread_key", f"a.jsonl:{i}: the key 'x'") for i in range(2)]
+    assert refuse_unread(rows[:1], 100) == 1 and refuse_unread(rows, 200) == 2
+    with pytest.raises(InputError, match=r"2 of 100 records.*'x'") as error:
+        refuse_unread(rows, 100)
+    assert error.value.exit_code == 2 and "ignore_keys" in str(error.value.hint)
+    with pytest.raises(ConfigError):
+        source({"messages": QA}, ignore_keys="meta")
+
+
+def test_the_page_of_keys_is_the_table() -> None:
+    page = Path(__file__).parents[2] / "docs" / "keys.md"
+    assert page.read_text(encoding="utf-8") == keys.page()
+
+
+# ------------------------------------------------------------------------------------------ loss flags
+@pytest.mark.parametrize("flag", sorted(keys.LOSS))
+def test_loss_flags_and_their_polarity(flag: str) -> None:
+    on = keys.LOSS[flag]
+    for value, trained in ((True, on), (False, not on), (1, on), (0, not on)):
+        record = {"messages": [USER, BOT, USER, {**BOT, flag: value}]}
+        assert one(record)["messages"][3].get("loss") == (None if trained else 0.0)
+    assert reason({"messages": [USER, {**BOT, flag: not on}]}) == "unsupervised"
+    for odd in ("x", -1, float("nan"), [1]):
+        assert reason({"messages": [USER, BOT, USER, {**BOT, flag: odd}]}) == "malformed_record"
+    if on:
+        assert one({"messages": [USER, {**BOT, flag: 0.25}]})["messages"][1]["loss"] == 0.25
+        assert reason({"messages": [{**USER, flag: True}, BOT]}) == "malformed_record"
+    assert one({"messages": [{**USER, flag: not on}, BOT]}) == one({"messages": QA})
+
+
+def test_flags_that_disagree_and_preference_labels() -> None:
+    assert reason({"messages": [USER, {**BOT, "loss": True, "weight": 0}]}) == "malformed_record"
+    assert one({"messages": [USER, {**BOT, "loss": 0.5, "weight": 0.5}]})["messages"][1]["loss"] == 0.5
+    kto = {"prompt": "a?", "completion": "b", "label": False}
+    assert reason(kto) == "unsupervised"
+    assert one({**kto, "label": True}) == one(kto, ignore_keys=["label"]) == one({"messages": QA})
+    assert counts({"messages": QA, "label": 3}) == {"label": 1}
+
+
+def test_empty_answers_in_the_middle_are_not_trained() -> None:
+    sample = one({"messages": [USER, {**BOT, "content": ""}, USER, BOT]})
+    assert [m.get("loss") for m in sample["messages"]] == [None, 0.0, None, None]
+
+
+# ------------------------------------------------------------------------------------------ media
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (asked("<image>", image_path="x.png"), [("image", "/m/x.png")]),
+        (asked("<image 1> or <image_2>", image_1="x.png", image_2="y.png"),
+         [("image", "/m/x.png"), ("text", " or "), ("image", "/m/y.png")]),
+        (asked("<image 2><image 1>, <image 1>", images=["x.png", "y.png"]),
+         [("image", "/m/y.png"), ("image", "/m/x.png"), ("text", ", <image 1>")]),
+        (asked("see <img>x.png</img>!"), [("text", "see "), ("image", "/m/x.png"), ("text", "!")]),
+        (asked("<audio>x.wav</audio>"), [("audio", "/m/x.wav")]),
+        (asked([{"type": "text", "text": "a", "image": "x.png"}]), [("text", "a"), ("image", "/m/x.png")]),
+        (asked([{"type": "image", "image": "x.png", "text": "a"}]), [("image", "/m/x.png"), ("text", "a")]),
+        (asked([{"image": "x.png"}, {"text": "a"}]), [("image", "/m/x.png"), ("text", "a")]),
+        (asked([{"type": "input_image", "image_url": "x.png"}, {"type": "input_text", "text": "a"}]),
+         [("image", "/m/x.png"), ("text", "a")]),
+        (asked([{"type": "image", "source": {"type": "url", "url": "https://h/x.png"}}]),
+         [("image", "https://h/x.png")]),
+        (asked([{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}]),
+         [("image", "data:image/png;base64,AAAA")]),
+        (asked([{"type": "image", "image": PNG}]), [("image", RAW)]),
+        ({"messages": [{**USER, "images": ["x.png"]}, BOT]}, [("image", "/m/x.png"), ("text", "a?")]),
+        ({"messages": [{"role": "user", "content": "a <image>", "image": "x.png"}, BOT]},
+         [("text", "a "), ("image", "/m/x.png")]),
+        ({"messages": [{"role": "user", "type": "audio", "content": "x.wav"}, BOT]}, [("audio", "/m/x.wav")]),
+        ({"texts": [{"user": "a?", "assistant": "b"}], "images": ["x.png"]},
+         [("image", "/m/x.png"), ("text", "a?")]),
+    ],
+)  # fmt: skip
+def test_media_as_people_write_them(record: dict[str, Any], expected: list[Any]) -> None:
+    assert parts(record, allow_outside=True) == expected
+
+
+def test_media_that_nothing_can_settle_are_refused() -> None:
+    assert reason(asked("x.wav")) == "unread_key"
+    assert reason(asked("<image 3>", images=["x.png"])) == "placeholder_mismatch"
+    assert reason(asked("<image 1>")) == "placeholder_mismatch"
+    assert reason(asked("<image>", image="x.png", image_1="y.png")) == "unread_key"
+    assert reason(asked("<image>", image_path="x.png", image_url="https://h/y.png")) == "unread_key"
+    assert reason({"messages": [{**USER, "image": "x.png", "content": "<image><image>"}, BOT]}) == (
+        "placeholder_mismatch"
+    )
+    assert reason(asked("<bbox>", objects={"bbox": [[1, 2, 3, 4]]})) == "unread_key"
+
+
+def test_prose_about_a_placeholder_in_an_answer_is_text() -> None:
+    answer = {"role": "assistant", "content": "use `<image>` here"}
+    record = {"messages": [{"role": "user", "content": "<image>how?"}, answer], "images": ["x.png"]}
+    sample = one(record)
+    assert sample["messages"][1]["content"] == [{"type": "text", "text": "use `<image>` here"}]
+    assert parts(record) == [("image", "/m/x.png"), ("text", "how?")]
+    drawn = {"messages": [USER, {"role": "assistant", "content": "<image> so"}], "images": ["x.png"]}
+    assert one(drawn)["messages"][1]["content"][0]["type"] == "image"
+
+
+def test_decoded_sound_is_a_wave() -> None:
+    from packtrain.media.audio import open_audio
+
+    sound = {"array": [0.0, 0.5, -0.5, 0.25], "sampling_rate": 8000, "path": None}
+    (part,) = one(asked("<audio>", audio=sound))["messages"][0]["content"]
+    samples, rate = open_audio(part["audio"])
+    assert rate == 8000 and samples.reshape(-1).tolist() == [0.0, 0.5, -0.5, 0.25]
+
+
+# ------------------------------------------------------------------------------------------ tool calls
+CALL = {"name": "f", "arguments": {"q": 1}}
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": '{"q": 1}'}}]},  # noqa: E501
+        {"role": "assistant", "content": "", "tool_calls": json.dumps([{"function": CALL}])},
+        {"role": "assistant", "function_call": {"name": "f", "arguments": '{"q": 1}'}},
+        {"role": "tool_call", "content": json.dumps(CALL)},
+        {"role": "Function_Call", "content": json.dumps({**CALL, "arguments": '{"q": 1}'})},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"q": 1, "z": None}}}]},  # noqa: E501
+    ],
+)  # fmt: skip
+def test_calls_come_out_as_objects(turn: dict[str, Any]) -> None:
+    (call,) = one({"messages": [USER, turn]})["messages"][1]["tool_calls"]
+    assert call["function"] == CALL
+
+
+def test_tools_and_calls_in_other_places() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    assert one({"messages": QA, "tools": json.dumps([tool])})["tools"] == [tool]
+    assert one({"messages": QA, "tools": [json.dumps(tool)]})["tools"] == [tool]
+    assert one({"messages": [{"role": "system", "content": "s", "tools": [tool]}, *QA]})["tools"] == [tool]
+    assert one({"messages": json.dumps(QA)}) == one({"messages": QA})
+    assert one({"messages": [{"role": "USER", "content": "a?"}, {"role": "Assistant", "content": "b"}]}) == (
+        one({"messages": QA})
+    )
+    two = [{"role": "tool_call", "content": json.dumps({**CALL, "name": name})} for name in "fg"]
+    sample = one({"messages": [USER, *two]})
+    assert [c["function"]["name"] for c in sample["messages"][1]["tool_calls"]] == ["f", "g"]
+    assert reason({"messages": QA, "tools": '[{"name": "f", "name": "g"}]'}) == "malformed_record"
+    assert reason({"messages": [USER, {"role": "tool_call", "content": '{"name": "f", "x": 1}'}]}) == (
+        "malformed_record"
+    )
+    asked_ = {"prompt": [USER, BOT, USER], "completion": [BOT]}
+    assert [m.get("loss") for m in one(asked_)["messages"]] == [None, 0.0, None, None]
+    said = {"query": "a?", "response": "b", "history": [["q", "r"]]}
+    assert len(one(said)["messages"]) == 4
+
+
+# ------------------------------------------------------------------------------------------ values
+def test_what_a_value_is() -> None:
+    assert absent({"bytes": None, "path": ""}) and not absent(0) and not absent(False)
+    assert pruned({"a": {"b": None, "c": [{"d": None}]}, "e": []}) == {"a": {"c": [{}]}, "e": []}
+    assert kind_of_ref("a b.JPG") == "image" and kind_of_ref("no file") is None
+    assert meaning("see a.jpg for more") is None
+    assert meaning({"deep": [{"x": "a.jpg"}]}) == "a reference to a medium"
+    assert meaning([[0, 3], [4, 9]]) == "spans" and meaning([3, 4]) is None
