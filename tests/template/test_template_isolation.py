@@ -25,6 +25,7 @@ from packtrain.train.attention import check_batch
 from packtrain.train.idle import keep_towers_busy
 from packtrain.train.loss import token_loss_sum
 from packtrain.train.proof import prove_isolation
+from packtrain.train.start_up import prove
 from packtrain.train.tiny import tiny_model
 
 QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -170,6 +171,8 @@ def test_packed_equals_alone_with_real_media(name: str, setup: Any) -> None:
     report = prove_isolation(model, samples)
     assert report.ok, report.first_leak
     assert all(found.worst == 0 for found in report.rows if found.check == "tamper")
+    live = prove(model, [samples])
+    assert live.ok and live.mode == "training" and live.control.startswith("caught")
 
 
 @pytest.mark.parametrize("name", MEDIA)

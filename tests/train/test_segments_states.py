@@ -11,7 +11,7 @@ from train_samples import text_sample
 from packtrain.collate import PaddingFreeCollator, attention_of
 from packtrain.errors import IsolationError
 from packtrain.template import ensure_torchvision
-from packtrain.train import isolate_states, prove_isolation
+from packtrain.train import isolate_states, prove, prove_isolation
 from packtrain.train.attention import check_attention
 
 ensure_torchvision()
@@ -75,6 +75,7 @@ def test_packed_equals_alone_for_every_kind_of_state(kind: str) -> None:
     report = prove_isolation(model, SAMPLES, (backend,))
     assert report.ok, report.first_leak
     assert max(row.worst for row in report.rows) <= (3e-5 if kind.startswith("Mamba") else 1e-7)
+    assert prove(model, [SAMPLES]).ok
     with torch.no_grad():
         isolated = model(**bare).logits[0]
     assert torch.allclose(leaking[:7], isolated[:7], atol=1e-5)

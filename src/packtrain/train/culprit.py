@@ -105,8 +105,10 @@ def find_culprit(
     module = dict(model.named_modules()).get(path, model)
     patched = _patched(model, path, module)
     others = [place_of(code) for code in called if not _expected(code.co_filename)]
-    usual = [f for f in (getattr(type(module), "forward", None), _registered(model)) if f is not None]
-    told = [*patched, *others] or [place_of(f) for f in reversed(usual)]
+    attends = re.search("attn|attention", f"{path.rpartition('.')[2]} {type(module).__name__}", re.IGNORECASE)
+    usual = [_registered(model)] if attends else []
+    usual.append(getattr(type(module), "forward", None))
+    told = [*patched, *others] or [place_of(f) for f in usual if f is not None]
     return Culprit(
         _WRAPPERS.sub("", path), type(module).__name__, list(dict.fromkeys(told)), bool(patched or others)
     )

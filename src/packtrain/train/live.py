@@ -20,7 +20,7 @@ from torch.nn import functional
 from .probe import Sample, size_of
 from .untouched import is_wrapper, seeded
 
-__all__ = ["Live", "base_tolerance", "is_sharded", "unwrapped"]
+__all__ = ["Live", "base_tolerance", "is_compiled", "is_sharded", "unwrapped"]
 
 Alter = Callable[[Any], Mapping[str, Any]]
 
@@ -46,9 +46,12 @@ class Live:
     collate: Callable[[list[list[Sample]]], Any]
 
     def logits(self, pack: Sequence[Sample], alter: Alter | None = None, *, seed: int = 0) -> torch.Tensor:
-        """[T, V] of a pack, through the live object, without gradients."""
-        with torch.no_grad(), _without_sync(self.model):
-            return self._forward(self.model, self._batch(pack, alter), pack, seed)
+        """[T, V] of a pack, through the live object, without gradients.
+
+        A compiled one makes its graphs for training: the same are used here, so that none is made twice.
+        """
+        with torch.set_grad_enabled(is_compiled(self.model)), _without_sync(self.model):
+            return self._forward(self.model, self._batch(pack, alter), pack, seed).detach()
 
     def eager(self, pack: Sequence[Sample]) -> Callable[[], Any]:
         """One pass to be watched by hooks."""
@@ -187,6 +190,13 @@ def unwrapped(model: Any) -> Any:
         if inner is None:
             return model
         model = inner
+
+
+def is_compiled(model: Any) -> bool:
+    """Is it, or a part of it, run by torch.compile?"""
+    return any(
+        hasattr(m, "_orig_mod") or vars(m).get("_compiled_call_impl") is not None for m in model.modules()
+    )
 
 
 def is_sharded(model: Any) -> bool:

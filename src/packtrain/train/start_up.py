@@ -319,10 +319,9 @@ def _compare_gradients(
         parts = [one[name].double() for one in alone if name in one]
         one = packed[name].double() if name in packed else torch.zeros_like(parts[0])
         parts = parts or [torch.zeros_like(one)]
-        reference = sum(parts[1:], parts[0])
-        if not whole:  # of the embedded tokens [1, T, H], a pad tail left out
-            reference = torch.cat(parts, 1)
-            one = one[:, : reference.shape[1]]
+        # A sharded model's are of the embedded tokens [1, T, H]; a pad tail is left out.
+        reference = sum(parts[1:], parts[0]) if whole else torch.cat(parts, 1)
+        one = one if whole else one[:, : reference.shape[1]]
         gap = float((one - reference).norm() / reference.norm().clamp(min=1e-12))
         if not gap <= worst:
             worst, where = gap, f"the gradient of {name}"
@@ -417,6 +416,10 @@ def _told(bare: Any, report: StartUpReport) -> str:
 
 def _hint(bare: Any, report: StartUpReport) -> str:
     backend = _backend(bare)
+    if report.culprit is not None and "BatchNorm" in report.culprit.kind:
+        return (
+            "keep it in evaluation mode (its eval(), after every train()), or train unpacked (packing: false)"
+        )
     if report.culprit is not None and report.culprit.foreign:
         return "take that function out of the model before training, or train unpacked (packing: false)"
     if backend not in (None, "sdpa"):

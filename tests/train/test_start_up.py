@@ -1,0 +1,420 @@
+"""The start-up proof on the object that trains: what it refuses, what it accepts, that it leaves no trace."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import random
+import subprocess
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from train_samples import ALL, samples_for, text_sample
+
+from packtrain.collate import PaddingFreeCollator
+from packtrain.data import PackedDataset, PackLoader, PackSampler
+from packtrain.errors import InputError, IsolationError
+from packtrain.planning.build import plan as make_plan
+from packtrain.planning.lengths import Lengths
+from packtrain.template import ensure_torchvision
+from packtrain.train import prove, prove_before_training
+from packtrain.train.tiny import tiny_model
+
+ensure_torchvision()
+
+NAME = "tiny:qwen3"
+
+
+def fresh() -> Any:
+    return tiny_model(NAME, seed=1)
+
+
+def packs() -> list[list[dict[str, Any]]]:
+    return [[text_sample(n, i) for i, n in enumerate((7, 5, 12))]]
+
+
+# --------------------------------------------------------------------------------------- the leaks
+def plain_causal(
+    self: Any, hidden_states: Any, position_embeddings: Any, attention_mask: Any = None, **kwargs: Any
+) -> Any:
+    """As acceleration libraries patch an attention: causal over the whole row, whatever the mask says."""
+    from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
+
+    shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+    query = self.q_norm(self.q_proj(hidden_states).view(shape)).transpose(1, 2)
+    key = self.k_norm(self.k_proj(hidden_states).view(shape)).transpose(1, 2)
+    value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
+    query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+    key, value = (part.repeat_interleave(self.num_key_value_groups, 1) for part in (key, value))
+    made = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    return self.o_proj(made.transpose(1, 2).reshape(*hidden_states.shape[:-1], -1)), None
+
+
+def on_the_object(model: Any, patch: pytest.MonkeyPatch) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.forward = types.MethodType(plain_causal, layer.self_attn)
+
+
+def on_the_class(model: Any, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(type(model.model.layers[0].self_attn), "forward", plain_causal)
+
+
+def mask_ignored(model: Any, patch: pytest.MonkeyPatch) -> None:
+    def no_mask(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    patch.setattr("transformers.models.qwen3.modeling_qwen3.create_causal_mask", no_mask)
+
+
+def registered(model: Any, patch: pytest.MonkeyPatch) -> None:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    def causal_only(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
+        groups = module.num_key_value_groups
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        made = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return made.transpose(1, 2).contiguous(), None
+
+    patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", causal_only)
+
+
+def inside_torch(model: Any, patch: pytest.MonkeyPatch) -> None:
+    inner = functional.scaled_dot_product_attention
+
+    def fast_sdpa(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        kept = {name: v for name, v in kwargs.items() if name in ("scale", "enable_gqa")}
+        return inner(query, key, value, is_causal=True, **kept)
+
+    patch.setattr(functional, "scaled_dot_product_attention", fast_sdpa)
+
+
+def cache_forced(model: Any, patch: pytest.MonkeyPatch) -> None:
+    forward = model.model.forward
+
+    @functools.wraps(forward)
+    def with_cache(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **{**kwargs, "use_cache": True})
+
+    model.model.forward = with_cache
+
+
+def positions_ignored(model: Any, patch: pytest.MonkeyPatch) -> None:
+    forward = model.model.forward
+
+    def without_positions(*args: Any, position_ids: Any = None, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    model.model.forward = without_positions
+
+
+def pooled(model: Any, patch: pytest.MonkeyPatch) -> None:
+    mlp = model.model.layers[1].mlp
+    forward = mlp.forward
+
+    def with_mean(hidden: Any) -> Any:
+        return forward(hidden) + 1e-3 * hidden.mean(1, keepdim=True)
+
+    mlp.forward = with_mean
+
+
+def hooked(model: Any, patch: pytest.MonkeyPatch) -> None:
+    def ones(module: Any, args: Any, kwargs: Any) -> Any:
+        row = kwargs.get("input_ids", args[0] if args else None)
+        return args, {**kwargs, "attention_mask": torch.ones_like(row)}
+
+    model.register_forward_pre_hook(ones, with_kwargs=True)
+
+
+ATTENTION = "first in model.layers.0.self_attn"
+LEAKS: list[tuple[Callable[..., None], str, str]] = [
+    (on_the_object, ATTENTION, "forward of Qwen3Attention is plain_causal in"),
+    (on_the_class, ATTENTION, "forward of Qwen3Attention is plain_causal in"),
+    (mask_ignored, ATTENTION, "create_causal_mask is mask_ignored.<locals>.no_mask in"),
+    (registered, ATTENTION, "the attention function is registered.<locals>.causal_only in"),
+    (inside_torch, ATTENTION, "scaled_dot_product_attention is inside_torch.<locals>.fast_sdpa in"),
+    (cache_forced, ATTENTION, "forward of Qwen3Model is cache_forced.<locals>.with_cache in"),
+    (
+        positions_ignored,
+        ATTENTION,
+        "forward of Qwen3Model is positions_ignored.<locals>.without_positions in",
+    ),
+    (pooled, "first in model.layers.1.mlp", "forward of Qwen3MLP is pooled.<locals>.with_mean in"),
+    (hooked, ATTENTION, "a forward hook is hooked.<locals>.ones in"),
+]
+
+
+@pytest.mark.parametrize(("leak", "where", "what"), LEAKS, ids=[leak.__name__ for leak, _, _ in LEAKS])
+def test_a_patched_model_is_refused_with_layer_function_and_file(
+    leak: Callable[..., None], where: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = fresh()
+    assert prove_before_training(model, packs()) is not None  # clean before, and remembered
+    leak(model, monkeypatch)
+    for attempt in range(2):  # what leaked is never remembered as proven
+        with pytest.raises(IsolationError) as caught:
+            prove_before_training(model, packs())
+        line = str(caught.value)
+        assert "packed samples read each other in qwen3" in line and where in line, attempt
+        assert what in line and f"{Path(__file__).name}:" in line and "\n" not in line
+        assert "take that function out" in line
+
+
+def test_a_layer_of_the_user_that_mixes_tokens_is_named() -> None:
+    class Normed(torch.nn.Module):
+        def __init__(self, inner: Any) -> None:
+            super().__init__()
+            self.inner, self.norm = inner, torch.nn.BatchNorm1d(64)
+
+        def forward(self, hidden: Any) -> Any:
+            return self.norm(self.inner(hidden)[0])[None]
+
+    model = fresh()
+    model.model.layers[1].mlp = Normed(model.model.layers[1].mlp)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(IsolationError, match=r"first in model\.layers\.1\.mlp\.norm: .*evaluation mode"):
+        prove(model, packs())
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+    def train(self: Any, mode: bool = True) -> Any:
+        torch.nn.Module.train(self, mode)
+        self.model.layers[1].mlp.norm.eval()
+        return self
+
+    model.train = types.MethodType(train, model)
+    assert prove(model, packs()).ok
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+# ------------------------------------------------------------------------------------- what is clean
+@pytest.mark.parametrize("name", ALL)
+def test_clean_models_are_proven_with_their_media(name: str, tiny: dict[str, Any]) -> None:
+    report = prove(tiny[name], [samples_for(name, tiny[name])])
+    checks = [row.check for row in report.rows]
+    assert checks == ["logits", "logits", "tamper", "tamper", "gradients"]
+    assert report.ok and report.fused and report.mode == "training" and report.control.startswith("caught")
+    assert max(row.worst for row in report.rows) < 1e-5
+    assert [row.worst for row in report.rows if row.check == "tamper"] == [0.0, 0.0]
+
+
+def adapted(model: Any) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    made = LoraConfig(r=4, lora_dropout=0.3, target_modules=["q_proj", "v_proj"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an older name
+        return get_peft_model(model, made)
+
+
+def checkpointed(model: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # its name from transformers 6 on is another
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+    return model
+
+
+def dropping(model: Any) -> Any:
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    return model
+
+
+def noisy(model: Any) -> Any:
+    mlp = model.model.layers[1].mlp
+    forward = mlp.forward
+    mlp.forward = lambda hidden: forward(hidden) + (torch.randn_like(hidden) if mlp.training else 0)
+    return model
+
+
+def frozen(model: Any) -> Any:
+    return model.requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [adapted, checkpointed, dropping, noisy, frozen, torch.nn.Module.bfloat16, torch.nn.Module.half],
+    ids=lambda made: made.__name__,
+)
+def test_what_trains_in_other_ways_is_proven_as_it_is(made: Callable[[Any], Any]) -> None:
+    model = made(fresh())
+    model.train()
+    report = prove(model, packs())
+    assert report.ok and report.mode == ("evaluation" if made is noisy else "training")
+    assert all(module.training for module in model.modules())
+    layer = getattr(model, "base_model", model)
+    assert all(p.grad is None for p in layer.parameters())
+    if made is dropping:
+        assert {one.self_attn.attention_dropout for one in model.model.layers} == {0.5}
+    if made is checkpointed:
+        assert model.model.gradient_checkpointing or model.model.layers[0].gradient_checkpointing
+
+
+def test_a_compiled_model_is_proven_through_its_graph_and_a_leak_found_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        calls.append(len(inputs))
+        return graph.forward
+
+    model = fresh()
+    report = prove(torch.compile(model, backend=backend), packs())
+    assert report.ok and calls
+    torch._dynamo.reset()
+    leaking = fresh()
+    on_the_object(leaking, monkeypatch)
+    with pytest.raises(IsolationError, match=rf"{ATTENTION}: forward of Qwen3Attention is plain_causal"):
+        prove(torch.compile(leaking, backend=backend), packs())
+    torch._dynamo.reset()
+
+
+# ---------------------------------------------------------------------------------------- no trace
+@pytest.fixture
+def random_states() -> Iterator[Callable[[], tuple[Any, ...]]]:
+    yield lambda: (
+        random.getstate(),
+        [np.asarray(part).tolist() for part in np.random.get_state()],  # noqa: NPY002
+        torch.get_rng_state().tolist(),
+    )
+
+
+def test_nothing_of_the_model_and_no_random_state_moves(random_states: Any) -> None:
+    class Counting(torch.nn.Module):
+        """A cache of a forward pass, a counter as a buffer, and buffers made anew."""
+
+        def __init__(self, inner: Any) -> None:
+            super().__init__()
+            self.inner, self.seen = inner, 0
+            self.register_buffer("count", torch.zeros(()))
+            self.register_buffer("table", torch.ones(2), persistent=False)
+
+        def forward(self, hidden: Any) -> Any:
+            self.seen += 1
+            self.last = hidden
+            self.count += 1
+            self.table = torch.full((2,), float(self.seen))
+            return self.inner(hidden)
+
+    model = fresh()
+    counting = Counting(model.model.layers[0].mlp)
+    model.model.layers[0].mlp = counting
+    model.model.layers[1].eval()
+    model.model.norm.weight.grad = torch.ones(64)
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
+    states = random_states()
+
+    def read() -> list[Any]:
+        random.random(), torch.rand(1), np.random.rand()  # noqa: NPY002  # a transform of the samples
+        return packs()
+
+    assert prove_before_training(model, read) is not None
+    assert random_states() == states
+    assert modes == [m.training for m in model.modules()]
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert counting.seen == 0 and not hasattr(counting, "last") and counting.table.tolist() == [1.0, 1.0]
+    assert hooks == sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    assert torch.equal(model.model.norm.weight.grad, torch.ones(64))
+    assert [name for name, p in model.named_parameters() if p.grad is not None] == ["model.norm.weight"]
+
+
+def test_training_with_and_without_the_proof_gives_the_same_losses(tmp_path: Path) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    from packtrain.integrations.transformers import pack
+
+    def losses(place: Path, proof: bool) -> list[float]:
+        torch.manual_seed(7)
+        model = dropping(fresh())
+        rows = [text_sample(n, i) for i, n in enumerate((7, 5, 12, 3, 9, 6))]
+        args = TrainingArguments(
+            str(place), max_steps=4, per_device_train_batch_size=1, logging_steps=1, report_to=[],
+            use_cpu=True, disable_tqdm=True, save_strategy="no", logging_nan_inf_filter=False,
+        )  # fmt: skip
+        trainer = Trainer(model, args, train_dataset=rows, data_collator=lambda batch: {
+            k: v[None] for k, v in batch[0].items() if k in ("input_ids", "labels")
+        })  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            if not proof:
+                for home in ("packtrain.train.at_begin", "packtrain.integrations._checks"):
+                    patch.setattr(f"{home}.prove_before_training", lambda *args, **kwargs: None)
+            pack(trainer, 16)
+            trainer.train()
+        return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+
+    with_proof = losses(tmp_path / "a", True)
+    assert len(with_proof) == 4 and with_proof == losses(tmp_path / "b", False)
+
+
+# --------------------------------------------------------------------------------- own training loops
+def test_a_loader_is_proven_without_moving_it() -> None:
+    samples = [text_sample(n, i) for i, n in enumerate((7, 5, 12, 3, 9, 6))]
+    plan = make_plan(Lengths(np.array([7, 5, 12, 3, 9, 6])), pack_length=16)
+    aligned = plan.align(1)
+    model = fresh()
+    sampler = PackSampler(aligned, rank=0)
+    loader = PackLoader(PackedDataset(aligned, samples), sampler, collate_fn=PaddingFreeCollator(model))
+    state = loader.state_dict()
+    assert prove(model, loader).ok and loader.state_dict() == state
+    assert prove(model, PackLoader(PackedDataset(aligned, samples), PackSampler(aligned, rank=0))).ok
+    with pytest.raises(InputError, match="no pack to prove"):
+        prove(model, [])
+    with pytest.raises(InputError, match="cannot be looked into"):
+        prove(model, iter(packs()))
+
+
+def test_a_model_of_no_library_is_proven_too() -> None:
+    class Small(torch.nn.Module):
+        def __init__(self, mixes: bool) -> None:
+            super().__init__()
+            self.table, self.head, self.mixes = torch.nn.Embedding(512, 8), torch.nn.Linear(8, 512), mixes
+
+        def forward(self, input_ids: Any, **boundaries: Any) -> Any:
+            rows = self.table(input_ids)
+            rows = rows + rows.cumsum(1) if self.mixes else rows
+            return self.head(rows)
+
+    assert prove(Small(False), packs()).ok
+    with pytest.raises(IsolationError, match="read each other in Small"):
+        prove(Small(True), packs())
+
+
+def test_one_sample_long_samples_and_empty_ranks() -> None:
+    model = fresh()
+    assert prove(model, [[text_sample(9, 1)]]).ok
+    assert prove(model, [[text_sample(4000, 1), text_sample(5000, 2)]]).ok
+    assert prove_before_training(model, []) is None
+    assert prove_before_training(model, packs(), proof=False) is None
+    with pytest.raises(IsolationError, match="nobody has shown that qwen3 isolates packed samples on sdpa"):
+        prove_before_training(model, packs(), proof=False, known=False)
+
+
+# --------------------------------------------------------------------------------------- several ranks
+@pytest.mark.parametrize(("how", "what"), [("ddp", "nothing"), ("fully_shard", "leak")])
+def test_ranks_prove_together_through_their_wrapper(how: str, what: str) -> None:
+    here = Path(__file__).parent
+    words = ["torchrun", "--nproc_per_node=2", "--master_port=0", "--rdzv_backend=c10d"]
+    words += ["--rdzv_endpoint=localhost:0", str(here / "proof_ranks_script.py"), how, what]
+    paths = os.pathsep.join([str(here), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words[1:]],
+        capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = dict(line.split(": ", 1) for line in done.stdout.splitlines() if line.startswith("rank "))
+    assert set(told) == {"rank 0", "rank 1"}
+    if what == "leak":
+        assert "on another rank" in told["rank 0"]
+        assert "plain_causal in" in told["rank 1"] and "layers.0.self_attn" in told["rank 1"]
+    else:
+        checks = ["logits", "logits", "tamper", "tamper", "gradients"]
+        assert told["rank 0"] == told["rank 1"] == f"True {checks}"
