@@ -71,9 +71,9 @@ def report(found: Found) -> None:
 
 def _prepare(data: Path, folder: Path, rows: int) -> None:
     """Texts as chats, and a tiny model with a tokenizer trained on them."""
-    from packtrain.demo.processor import save_processor, train_tokenizer
     from packtrain.template import load_processor
-    from packtrain.train.tiny import tiny_model
+    from packtrain.testing.demo.processor import save_processor, train_tokenizer
+    from packtrain.testing.tiny import tiny_model
 
     chats = []
     with (data / "text_sft" / "gsm8k_train.jsonl").open(encoding="utf-8") as lines:

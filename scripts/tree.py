@@ -17,9 +17,21 @@ BEGIN, END = "<!-- tree -->\n```\n", "```\n<!-- end of tree -->"
 
 # In the order of the layers, the lowest first.
 ORDER = [
-    *("errors", "extend", "world", "files", "version", "waiting", "packers", "planning", "media", "families"),
+    *(
+        "errors",
+        "moved",
+        "extend",
+        "world",
+        "files",
+        "version",
+        "waiting",
+        "packers",
+        "planning",
+        "media",
+        "families",
+    ),
     *("sources", "measuring", "execute", "store", "template", "collate", "data"),
-    *("demo", "export", "report", "train", "pipeline", "integrations", "cli", "testing", "__main__"),
+    *("testing", "export", "report", "train", "pipeline", "integrations", "cli", "__main__"),
 ]
 
 
@@ -42,9 +54,10 @@ def tree() -> str:
         folder, module = SOURCE / name, SOURCE / f"{name}.py"
         if folder.is_dir():
             lines.append(f"{name + '/':<24}{first_sentence(folder / '__init__.py')}".rstrip())
-            for path in sorted(folder.glob("*.py")):
+            for path in sorted(folder.rglob("*.py")):
                 if path.stem != "__init__":
-                    lines.append(f"  {path.stem:<22}{first_sentence(path)}".rstrip())
+                    name = path.relative_to(folder).with_suffix("").as_posix()
+                    lines.append(f"  {name:<22}{first_sentence(path)}".rstrip())
         elif module.is_file():
             lines.append(f"{module.name:<24}{first_sentence(module)}".rstrip())
     return "\n".join(lines) + "\n"

@@ -31,8 +31,8 @@ def data() -> Path:
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small real tokenizer with a chat template, without images."""
-    from packtrain.demo.processor import save_processor, train_tokenizer
     from packtrain.template import load_processor
+    from packtrain.testing.demo.processor import save_processor, train_tokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
     texts = [f"Count to {i}. {' '.join(map(str, range(i)))}" for i in range(24)]

@@ -21,6 +21,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # A package imports only what stands on a line above its own; packages on one line never import each other.
 LAYERS = [
     ["version", "errors"],
+    ["moved"],
     ["extend", "world", "files"],
     ["waiting"],
     ["packers"],
@@ -31,11 +32,11 @@ LAYERS = [
     ["store"],
     ["template", "collate"],
     ["data"],
-    ["demo", "export", "report"],
+    ["testing", "export", "report"],
     ["train"],
     ["pipeline"],
     ["integrations"],
-    ["cli", "testing"],
+    ["cli"],
 ]
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
 # Third-party modules that load only at the edge, inside the function that needs them or above `store`.
@@ -50,7 +51,7 @@ HEAVY = {
     "tokenizers",
     "torchvision",
 }
-TORCH_LAYERS = {"template", "collate", "data", "train", "integrations"}
+TORCH_LAYERS = {"testing", "template", "collate", "data", "train", "integrations"}
 
 
 def unit(path: Path) -> str:

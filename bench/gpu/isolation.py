@@ -22,8 +22,8 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).paren
 from train_samples import VISION, image_sample, text_sample  # noqa: E402
 
 from packtrain.collate import PaddingFreeCollator  # noqa: E402
+from packtrain.testing.tiny import tiny_model  # noqa: E402
 from packtrain.train import prove_isolation, use_varlen  # noqa: E402
-from packtrain.train.tiny import tiny_model  # noqa: E402
 
 MODELS = ("tiny:qwen3", "tiny:qwen2_5_vl", "tiny:qwen3_vl", "tiny:qwen2_vl")
 

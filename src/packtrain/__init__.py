@@ -1,5 +1,6 @@
 """packtrain: sequence packing for (multimodal) LLM training, measured, planned once, proven."""
 
+from . import moved
 from .errors import PacktrainError, SampleError
 from .pipeline.measure import measure
 from .planning.align import AlignedPlan
@@ -10,6 +11,8 @@ from .planning.lengths import Lengths
 from .planning.packplan import PackPlan
 from .planning.spec import PlanSpec
 from .version import __version__
+
+moved.install()
 
 __all__ = [
     "AlignedPlan",

@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def model(tmp_path: Path, tokenizer_folder: Path) -> Path:
     """A tiny model beside its tokenizer."""
-    from packtrain.train.tiny import tiny_model
+    from packtrain.testing.tiny import tiny_model
 
     tokenizer = load_processor(str(tokenizer_folder))
     tiny_model("tiny:qwen3", tokenizer).save_pretrained(tmp_path / "model")

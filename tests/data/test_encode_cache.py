@@ -129,9 +129,9 @@ def test_another_plan_template_or_sample_is_refused(tmp_path: Path) -> None:
 
 def test_training_reads_the_cache_and_gives_the_same_losses(tmp_path: Path, caplog: Any) -> None:
     from packtrain.errors import ConfigError
+    from packtrain.testing.tiny import tiny_model
     from packtrain.train.config import load_config
     from packtrain.train.sft import train
-    from packtrain.train.tiny import tiny_model
 
     samples = [
         {"input_ids": torch.arange(1, n + 1), "labels": torch.arange(1, n + 1), "sample_id": i}

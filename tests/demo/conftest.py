@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from packtrain.demo import DemoSet, make_demo
+from packtrain.testing.demo import DemoSet, make_demo
 
 
 @pytest.fixture(scope="session")

@@ -12,14 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from packtrain.demo.draws import Draws
-from packtrain.demo.formulas import draw_formula, formula, formula_chat, formula_talk
-from packtrain.demo.maths import problem, problem_talk
-from packtrain.demo.pictures import SCHEDULE, encode_picture, variant_of
-from packtrain.demo.records import SHAPES, record_of
-from packtrain.demo.scenes import COLOURS, Scene, boxes_json, compare_talk, draw_scene, scene, scene_chat
-from packtrain.demo.schedule import PACK_LENGTH, lesson, schedule, tokens_of
-from packtrain.demo.talks import Talk
+from packtrain.testing.demo.draws import Draws
+from packtrain.testing.demo.formulas import draw_formula, formula, formula_chat, formula_talk
+from packtrain.testing.demo.maths import problem, problem_talk
+from packtrain.testing.demo.pictures import SCHEDULE, encode_picture, variant_of
+from packtrain.testing.demo.records import SHAPES, record_of
+from packtrain.testing.demo.scenes import (
+    COLOURS,
+    Scene,
+    boxes_json,
+    compare_talk,
+    draw_scene,
+    scene,
+    scene_chat,
+)
+from packtrain.testing.demo.schedule import PACK_LENGTH, lesson, schedule, tokens_of
+from packtrain.testing.demo.talks import Talk
 
 keys = st.integers(0, 10**6).map(str)
 

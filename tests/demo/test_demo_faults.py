@@ -9,8 +9,8 @@ from typing import Any
 from PIL import Image
 from tokenizers import Tokenizer
 
-from packtrain.demo import DemoSet
-from packtrain.demo.schedule import PACK_LENGTH
+from packtrain.testing.demo import DemoSet
+from packtrain.testing.demo.schedule import PACK_LENGTH
 
 Record = dict[str, Any]
 

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image, ImageOps
 
 from packtrain import files
-from packtrain.demo import DemoSet, make_demo
 from packtrain.errors import ForeignArtefactError, InputError
+from packtrain.testing.demo import DemoSet, make_demo
 
 SMALL = 60
 
@@ -36,7 +36,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_another_process_with_another_hash_seed_makes_the_same_bytes(small: Path, tmp_path: Path) -> None:
-    code = f"from packtrain.demo import make_demo; make_demo({str(tmp_path / 'set')!r}, samples={SMALL})"
+    code = (
+        f"from packtrain.testing.demo import make_demo; make_demo({str(tmp_path / 'set')!r}, samples={SMALL})"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONHASHSEED": "123"})
     assert contents(tmp_path / "set") == contents(small)
 
@@ -127,7 +129,9 @@ def _steps(folder: Path) -> int:
 
 
 def test_several_processes_at_once(small: Path, tmp_path: Path) -> None:
-    code = f"from packtrain.demo import make_demo; make_demo({str(tmp_path / 'set')!r}, samples={SMALL})"
+    code = (
+        f"from packtrain.testing.demo import make_demo; make_demo({str(tmp_path / 'set')!r}, samples={SMALL})"
+    )
     running = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
     assert [process.wait() for process in running] == [0, 0, 0]
     assert contents(tmp_path / "set") == contents(small)

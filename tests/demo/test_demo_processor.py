@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from packtrain.demo import DemoSet
-from packtrain.demo.processor import MAX_IMAGE_TOKENS, SPECIALS
 from packtrain.template import load_processor
+from packtrain.testing.demo import DemoSet
+from packtrain.testing.demo.processor import MAX_IMAGE_TOKENS, SPECIALS
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from packtrain.demo import DemoSet, demo_config, is_demo, resolve_demo
-from packtrain.demo.schedule import PACK_LENGTH
 from packtrain.errors import UnknownNameError
+from packtrain.testing.demo import DemoSet, demo_config, is_demo, resolve_demo
+from packtrain.testing.demo.schedule import PACK_LENGTH
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "demo.yaml"
 
@@ -64,7 +64,7 @@ def test_unknown_part_names_the_nearest(tmp_path: Path) -> None:
 
 def test_import_and_second_use_are_light(tmp_path: Path) -> None:
     code = (
-        "import sys; from packtrain.demo import make_demo; import packtrain.report.html\n"
+        "import sys; from packtrain.testing.demo import make_demo; import packtrain.report.html\n"
         "heavy = {'torch', 'transformers', 'tokenizers', 'matplotlib', 'jinja2', 'PIL', 'numba'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
         f"make_demo({str(tmp_path / 'set')!r}, samples=60)\n"

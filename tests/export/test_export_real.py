@@ -208,7 +208,7 @@ def test_our_own_readers(real: Callable[[str], RealSet], kind: str, fmt: str) ->
 def test_packed_forward_from_shards_equals_unpacked(
     real: Callable[[str], RealSet], kind: str, fmt: str
 ) -> None:
-    from packtrain.train.tiny import tiny_model
+    from packtrain.testing.tiny import tiny_model
 
     made = real(kind)
     packs = open_packs(made.folder / fmt, made.template.encode)

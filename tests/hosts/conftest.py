@@ -17,7 +17,7 @@ from real_rows import real_rows
 def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Qwen2.5-VL with the real processor, as published: its cache is on."""
     from packtrain.template import load_processor
-    from packtrain.train.tiny import tiny_model
+    from packtrain.testing.tiny import tiny_model
 
     folder = tmp_path_factory.mktemp("swift") / "model"
     processor = load_processor(str(data / "processors" / "qwen2_5_vl"))

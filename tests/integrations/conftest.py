@@ -24,7 +24,7 @@ def rows(data: Path) -> list[Row]:
 @pytest.fixture(scope="session")
 def processor_folder(rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real Qwen2.5-VL processor with a tokenizer of 900 tokens trained on the samples; small pictures."""
-    from packtrain.demo.processor import save_processor, train_tokenizer
+    from packtrain.testing.demo.processor import save_processor, train_tokenizer
 
     folder = tmp_path_factory.mktemp("host") / "processor"
     texts = [message["content"] for row in rows for message in row["messages"]]
@@ -45,7 +45,7 @@ def processor_folder(rows: list[Row], tmp_path_factory: pytest.TempPathFactory) 
 def saved_model(processor_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """`saved_model("tiny:qwen3")`: a tiny random model with tokenizer or processor, ready to be loaded."""
     from packtrain.template import load_processor
-    from packtrain.train.tiny import tiny_model
+    from packtrain.testing.tiny import tiny_model
 
     made: dict[str, Path] = {}
 

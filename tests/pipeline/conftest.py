@@ -26,7 +26,7 @@ def demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def demo_settings(output_dir: Path, **training: Any) -> Any:
     """The demo's configuration with another output folder."""
-    from packtrain.demo import demo_config
+    from packtrain.testing.demo import demo_config
     from packtrain.train.config import load_config
 
     path = output_dir.parent / f"{output_dir.name}.yaml"

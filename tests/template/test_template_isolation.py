@@ -21,12 +21,12 @@ from packtrain.collate import PackBatch, PaddingFreeCollator
 from packtrain.errors import ConfigError, InputError
 from packtrain.families import family_of
 from packtrain.template import HFTemplate, dummy_samples
+from packtrain.testing.tiny import tiny_model
 from packtrain.train.attention import check_batch
 from packtrain.train.idle import keep_towers_busy
 from packtrain.train.loss import token_loss_sum
 from packtrain.train.proof import prove_isolation
 from packtrain.train.start_up import prove
-from packtrain.train.tiny import tiny_model
 
 QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 LLAVA = ("llava_1_5", "llava_next")  # no processor is shipped: made around the one of LLaVA-OneVision

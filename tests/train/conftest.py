@@ -8,7 +8,7 @@ import pytest
 import torch
 from train_samples import ALL
 
-from packtrain.train.tiny import tiny_model
+from packtrain.testing.tiny import tiny_model
 
 torch.set_num_threads(1)  # tiny matrices: threads only wait for each other
 

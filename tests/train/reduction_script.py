@@ -15,9 +15,9 @@ import torch
 from train_samples import text_sample
 
 from packtrain.planning.build import plan
+from packtrain.testing.tiny import tiny_model
 from packtrain.train.config import load_config
 from packtrain.train.sft import train
-from packtrain.train.tiny import tiny_model
 from packtrain.world import world
 
 #: Supervised tokens (90, 9, 1), and a long sample without any: one rank has nothing to train.

@@ -19,9 +19,9 @@ from train_samples import text_sample
 
 from packtrain.planning.build import plan
 from packtrain.planning.lengths import Lengths
+from packtrain.testing.tiny import tiny_model
 from packtrain.train.config import load_config
 from packtrain.train.sft import train
-from packtrain.train.tiny import tiny_model
 from packtrain.train.trainer import PackTrainer
 from packtrain.world import world
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from packtrain.errors import ConfigError, FormatError
+from packtrain.testing.tiny import TINY_MODELS, tiny_model
 from packtrain.train.restore import restore_weights
-from packtrain.train.tiny import TINY_MODELS, tiny_model
 
 
 @pytest.mark.parametrize("name", sorted(TINY_MODELS))

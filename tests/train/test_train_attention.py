@@ -10,9 +10,9 @@ from train_samples import ALL, VISION, samples_for, text_sample
 
 from packtrain.collate import PaddingFreeCollator, state_layers
 from packtrain.errors import ConfigError, IsolationError, UnknownNameError
+from packtrain.testing.tiny import tiny_model
 from packtrain.train.attention import check_attention, check_batch, choose_backend, segments_of
 from packtrain.train.model import load_model
-from packtrain.train.tiny import tiny_model
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -16,10 +16,10 @@ from packtrain.cli import main
 from packtrain.errors import ConfigError
 from packtrain.planning.build import plan
 from packtrain.planning.lengths import Lengths
+from packtrain.testing.tiny import tiny_model
 from packtrain.train.config import load_config
 from packtrain.train.sft import train
 from packtrain.train.streaming import train_streaming
-from packtrain.train.tiny import tiny_model
 from packtrain.world import World
 
 SAMPLES = [{**text_sample(3 + i % 5, i), "sample_id": i} for i in range(30)]

@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional
 
 from packtrain.collate import PaddingFreeCollator
+from packtrain.testing.tiny import tiny_model
 from packtrain.train.loss import chunked_cross_entropy, fused_head, plain_head, shift_labels, token_loss_sum
-from packtrain.train.tiny import tiny_model
 
 
 def oracle(hidden: Any, weight: Any, labels: Any, bias: Any = None, token_weights: Any = None) -> Any:

@@ -15,12 +15,12 @@ from packtrain.data import PackedDataset
 from packtrain.errors import ConfigError, InputError
 from packtrain.planning.build import plan
 from packtrain.planning.lengths import Lengths
+from packtrain.testing.tiny import tiny_model
 from packtrain.train.config import load_config
 from packtrain.train.loss import count_correct, shift_labels, token_loss_sum
 from packtrain.train.meter import Meter
 from packtrain.train.runtime import resolve_runtime
 from packtrain.train.sft import train
-from packtrain.train.tiny import tiny_model
 
 #: Keys of the Trainer that come with every row of the training loss.
 TRAINERS = {"epoch", "grad_norm", "learning_rate", "loss", "step"}

@@ -11,9 +11,9 @@ from train_samples import ALL, VISION, samples_for, text_sample
 
 from packtrain.collate import PackBatch, attention_of
 from packtrain.errors import InputError, IsolationError
+from packtrain.testing.tiny import tiny_model
 from packtrain.train.controls import CONTROLS, run_controls
 from packtrain.train.proof import proof_samples, prove_isolation
-from packtrain.train.tiny import tiny_model
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from packtrain.template import HFTemplate, load_processor
+from packtrain.testing.tiny import tiny_model
 from packtrain.train.proof import prove_isolation
-from packtrain.train.tiny import tiny_model
 
 #: Processor -> backends (eager adds nothing new after the first).
 CASES = {"qwen2_5_vl": ("sdpa", "eager"), "qwen3_vl": ("sdpa",)}

@@ -24,11 +24,11 @@ from packtrain.pipeline.losses import losses_of
 from packtrain.planning.build import plan
 from packtrain.sources import open_source
 from packtrain.sources.chat import ChatSource
+from packtrain.testing.tiny import tiny_model
 from packtrain.train.config import load_config
 from packtrain.train.loss import packed_loss, shift_labels, token_loss_sum
 from packtrain.train.recorded import token_losses
 from packtrain.train.reduction import Reduction, loss_normaliser, reduction_of, source_names
-from packtrain.train.tiny import tiny_model
 from packtrain.train.trace import LossTrace, sample_sums
 
 #: Supervised tokens of the samples: K7's counts, and one without any.

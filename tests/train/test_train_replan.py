@@ -14,9 +14,9 @@ from packtrain.errors import ConfigError, ForeignArtefactError
 from packtrain.planning.build import plan
 from packtrain.planning.lengths import Lengths
 from packtrain.planning.replan import replan
+from packtrain.testing.tiny import tiny_model
 from packtrain.train.config import load_config
 from packtrain.train.sft import train
-from packtrain.train.tiny import tiny_model
 
 SAMPLES = [{**text_sample(3 + i % 5, i), "sample_id": i} for i in range(30)]
 LENGTHS = Lengths([len(sample["input_ids"]) for sample in SAMPLES])

@@ -15,10 +15,10 @@ from packtrain.data import FILLER, PackedDataset
 from packtrain.errors import ConfigError, IsolationError
 from packtrain.planning.build import plan
 from packtrain.planning.lengths import Lengths
+from packtrain.testing.tiny import tiny_model
 from packtrain.train.compare import evaluate_packed_vs_unpacked
 from packtrain.train.config import load_config
 from packtrain.train.sft import train
-from packtrain.train.tiny import tiny_model
 
 
 class Encoded:

@@ -15,11 +15,11 @@ from packtrain.data import PackedDataset, PackSampler
 from packtrain.errors import ConfigError
 from packtrain.planning.build import plan
 from packtrain.planning.lengths import Lengths
+from packtrain.testing.tiny import tiny_model
 from packtrain.train.config import load_config
 from packtrain.train.loss import token_loss_sum
 from packtrain.train.sft import train
 from packtrain.train.steps import announce_steps, check_steps, step_plan_options
-from packtrain.train.tiny import tiny_model
 
 
 def some(count: int, longest: int = 40) -> list[dict[str, Any]]:

@@ -11,9 +11,9 @@ import torch
 from train_samples import text_sample
 
 from packtrain.errors import ConfigError, ForeignArtefactError
+from packtrain.testing.tiny import tiny_model
 from packtrain.train.config import load_config
 from packtrain.train.streaming import train_streaming
-from packtrain.train.tiny import tiny_model
 
 SAMPLES = [{**text_sample(3 + i % 5, i), "sample_id": i} for i in range(30)]
 

@@ -197,7 +197,7 @@ def lengths_of_plan(folder: str | Path) -> Path:
 
 
 def _path(name: str) -> str:
-    from ..demo.resolve import resolve_demo
+    from ..testing.demo.resolve import resolve_demo
 
     return str(resolve_demo(name)) if name.startswith("demo:") else name
 

@@ -207,7 +207,7 @@ class _group:
 
 def _steady(config: RunConfig) -> None:
     """Tiny models run on one thread: more only wait for each other, and the loss then repeats exactly."""
-    from ..train.tiny import is_tiny
+    from ..testing.tiny import is_tiny
 
     if is_tiny(config.model.name_or_path or ""):
         import torch

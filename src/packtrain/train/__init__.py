@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..testing.tiny import tiny_model
     from .attention import check_attention
     from .compare import evaluate_packed_vs_unpacked
     from .config import RunConfig, load_config
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from .segments import isolate_states
     from .sft import train
     from .start_up import prove, prove_before_training
-    from .tiny import tiny_model
     from .varlen import register_varlen_attention, use_varlen
 
 _HOMES = {
@@ -36,7 +36,7 @@ _HOMES = {
     "prove_isolation": "proof",
     "register_varlen_attention": "varlen",
     "run_controls": "controls",
-    "tiny_model": "tiny",
+    "tiny_model": ".testing.tiny",
     "train": "sft",
     "use_varlen": "varlen",
 }
@@ -64,4 +64,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(importlib.import_module("." + _HOMES[name], __name__), name)

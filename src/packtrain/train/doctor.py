@@ -20,10 +20,10 @@ import torch
 from ..collate.boundaries import attention_of, family_for, state_layers, text_config
 from ..errors import IsolationError
 from ..template import ensure_torchvision
+from ..testing.tiny import is_tiny, tiny_model
 from .attention import choose_backend
 from .model import load_model, read_config
 from .proof import prove_isolation
-from .tiny import is_tiny, tiny_model
 from .varlen import VARLEN, varlen_refusal
 from .varlen_kernel import kernel_available
 from .versions import standings, told

@@ -200,8 +200,8 @@ def _template(config: RunConfig) -> Any:
     """The processor, where one is named: tiny models and chunks with media as bytes need it."""
     if config.template.processor is None:
         return None
-    from ..demo import is_demo, resolve_demo
     from ..template import HFTemplate
+    from ..testing.demo import is_demo, resolve_demo
 
     name = config.template.processor
     return HFTemplate(str(resolve_demo(name)) if is_demo(name) else name, system=config.template.system)

@@ -16,9 +16,9 @@ import torch
 
 from ..errors import ConfigError, IsolationError, MissingExtraError
 from ..template import ensure_torchvision
+from ..testing.tiny import is_tiny, tiny_model
 from .attention import choose_backend
 from .segments import isolate_states
-from .tiny import is_tiny, tiny_model
 from .varlen import VARLEN, use_varlen
 
 __all__ = ["load_model", "no_progress_bars", "read_config", "switch_cache_off"]

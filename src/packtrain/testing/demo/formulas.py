@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MissingExtraError
+from ...errors import MissingExtraError
 from .draws import Draws
 from .talks import Talk
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import files
-from ..errors import ForeignArtefactError, FormatError, InputError
+from ... import files
+from ...errors import ForeignArtefactError, FormatError, InputError
 from .schedule import FEWEST, PACK_LENGTH
 from .writer import Writer
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .. import files
-from ..errors import MissingExtraError
+from ... import files
+from ...errors import MissingExtraError
 
 __all__ = ["MAX_IMAGE_TOKENS", "SPECIALS", "save_processor", "train_tokenizer"]
 

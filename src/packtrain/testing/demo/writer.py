@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .. import files
+from ... import files
 from .draws import Draws
 from .faults import REASONS, cut, empty_record, mismatch_record
 from .maths import problem

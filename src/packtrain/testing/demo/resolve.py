@@ -10,8 +10,8 @@ import importlib.resources
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import UnknownNameError
-from ..world import cache_dir
+from ...errors import UnknownNameError
+from ...world import cache_dir
 from .make import VERSION, DemoSet, make_demo
 
 __all__ = ["demo_config", "is_demo", "resolve_demo"]

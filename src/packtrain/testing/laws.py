@@ -1,4 +1,4 @@
-"""Hypothesis strategies and law suites for plug-in authors, and our own tests.
+"""Laws of plans and packers as properties (needs hypothesis).
 
 A packer is tested by inheriting its laws:
 
@@ -7,39 +7,32 @@ A packer is tested by inheriting its laws:
     class TestMine(PackerLaws):
         packer = "mine"
 
-`crash_points` stops a verb after each of its durable steps and runs it again. The checks here are plain
-loops that share no code with what they check.
+The checks here are plain loops that share no code with what they check.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from . import extend, files
-from .planning.build import plan as make_plan
-from .planning.lengths import Lengths
-from .planning.packplan import PackPlan
+from .. import extend
+from ..planning.build import plan as make_plan
+from ..planning.lengths import Lengths
+from ..planning.packplan import PackPlan
 
 __all__ = [
     "PackerLaws",
-    "Stopped",
     "check_plan",
     "compiled_path",
-    "crash_points",
     "lengths_and_options",
     "on_threads",
     "plain_path",
-    "snapshot",
+    "token_lists",
 ]
 
 
@@ -216,7 +209,7 @@ class PackerLaws:
 @contextlib.contextmanager
 def on_threads(count: int) -> Iterator[None]:
     """Use the compiled kernels on so many threads for any number of samples."""
-    from .packers import _jit
+    from ..packers import _jit
 
     before = _jit.THREAD_LIMIT, _jit.THREADS
     _jit.THREAD_LIMIT, _jit.THREADS = 0, count
@@ -229,7 +222,7 @@ def on_threads(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _plain_limit(limit: int) -> Iterator[None]:
-    from .packers import _jit
+    from ..packers import _jit
 
     before = _jit.PLAIN_LIMIT
     _jit.PLAIN_LIMIT = limit
@@ -247,91 +240,3 @@ def compiled_path() -> contextlib.AbstractContextManager[None]:
 def plain_path() -> contextlib.AbstractContextManager[None]:
     """Use no compiled kernel for any number of samples."""
     return _plain_limit(1 << 62)
-
-
-# --------------------------------------------------------------------------------------------
-# crash law
-# --------------------------------------------------------------------------------------------
-class Stopped(BaseException):
-    """The process is stopped here (raised by a test's observer; no code may catch it)."""
-
-
-def crash_points(
-    verb: Callable[[Path], object],
-    root: Path,
-    *,
-    prepare: Callable[[Path], object] | None = None,
-    check: Callable[[Path], object] | None = None,
-    ignore: Sequence[str] = (),
-    every: int = 1,
-) -> int:
-    """Stop `verb(folder)` after each durable step, run it again, and compare every byte of the folder.
-
-    Args:
-        verb: writes its result into the folder it is given (`root`/out, the same path every time).
-        root: an empty scratch folder.
-        prepare: sets the folder up before each run, for example with another artefact.
-        check: called with the folder after each stop, to assert "absent or whole".
-        ignore: file names that may differ (`origin.json` holds times).
-        every: stop only after each `every`-th step, and after the last.
-
-    Returns:
-        The number of durable steps that the verb has.
-    """
-    folder = Path(root) / "out"
-    steps: list[tuple[str, Path]] = []
-
-    def fresh() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        if prepare is not None:
-            prepare(folder)
-
-    fresh()
-    with _observed(lambda kind, path: steps.append((kind, path))):
-        verb(folder)
-    whole = snapshot(folder, ignore)
-    for stop in sorted({*range(1, len(steps) + 1, every), len(steps)}):
-        fresh()
-        _run_and_stop(verb, folder, stop)
-        if check is not None:
-            check(folder)
-        verb(folder)
-        again = snapshot(folder, ignore)
-        if again != whole:
-            differ = sorted(set(again.items()) ^ set(whole.items()))
-            raise AssertionError(f"stopped after step {stop} {steps[stop - 1]}: {differ[:4]} differ")
-    return len(steps)
-
-
-def _run_and_stop(verb: Callable[[Path], object], folder: Path, stop: int) -> None:
-    seen = 0
-
-    def observe(kind: str, path: Path) -> None:
-        nonlocal seen
-        seen += 1
-        if seen >= stop:
-            raise Stopped(f"{kind} {path}")
-
-    with _observed(observe), contextlib.suppress(Stopped):
-        verb(folder)
-
-
-@contextlib.contextmanager
-def _observed(observer: Callable[[str, Path], object]) -> Iterator[None]:
-    before = files.observer
-    files.observer = observer  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        files.observer = before
-
-
-def snapshot(folder: Path, ignore: Sequence[str] = ()) -> dict[str, str]:
-    """SHA-256 of every file below `folder`, by relative path."""
-    out: dict[str, str] = {}
-    for place, _, names in os.walk(folder):
-        for name in names:
-            path = Path(place) / name
-            if name not in ignore:
-                out[path.relative_to(folder).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return out

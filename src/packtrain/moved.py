@@ -1,0 +1,138 @@
+"""Old names: where modules, names and keywords of earlier versions are now.
+
+The tables below are the only place that knows an old spelling. An import of an old path gives the module
+of the new one (the same object), so pickles and `isinstance` agree; one DeprecationWarning a row names it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, TypeVar
+
+from .errors import InputError
+
+__all__ = ["KEYWORDS", "MODULES", "NAMES", "attribute", "install", "new_path", "renamed"]
+
+# old module -> new one. The row of a package holds for the modules below it that have no row of their own.
+MODULES: dict[str, str] = {
+    "packtrain.demo": "packtrain.testing.demo",
+    "packtrain.train.tiny": "packtrain.testing.tiny",
+    "packtrain.train.tiny_media": "packtrain.testing.tiny_media",
+    "packtrain.train.tiny_parts": "packtrain.testing.tiny_parts",
+}
+# module:name -> module:name. For a module that is still there, its `__getattr__` asks `attribute`.
+NAMES: dict[str, str] = {}
+# old keyword -> the keyword now. A function takes the old ones that its `@renamed(...)` names.
+KEYWORDS: dict[str, str] = {
+    "max_wait_time": "timeout_s",
+    "poll_interval": "poll_s",
+}
+
+_told: set[str] = set()
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def new_path(module: str) -> str | None:
+    """The path of an old module now, or None where the table has no row for it or a package above it."""
+    head, tail = module, ""
+    while head:
+        if head in MODULES:
+            return MODULES[head] + tail
+        head, _, last = head.rpartition(".")
+        tail = f".{last}{tail}"
+    return None
+
+
+def attribute(module: str, name: str) -> Any:
+    """The object that `module` once held under `name`; for the `__getattr__` of a module.
+
+    Raises:
+        AttributeError: the table has no row for it.
+    """
+    target = NAMES.get(f"{module}:{name}")
+    if target is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    _tell(f"{module}:{name}", f"{module}.{name}", target.replace(":", "."), stacklevel=4)
+    home, _, attr = target.partition(":")
+    return getattr(importlib.import_module(home), attr)
+
+
+def renamed(*old: str) -> Callable[[F], F]:
+    """Lets a function take the old keywords named here, rows of `KEYWORDS`, for the ones it has now.
+
+    Calling it with an old keyword warns once; with both spellings raises `InputError`.
+    """
+    names = {name: KEYWORDS[name] for name in old}
+
+    def wrap(function: F) -> F:
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            if not names.keys().isdisjoint(options):
+                options = _new_keywords(function.__qualname__, names, options)
+            return function(*args, **options)
+
+        return call  # type: ignore[return-value]
+
+    return wrap
+
+
+def _new_keywords(where: str, names: dict[str, str], options: dict[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in options.items():
+        name = names.get(key, key)
+        if name in out or (name != key and name in options):
+            raise InputError(f"{where}: {key} and {name} are one option", hint=f"give {name} alone")
+        if name != key:
+            _tell(f"{where}({key})", f"{where}: keyword {key}", name, stacklevel=4)
+        out[name] = value
+    return out
+
+
+def _tell(row: str, old: str, new: str, *, stacklevel: int) -> None:
+    if row not in _told:
+        _told.add(row)
+        warnings.warn(f"{old} is {new} now", DeprecationWarning, stacklevel=stacklevel)
+
+
+class _Alias(Loader):
+    """Puts the module of the new path in the place of the old one."""
+
+    def __init__(self, old: str, new: str) -> None:
+        self.old, self.new = old, new
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        row = self.old
+        while row not in MODULES:
+            row = row.rpartition(".")[0]
+        _tell(row, row, MODULES[row], stacklevel=3)
+        found = importlib.import_module(self.new)
+        module.__dict__.update(found.__dict__)  # for a thread that took the placeholder meanwhile
+        sys.modules[self.old] = found  # the import system hands this one out
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        new = new_path(fullname) if fullname.startswith("packtrain.") else None
+        if new is None or importlib.util.find_spec(new) is None:
+            return None
+        return ModuleSpec(fullname, _Alias(fullname, new))
+
+
+def install() -> None:
+    """Old paths of the table can be imported from now on; a second call changes nothing."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        # In front: `__path__` of a renamed package would otherwise load the modules below it a second time.
+        sys.meta_path.insert(0, _Finder())
