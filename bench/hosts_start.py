@@ -131,11 +131,11 @@ def _child(name: str, folder: Path, out: str) -> None:
         more |= {"bf16": False, "gradient_checkpointing": False, "max_length": CAP}
     trainer = names["main"](str(folder / "model"), str(folder / "rows.jsonl"), out, **more)
     if packed and file == "trl_sft":
-        from packtrain.integrations.trl import pack as pack_trl
+        from packtrain.hosts.trl import pack as pack_trl
 
         pack_trl(trainer)
     elif packed:
-        from packtrain.integrations.transformers import pack
+        from packtrain.hosts.transformers import pack
 
         pack(trainer, CAP)
     first = First()

@@ -131,7 +131,7 @@ def _start(name: str, folder: Path, out: str) -> dict[str, Any]:
     from swift.pipelines.train.sft import SwiftSft
 
     if plugin:
-        from packtrain.integrations.ms_swift import install
+        from packtrain.hosts.ms_swift import install
 
         install()
     else:

@@ -15,7 +15,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from packtrain.integrations.transformers import pack  # packtrain
+from packtrain.hosts.transformers import pack  # packtrain
 
 
 def encode(tokenizer, row):

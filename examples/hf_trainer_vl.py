@@ -10,7 +10,7 @@ import transformers
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor, Trainer, TrainingArguments
 
-from packtrain.integrations.transformers import pack  # packtrain
+from packtrain.hosts.transformers import pack  # packtrain
 
 ANSWER = "<|im_start|>assistant\n"
 

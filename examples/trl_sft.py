@@ -10,7 +10,7 @@ import transformers
 from datasets import Dataset, Features, Image, List, Value
 from trl import SFTConfig, SFTTrainer
 
-from packtrain.integrations.trl import pack  # packtrain
+from packtrain.hosts.trl import pack  # packtrain
 
 TURN = List({"role": Value("string"), "content": Value("string")})
 

@@ -181,7 +181,7 @@ def packed_trainer_losses(root: Path, **options: Any) -> list[float]:
     """`pack(trainer)` around transformers' own Trainer."""
     import transformers
 
-    from packtrain.integrations.transformers import pack
+    from packtrain.hosts.transformers import pack
     from packtrain.train import tiny_model
 
     batch = 2 if options else 1

@@ -31,7 +31,7 @@ ORDER = [
         "families",
     ),
     *("sources", "measuring", "execute", "store", "template", "collate", "data"),
-    *("testing", "export", "report", "train", "pipeline", "integrations", "cli", "__main__"),
+    *("testing", "export", "report", "train", "pipeline", "hosts", "cli", "__main__"),
 ]
 
 

@@ -35,7 +35,7 @@ LAYERS = [
     ["testing", "export", "report"],
     ["train"],
     ["pipeline"],
-    ["integrations"],
+    ["hosts"],
     ["cli"],
 ]
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
@@ -51,7 +51,7 @@ HEAVY = {
     "tokenizers",
     "torchvision",
 }
-TORCH_LAYERS = {"testing", "template", "collate", "data", "train", "integrations"}
+TORCH_LAYERS = {"testing", "template", "collate", "data", "train", "hosts"}
 
 
 def unit(path: Path) -> str:

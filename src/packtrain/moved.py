@@ -24,6 +24,7 @@ __all__ = ["KEYWORDS", "MODULES", "NAMES", "attribute", "install", "new_path", "
 # old module -> new one. The row of a package holds for the modules below it that have no row of their own.
 MODULES: dict[str, str] = {
     "packtrain.demo": "packtrain.testing.demo",
+    "packtrain.integrations": "packtrain.hosts",
     "packtrain.train.tiny": "packtrain.testing.tiny",
     "packtrain.train.tiny_media": "packtrain.testing.tiny_media",
     "packtrain.train.tiny_parts": "packtrain.testing.tiny_parts",

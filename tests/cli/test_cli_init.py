@@ -131,7 +131,7 @@ def test_a_host_template_that_differs_is_an_error(
 def test_the_template_type_of_ms_swift_stands_in_its_script(
     tmp_path: Path, model: Path, gsm8k: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from packtrain.integrations._scaffold import files_for
+    from packtrain.hosts._scaffold import files_for
 
     values = {
         "data": "d.jsonl", "model": "m", "out": "o", "pack_length": 1024, "samples": 1, "kinds": "text",

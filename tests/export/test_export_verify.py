@@ -170,7 +170,7 @@ def test_the_verbs(text_run: Callable[..., dict[str, Any]], tokenizer_folder: Pa
 
 def test_energon_is_said_to_be_missing(made: Callable[..., Set]) -> None:
     """Where the library is, `tests/hosts` reads through it."""
-    from packtrain.integrations.energon_reading import has_energon, read_through_energon
+    from packtrain.hosts.energon_reading import has_energon, read_through_energon
 
     if has_energon():
         pytest.skip("megatron-energon is installed here")

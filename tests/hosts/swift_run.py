@@ -65,7 +65,7 @@ def reorder(order: list[int]) -> None:
 
 def watch() -> None:
     """Note the samples of every training pack that is collated, in the process that trains."""
-    from packtrain.integrations.ms_swift import SwiftMixin
+    from packtrain.hosts.ms_swift import SwiftMixin
 
     make = SwiftMixin.get_train_dataloader
 
@@ -87,7 +87,7 @@ def watch() -> None:
 
 def fail_at(row: int) -> None:
     from packtrain.errors import SampleError
-    from packtrain.integrations.ms_swift import SwiftPacks
+    from packtrain.hosts.ms_swift import SwiftPacks
 
     fetch = SwiftPacks._fetch
 
@@ -102,7 +102,7 @@ def fail_at(row: int) -> None:
 def main() -> None:
     record()
     if SPEC.get("plugin"):
-        from packtrain.integrations.ms_swift import install
+        from packtrain.hosts.ms_swift import install
 
         install(**SPEC.get("install", {}))
         watch()

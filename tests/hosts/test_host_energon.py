@@ -35,7 +35,7 @@ sys.path.insert(0, sys.argv[2])
 from export_sets import Words
 from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
 from packtrain.collate import PaddingFreeCollator
-from packtrain.integrations.energon import PackedTaskEncoder
+from packtrain.hosts.energon import PackedTaskEncoder
 
 class Encoder(PackedTaskEncoder, DefaultTaskEncoder):
     pass
@@ -80,7 +80,7 @@ sys.path.insert(0, sys.argv[2])
 from real_sets import row_facts
 from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
 from packtrain.collate import PaddingFreeCollator
-from packtrain.integrations.energon import PackedTaskEncoder
+from packtrain.hosts.energon import PackedTaskEncoder
 from packtrain.template import HFTemplate, load_processor
 
 class Encoder(PackedTaskEncoder, DefaultTaskEncoder):
@@ -102,7 +102,7 @@ import json, sys
 from pathlib import Path
 from packtrain.cli._app import main
 from packtrain.errors import PacktrainError
-from packtrain.integrations.energon_reading import read_through_energon
+from packtrain.hosts.energon_reading import read_through_energon
 out = Path(sys.argv[1])
 try:
     main(["verify", str(out), "--json"])

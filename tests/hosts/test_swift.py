@@ -22,7 +22,7 @@ def test_its_template_measures_what_it_encodes(data: Path, model: Path, files: d
 import json, sys
 from swift.model import get_processor
 from swift.template import get_template
-from packtrain.integrations._swift_template import SwiftTemplate
+from packtrain.hosts._swift_template import SwiftTemplate
 own = get_template(get_processor(sys.argv[1], model_type="qwen2_5_vl"), template_type="qwen2_5_vl")
 own.set_mode("train")
 template = SwiftTemplate(own)

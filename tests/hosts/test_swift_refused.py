@@ -88,7 +88,7 @@ def test_flags_that_cannot_keep_their_meaning_end_the_run_in_one_line(
         PREAMBLE
         + """
 import json, sys
-from packtrain.integrations.ms_swift import install
+from packtrain.hosts.ms_swift import install
 install()
 from swift.pipelines import rlhf_main, sft_main
 shared, cases = json.loads(sys.argv[1]), json.loads(sys.argv[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def make(files: Any, saved_model: Callable[[str], Path], tmp_path: Path) -> Call
 
 
 def pack(trainer: Any, **options: Any) -> Any:
-    from packtrain.integrations.transformers import pack as call
+    from packtrain.hosts.transformers import pack as call
 
     return call(trainer, **{**SAME, **options})
 
@@ -220,7 +221,9 @@ def test_workers_start_as_the_platform_starts_them(make: Callable[..., Any]) -> 
     collate = trainer.data_collator
     trainer.data_collator = lambda rows: collate(rows)
     trainer = pack(trainer)
-    assert trainer.get_train_dataloader().multiprocessing_context is None
+    trainer.get_train_dataloader()
+    default = multiprocessing.get_all_start_methods()[0]
+    assert trainer.packs_passes.options["multiprocessing_context"] == default
     trainer.train()
     assert trainer.state.global_step == 3
 

@@ -49,7 +49,7 @@ def test_settings_that_packs_cannot_keep_are_refused_in_one_line(
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    from packtrain.integrations.transformers import pack
+    from packtrain.hosts.transformers import pack
 
     where = str(saved_model("tiny:qwen3")), files["few_text"]
     trainer = script("hf_trainer_text", packed=False).main(
@@ -70,7 +70,7 @@ def test_other_refusals(
 ) -> None:
     from torch.utils.data import IterableDataset
 
-    from packtrain.integrations.transformers import pack
+    from packtrain.hosts.transformers import pack
 
     class Stream(IterableDataset):  # type: ignore[misc]
         def __iter__(self) -> Any:
@@ -104,7 +104,7 @@ def test_a_model_that_no_family_lists_is_proven_first(
     saved_model: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
-    from packtrain.integrations.transformers import pack
+    from packtrain.hosts.transformers import pack
 
     where = str(saved_model("tiny:qwen3")), files["few_text"], str(tmp_path)
     plain = script("hf_trainer_text", packed=False)
@@ -133,7 +133,7 @@ def test_metrics_of_the_user_get_the_rows_they_expect(
     saved_model: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
-    from packtrain.integrations.transformers import pack
+    from packtrain.hosts.transformers import pack
 
     where = str(saved_model("tiny:qwen3")), files["few_text"], str(tmp_path), files["few_text"]
     trainer = script("hf_trainer_text", packed=False).main(*where, per_device_train_batch_size=4)

@@ -93,7 +93,7 @@ def check_best(trainer: Any) -> None:
 
 def order_of(trainer: Any) -> list[int]:
     """Sample ids in the order in which the packed trainer's steps hold them."""
-    data, found = trainer.packs, []
+    data, found = trainer.packs.data, []
     for position in list(trainer.packs_sampler):
         found += data.packs[position].tolist() if data.pack_id(position) >= 0 else []
     return found
@@ -280,7 +280,7 @@ def test_two_gloo_ranks_train_and_evaluate_as_one_unpacked(
 def test_a_step_of_packs_without_asking_for_samples(
     files: Any, saved_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    from packtrain.integrations.transformers import pack
+    from packtrain.hosts.transformers import pack
 
     where = str(saved_model("tiny:qwen3")), files["few_text"]
     trainer = script("hf_trainer_text", packed=False).main(
@@ -300,8 +300,8 @@ def test_positions_of_the_encoder_are_those_of_the_template(
     """The model's own rope index, without its weights, against our layout."""
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    from packtrain.integrations._encode import HostEncoder
-    from packtrain.integrations._rows import Rows
+    from packtrain.hosts._encode import HostEncoder
+    from packtrain.hosts._rows import Rows
     from packtrain.sources.chat import ChatSource
     from packtrain.template import HFTemplate
 

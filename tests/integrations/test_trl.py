@@ -133,7 +133,7 @@ def test_settings_that_packs_cannot_keep_are_refused_in_one_line(
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    from packtrain.integrations.trl import pack
+    from packtrain.hosts.trl import pack
 
     where = saved_model("tiny:qwen3"), files["few_text"], str(tmp_path)
     trainer = script("trl_sft", packed=False).main(*where, **{**CPU, **settings})
@@ -150,7 +150,7 @@ def test_a_stream_and_rows_of_several_packs_are_refused(
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    from packtrain.integrations.trl import pack
+    from packtrain.hosts.trl import pack
 
     where = saved_model("tiny:qwen3"), files["few_text"], str(tmp_path)
     trainer = script("trl_sft", packed=False).main(*where, **CPU)
@@ -180,7 +180,7 @@ def test_a_model_that_no_family_lists_is_proven_first(
     saved_model: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
-    from packtrain.integrations.trl import pack
+    from packtrain.hosts.trl import pack
 
     where = saved_model("tiny:qwen3"), files["few_text"], str(tmp_path)
     trainer = script("trl_sft", packed=False).main(*where, **CPU)

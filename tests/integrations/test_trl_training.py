@@ -79,7 +79,7 @@ def test_metrics_of_the_user_get_the_rows_they_expect(
     saved_model: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
-    from packtrain.integrations.trl import pack
+    from packtrain.hosts.trl import pack
 
     where = saved_model("tiny:qwen3"), files["few_text"], str(tmp_path), files["few_text"]
     trainer = script("trl_sft", packed=False).main(*where, **CPU)

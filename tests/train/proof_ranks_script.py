@@ -17,8 +17,8 @@ from test_start_up import packs, plain_causal
 
 from packtrain.collate import PaddingFreeCollator
 from packtrain.errors import IsolationError
+from packtrain.testing.tiny import tiny_model
 from packtrain.train.start_up import prove_before_training
-from packtrain.train.tiny import tiny_model
 
 
 def wrapped(model: Any, how: str) -> Any:

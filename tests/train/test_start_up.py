@@ -26,8 +26,8 @@ from packtrain.errors import InputError, IsolationError
 from packtrain.planning.build import plan as make_plan
 from packtrain.planning.lengths import Lengths
 from packtrain.template import ensure_torchvision
+from packtrain.testing.tiny import tiny_model
 from packtrain.train import prove, prove_before_training
-from packtrain.train.tiny import tiny_model
 
 ensure_torchvision()
 
@@ -330,7 +330,7 @@ def test_nothing_of_the_model_and_no_random_state_moves(random_states: Any) -> N
 def test_training_with_and_without_the_proof_gives_the_same_losses(tmp_path: Path) -> None:
     from transformers import Trainer, TrainingArguments
 
-    from packtrain.integrations.transformers import pack
+    from packtrain.hosts.transformers import pack
 
     def losses(place: Path, proof: bool) -> list[float]:
         torch.manual_seed(7)
@@ -345,7 +345,7 @@ def test_training_with_and_without_the_proof_gives_the_same_losses(tmp_path: Pat
         })  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
             if not proof:
-                for home in ("packtrain.train.at_begin", "packtrain.integrations._checks"):
+                for home in ("packtrain.train.at_begin", "packtrain.hosts._checks"):
                     patch.setattr(f"{home}.prove_before_training", lambda *args, **kwargs: None)
             pack(trainer, 16)
             trainer.train()

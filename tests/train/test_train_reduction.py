@@ -349,7 +349,7 @@ def test_evaluation_counts_each_sample_once_on_any_number_of_ranks(tmp_path: Pat
         for rank in range(ranks):
             trainer = trainer_on(tmp_path, model, items, made.align(ranks), rank)
             trainer.reduction = Reduction(kind)
-            trainer._summed = lambda values, into=sums: into.append(values) or values
+            trainer.packs_summed = lambda values, into=sums: into.append(values) or values
             trainer.evaluate(trainer.train_dataset)
         loss, weight, tokens, _, counted, _ = torch.stack(sums).sum(0).tolist()
         assert (tokens, counted) == (6, 3)

@@ -122,7 +122,7 @@ def test_a_full_disk_at_a_checkpoint_leaves_the_one_before_usable(
                 raise OSError(errno.ENOSPC, "No space left on device", str(path))
         publish(path, value)
 
-    monkeypatch.setattr("packtrain.train.streaming.files.publish_json", full)
+    monkeypatch.setattr("packtrain.train.standing.files.publish_json", full)
     with pytest.raises(OSError, match="No space left"):
         run(tmp_path, save_strategy="steps", save_steps=4)
     monkeypatch.undo()

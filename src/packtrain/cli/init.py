@@ -54,7 +54,7 @@ def command(
         raise InputError(f"--pack-length {pack_length}, expected >= 1", hint="for example 4096")
     if template is not None and host != "swift":
         raise InputError(f"--template has no effect with --host {host}", hint="remove it")
-    from ..integrations._scaffold import files_for
+    from ..hosts._scaffold import files_for
     from ..sources import open_source
     from ..sources.chat import ChatSource
 

@@ -102,7 +102,7 @@ def command(
 
 def _through_energon(out: Path, asked: bool, quiet: bool) -> dict[str, str]:
     """What Megatron-Energon itself makes of an export in its format."""
-    from ..integrations.energon_reading import has_energon, read_through_energon
+    from ..hosts.energon_reading import has_energon, read_through_energon
     from ..store.shards import export_of
 
     key = export_of(out)["key"]

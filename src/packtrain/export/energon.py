@@ -4,7 +4,7 @@
     .nv-meta/dataset.yaml       how samples are built; split.yaml: which shards are for what
              .info.yaml .info.json   shard counts (5.0 reads the first, 7.4 the second)
 
-`layout: packtrain` (default) describes crude samples, for `packtrain.integrations.energon.PackedTaskEncoder`.
+`layout: packtrain` (default) describes crude samples, for `packtrain.hosts.energon.PackedTaskEncoder`.
 `layout: llava` writes LLaVA-OneVision's field `prompts`, its `img0.jpg` and its sample class, with the loader
 that its training code expects; `prompt`/`prompts` can also be chosen alone.
 """

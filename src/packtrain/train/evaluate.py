@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from ..data import PackedDataset, PackSampler
-from ..planning.align import AlignedPlan
 from .attention import check_batch
 from .loss import bare_model, count_correct, token_loss_sum
 from .meter import supervised
@@ -22,7 +21,7 @@ from .trace import LossTrace
 __all__ = ["evaluate_plan"]
 
 
-def evaluate_plan(trainer: Any, data: PackedDataset, aligned: AlignedPlan, prefix: str) -> dict[str, float]:
+def evaluate_plan(trainer: Any, data: PackedDataset, prefix: str) -> dict[str, float]:
     """Metrics of `PackTrainer.evaluate` over one validation plan (a collective).
 
     With a trace of sources in the trainer also `<prefix>_loss/<source>`, token means. Random states are left
@@ -30,10 +29,11 @@ def evaluate_plan(trainer: Any, data: PackedDataset, aligned: AlignedPlan, prefi
     """
     device = trainer.args.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):  # a loader draws its seed
-        return _evaluated(trainer, data, aligned, prefix)
+        return _evaluated(trainer, data, prefix)
 
 
-def _evaluated(trainer: Any, data: PackedDataset, aligned: AlignedPlan, prefix: str) -> dict[str, float]:
+def _evaluated(trainer: Any, data: PackedDataset, prefix: str) -> dict[str, float]:
+    aligned: Any = data.packs
     reduction = trainer.reduction.over(data.samples)
     trace = None
     if trainer.trace is not None and trainer.trace.with_means:
@@ -55,7 +55,7 @@ def _evaluated(trainer: Any, data: PackedDataset, aligned: AlignedPlan, prefix: 
         if trace is not None:
             trace.add(moved, losses)
             trace.flush(0)
-    loss, weights, tokens, packs, samples, hits = trainer._summed(sums).tolist()
+    loss, weights, tokens, packs, samples, hits = trainer.packs_summed(sums).tolist()
     metrics: dict[str, float] = {
         f"{prefix}_loss": loss / weights if weights else 0.0,
         f"{prefix}_token_acc": hits / max(1.0, tokens),
@@ -64,5 +64,5 @@ def _evaluated(trainer: Any, data: PackedDataset, aligned: AlignedPlan, prefix: 
         f"{prefix}_samples": int(samples),
     }
     if trace is not None:
-        metrics |= {f"{prefix}_{name}": value for name, value in trace.means(trainer._summed).items()}
+        metrics |= {f"{prefix}_{name}": value for name, value in trace.means(trainer.packs_summed).items()}
     return metrics

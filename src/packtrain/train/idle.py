@@ -39,6 +39,6 @@ def keep_towers_busy(trainer: Any, wanted: bool, template: Any) -> None:
             f"training.dummy_media has no effect: {name} has no media", hint="leave it out, or set false"
         )
     dummies = dummy_samples(template)
-    trainer.data_collator = PaddingFreeCollator(bare_model(trainer.model), dummy_media=dummies)
+    trainer.packs_collator = PaddingFreeCollator(bare_model(trainer.model), dummy_media=dummies)
     tokens = [len(sample["input_ids"]) for sample in dummies]
     logger.info("rows without media get a weightless one of %s tokens", tokens)

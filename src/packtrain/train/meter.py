@@ -1,14 +1,16 @@
 """What a run consumed between two log rows: aggregate figures only, summed over all ranks.
 
-`token_acc` (share of supervised targets that were the likeliest token), `packs`, `tokens_per_s` (real
-tokens), `slots_per_s` (what the packs would take when filled), `samples_per_pack`. Nothing is kept per sample
-or per source.
+`packs`, `tokens_per_s` (real tokens), `slots_per_s` (what the packs would take when filled),
+`samples_per_pack`, and of the packs that were judged `token_acc` (share of supervised targets that were the
+likeliest token). Looking for the likeliest token reads all logits once more, so only the packs of the step
+that is logged are judged. Nothing is kept per sample or per source.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -30,11 +32,12 @@ class Meter:
 
     def __init__(self, pack_length: int, reduce: Reduce, clock: Callable[[], float] = time.monotonic) -> None:
         self.pack_length = pack_length
-        self.correct: list[torch.Tensor] = []
+        self._correct: list[torch.Tensor] = []
+        self._judged = 0
         self._reduce = reduce
         self._clock = clock
         self._since = clock()
-        self._sums = [0, 0, 0, 0, 0]
+        self._sums = [0, 0, 0, 0]
 
     def add(self, batches: Sequence[PackBatch]) -> None:
         """Packs that are consumed now. Fillers and pad tails are neither tokens nor packs."""
@@ -43,20 +46,26 @@ class Meter:
                 continue
             tokens = sum(batch.lengths) - batch.tail
             slots = max(self.pack_length, tokens)
-            values = (tokens, slots, 1, len(batch.sample_ids), supervised(batch))
+            values = (tokens, slots, 1, len(batch.sample_ids))
             self._sums = [a + b for a, b in zip(self._sums, values, strict=True)]
+
+    def judge(self, hits: Sequence[torch.Tensor], batch: Any) -> None:
+        """How many targets of a batch were the likeliest token: 0-d tensors, left on their device."""
+        self._correct += hits
+        self._judged += supervised(batch)
 
     def row(self) -> dict[str, float]:
         """The figures since the last call, the same on every rank; starts anew."""
-        correct = int(torch.stack(self.correct).sum()) if self.correct else 0
-        summed = self._reduce(torch.tensor([*self._sums, correct], dtype=torch.float64))
-        tokens, slots, packs, samples, trained, hits = summed.tolist()
+        correct = int(torch.stack(self._correct).sum()) if self._correct else 0
+        summed = self._reduce(torch.tensor([*self._sums, self._judged, correct], dtype=torch.float64))
+        tokens, slots, packs, samples, judged, hits = summed.tolist()
         now = self._clock()
         seconds = max(now - self._since, 1e-9)
-        self.correct.clear()
-        self._sums, self._since = [0, 0, 0, 0, 0], now
+        self._correct.clear()
+        self._sums, self._judged, self._since = [0, 0, 0, 0], 0, now
+        accuracy = {"token_acc": hits / judged} if judged else {}
         return {
-            "token_acc": hits / max(1.0, trained),
+            **accuracy,
             "packs": packs,
             "tokens_per_s": tokens / seconds,
             "slots_per_s": slots / seconds,
@@ -64,6 +73,6 @@ class Meter:
         }
 
 
-def supervised(batch: PackBatch) -> int:
+def supervised(batch: Any) -> int:
     """Targets of a batch: labels that are trained (the first label of every segment never is)."""
     return int((batch["labels"] != IGNORE).sum())

@@ -1,6 +1,9 @@
-"""Supervised fine-tuning on a plan: the step from a PackPlan to a trained model.
+"""Training with a configuration, on packs of every kind: the step from packs to a trained model.
 
     result = train(config, plan, source, template, lengths=lengths, val=(val_plan, val_source, None))
+    result = train(config, open_packs("export", template.encode))           # exported
+    result = train(config, LazyShardedDataset("packed"))                    # growing
+    result = train(config, StreamingPackedDataset(source, template, …))     # a stream, or by tokens
     result.losses, result.metrics, result.model
 
 Before the first step the setup is checked (`attention`), and the isolation proof runs on the
@@ -11,6 +14,7 @@ only train after it passed. What the run writes lies in `training.output_dir`: `
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +25,7 @@ import torch
 
 from ..collate.boundaries import text_config
 from ..data import EncodeCache, PackedDataset
-from ..errors import ConfigError
+from ..errors import ConfigError, InputError
 from ..files import make_folder, remove
 from ..planning.align import AlignedPlan
 from ..planning.packplan import PackPlan
@@ -33,11 +37,15 @@ from .attention import check_attention
 from .config import RunConfig
 from .epochs import epoch_plans
 from .eval_keys import check_evaluates
+from .growing import check_beginning, steps_of, warn_of_another_template
 from .idle import keep_towers_busy
 from .loss import bare_model, plain_head
 from .model import load_model, no_progress_bars
 from .proof import IsolationReport
 from .runtime import Runtime
+from .sources import pack_source
+from .standing import checkpoint_of, load_position
+from .start_up import prove_before_training
 from .steps import accumulation_of, announce_steps, balance_of, check_steps
 from .trace import follow_losses
 
@@ -76,27 +84,30 @@ class TrainResult:
 
 def train(
     config: RunConfig,
-    plan: PackPlan,
-    source: Any,
-    template: Any,
+    plan: Any = None,
+    source: Any = None,
+    template: Any = None,
     *,
     lengths: Any = None,
     val: Validations | None = None,
+    val_template: Any = None,
     model: Any = None,
     place: World | None = None,
     runtime: Runtime | None = None,
     progress: Progress | None = None,
 ) -> TrainResult:
-    """Train on a plan.
+    """Train on packs.
 
     Args:
         config: the run's configuration.
-        plan: plan of `source`.
-        source: samples by id.
-        template: `extend.Template`; its `encode` makes the encoded samples.
+        plan: plan of `source`; or the packs themselves, as `source` without a plan.
+        source: samples of the plan by id; without a plan a dataset of packs (of an export, a growing
+            directory, a stream) or a `PackSource`.
+        template: `extend.Template`; its `encode` makes the encoded samples of a plan, and of `val`.
         lengths: the plan's Lengths, for per-sample checks at fetch.
-        val: (plan, source, lengths or None) of the validation samples, or several by name; evaluated after
-            every epoch unless `training.eval_strategy` says otherwise, and at the end.
+        val: (plan, source, lengths or None) of the validation samples, or several by name; evaluated as
+            `training.eval_strategy` says (packs of a plan: after every epoch), and at the end.
+        val_template: encodes the validation samples; None: `template`.
         model: a loaded model; None: `config.model` is loaded.
         place: rank and world size; None: from the launcher's environment.
         runtime: the resolved runtime; its figures are the first row that is logged.
@@ -105,53 +116,123 @@ def train(
     Raises:
         IsolationError: the setup would let packed samples read each other.
         ConfigError: the configuration cannot be carried out.
-        DriftError, SampleError: from fetching samples.
+        ForeignArtefactError: the checkpoint is of other packs.
+        DriftError, SampleError, WaitTimeoutError, FormatError: from fetching samples.
     """
+    from .trainer import PackTrainer  # transformers' Trainer loads only when something trains
+
     place = place or world()
-    check_steps(config)
+    if plan is not None and not isinstance(plan, PackPlan):
+        plan, source = None, plan
+    if source is None:
+        raise InputError("nothing to train on", hint="pass a plan with its samples, or a dataset of packs")
     check_evaluates(config, val is not None)
+    folder = Path(config.training.output_dir)
+    asked = config.training.trainer.get("resume_from_checkpoint")
+    if plan is None:
+        packs, accumulation = _packs_of(config, source, place)
+    else:
+        check_steps(config)
+        packs, accumulation = None, accumulation_of(config, plan, place.size)
+    resumed, begun = None, 0
+    if packs is not None:
+        resumed = checkpoint_of(packs, asked, str(folder))
+        load_position(packs, resumed)
+    if packs is not None and packs.kind == "growing":
+        start = config.training.sharded_lazy_start
+        begun = check_beginning(packs, resumed, start, getattr(source, "directory", "this stream"))
+        if val is not None and place.is_writer:
+            _compare_templates(source, val_template or template)
+    val_data = _validation_data(config, val, val_template or template, place)
     model = _loaded(config, template) if model is None else model
     setup = check_attention(bare_model(model))
     logger.info("attention: %s", setup.why)
     _refuse_auxiliary_loss(bare_model(model))
-    folder = Path(config.training.output_dir)
     make_folder(folder)
+    if packs is None:
+        packs = _planned(config, plan, source, template, lengths, place, accumulation)
+        resumed = checkpoint_of(packs, asked, str(folder))
+    log_file = folder / "train_log.jsonl"
+    if place.is_writer and resumed is None:
+        remove(log_file)
+    by_epochs = packs.kind in ("planned", "exported")
+    arguments = _arguments(config, accumulation, has_eval=by_epochs and val_data is not None)
+    if packs.kind == "growing" and arguments.max_steps <= 0:
+        arguments.max_steps = steps_of(packs, begun, accumulation, resumed)
+
+    trainer = PackTrainer(
+        model,
+        arguments,
+        packs,
+        val_data,
+        fused=plain_head(bare_model(model)) is not None,
+        prove=config.training.proof,
+        log_file=log_file,
+        progress=progress,
+        banner=None if runtime is None else runtime.row(),
+    )
+    if not config.training.proof:
+        known = setup.proven or all(len(pack) < 2 for pack in trainer.packs_first())
+        prove_before_training(model, trainer.packs_first, proof=False, known=known)
+    keep_towers_busy(trainer, config.training.dummy_media, template)
+    follow_losses(trainer, config, source if plan is not None else None)
+    return _run(trainer, val_template or template, resumed, folder, log_file)
+
+
+def _planned(
+    config: RunConfig,
+    plan: PackPlan,
+    source: Any,
+    template: Any,
+    lengths: Any,
+    place: World,
+    accumulation: int,
+) -> Any:
+    """The packs of a plan as the configuration orders them."""
     aligned = plan.align(place.size, config.training.dataloader_drop_last)
-    accumulation = accumulation_of(config, plan, place.size)
     if place.is_writer:
         announce_steps(aligned, accumulation, config.training.seed)
     plans = epoch_plans(config, plan, lengths)
     cache = encode_ahead(config, plan, source, template, lengths, place)
     data = _dataset(config, aligned, source, template, lengths, plans, cache)
-    val_data = _validation_data(config, val, template, place)
-    log_file = folder / "train_log.jsonl"
-    if place.is_writer and not config.training.trainer.get("resume_from_checkpoint"):
-        remove(log_file)
-
-    from .trainer import PackTrainer
-
-    trainer = PackTrainer(
-        model,
-        _arguments(config, accumulation, has_eval=val_data is not None),
+    return pack_source(
         data,
-        val_data,
         rank=place.rank,
+        world_size=place.size,
+        seed=config.training.seed,
         balance=balance_of(config, accumulation),
-        fused=plain_head(bare_model(model)) is not None,
-        log_file=log_file,
-        progress=progress,
-        banner=None if runtime is None else runtime.row(),
+        grad_accum=accumulation,
+        replan=plans,
     )
-    keep_towers_busy(trainer, config.training.dummy_media, template)
-    follow_losses(trainer, config, source)
-    first = range(min(2, len(data)))
-    trainer.prove_first(
-        lambda: [data[p] for p in first],
-        proof=config.training.proof,
-        known=setup.proven or all(len(aligned[p]) < 2 for p in first),
+
+
+def _packs_of(config: RunConfig, data: Any, place: World) -> tuple[Any, int]:
+    """A dataset of packs as its source, and the micro steps of an optimizer step."""
+    plan = getattr(data, "plan", None)
+    accumulation = (
+        config.accumulation(place.size) if plan is None else accumulation_of(config, plan, place.size)
     )
-    trainer.check_same_plan()
-    return _run(config, trainer, template, folder, log_file)
+    if hasattr(data, "aligned") and data.aligned is None:
+        data = copy.copy(data)
+        data.aligned = data.plan.align(place.size, config.training.dataloader_drop_last)
+    source = pack_source(
+        data,
+        rank=place.rank,
+        world_size=place.size,
+        seed=config.training.seed,
+        balance=balance_of(config, accumulation),
+        grad_accum=accumulation,
+    )
+    return source, accumulation
+
+
+def _compare_templates(data: Any, template: Any) -> None:
+    if template is None:
+        raise ConfigError(
+            "validation samples are encoded while training, and no processor is named",
+            hint="set template.processor to what packtrain produce was given",
+        )
+    warn_of_another_template(data.config.get("template"), template, data.directory)
 
 
 def _loaded(config: RunConfig, template: Any) -> Any:
@@ -256,13 +337,13 @@ def _arguments(config: RunConfig, accumulation: int, *, has_eval: bool) -> Any:
 
 
 def _run(
-    config: RunConfig,
     trainer: Any,
     template: Any,
+    resumed: str | None,
     folder: Path,
     log_file: Path,
 ) -> TrainResult:
-    resumed = config.training.trainer.get("resume_from_checkpoint")
+    """Train, evaluate the end, keep the model beside its processor, and tell the result."""
     outcome = trainer.train(resume_from_checkpoint=resumed)
     steps = trainer.state.global_step
     metrics: dict[str, float] = {"train_loss": float(outcome.training_loss), "steps": steps}
@@ -272,9 +353,8 @@ def _run(
     if trainer.args.save_strategy.value != "no":
         _save(trainer, template, folder / "model")
     bare = bare_model(trainer.model)
-    return TrainResult(
-        bare, [dict(row) for row in trainer.state.log_history], metrics, trainer.proof, log_file
-    )
+    rows = [dict(row) for row in trainer.state.log_history]
+    return TrainResult(bare, rows, metrics, trainer.proof, log_file)
 
 
 def _save(trainer: Any, template: Any, folder: Path) -> None:

@@ -1,13 +1,17 @@
 """ms-swift: `swift sft … --packing true --external_plugins plugin.py`, where the plugin calls `install()`.
 
-    from packtrain.integrations.ms_swift import install
-    install()
+    from packtrain.hosts.ms_swift import install
+    install()                                              # our plan of the rows of --dataset
+    install(source=lambda: open_packs("export", encode))   # packs that are made, of any kind
 
 Everything else stays ms-swift's: arguments, template, collator, trainer, losses. With `--packing true`,
 our plan and sampler stand in the place of its packing dataset: one plan over the whole dataset, its last
 `N mod W` packs are not lost, a row that fails is never replaced by another (`--strict true` stops, else a
 weightless segment takes its place and `packs/failed.jsonl` says so), and lengths come from metadata, so that
 `--lazy_tokenize` and packing go together. Flags that cannot keep their meaning are refused with the reason.
+
+Packs that are made are collated by `PaddingFreeCollator`: they were encoded by another template than
+ms-swift's, whose collator would not know their fields. ms-swift still asks for `--dataset`; it is not read.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..collate import PackBatch, is_filler
 from ..collate.boundaries import family_for
 from ..data import PackedDataset
 from ..errors import ConfigError, IsolationError
@@ -28,17 +33,17 @@ from ..template import ensure_torchvision
 from ..train.attention import segments_of
 from ..train.loss import bare_model
 from ..train.meter import supervised
+from ..train.sources import is_packs
 from ..world import World
 
 ensure_torchvision()
 
-from ..train.at_begin import ProofAtBegin  # noqa: E402
-from ..train.trainer import pack_loader  # noqa: E402
-from ._checks import check_isolation, check_samples_per_step  # noqa: E402
+from ..train.mixin import check_isolation  # noqa: E402
+from ._checks import check_samples_per_step, check_source, unchanged_on_failure  # noqa: E402
 from ._plan import PLACE, pack_rows  # noqa: E402
 from ._swift_flags import check_flags  # noqa: E402
 from ._swift_template import SwiftTemplate  # noqa: E402
-from .transformers import PackingMixin  # noqa: E402
+from .transformers import HostMixin  # noqa: E402
 
 __all__ = ["SwiftCollator", "SwiftPacks", "install"]
 
@@ -46,27 +51,44 @@ logger = logging.getLogger(__name__)
 
 
 def install(
-    *, samples_per_step: int | str | None = None, balance: str | None = "step", **options: Any
+    *,
+    source: Any = None,
+    samples_per_step: int | str | None = None,
+    balance: str | None = "step",
+    **options: Any,
 ) -> None:
     """Put our plan and sampler into `swift sft`. Call it in the file named by `--external_plugins`.
 
     Args:
-        samples_per_step: as in `integrations.transformers.pack`.
+        source: packs that are made: a dataset of any kind, or a function that makes it (called in every
+            process when its rank is known); None: the rows of `--dataset` are planned.
+        samples_per_step: as in `hosts.transformers.pack`; with a source there is nothing to choose.
         balance: as there.
         options: further keyword arguments of `packtrain.plan`.
     """
     check_samples_per_step(samples_per_step)
+    named = [*options, *(["samples_per_step"] if samples_per_step is not None else [])]
+    if source is not None and named:
+        raise ConfigError(
+            f"{', '.join(named)} cannot be kept: the packs of the source are made",
+            hint="leave it out, or leave source out",
+        )
     from swift.arguments import SftArguments
     from swift.arguments.base_args.base_args import BaseArguments
     from swift.pipelines.train.sft import SwiftSft
 
-    settings = {"samples_per_step": samples_per_step, "balance": balance, "options": options}
+    settings = {
+        "source": source,
+        "samples_per_step": samples_per_step,
+        "balance": balance,
+        "options": options,
+    }
     if hasattr(SwiftSft, "_packtrain"):
         SwiftSft._packtrain = settings
         return
     SwiftSft._packtrain = settings
     lazy, flash = BaseArguments._init_lazy_tokenize, SftArguments._check_padding_free
-    process, train = SwiftSft._post_process_datasets, SwiftSft.train
+    process, show, train = SwiftSft._post_process_datasets, SwiftSft._show_dataset, SwiftSft.train
 
     def _init_lazy_tokenize(self: Any) -> None:
         """Lazy tokenising goes with packing, and is its default: rows are measured from metadata."""
@@ -90,14 +112,19 @@ def install(
             return list(process(self, datasets))
         return _packed(self, datasets, SwiftSft._packtrain)
 
+    def _show_dataset(self: Any, train_dataset: Any, val_dataset: Any) -> None:
+        if isinstance(train_dataset, SwiftPacks) or not is_packs(train_dataset):
+            show(self, train_dataset, val_dataset)
+
     def train_on_packs(self: Any, trainer: Any) -> Any:
-        if isinstance(trainer.train_dataset, SwiftPacks):
+        if is_packs(trainer.train_dataset):
             _take_over(self, trainer, SwiftSft._packtrain["balance"])
         return train(self, trainer)
 
     BaseArguments._init_lazy_tokenize = _init_lazy_tokenize
     SftArguments._check_padding_free = _check_padding_free
     SwiftSft._post_process_datasets = _post_process_datasets
+    SwiftSft._show_dataset = _show_dataset
     SwiftSft.train = train_on_packs
 
 
@@ -108,6 +135,10 @@ def _packed(pipeline: Any, datasets: list[Any], settings: Mapping[str, Any]) -> 
     own = SwiftTemplate(template)
     place = World(max(0, args.rank), max(1, args.global_world_size))
     made = list(datasets)
+    given = settings["source"]
+    if given is not None:
+        made[0] = given() if callable(given) and not is_packs(given) else given
+        datasets = [None, *datasets[1:]]
     for number, (name, rows) in enumerate(zip(("train", "val"), datasets, strict=False)):
         if rows is None or (name == "val" and getattr(args, "predict_with_generate", False)):
             continue
@@ -178,9 +209,12 @@ class SwiftPacks(PackedDataset):
 
     def __getitem__(self, position: int) -> list[dict[str, Any]]:
         """The rows of a pack as the host's collator takes them: lists, each with its `length`."""
-        members = super().__getitem__(position)
-        scaled = any(member.get("loss_scale") is not None for member in members)
-        return [_as_lists(member, scaled) for member in members]
+        return _as_rows(super().__getitem__(position))
+
+
+def _as_rows(members: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    scaled = any(member.get("loss_scale") is not None for member in members)
+    return [_as_lists(member, scaled) for member in members]
 
 
 def _as_lists(member: Mapping[str, Any], scaled: bool) -> dict[str, Any]:
@@ -202,10 +236,11 @@ class SwiftCollator:
     def __init__(self, template: Any, flash: bool) -> None:
         self.template, self.flash = template, flash
 
-    def __call__(self, packs: list[Any]) -> dict[str, Any]:
+    def __call__(self, packs: list[Any]) -> PackBatch:
+        packs = [_as_rows(pack) for pack in packs]
         lengths = [member["length"] for pack in packs for member in pack]
         ids = tuple(member.get("sample_id") for pack in packs for member in pack)
-        batch = dict(self.template.data_collator([[dict(member) for member in pack] for pack in packs]))
+        batch = PackBatch(self.template.data_collator(packs))
         text = batch.get("text_position_ids")
         text = batch["position_ids"] if text is None else text
         if batch.get("attention_mask") is not None or segments_of(text[0]) != lengths:
@@ -216,32 +251,25 @@ class SwiftCollator:
             )
         if not self.flash and batch["position_ids"].ndim == 3 and batch["position_ids"].shape[0] == 3:
             batch["position_ids"] = torch.cat([text[None].to(batch["position_ids"]), batch["position_ids"]])
+        batch.filler = all(is_filler(pack) for pack in packs)
+        batch.lengths = tuple(lengths)
+        batch.sample_ids = tuple(sample for sample in ids if sample is not None)
         return batch
 
 
-class SwiftMixin(PackingMixin):
+class SwiftMixin(HostMixin):
     """What is put before the class of ms-swift's trainer."""
 
     template: Any
-    train_dataset: SwiftPacks
-    eval_dataset: Any
 
-    def get_train_dataloader(self, skip_batches: int = 0) -> Any:
-        return super().get_train_dataloader()
+    def packs_check(self, batch: Any) -> None:
+        """The collator has compared the boundaries of the host's own rows; a hook watches the positions."""
+        if not isinstance(self.packs_collator, SwiftCollator):
+            super().packs_check(batch)
 
-    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        return super(PackingMixin, self).get_batch_samples(*args, **kwargs)  # type: ignore[misc]
-
-    def packs_first(self) -> list[Any]:
-        """Two packs for the proof."""
-        data = self.train_dataset
-        return [data[position] for position in range(min(2, len(data)))]
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+    def packs_of_evaluation(self, eval_dataset: Any) -> PackedDataset | None:
         data = self.eval_dataset if eval_dataset is None else eval_dataset
-        if not isinstance(data, SwiftPacks):
-            return super(PackingMixin, self).get_eval_dataloader(eval_dataset)  # type: ignore[misc]
-        return pack_loader(data, self.packs_order(data), self.packs_collator, self.args, start=None)
+        return data if isinstance(data, SwiftPacks) else None
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """The host's loss; 0 where a pack has no supervised token."""
@@ -255,30 +283,33 @@ class SwiftMixin(PackingMixin):
 
 def _take_over(pipeline: Any, trainer: Any, balance: str | None) -> None:
     """Give the trainer the packs' loaders, and every forward pass its `use_cache=False`."""
+    args, data = trainer.args, trainer.train_dataset
     bare = bare_model(trainer.model)
     check_isolation(bare)
-    ranks = trainer.train_dataset.packs.world_size
-    if trainer.args.world_size != ranks:
+    view: Any = data.packs if isinstance(data, SwiftPacks) else args
+    ranks = view.world_size
+    if args.world_size != ranks:
         raise ConfigError(
-            f"{ranks} processes were started but the trainer knows of {trainer.args.world_size}",
+            f"{ranks} processes were started but the trainer knows of {args.world_size}",
             hint="on CPUs set --use_cpu true",
         )
-    if trainer.args.n_gpu > 1:
+    if args.n_gpu > 1:
         raise ConfigError(
-            f"n_gpu={trainer.args.n_gpu} cannot be kept: one process would split packs over GPUs",
+            f"n_gpu={args.n_gpu} cannot be kept: one process would split packs over GPUs",
             hint="start it with NPROC_PER_NODE",
         )
-    if trainer.args.dataloader_num_workers and trainer.args.dataloader_multiprocessing_context is None:
+    if args.dataloader_num_workers and args.dataloader_multiprocessing_context is None:
         # As ms-swift's own loaders: its settings of pixel limits live in the process, spawned ones lack them.
-        trainer.args.dataloader_multiprocessing_context = "fork"
-    trainer.__class__ = type(f"Packed{type(trainer).__name__}", (SwiftMixin, type(trainer)), {})
-    flash = str(pipeline.args.attn_impl or "").startswith("flash")
-    trainer.packs_eval = None
-    seed = trainer.args.data_seed or 0
-    trainer.packs_start(trainer.train_dataset, bare, balance, shuffle=_shuffles(trainer.args), seed=seed)
-    trainer.packs_collator = SwiftCollator(pipeline.template, flash)
-    trainer.add_callback(_cache_off(bare))
-    trainer.add_callback(ProofAtBegin(trainer, trainer.packs_first, collate=trainer.packs_collator))
+        args.dataloader_multiprocessing_context = "fork"
+    with unchanged_on_failure(trainer):
+        trainer.__class__ = type(f"Packed{type(trainer).__name__}", (SwiftMixin, type(trainer)), {})
+        trainer.packs_eval = None
+        packs = trainer.packs_of(data, balance, shuffle=_shuffles(args), seed=args.data_seed or 0)
+        check_source(packs, args)
+        flash = str(pipeline.args.attn_impl or "").startswith("flash")
+        collate = SwiftCollator(pipeline.template, flash) if isinstance(data, SwiftPacks) else None
+        trainer.add_callback(_cache_off(bare))
+        trainer.packs_start(packs, collate)
 
 
 def _cache_off(bare: Any) -> Any:

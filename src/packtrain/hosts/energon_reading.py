@@ -95,7 +95,7 @@ def read_through_energon(out: str | Path, *, progress: Progress | None = None) -
 def _rows(out: Path) -> Any:
     """(key, ids) of packs, as the library hands them out; endless, each once in every round."""
     energon = importlib.import_module("megatron.energon")
-    mixin = importlib.import_module("packtrain.integrations.energon").PackedTaskEncoder
+    mixin = importlib.import_module("packtrain.hosts.energon").PackedTaskEncoder
 
     class Check(mixin, energon.DefaultTaskEncoder):  # type: ignore[misc,name-defined,valid-type]
         """Restores a pack (sizes and CRC-32 of its media) and tells its ids."""

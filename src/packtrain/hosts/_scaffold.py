@@ -27,7 +27,7 @@ training:
 _HF = '''\
 """transformers Trainer on packs. Written by `packtrain init`; run: python {script}, or torchrun {script}"""
 
-from packtrain.integrations.transformers import pack
+from packtrain.hosts.transformers import pack
 from packtrain.sources import open_source
 from packtrain.sources.chat import ChatSource
 from packtrain.template import HFTemplate, load_processor
@@ -69,7 +69,7 @@ trainer.train()
 _TRL = '''\
 """TRL's SFTTrainer on packs. Written by `packtrain init`; run: python {script}, or torchrun {script}"""
 
-from packtrain.integrations.trl import pack
+from packtrain.hosts.trl import pack
 from packtrain.sources import open_source
 from packtrain.sources.chat import ChatSource
 
@@ -136,7 +136,7 @@ swift sft \\
 _PLUGIN = '''\
 """Plugin of ms-swift: `swift sft --packing true --external_plugins` this file."""
 
-from packtrain.integrations.ms_swift import install
+from packtrain.hosts.ms_swift import install
 
 install(samples_per_step="same")
 '''

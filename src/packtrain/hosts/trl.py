@@ -1,11 +1,12 @@
 """TRL's SFTTrainer: our plan in place of its windowed packing, pictures included.
 
-    from packtrain.integrations.trl import pack
+    from packtrain.hosts.trl import pack
     trainer = SFTTrainer(model, args=SFTConfig(…, packing=False), train_dataset=data)
     pack(trainer)                 # cap: the config's max_length
+    pack(trainer, source=packs)   # packs of any kind: SFTTrainer's own dataset is then not read
     trainer.train()
 
-As `integrations.transformers`, whose promises hold here too. TRL prepares and collates rows as without
+As `hosts.transformers`, whose promises hold here too. TRL prepares and collates rows as without
 packing: chat template, completion or assistant masks, truncation to `max_length`, its fused loss and metrics.
 TRL refuses to pack data with pictures because that would need every picture processed first; here their
 lengths come from the headers.
@@ -20,7 +21,7 @@ import torch
 
 from ..errors import ConfigError
 from ._rows import ChatReader
-from .transformers import PackingMixin
+from .transformers import HostMixin
 from .transformers import pack as pack_trainer
 
 __all__ = ["TRLMixin", "pack"]
@@ -32,7 +33,7 @@ def pack(trainer: Any, pack_length: int | None = None, **options: Any) -> Any:
     Args:
         trainer: a `trl.SFTTrainer`, complete, not yet trained.
         pack_length: cap of a pack in tokens; None: `args.max_length`.
-        options: as in `integrations.transformers.pack`.
+        options: as in `hosts.transformers.pack`.
 
     Raises:
         ConfigError: a setting of the trainer that packs cannot keep, with the reason.
@@ -45,14 +46,15 @@ def pack(trainer: Any, pack_length: int | None = None, **options: Any) -> Any:
     ):
         if wrong:
             raise ConfigError(f"{name}={wrong} cannot be kept: {why}", hint=f"set {name}=False")
-    if options.get("plan") is None and pack_length is None:
+    packs = options.get("source") is not None or options.get("plan") is not None
+    if pack_length is None and not packs:
         pack_length = args.max_length
     # TRL's own loss divides by the tokens of the step; models that say otherwise speak of their own loss.
     trainer.model_accepts_loss_kwargs = True
     return pack_trainer(trainer, pack_length, mixin=TRLMixin, **options)
 
 
-class TRLMixin(PackingMixin):
+class TRLMixin(HostMixin):
     """What `pack` puts before the class of an SFTTrainer."""
 
     _metrics: Any

@@ -9,29 +9,20 @@ from typing import Any
 
 import torch
 
-from ..collate.boundaries import text_config
-from ..data import PackedDataset
 from ..errors import ConfigError
-from ..template import ensure_torchvision
-from ..train.attention import check_attention
 from ..train.loss import shift_labels
-from ..train.start_up import prove_before_training
-
-ensure_torchvision()  # transformers imports torchvision with its callbacks
-
-from ..train.at_begin import ProofAtBegin  # noqa: E402
+from ..train.passes import is_sized
 
 __all__ = [
     "NOISE",
     "check_evaluation",
-    "check_isolation",
     "check_loss",
     "check_samples_per_step",
+    "check_source",
     "check_trainer",
     "indexable",
     "own_evaluation",
     "own_loss",
-    "prove_packs",
     "unchanged_on_failure",
 ]
 
@@ -132,8 +123,31 @@ def check_samples_per_step(given: int | str | None) -> None:
         raise ConfigError(f"samples_per_step is {given!r}", hint='pass a number >= 1 or "same"')
 
 
-def check_trainer(trainer: Any, samples_per_step: int | str | None) -> None:
-    """Refuse what packs cannot keep, each with its reason."""
+def check_source(packs: Any, args: Any) -> None:
+    """Refuse packs that this trainer cannot read to an end.
+
+    Raises:
+        ConfigError: they are dealt to other ranks, or nobody says when training ends.
+    """
+    if (packs.rank, packs.world_size) != (args.process_index, args.world_size):
+        raise ConfigError(
+            f"the packs are those of rank {packs.rank} of {packs.world_size}, the trainer is rank "
+            f"{args.process_index} of {args.world_size}",
+            hint="make them for this rank, in a process that was started for it (torchrun)",
+        )
+    if args.max_steps <= 0 and not is_sized(packs) and packs.kind != "growing":
+        raise ConfigError(
+            "max_steps is not set, and nobody knows how many packs a stream has",
+            hint="set max_steps: the learning rate needs to know how long training is",
+        )
+
+
+def check_trainer(trainer: Any, samples_per_step: int | str | None, *, has_packs: bool = False) -> None:
+    """Refuse what packs cannot keep, each with its reason.
+
+    Args:
+        has_packs: the packs are made already; no rows are planned.
+    """
     args = trainer.args
     rows = trainer.train_dataset
     if samples_per_step is None and args.per_device_train_batch_size != 1:
@@ -142,10 +156,10 @@ def check_trainer(trainer: Any, samples_per_step: int | str | None) -> None:
             hint='set it to 1, or pass samples_per_step="same" to keep the samples of a step',
         )
     check_samples_per_step(samples_per_step)
-    if rows is None or not indexable(rows):
+    if not has_packs and (rows is None or not indexable(rows)):
         raise ConfigError(
             f"train_dataset is a {type(rows).__name__} without length or index: it cannot be planned",
-            hint="use a map-style dataset",
+            hint="use a map-style dataset, or packs of a stream: pack(trainer, source=…)",
         )
     strategy = str(getattr(args, "train_sampling_strategy", "random"))
     for name, wrong, why in (
@@ -174,38 +188,6 @@ def check_trainer(trainer: Any, samples_per_step: int | str | None) -> None:
         )
     if not trainer.model_accepts_loss_kwargs and trainer.compute_loss_func is None:
         trainer.compute_loss_func = _token_mean
-
-
-def check_isolation(bare: Any) -> None:
-    """Refuse a setup that is known to leak; the proof decides on all others.
-
-    The cache is judged as each batch sets it; the config stays as it is.
-    """
-    configs = {id(part): part for part in (bare.config, text_config(bare.config))}
-    before = [(part, part.use_cache) for part in configs.values() if hasattr(part, "use_cache")]
-    try:
-        for part, _ in before:
-            part.use_cache = False
-        check_attention(bare)
-    finally:
-        for part, value in before:
-            part.use_cache = value
-
-
-def prove_packs(trainer: Any, data: PackedDataset, collate: Callable[[Any], Any]) -> None:
-    """The proof on two packs, at once where the model has its weights, and when training begins: then on the
-    model as it was wrapped.
-
-    Args:
-        collate: what makes the batches of training.
-    """
-
-    def first() -> list[Any]:
-        return [list(data[position]) for position in range(min(2, len(data)))]
-
-    if all(parameter.device.type != "meta" for parameter in trainer.model.parameters()):
-        prove_before_training(trainer.model, first, collate=collate)
-    trainer.add_callback(ProofAtBegin(trainer, first, collate=collate))
 
 
 def _token_mean(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:

@@ -1,0 +1,320 @@
+"""transformers Trainer: `pack(trainer, pack_length=4096)` and the script's own Trainer trains on packs.
+
+    from packtrain.hosts.transformers import pack
+    trainer = Trainer(model=model, args=args, train_dataset=data, data_collator=collate, …)
+    pack(trainer, pack_length=4096)                     # rows: measured, planned and encoded by the collator
+    pack(trainer, source=open_packs("export", encode))  # packs of any kind; or they are the train_dataset
+    trainer.train()
+
+The object stays the user's: its class becomes a subclass of its own class, so overridden methods, callbacks,
+optimizers and PEFT stay. Samples of rows are encoded by the script's own collator, one at a time. What
+changes: the training loader and the loader of evaluations give packs; each batch carries `use_cache=False`
+and restarting positions and no mask, and is checked before it is used; a step without supervised tokens has
+loss 0; `eval_loss` is the mean over tokens; checkpoints hold where the packs stand, and a resume on other
+packs is refused.
+
+The loss stays Trainer's: it divides the sum of the token losses by the supervised tokens of the whole step,
+over accumulation and ranks. Settings under which it would not are refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..collate import PackBatch
+from ..data import PackedDataset
+from ..errors import ConfigError
+from ..planning.align import AlignedPlan
+from ..planning.balance import Balance
+from ..template import ensure_torchvision
+from ..train.loss import bare_model
+from ..train.sources import is_packs, pack_source
+from ..world import World
+from ._checks import (
+    check_evaluation,
+    check_loss,
+    check_source,
+    check_trainer,
+    indexable,
+    own_evaluation,
+    own_loss,
+    unchanged_on_failure,
+)
+from ._encode import HostEncoder
+from ._plan import pack_rows
+from ._rows import ChatReader
+
+ensure_torchvision()  # transformers imports torchvision with its Trainer
+
+from ..train.mixin import PackingMixin, check_isolation  # noqa: E402
+
+__all__ = ["HostMixin", "PackingMixin", "pack"]
+
+logger = logging.getLogger(__name__)
+
+
+def pack(
+    trainer: Any,
+    pack_length: int | None = None,
+    *,
+    source: Any = None,
+    plan: Any = None,
+    measure: Any = None,
+    samples_per_step: int | str | None = None,
+    eval_packing: bool | None = None,
+    balance: str | None = "step",
+    audited: int = 32,
+    timeout_s: float = 7200,
+    mixin: type[HostMixin] | None = None,
+    **options: Any,
+) -> Any:
+    """Let `trainer` train on packs.
+
+    Args:
+        trainer: a transformers `Trainer` (or subclass), complete, not yet trained.
+        pack_length: cap of a pack in tokens.
+        source: packs that are made already: a dataset of an export (`open_packs`), a growing directory
+            (`LazyShardedDataset`), a stream (`StreamingPackedDataset`, `TokenBudgetDataset`), a plan
+            (`PackedDataset`), or a `PackSource`. None: the trainer's `train_dataset`, where it is one of
+            these, else its rows are measured and planned.
+        plan: a plan (or its folder) made before, instead of `pack_length`.
+        measure: how lengths are found; see `hosts._rows.measure_rows`. None: by what the rows hold.
+        samples_per_step: None: a step is `gradient_accumulation_steps` packs a rank. "same": a step holds
+            the samples it held before (batch size x accumulation x ranks), or a number: so many; then
+            accumulation follows from the plan, and losses equal those of unpacked training.
+        eval_packing: True: pack the evaluation sets too; False: they are evaluated as before. None: packed,
+            unless the trainer has `compute_metrics`, which expects its own rows.
+        balance: how packs are spread over ranks inside a step; see `PackSampler`.
+        audited: rows encoded for real and compared with their measured length before planning.
+        timeout_s: how long the other ranks wait for rank 0.
+        mixin: what is put before the trainer's class; other hosts give theirs.
+        options: further keyword arguments of `packtrain.plan` (`packer`, `long_samples`, `limits`, …).
+
+    Returns:
+        The same trainer.
+
+    Raises:
+        ConfigError: a setting of the trainer that packs cannot keep, with the reason.
+        IsolationError: packed samples would read each other in this model.
+    """
+    if isinstance(trainer, PackingMixin):
+        raise ConfigError("this trainer packs already", hint="call pack(trainer, …) once")
+    if source is None and is_packs(trainer.train_dataset):
+        source = trainer.train_dataset
+    kind = mixin or HostMixin
+    with unchanged_on_failure(trainer):
+        check_trainer(trainer, samples_per_step, has_packs=source is not None)
+        if source is None:
+            given = {"plan": plan, "measure": measure, "audited": audited, "timeout_s": timeout_s}
+            return _pack_rows(
+                trainer, pack_length, samples_per_step, eval_packing, balance, kind, options, **given
+            )
+        made = {"pack_length": pack_length, "plan": plan, "samples_per_step": samples_per_step, **options}
+        named = [name for name, value in made.items() if value is not None]
+        if named:
+            raise ConfigError(
+                f"{', '.join(named)} cannot be kept: the packs of the source are made",
+                hint="leave it out, or plan the rows without source=",
+            )
+        return _pack_source(trainer, source, eval_packing, balance, kind, audited, timeout_s)
+
+
+def _put_before(trainer: Any, mixin: type[HostMixin], **made: Any) -> bool:
+    """Give the trainer its class; whether packs come in order."""
+    args = trainer.args
+    trainer.__class__ = type(f"Packed{type(trainer).__name__}", (mixin, type(trainer)), {})
+    trainer.packs_made = {
+        "folder": Path(args.output_dir),
+        "place": World(args.process_index, args.world_size),
+        "reader": trainer.packs_reader(),
+        **made,
+    }
+    return str(getattr(args, "train_sampling_strategy", "random")) == "sequential"
+
+
+def _pack_source(
+    trainer: Any,
+    source: Any,
+    eval_packing: bool | None,
+    balance: str | None,
+    mixin: type[HostMixin],
+    audited: int,
+    timeout_s: float,
+) -> Any:
+    args = trainer.args
+    in_order = _put_before(trainer, mixin, measure=None, audited=audited, timeout_s=timeout_s)
+    plan = getattr(source, "plan", None)
+    if plan is not None and getattr(getattr(plan, "spec", None), "samples_per_step", None) is not None:
+        args.gradient_accumulation_steps = plan.align(args.world_size).block // args.world_size
+    packs = trainer.packs_of(source, balance, shuffle=not in_order)
+    check_source(packs, args)
+    trainer.packs_evaluates(eval_packing, {"pack_length": packs.pack_length})
+    trainer.packs_start(packs)
+    trainer.packs_prove()
+    return trainer
+
+
+def _pack_rows(
+    trainer: Any,
+    pack_length: int | None,
+    samples_per_step: int | str | None,
+    eval_packing: bool | None,
+    balance: str | None,
+    mixin: type[HostMixin],
+    options: dict[str, Any],
+    *,
+    plan: Any,
+    measure: Any,
+    audited: int,
+    timeout_s: float,
+) -> Any:
+    args = trainer.args
+    bare = bare_model(trainer.model)
+    check_isolation(bare)
+    ranks = args.world_size
+    same = args.per_device_train_batch_size * args.gradient_accumulation_steps * ranks
+    per_step = same if samples_per_step == "same" else samples_per_step
+    in_order = _put_before(trainer, mixin, measure=measure, audited=audited, timeout_s=timeout_s)
+    wanted = {"pack_length": pack_length, **options}
+    if in_order and not per_step:
+        wanted.setdefault("packer", "sequential")
+    if plan is None and pack_length is None:
+        raise ConfigError("neither pack_length nor plan is given", hint="pass pack_length=4096, for example")
+    rows, encode = trainer.packs_rows(trainer.train_dataset, "training", bare)
+    steps = {"samples_per_step": per_step, "packs_multiple": ranks} if per_step else {}
+    if per_step:
+        steps["last_step"] = "drop" if args.dataloader_drop_last else "keep"
+        steps["seed"] = None if in_order else trainer.packs_seed()
+    data = pack_rows(
+        rows,
+        encode,
+        name="train",
+        plan=plan,
+        drop_last=args.dataloader_drop_last,
+        options={**wanted, **steps},
+        **trainer.packs_made,
+    )
+    if data.plan.spec.samples_per_step is not None:
+        view: Any = data.packs
+        args.gradient_accumulation_steps = view.block // ranks
+        args.per_device_train_batch_size = trainer._train_batch_size = 1
+    trainer.packs_evaluates(eval_packing, {"pack_length": data.plan.spec.pack_length, **options})
+    trainer.packs_start(trainer.packs_of(data, balance, shuffle=not in_order))
+    trainer.packs_prove()
+    stats = data.plan.stats()
+    if trainer.packs_made["place"].is_writer:
+        logger.info(
+            "packs: %s samples in %s packs, %.2f %% full, accumulation %d",
+            f"{stats['samples']:,}", f"{stats['packs']:,}", 100 * stats["efficiency"],
+            args.gradient_accumulation_steps,
+        )  # fmt: skip
+    return trainer
+
+
+class HostMixin(PackingMixin):
+    """What `pack` puts before the class of a trainer: `PackingMixin` with the host's own loss and rows."""
+
+    packs_made: dict[str, Any]
+    packs_options: dict[str, Any]
+    packs_eval: dict[int, tuple[Any, PackedDataset]] | None
+    packs_loss_known = False
+
+    @property
+    def packs_workers(self) -> str:
+        """As the host starts its workers: what its collator closes over may not travel."""
+        chosen = multiprocessing.get_start_method(allow_none=True)
+        return chosen or multiprocessing.get_all_start_methods()[0]
+
+    @property
+    def packs_sampler(self) -> Any:
+        """The `PackSampler` of packs of a plan."""
+        return self.packs.sampler
+
+    def packs_reader(self) -> ChatReader:
+        """How rows are read as chats."""
+        return ChatReader(processor=getattr(self, "processing_class", None))
+
+    def packs_rows(self, rows: Any, what: str, bare: Any) -> tuple[Any, HostEncoder]:
+        """Rows and their encoder, with unused columns removed as Trainer does it."""
+        host: Any = self
+        if hasattr(rows, "column_names") and hasattr(rows, "remove_columns"):
+            return host._remove_unused_columns(rows, description=what), HostEncoder(host.data_collator, bare)
+        collate = host._get_collator_with_removed_columns(host.data_collator, description=what)
+        return rows, HostEncoder(collate, bare)
+
+    def packs_seed(self) -> int:
+        """Seed of the order of packs."""
+        return int(self.args.seed if self.args.data_seed is None else self.args.data_seed)
+
+    def packs_of(
+        self, data: Any, balance: str | None, *, shuffle: bool = True, seed: int | None = None
+    ) -> Any:
+        """Packs of any kind as the source of this rank."""
+        args = self.args
+        settings = None
+        if balance is not None and not (balance == "step" and args.gradient_accumulation_steps == 1):
+            settings = Balance(grad_accum=args.gradient_accumulation_steps, mode=balance)
+        return pack_source(
+            data,
+            rank=args.process_index,
+            world_size=args.world_size,
+            seed=self.packs_seed() if seed is None else seed,
+            shuffle=shuffle,
+            balance=settings,
+            grad_accum=args.gradient_accumulation_steps,
+        )
+
+    def packs_evaluates(self, eval_packing: bool | None, options: dict[str, Any]) -> None:
+        """Pack the evaluation sets, or leave them as they were; see `pack`."""
+        self.packs_options = options
+        expects = own_evaluation(self)
+        if eval_packing is None and expects and self.eval_dataset is not None:
+            logger.info("evaluation stays as it was: %s expects its own rows", expects)
+        self.packs_eval = {} if (expects is None if eval_packing is None else eval_packing) else None
+        if self.eval_dataset is None or self.packs_eval is None:
+            return
+        sets = self.eval_dataset
+        for name, rows in (sets if isinstance(sets, Mapping) else {"eval": sets}).items():
+            check_evaluation(rows, name)
+            self._eval_packs(rows, name)
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """The class's own loss, which must divide by the tokens of the step."""
+        count = None if self.packs_evaluating is not None else kwargs.get("num_items_in_batch")
+        if not self.packs_loss_known and count is not None and isinstance(inputs, PackBatch):
+            self.packs_loss_known = True
+            if own_loss(self) and (self.args.gradient_accumulation_steps > 1 or self.args.world_size > 1):
+                base = super().compute_loss
+                check_loss(self, lambda i, n: base(model, i, num_items_in_batch=n), inputs, count)
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def packs_of_evaluation(self, eval_dataset: Any) -> PackedDataset | None:
+        name, rows = "eval", self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(eval_dataset, str):
+            name, rows = eval_dataset, self.eval_dataset[eval_dataset]
+        if self.packs_eval is None or rows is None or not indexable(rows):
+            return None
+        return self._eval_packs(rows, name)
+
+    def _eval_packs(self, rows: Any, name: str) -> PackedDataset:
+        assert self.packs_eval is not None
+        if isinstance(rows, PackedDataset) and isinstance(rows.packs, AlignedPlan):
+            return rows
+        held = self.packs_eval.get(id(rows))
+        if held is None:
+            bare = bare_model(self.model)
+            own, encode = self.packs_rows(rows, "evaluation", bare)
+            made = {**self.packs_made}
+            if isinstance(made["measure"], (str, Path)) and made["measure"] != "encode":
+                made["measure"] = None  # a folder of lengths is of the training rows
+            held = (
+                rows,
+                pack_rows(own, encode, name=name, repeat_loss="zero", options=self.packs_options, **made),
+            )
+            self.packs_eval[id(rows)] = held
+        data: PackedDataset = held[1]
+        return data

@@ -1,0 +1,310 @@
+"""PackingMixin: what makes a transformers Trainer train on packs, of any `PackSource`, in every host.
+
+- The source hands out this rank's packs; nothing dispatches or shards them again, and its epoch follows.
+- Every batch is checked before it is used: no cache, no mask, restarting positions, boundaries of the pack.
+- The loss of a step is over the supervised tokens of all its micro steps and ranks; a step without any has
+  loss 0 and a warning, one of fillers alone is not taken.
+- Checkpoints hold where the source stands; a resume on other packs is refused; what a checkpoint covers is
+  acknowledged.
+- Evaluation over a plan is the exact mean; packs that are repeated to fill ranks have no weight.
+
+`train.trainer.PackTrainer` is our own trainer over it; `hosts` puts it before the class of a user's trainer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from ..collate import PackBatch, PaddingFreeCollator, filler_pack, is_filler
+from ..collate.boundaries import text_config
+from ..data import PackedDataset
+from ..errors import ChecksumError, ConfigError
+from ..planning.align import AlignedPlan
+from .at_begin import ProofAtBegin
+from .attention import check_attention, check_batch
+from .growing import steps_of
+from .loss import bare_model
+from .meter import Meter, supervised
+from .passes import Passes, check_workers, is_sized, loader_options, pass_loader
+from .restore import RestoresWeights
+from .sources import pack_source
+from .standing import Standing, checkpoint_of, load_position
+from .start_up import StartUpReport, prove_before_training
+
+__all__ = ["PackingMixin", "check_isolation", "first_packs"]
+
+logger = logging.getLogger(__name__)
+
+
+class PackingMixin(RestoresWeights):
+    """Put before a class of Trainer; call `packs_start` when the trainer is complete.
+
+    Attributes:
+        packs: the source.
+        packs_collator: pack -> batch.
+        packs_meter: figures of the packs between two log rows.
+        proof: what the start-up proof found, once training has begun.
+        unsupervised_steps: optimizer steps without any supervised token.
+    """
+
+    args: Any
+    model: Any
+    accelerator: Any
+    state: Any
+    eval_dataset: Any
+    packs: Any
+    packs_collator: Any
+    packs_meter: Meter
+    packs_passes: Passes
+    packs_loaded: bool = False
+    proof: StartUpReport | None = None
+    packs_evaluating: list[torch.Tensor] | None = None
+    unsupervised_steps: int = 0
+    #: What a host's loss divides by in a step without any supervised token.
+    packs_least = 1
+
+    def packs_start(self, source: Any, collate: Any = None, *, prove: bool = True) -> None:
+        """Train on the packs of `source` from now on.
+
+        Args:
+            source: a `PackSource` of this rank.
+            collate: list of one pack -> batch; None: `PaddingFreeCollator` of the model.
+            prove: run the start-up proof before the first step.
+
+        Raises:
+            ConfigError: a setting of the trainer that packs cannot keep.
+        """
+        host: Any = self
+        args = host.args
+        if args.n_gpu > 1:
+            raise ConfigError(
+                f"{args.n_gpu} GPUs in one process", hint="start one process per GPU with torchrun"
+            )
+        check_workers(source, args)
+        self.packs = source
+        self.packs_collator = PaddingFreeCollator(bare_model(host.model)) if collate is None else collate
+        self.packs_meter = Meter(source.pack_length, self.packs_summed)
+        host.add_callback(Standing(self))
+        if prove:
+            host.add_callback(
+                ProofAtBegin(self, self.packs_first, self.packs_found, collate=self.packs_collated)
+            )
+
+    @property
+    def packs_workers(self) -> str:
+        """How loader workers start: tokenizers do not survive a fork."""
+        return "spawn"
+
+    # ------------------------------------------------------------------------------------ training
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's `train`; a checkpoint of other packs is refused before anything is trained."""
+        given = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+        checkpoint = checkpoint_of(self.packs, given, self.args.output_dir)
+        self.packs_loaded = load_position(self.packs, checkpoint)
+        self.packs_same()
+        if self.packs.kind == "growing" and self.args.max_steps <= 0:
+            begun = int(self.packs.state_dict()["step"])
+            self.args.max_steps = steps_of(
+                self.packs, begun, self.args.gradient_accumulation_steps, checkpoint
+            )
+        return super().train(checkpoint or resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+
+    # ----------------------------------------------------------------------------------- the proof
+    def packs_first(self) -> list[list[Any]]:
+        """Members of the first packs of this rank, for the proof; nothing is used up."""
+        return first_packs(self.packs)
+
+    def packs_collated(self, packs: list[Any]) -> Any:
+        """As training makes its batches."""
+        return self.packs_collator(packs)
+
+    def packs_found(self, report: StartUpReport | None) -> None:
+        """What the proof found; it runs when training begins, on the model as it was wrapped."""
+        self.proof = report
+
+    def packs_prove(self) -> None:
+        """Prove isolation now as well, where the model has its weights: a host refuses as early as it can.
+
+        Raises:
+            IsolationError: packed samples would read each other in this model.
+        """
+        if all(parameter.device.type != "meta" for parameter in self.model.parameters()):
+            prove_before_training(self.model, self.packs_first, collate=self.packs_collated)
+
+    # ---------------------------------------------------------------------------------------- ranks
+    def packs_same(self) -> None:
+        """Every rank must read the same packs, and evaluate by the same plans (one collective).
+
+        Raises:
+            ChecksumError: the ranks differ.
+        """
+        told = getattr(self.packs, "check_equal", lambda: "")()
+        sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
+        plans = [f"{name} {data.packs.checksum}" for name, data in sets.items() if _has_plan(data)]
+        mine = "; ".join([told, *plans])
+        number = int(hashlib.sha256(mine.encode()).hexdigest()[:12], 16)
+        numbers = self.accelerator.gather(torch.tensor([number], device=self.args.device)).tolist()
+        if len(set(numbers)) > 1:
+            raise ChecksumError(
+                f"the ranks hold different packs: this one {mine}",
+                hint="they read different files; use one shared folder and the same checkpoint",
+            )
+
+    def packs_summed(self, values: torch.Tensor) -> torch.Tensor:
+        """Summed over the ranks (a collective)."""
+        total: torch.Tensor = self.accelerator.reduce(values.to(self.args.device), "sum")
+        return total
+
+    def get_train_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
+        """The packs of this rank, from where the source stands."""
+        options = loader_options(self.args, self.packs_workers)
+        loader = pass_loader(self.packs, self.packs_collator, options)
+        self.packs_passes = loader.dataset
+        return loader
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, *args: Any, **kwargs: Any) -> Any:
+        """The packs of one optimizer step on this rank, and the normaliser of all ranks' losses.
+
+        None where no rank has anything but fillers: then no step is taken.
+        """
+        batches, count = super().get_batch_samples(epoch_iterator, num_batches, *args, **kwargs)  # type: ignore[misc]
+        for batch in batches:
+            self.packs_check(batch)
+        self.packs_meter.add(batches)
+        if 0 < len(batches) < num_batches and not is_sized(self.packs):
+            # Trainer steps at the end of a pass whose length it knows, else only behind full windows.
+            batches = [
+                *batches,
+                *(self.packs_collator([filler_pack()]) for _ in range(num_batches - len(batches))),
+            ]
+        if not batches or not torch.is_tensor(count) or self.packs_weight(batches) > 0:
+            return batches, count  # this rank's weight is part of the sum: nothing is copied to look at it
+        if float(count.max()) > 0:
+            return batches, count
+        held = sum(not getattr(batch, "filler", False) for batch in batches)
+        if not int(self.packs_summed(torch.tensor([held]))):
+            logger.info("a step of fillers alone is not taken")
+            return [], count
+        self.unsupervised_steps += 1
+        logger.warning("step %d has no supervised token: its loss is 0", self.state.global_step + 1)
+        return batches, count.clamp(min=self.packs_least)
+
+    def packs_check(self, batch: Any) -> None:
+        """Refuse a batch in which samples would read each other."""
+        check_batch(batch, bare_model(self.model))
+
+    def packs_weight(self, batches: Sequence[Any]) -> float:
+        """What the batches add to the normaliser of their step."""
+        return sum(map(supervised, batches))
+
+    def packs_is_logged(self) -> bool:
+        """Will Trainer write a row behind the step that is computed now?"""
+        args, step = self.args, self.state.global_step + 1
+        strategy = str(getattr(args.logging_strategy, "value", args.logging_strategy))
+        if step == 1 and args.logging_first_step:
+            return True
+        if strategy == "epoch":
+            return (
+                is_sized(self.packs) and step % -(-len(self.packs) // args.gradient_accumulation_steps) == 0
+            )
+        return strategy == "steps" and step % max(1, int(self.state.logging_steps)) == 0
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Samples, as Trainer counts them: its samples per second are of samples, not of packs."""
+        data = getattr(dataloader, "dataset", None)
+        plan = getattr(self.packs if isinstance(data, Passes) else data, "plan", None)
+        if plan is not None:
+            return len(plan.indices)
+        return int(super().num_examples(dataloader))  # type: ignore[misc]
+
+    def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Trainer's log; a row with the training loss also gets the figures of the packs."""
+        if "loss" in logs:
+            logs.update(self.packs_meter.row())
+        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        moved = super()._prepare_inputs(inputs)  # type: ignore[misc]
+        return inputs.with_values(moved) if isinstance(inputs, PackBatch) else moved
+
+    # ---------------------------------------------------------------------------------- evaluation
+    def packs_of_evaluation(self, eval_dataset: Any) -> PackedDataset | None:
+        """The packs of what `evaluate` was given; None: it is no plan, and the host's own way holds."""
+        data = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(data, str):
+            data = self.eval_dataset[data]
+        return data if _has_plan(data) else None
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """The packs of an evaluation set on this rank, in plan order."""
+        data = self.packs_of_evaluation(eval_dataset)
+        if data is None:
+            return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+        source = pack_source(data, rank=self.packs.rank, world_size=self.packs.world_size, shuffle=False)
+        loader: DataLoader[Any] = source.loader(
+            self.packs_collator,
+            **{**loader_options(self.args, self.packs_workers), "persistent_workers": False},
+        )
+        return loader
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """The class's own loss; while packs are evaluated, the mean over the pack's tokens."""
+        if self.packs_evaluating is not None:
+            kwargs["num_items_in_batch"] = None
+        return super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's loop; over packs the loss is the exact mean over supervised tokens."""
+        if not _has_plan(getattr(dataloader, "dataset", None)):
+            return super().evaluation_loop(dataloader, *args, **kwargs)  # type: ignore[misc]
+        prefix = kwargs.get("metric_key_prefix") or (args[3] if len(args) > 3 else "eval")
+        self.packs_evaluating = [torch.zeros(2, dtype=torch.float64)]
+        try:
+            output = super().evaluation_loop(dataloader, *args, **kwargs)  # type: ignore[misc]
+            sums = torch.stack(self.packs_evaluating).sum(0)
+        finally:
+            self.packs_evaluating = None
+        loss, tokens = self.packs_summed(sums).tolist()
+        if f"{prefix}_loss" in output.metrics:
+            output.metrics[f"{prefix}_loss"] = loss / max(1.0, tokens)
+        return output._replace(num_samples=len(dataloader.dataset.plan.indices))
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        count = supervised(inputs) if self.packs_evaluating is not None else 0
+        loss, logits, labels = super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+        if self.packs_evaluating is not None and loss is not None:
+            loss = loss if count else torch.zeros_like(loss)
+            self.packs_evaluating.append(torch.tensor([float(loss) * count, count], dtype=torch.float64))
+        return loss, logits, labels
+
+
+def _has_plan(data: Any) -> bool:
+    return isinstance(data, PackedDataset) and isinstance(data.packs, AlignedPlan)
+
+
+def first_packs(source: Any, count: int = 2) -> list[list[Any]]:
+    """Members of the next packs of a source, fillers left out; nothing is used up."""
+    members = [pack.members() if hasattr(pack, "members") else list(pack) for pack in source.peek(count)]
+    return [pack for pack in members if not is_filler(pack)]
+
+
+def check_isolation(bare: Any) -> None:
+    """Refuse a setup that is known to leak; the proof decides on all others.
+
+    The cache is judged as each batch sets it; the config stays as it is.
+    """
+    configs = {id(part): part for part in (bare.config, text_config(bare.config))}
+    before = [(part, part.use_cache) for part in configs.values() if hasattr(part, "use_cache")]
+    try:
+        for part, _ in before:
+            part.use_cache = False
+        check_attention(bare)
+    finally:
+        for part, value in before:
+            part.use_cache = value

@@ -1,0 +1,109 @@
+"""What a Trainer iterates: the packs of a `PackSource`, batch by batch, from where the source stands.
+
+Trainer resumes by skipping batches of a new pass. The batches it skips are placeholders here: a source goes
+on by its own state, so nothing is read or computed for what was trained before.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from ..errors import ConfigError
+from ..measuring.eligibility import listens
+
+__all__ = ["Passes", "check_workers", "is_sized", "loader_options", "pass_loader"]
+
+
+class Passes(IterableDataset[Any]):  # type: ignore[misc]
+    """Batches of one pack each.
+
+    Args:
+        source: a `PackSource`.
+        collate: list of one pack -> batch.
+        options: further arguments of the source's loader (`num_workers`, `pin_memory`, …).
+
+    Attributes:
+        skipped: placeholders that the next pass begins with.
+    """
+
+    def __init__(self, source: Any, collate: Any, options: dict[str, Any]) -> None:
+        self.source, self.collate, self.options = source, collate, options
+        self.skipped = 0
+        self._loader: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        skipped, self.skipped = self.skipped, 0
+        if self._loader is None:
+            self._loader = self.source.loader(self.collate, **self.options)
+        return itertools.chain(itertools.repeat(None, skipped), self._loader)
+
+
+class SizedPasses(Passes):
+    """Passes of a source that knows how many micro steps each has."""
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+def is_sized(source: Any) -> bool:
+    """Does Trainer count in passes (epochs) of this source? What grows is read once, in steps."""
+    if source.kind == "growing":
+        return False
+    try:
+        return len(source) >= 0
+    except TypeError:
+        return False
+
+
+def pass_loader(source: Any, collate: Any, options: dict[str, Any]) -> DataLoader[Any]:
+    """`Passes` as the DataLoader that Trainer wants; it reads nothing ahead, the source's own loader may."""
+    made = (SizedPasses if is_sized(source) else Passes)(source, collate, options)
+    own_numbers = torch.Generator()  # else each pass would draw from the run's random state
+    return DataLoader(made, batch_size=None, collate_fn=_as_it_is, generator=own_numbers)
+
+
+def check_workers(source: Any, args: Any) -> None:
+    """Refuse loader workers that would outlive what they hold a copy of.
+
+    Raises:
+        ConfigError: samples or packs change with the epoch.
+    """
+    if not (args.dataloader_num_workers and args.dataloader_persistent_workers):
+        return
+    data = getattr(source, "data", None)
+    for keeps, what, why in (
+        (listens(getattr(data, "samples", None)), "samples", "this source has set_epoch"),
+        (getattr(source, "replan", None) is not None, "packs", "training.replan is set"),
+    ):
+        if keeps:
+            raise ConfigError(
+                f"training.dataloader_persistent_workers would keep the {what} of the first epoch: {why}",
+                hint="set training.dataloader_persistent_workers: false",
+            )
+
+
+def loader_options(args: Any, start: str) -> dict[str, Any]:
+    """Arguments of a loader of packs, from `TrainingArguments`.
+
+    Args:
+        start: how workers start where `args` do not say. Ours are spawned: tokenizers do not survive a fork.
+    """
+    workers = args.dataloader_num_workers
+    options: dict[str, Any] = {
+        "num_workers": workers,
+        "pin_memory": args.dataloader_pin_memory and torch.cuda.is_available(),
+    }
+    if workers:
+        options["multiprocessing_context"] = args.dataloader_multiprocessing_context or start
+        options["prefetch_factor"] = args.dataloader_prefetch_factor
+        options["persistent_workers"] = args.dataloader_persistent_workers
+    return options
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

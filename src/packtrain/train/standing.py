@@ -1,0 +1,207 @@
+"""Where a run stands in its packs: saved with checkpoints, acknowledged, and read back on resume.
+
+A checkpoint folder gets the state file of the source (`packs.json`, `stream.json`, or `stream.<rank>.json` of
+every rank). A resume loads it before anything is trained, and refuses packs that are not those of the saved
+run. Trainer then skips placeholders (`passes`).
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from .. import files
+from ..errors import ConfigError, FormatError
+from ..template import ensure_torchvision
+from .passes import is_sized
+
+ensure_torchvision()  # transformers imports torchvision with its callbacks
+
+from transformers import TrainerCallback  # noqa: E402
+
+__all__ = ["Standing", "checkpoint_of", "load_position", "state_file"]
+
+logger = logging.getLogger(__name__)
+
+
+def state_file(source: Any, rank: int | None = None) -> str:
+    """Name of the file in a checkpoint that holds where `source` stands.
+
+    Args:
+        rank: None: the source's own.
+    """
+    name: str = source.state_file
+    return name.format(rank=source.rank if rank is None else rank)
+
+
+def checkpoint_of(source: Any, asked: Any, output_dir: str) -> str | None:
+    """The checkpoint folder to go on from.
+
+    Args:
+        asked: as Trainer's `resume_from_checkpoint`; True: the last one in `output_dir` that was finished.
+
+    Raises:
+        ConfigError: there is no such checkpoint, or it holds no state of such packs.
+    """
+    if asked is True or str(asked).lower() == "true":
+        asked = _last_whole(source, Path(output_dir))
+        if asked is None:
+            raise ConfigError(
+                f"resume_from_checkpoint is true, {output_dir} holds no checkpoint",
+                hint="leave it out to begin, or name a checkpoint folder",
+            )
+    if not asked:
+        return None
+    folder = Path(str(asked))
+    if not folder.is_dir():
+        raise ConfigError(
+            f"there is no checkpoint folder {folder}",
+            hint=f"name one, or set it to true for the last one in {output_dir}",
+        )
+    if not (folder / state_file(source)).is_file():
+        _without_state(source, folder)
+    return str(folder)
+
+
+def _without_state(source: Any, folder: Path) -> None:
+    if source.per_rank_state:
+        held = len(list(folder.glob(source.state_file.format(rank="*"))))
+        what = f"was saved by {held} ranks" if held else "holds no state of a stream"
+        raise ConfigError(
+            f"{folder} {what}, this is rank {source.rank} of {source.world_size}",
+            hint="resume a stream with as many ranks as saved it: each packs its own part",
+        )
+    if not is_sized(source):
+        raise ConfigError(
+            f"{folder} holds no {state_file(source)}: it is no checkpoint of such packs",
+            hint="name a checkpoint that was saved while these packs were trained on",
+        )
+    logger.warning(
+        "%s has no %s: it cannot be checked that these are the packs of the saved run",
+        folder,
+        state_file(source),
+    )
+
+
+def _last_whole(source: Any, folder: Path) -> str | None:
+    """The last checkpoint that every rank finished: a run that was killed, or found its disk full, in the
+    middle of one leaves a part of it. The positions are written last."""
+    found = [path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdigit()]
+    names = ["trainer_state.json"]
+    if source.per_rank_state:
+        names += [state_file(source, rank) for rank in range(source.world_size)]
+    for path in sorted(found, key=lambda path: int(path.name.partition("-")[2]), reverse=True):
+        missing = [name for name in names if not (path / name).is_file()]
+        if not missing:
+            return str(path)
+        logger.warning("%s has no %s: it was not finished, and is passed over", path, ", ".join(missing))
+    return None
+
+
+def load_position(source: Any, checkpoint: str | None) -> bool:
+    """Let the source go on where the checkpoint stands; False: nothing says where that is.
+
+    Raises:
+        ForeignArtefactError: names what differs. FormatError: the position cannot be read.
+    """
+    path = None if checkpoint is None else Path(checkpoint) / state_file(source)
+    if path is None or not path.is_file():
+        return False
+    state = files.read_json(path)
+    if not isinstance(state, dict):
+        raise FormatError(
+            f"{path} holds a {type(state).__name__}, not a position", hint="resume from another checkpoint"
+        )
+    source.check_state(state)
+    source.load_state_dict(state)
+    return True
+
+
+class Standing(TrainerCallback):  # type: ignore[misc]
+    """Tells the source which pass begins, saves where it stands, and ends with what is read once.
+
+    Args:
+        trainer: a Trainer with `PackingMixin`; its `packs` and `packs_passes` are read when they are needed.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self._epoch: int | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._epoch = None
+        if state.global_step and args.ignore_data_skip and is_sized(self.trainer.packs):
+            raise ConfigError(
+                "ignore_data_skip=True would begin the epoch again and train packs twice",
+                hint="leave it out; no data are read to get to a saved position",
+            )
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        source, first = self.trainer.packs, self._epoch is None
+        skipped = self._first_pass(args, state) if first else 0
+        if not first:
+            self._epoch = int(self._epoch or 0) + 1
+        if is_sized(source):
+            source.set_epoch(self._epoch)
+        elif not first:
+            source.set_epoch(source.epoch + 1)
+        if skipped and not self.trainer.packs_loaded:
+            source.load_state_dict(source.state_dict(skipped))
+        if not args.ignore_data_skip:
+            self.trainer.packs_passes.skipped = skipped
+        if self._epoch and getattr(source, "replan", None) is not None:
+            self.trainer.packs_same()
+            if state.is_world_process_zero:
+                logger.info("epoch %d is planned anew: checksum %s", self._epoch, source.plan.checksum)
+
+    def _first_pass(self, args: Any, state: Any) -> int:
+        """Micro steps of the pass that Trainer skips."""
+        accum, source = args.gradient_accumulation_steps, self.trainer.packs
+        whole = -(-len(source) // accum) if is_sized(source) else state.max_steps
+        self._epoch, steps = divmod(state.global_step, max(1, whole))
+        return int(steps * accum)
+
+    def _consumed(self, args: Any, state: Any) -> int | None:
+        """Micro steps of the pass that the steps so far have consumed; None: what was handed out."""
+        if not is_sized(self.trainer.packs):
+            return None
+        whole, accum = len(self.trainer.packs), args.gradient_accumulation_steps
+        steps = state.global_step - int(self._epoch or 0) * -(-whole // accum)
+        return min(whole, int(steps * accum))
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        source = self.trainer.packs
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        writes = source.per_rank_state or state.is_world_process_zero
+        told = source.state_dict(self._consumed(args, state))
+        if state.is_world_process_zero and folder.is_dir():
+            _remove_other_ranks(folder, args.world_size, source)
+        if source.per_rank_state:
+            files.make_folder(folder)
+        if writes and folder.is_dir():
+            files.publish_json(folder / state_file(source), told)
+        source.acknowledge(told)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.trainer.packs.kind != "growing":
+            return
+        if state.global_step < state.max_steps:
+            logger.warning(
+                "the stream ended after step %d of max_steps %d: training ends with it",
+                state.global_step,
+                state.max_steps,
+            )
+        control.should_training_stop = True
+
+
+def _remove_other_ranks(folder: Path, ranks: int, source: Any) -> None:
+    """States that a run with more ranks left under the name of this checkpoint."""
+    for name in ("rng_state_{rank}.pth", source.state_file if source.per_rank_state else ""):
+        if not name:
+            continue
+        before, _, after = name.partition("{rank}")
+        for path in sorted(folder.glob(f"{before}*{after}")):
+            number = path.name.removeprefix(before).removesuffix(after)
+            if number.isdigit() and int(number) >= ranks:
+                files.remove(path)
