@@ -24,7 +24,7 @@ def test_which_names_the_packs_of_every_epoch(
         result = run(config, compare=False, html=False)
     assert result.figures["replan"] == "epoch"
     told = json.loads((result.folder / "run.json").read_text())
-    assert told["config"]["training"]["replan"] == "epoch"
+    assert told["config"]["data"]["replan"] == "epoch"
     order = order_of(result.folder, world_size=None, grad_accum=None, seed=None, balance=None)
     assert order.replan is not None and order.epochs == 2
     plans = EpochPlans(result.plan, order.replan.lengths)

@@ -165,9 +165,11 @@ def test_lengths_that_lie_are_found_before_planning(
     assert not (tmp_path / "d" / "plan").exists()
 
 
-def test_a_switch_without_effect_is_refused(finished: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"training\.packing is false"):
-        run(again(finished.config, tmp_path / "n", training__packing=False))
+def test_without_packing_a_row_holds_one_sample(finished: Any, tmp_path: Path) -> None:
+    made = prepare(again(finished.config, tmp_path / "n", data__packing=False), tmp_path / "n").plan
+    assert np.diff(np.asarray(made.offsets)).max() == 1
+    packed = finished.result.plan
+    assert sorted(made.indices.tolist()) == sorted(packed.indices.tolist()) and len(made) > len(packed)
 
 
 def test_which_knows_a_run(finished: Any) -> None:

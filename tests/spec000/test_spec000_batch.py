@@ -106,7 +106,7 @@ def test_pb74_raw_samples_packs_and_steps_are_told_together(caplog: pytest.LogCa
             "samples_per_step 8 and .*effective_batch_size",
         ),
         ({"samples_per_step": 8, "balance": "window"}, 2, "training.balance 'window'"),
-        ({"packing": False}, 1, "training.packing is false"),
+        ({"sharded_lazy": True}, 1, "training.sharded_lazy needs custom.dataset"),
     ],
 )
 def test_requests_that_contradict_or_do_nothing_are_refused(

@@ -130,9 +130,7 @@ def test_the_best_model_of_a_stream_is_kept(tmp_path: Path) -> None:
     ("change", "match", "hint"),
     [
         ({"eval_strategy": "epoch"}, "eval_strategy epoch has no meaning", "eval_steps"),
-        ({"eval_strategy": "steps"}, r"eval_strategy has no effect", r"custom\.val_jsonl"),
-        ({"eval_steps": 4}, r"has no effect without validation samples", r"custom\.val_jsonl"),
-        ({"eval_on_start": True}, r"eval_on_start has no effect", r"custom\.val_jsonl"),
+        ({"load_best_model_at_end": True}, r"the last model would be kept", r"custom\.val_jsonl"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any], match: str, hint: str) -> None:
@@ -141,13 +139,24 @@ def test_what_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any], match
     assert error.value.hint is not None and hint.replace("\\", "") in error.value.hint
 
 
-def test_growing_directories_refuse_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keys", [{"eval_strategy": "steps"}, {"eval_steps": 4}, {"eval_on_start": True}])
+def test_nothing_to_evaluate_is_one_warning(
+    tmp_path: Path, keys: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING"):
+        assert evaluations(run(tmp_path, **keys)) == {}
+    told = [r.getMessage() for r in caplog.records if "without validation samples" in r.getMessage()]
+    assert len(told) == 1 and all(key in told[0] for key in keys)
+
+
+def test_growing_directories_refuse_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lazy = {"sharded_lazy": True, "sharded_lazy_pre_packed": True, "packing": False}
     with pytest.raises(ConfigError, match="eval_strategy epoch has no meaning"):
         load_config({"custom": {"dataset": "x"}, "training": {**lazy, "eval_strategy": "epoch"}})
     columns = {"dataset": "x", "columns": {"prompt": "q", "response": "a"}}
-    with pytest.raises(ConfigError, match=r"custom\.columns has no effect on packs"):
+    with caplog.at_level("WARNING"):
         load_config({"custom": columns, "training": lazy})
+    assert "custom.columns: no effect without custom.val_jsonl" in caplog.text
     config = load_config({"custom": {**columns, "val_jsonl": "v"}, "training": {**lazy, "eval_steps": 5}})
     assert config.training.trainer["eval_strategy"] == "steps"
     assert load_config(config.to_dict()) == config

@@ -198,7 +198,9 @@ def test_evaluation_while_reading_along(
         train_lazy(load_config(unnamed), val=(plan, source, None))
 
 
-def test_what_the_recipe_refuses(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_what_the_recipe_refuses(
+    tmp_path: Path, tokenizer_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     base = values(tmp_path, tokenizer_folder)
 
     def refused(match: str, section: str = "training", **changes: Any) -> None:
@@ -211,15 +213,21 @@ def test_what_the_recipe_refuses(tmp_path: Path, tokenizer_folder: Path) -> None
     refused("train_dataloader_shuffle is true", train_dataloader_shuffle=True)
     refused("sharded_lazy_pre_packed is not true", sharded_lazy_pre_packed=False)
     off = {"sharded_lazy": False, "sharded_lazy_pre_packed": False}
-    refused(r"sharded_lazy_poll_s has no effect", **off)
-    refused(r"custom\.dataset has no effect without", **off, sharded_lazy_poll_s=1.0)
-    refused(r"sharded_lazy_pre_packed has no effect", sharded_lazy=False)
+    refused(r"custom\.dataset has no effect without training\.sharded_lazy", **off)
+    refused(r"custom\.dataset has no effect without", sharded_lazy=False)
     again = load_config(load_config(base).to_dict())
     assert again.training.sharded_lazy and not again.training.packing
     assert load_config(load_config({}).to_dict()) == load_config({})
     refused("needs custom.dataset", "custom", dataset=None)
-    refused("replan has no effect", replan="epoch")
-    refused("train_jsonl has no effect", "custom", train_jsonl="a.jsonl")
+    refused("samples_per_step needs a plan", samples_per_step=4)
+    with caplog.at_level("WARNING"):
+        told = {**base["training"], "replan": "epoch", "packing_mode": "static"}
+        custom = {**base["custom"], "train_jsonl": "a.jsonl"}
+        assert load_config({**base, "training": told, "custom": custom}).data == load_config(base).data
+    assert [record.getMessage() for record in caplog.records] == [
+        "custom.train_jsonl, training.replan, training.packing_mode have no effect on data of kind growing: "
+        "their packs were made before; packtrain produce has the options of packing"
+    ]
     refused("a stream is read once", num_train_epochs=2)
     recipe = {"custom": {"dataset": "x"}, "training": {"packing": True}}
     with pytest.raises(ConfigError, match="packs already"):

@@ -19,7 +19,7 @@ from packtrain.testing.tiny import tiny_model
 from packtrain.train.config import load_config
 from packtrain.train.loss import token_loss_sum
 from packtrain.train.sft import train
-from packtrain.train.steps import announce_steps, check_steps, step_plan_options
+from packtrain.train.steps import announce_steps, step_plan_options
 
 
 def some(count: int, longest: int = 40) -> list[dict[str, Any]]:
@@ -200,15 +200,17 @@ def test_steps_of_packs_are_announced(caplog: pytest.LogCaptureFixture) -> None:
     assert "training.samples_per_step: 10" in caplog.text
 
 
-def test_contradictions_are_refused(tmp_path: Path) -> None:
+def test_contradictions_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for more, match in (
         ({"effective_batch_size": 4}, "both say what a step is"),
         ({"packing_drop_last": True}, "take packs out of steps"),
-        ({"packing_strategy": "bfd"}, "no effect with samples_per_step"),
         ({"balance": "global"}, "would mix"),
     ):
         with pytest.raises(ConfigError, match=match):
-            check_steps(load_config({"training": {"samples_per_step": 4, **more}}))
+            load_config({"training": {"samples_per_step": 4, **more}})
+    with caplog.at_level("WARNING"):
+        config = load_config({"training": {"samples_per_step": 4, "packing_strategy": "bfd"}})
+    assert "no effect with samples_per_step" in caplog.text and config.training.packing_strategy == "auto"
     (tmp_path / "ids.txt").write_text("3\n1\n")
     config = load_config({"training": {"skip_samples": str(tmp_path / "ids.txt")}})
     assert step_plan_options(config, 1) == {"skip": (1, 3)}

@@ -78,26 +78,39 @@ def test_the_proof_runs_and_does_not_move_the_stream(tmp_path: Path) -> None:
     ("change", "match"),
     [
         ({"max_steps": -1}, r"needs training\.max_steps"),
-        ({"replan": "epoch"}, r"training\.replan needs a plan"),
         ({"samples_per_step": 4}, r"training\.samples_per_step needs a plan"),
         ({"micro_batch_size": 2}, r"no effect without training\.dyn_bsz"),
-        ({"num_train_epochs": 2}, "num_train_epochs has no effect"),
-        ({"dataloader_num_workers": 2}, "divide the stream"),
         ({"packing_mode": "dynamic"}, "is not supported"),
         (
             {"packing_mode": "static", "dyn_bsz": True},
-            r"dyn_bsz has no effect without training\.packing_mode",
+            r"dyn_bsz: true and training\.packing_mode: static say different kinds",
         ),
         ({"resume_from_checkpoint": True}, "holds no checkpoint"),
         ({"save_strategy": "epoch"}, "save_strategy epoch has no meaning"),
         ({"logging_strategy": "epoch"}, "logging_strategy epoch has no meaning"),
         ({"load_best_model_at_end": True}, "no effect without validation samples"),
+        ({"packing": False}, "packing is false, and data of kind stream"),
+        ({"train_dataloader_shuffle": False}, r"shuffle_buffer 4 .* would mix the samples"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any], match: str) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(ConfigError, match=match):
         run(tmp_path / "out", **change)
+
+
+def test_what_has_no_effect_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The run is the same: keys of plans, epochs beside max_steps, workers that are named otherwise."""
+    plain, _ = run(tmp_path / "a", max_steps=2)
+    keys = {"replan": "epoch", "repeat_loss": "zero", "balance": "step", "max_drop_fraction": 0.5}
+    with caplog.at_level("WARNING"):
+        told, _ = run(tmp_path / "b", max_steps=2, num_train_epochs=2, **keys)
+    assert told.losses == plain.losses
+    lines = [r.getMessage() for r in caplog.records if r.name.startswith("packtrain.train.config")]
+    assert len(lines) == 2 and lines[0].startswith("training.replan, training.repeat_loss, training.balance,")
+    assert "have no effect on data of kind stream" in lines[0] and "num_train_epochs 2" in lines[1]
+    values = {"packing_mode": "streaming", "max_steps": 2, "dataloader_num_workers": 3}
+    assert load_config({"training": values}).data.encode_workers == 3  # type: ignore[union-attr]
 
 
 def test_a_checkpoint_without_this_rank_is_refused(tmp_path: Path) -> None:

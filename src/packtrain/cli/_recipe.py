@@ -27,23 +27,20 @@ def recipe_of(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def refuse_streams(config: RunConfig) -> None:
-    """`run` plans, trains and compares; packs that come as they are can only be trained on.
+    """`run` plans, trains and compares; packs of other kinds can only be trained on.
 
     Raises:
         InputError: the configuration is of such a training.
     """
-    training = config.training
-    for key, is_set in (
-        ("sharded_lazy", training.sharded_lazy),
-        ("packing_mode: streaming", training.packing_mode == "streaming"),
-    ):
-        if is_set:
-            raise InputError(f"training.{key} has no plan to run", hint="use packtrain train CONFIG")
+    if config.data.kind != "planned":
+        raise InputError(
+            f"data of kind {config.data.kind} have no plan to run", hint="use packtrain train CONFIG"
+        )
 
 
 def train_stream(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: bool) -> None:
     """Train on a directory of chunks; a dry run shows what it holds."""
-    folder = Path(str(config.custom.dataset))
+    folder = Path(str(config.data.path))
     if dry_run:
         figures = stream_figures(folder)
         emit(figures) if as_json else table(f"Chunks in {folder}", stream_rows(figures))
@@ -64,14 +61,14 @@ def train_stream(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: 
 
 
 def train_samples_as_they_come(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: bool) -> None:
-    """Train with `packing_mode: streaming`."""
+    """Train on samples that are packed as they come: a stream, or a token budget."""
     from ..pipeline.inputs import Inputs
     from ..pipeline.validation import validation
     from ..train.streaming import train_streaming
 
     if dry_run:
         raise InputError(
-            "a dry run resolves a plan, and packing_mode: streaming makes none",
+            f"a dry run resolves a plan, and data of kind {config.data.kind} have none",
             hint="run packtrain forecast on measured lengths, or start training",
         )
     inputs = Inputs.of_config(config)

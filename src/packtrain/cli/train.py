@@ -25,11 +25,11 @@ __all__ = ["command"]
 @click.option("--dry-run", is_flag=True, help="Measure, plan, print the resolved runtime, and stop.")
 @click.option("--world-size", type=int, help="Ranks to resolve for [default: as launched]; with --dry-run.")
 @click.option("--overwrite", is_flag=True, help="Replace what the output folder holds of another run.")
-@click.option("--dataset", help="Directory of chunks that may grow: custom.dataset.")
-@click.option("--sharded_lazy", type=bool, help="Read it while it grows: training.sharded_lazy.")
+@click.option("--dataset", help="Directory of chunks that may grow: data.path.")
+@click.option("--sharded_lazy", type=bool, help="Read it while it grows: data.kind growing.")
 @click.option("--sharded_lazy_pre_packed", type=bool, help="It holds packs: has to be true.")
-@click.option("--packing", type=bool, help="training.packing; false for packs.")
-@click.option("--train_dataloader_shuffle", type=bool, help="Has to be false with --sharded_lazy.")
+@click.option("--packing", type=bool, help="data.packing; false for packs that were made before.")
+@click.option("--train_dataloader_shuffle", type=bool, help="data.shuffle; false for growing directories.")
 @click.option(
     "--no-proof", is_flag=True, help="Skip the isolation proof before training: training.proof: false."
 )
@@ -57,11 +57,14 @@ def command(
     if recipe.pop("no_proof"):
         recipe["proof"] = False
     settings = load_config(config, recipe_of(recipe))
-    if settings.training.sharded_lazy:
-        train_stream(settings, dry_run=dry_run, overwrite=overwrite, as_json=as_json)
-        return
-    if settings.training.packing_mode == "streaming":
-        train_samples_as_they_come(settings, dry_run=dry_run, overwrite=overwrite, as_json=as_json)
+    unplanned = {
+        "growing": train_stream,
+        "stream": train_samples_as_they_come,
+        "token_budget": train_samples_as_they_come,
+    }.get(settings.data.kind)
+    if unplanned is not None:
+        settings = settings.evaluated(settings.data.val is not None)
+        unplanned(settings, dry_run=dry_run, overwrite=overwrite, as_json=as_json)
         return
     if dry_run:
         _dry_run(settings, world_size, overwrite, as_json)

@@ -71,19 +71,14 @@ class Inputs:
         Raises:
             ConfigError: the file is not named.
         """
-        custom, model = config.custom, config.model
-        source = custom.val_jsonl if validation else custom.train_jsonl or custom.fusion_config
-        if not validation and custom.train_jsonl is not None and custom.fusion_config is not None:
-            raise ConfigError(
-                "custom.train_jsonl and custom.fusion_config are both set",
-                hint="name the file of samples among the sources of the mixture",
-            )
+        data, model = config.data, config.model
+        source = data.val if validation else data.path or getattr(data, "mixture", None)
         if source is None:
-            key = "val_jsonl" if validation else "train_jsonl"
-            raise ConfigError(f"custom.{key} is not set", hint="name a file of samples, or a mixture of them")
+            key = "custom.val_jsonl (data.val)" if validation else "custom.train_jsonl (data.path)"
+            raise ConfigError(f"{key} is not set", hint="name a file of samples, or a mixture of them")
         given = model.max_model_len
         separate = given is not None and config.template.max_length is not None
-        placeholders: Any = custom.placeholders
+        placeholders: Any = data.placeholders
         if isinstance(placeholders, Mapping):
             placeholders = {
                 kind: [texts] if isinstance(texts, str) else list(texts)
@@ -92,25 +87,25 @@ class Inputs:
         return cls(
             source=source,
             processor=config.processor,
-            shape=custom.shape,
-            columns=dict(custom.columns),
+            shape=data.shape,
+            columns=dict(data.columns),
             placeholders=placeholders,
-            media_root=custom.media_root,
-            media_without_placeholder=custom.media_without_placeholder or "error",
+            media_root=data.media_root,
+            media_without_placeholder=data.media_without_placeholder or "error",
             system=config.template.system,
             max_length=config.template.max_length,
             truncation=config.template.truncation,
             model_limit=given if separate and given != config.global_max_length else None,
             tokens_per_second=_tokens_per_second(model.name_or_path),
-            trust_hints=custom.trust_hints,
-            media_prefix=custom.media_prefix,
-            kind=custom.kind,
-            source_options=dict(custom.source_options),
-            ignore_keys=list(getattr(custom, "ignore_keys", None) or ()),
-            frame_rate=getattr(custom, "frame_rate", None),
-            long_audio=getattr(custom, "long_audio", None) or "error",
-            task=getattr(getattr(config, "data", None), "task", None) or "chat",
-            text_options=dict(getattr(custom, "text_options", None) or {}),
+            trust_hints=data.trust_hints,
+            media_prefix=data.media_prefix,
+            kind=data.source,
+            source_options=dict(data.source_options),
+            ignore_keys=list(data.ignore_keys),
+            frame_rate=data.frame_rate,
+            long_audio=data.long_audio,
+            task=data.task,
+            text_options=dict(data.text_options),
         )
 
     @classmethod

@@ -1,7 +1,7 @@
 """Measured, audited and planned inputs of a run: made by one rank, opened by the others.
 
 `prepare` makes them for training or validation; `prepare_ranks` does both for a run of any number of ranks.
-In the run's own folder an artefact of another run is refused; with `training.static_packing_cache.root_dir`
+In the run's own folder an artefact of another run is refused; with `data.cache.root_dir`
 lengths and plans lie in a cache that runs share (`cache`). A planner option never measures again.
 """
 
@@ -76,7 +76,7 @@ def prepare(
 ) -> Prepared:
     """Measure, probe, audit and plan the training (or validation) samples.
 
-    Validation never drops a pack for its fill. With `training.eval_packing: false` each of its samples is a
+    Validation never drops a pack for its fill. With `data.eval_packing: false` each of its samples is a
     pack of its own, planned by the same pipeline. `world_size` (None: as launched) only matters to plans
     by steps of samples. Without `keep_plan` the plan is not written to the run's folder.
 
@@ -85,9 +85,9 @@ def prepare(
     """
     shown = stage or silent
     prefix = "val_" if validation else ""
-    training = config.training
-    root = training.static_packing_cache.root_dir
-    cache = None if root is None else CacheRoot(root, training.packing_wait_timeout_s)
+    data = config.data
+    root = data.cache.root_dir
+    cache = None if root is None else CacheRoot(root, data.wait_timeout_s)
     inputs = Inputs.of_config(config, validation=validation)
     source = inputs.open_source()
     template = inputs.open_template(source)
@@ -97,7 +97,7 @@ def prepare(
     with shown(f"measuring {'validation' if validation else 'training'} samples") as report:
         options: dict[str, Any] = {
             "workers": _workers(config, len(source)),
-            "persist_every": training.packing_length_cache_persist_every,
+            "persist_every": data.persist_every,
             "origin": {"inputs": inputs.to_dict()},
             "progress": report,
         }
@@ -108,7 +108,7 @@ def prepare(
         lengths_store.verify(lengths_folder)
     with shown("checking the samples") as report:
         probe_static(source, template.encode)
-        checked = audit(source, lengths, template.encode, count=AUDITED, seed=training.seed)
+        checked = audit(source, lengths, template.encode, count=AUDITED, seed=config.training.seed)
         report(1, 1)
     with shown("planning") as report:
         wanted = _plan_options(config, validation, world_size or world().size)
@@ -151,7 +151,7 @@ def prepare_ranks(
     made = _share(
         config,
         start,
-        ["train"] if config.custom.val_jsonl is None else ["train", "val"],
+        ["train"] if config.data.val is None else ["train", "val"],
         before=before,
         overwrite=overwrite,
         stage=stage,
@@ -243,21 +243,28 @@ def _open(config: RunConfig, told: Mapping[str, Any], *, validation: bool, check
 
 
 def _plan_options(config: RunConfig, validation: bool, world_size: int) -> dict[str, Any]:
+    from ..train.config import Planned
     from ..train.steps import step_plan_options
 
-    training = config.training
-    drop_thin = training.packing_drop_last and not validation
-    alone = validation and not training.eval_packing
-    return {
-        "min_fill_ratio": training.packing_min_fill_ratio if drop_thin else None,
-        "max_drop_fraction": training.max_drop_fraction,
+    data = config.data
+    options: dict[str, Any] = {
         "pack_length": config.pack_length,
-        "packer": training.packing_strategy,
-        "long_samples": "single" if training.packing_allow_single_long else "drop",
+        "packer": getattr(data, "packer", "auto"),
+        "long_samples": "single" if getattr(data, "long_samples", "single") == "single" else "drop",
         "long_rule": ">=",
-        "max_samples": 1 if alone else None,
-        **({} if validation else step_plan_options(config, world_size)),
+        "max_samples": 1 if validation and not data.eval_packing else None,
+        "min_fill_ratio": None,
+        "max_drop_fraction": getattr(data, "max_drop_fraction", None),
     }
+    if not isinstance(data, Planned):
+        return options
+    if not data.packing:
+        options["max_samples"] = 1
+    if validation:
+        return options
+    if data.drop_under_filled:
+        options["min_fill_ratio"] = data.min_fill_ratio
+    return {**options, **step_plan_options(config, world_size)}
 
 
 @contextmanager
@@ -284,5 +291,5 @@ def _workers(config: RunConfig, samples: int) -> int:
     from ..execute.local import available_cpus
     from .measure import SERIAL
 
-    asked = config.training.packing_length_precompute_workers
+    asked = config.data.measure_workers
     return max(1, min(asked, available_cpus(), -(-samples // SERIAL)))

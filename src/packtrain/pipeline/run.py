@@ -76,11 +76,12 @@ def run(
 
     place = place or world()
     check_runtime(config, place.size)
+    config = config.evaluated(config.data.val is not None)
     shown = stage if stage is not None and place.is_writer else silent
     folder = Path(config.training.output_dir)
     files.make_folder(folder)
     _steady(config)
-    with StartUp(folder, place=place, timeout_s=config.training.packing_wait_timeout_s) as start:
+    with StartUp(folder, place=place, timeout_s=config.data.wait_timeout_s) as start:
         prepared, checked = prepare_ranks(
             config,
             start,
@@ -140,7 +141,7 @@ def dry_run(
     folder = Path(config.training.output_dir)
     files.make_folder(folder)
     alone = World(0, 1)
-    with StartUp(folder, place=alone, timeout_s=config.training.packing_wait_timeout_s) as start:
+    with StartUp(folder, place=alone, timeout_s=config.data.wait_timeout_s) as start:
         prepared, checked = prepare_ranks(
             config,
             start,

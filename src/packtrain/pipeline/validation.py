@@ -1,6 +1,6 @@
 """Validation inputs of a run that plans nothing else: streams and growing directories.
 
-    with validation(config) as val:     # None without custom.val_jsonl
+    with validation(config) as val:     # None without data.val
         …train…
 
 A validation set is finite and small, so it is measured and planned as in a planned run: once, by one rank per
@@ -41,14 +41,14 @@ def validation(
     Raises:
         PacktrainError: as `prepare`; InputError when another run takes the folder over.
     """
-    if config.custom.val_jsonl is None:
+    if config.data.val is None:
         yield None
         return
     place = place or world()
     folder = Path(config.training.output_dir)
     files.make_folder(folder)
     config = _with_pack_length(config, place)
-    with StartUp(folder, place=place, timeout_s=config.training.packing_wait_timeout_s) as start:
+    with StartUp(folder, place=place, timeout_s=config.data.wait_timeout_s) as start:
         made = prepare_validation(
             config, start, before=lambda: files.remove_leftovers(folder), overwrite=overwrite, stage=stage
         )
@@ -60,17 +60,16 @@ def validation(
 def _with_pack_length(config: RunConfig, place: World) -> RunConfig:
     """On a growing directory that of its packs, where none is named; waits for the directory to begin."""
     named = config.template.max_length or config.model.max_model_len
-    if named is not None or config.custom.dataset is None:
+    if named is not None or config.data.kind != "growing":
         return config
     from ..data import LazyShardedDataset
 
-    training = config.training
     packs = LazyShardedDataset(
-        config.custom.dataset,
+        config.data.path,
         place.rank,
         place.size,
-        training.sharded_lazy_max_wait_s,
-        training.sharded_lazy_poll_s,
+        config.data.timeout_s,
+        config.data.poll_s,
         start="beginning",
     )
     length = int(packs.config["pack_length"])

@@ -193,11 +193,15 @@ def order_of(
     return Order(packs_order=order, run_steps=None, folder=folder)
 
 
+#: Keys that every record named before `data` was a section, though a plan never followed them.
+_OF_OTHERS = ("train_dataloader_shuffle", "sharded_lazy", "packing_mode")
+
+
 def _of_run(folder: Path, told: Mapping[str, Any]) -> Order:
     from ..train.config import load_config
     from ..train.steps import accumulation_of, balance_of
 
-    config = load_config(told["config"])
+    config = load_config(_layout(told["config"]))
     ranks = int(told["result"]["world_size"])
     place = folder / "plan"
     if not place.is_dir() and "plan_folder" in told["result"]:
@@ -211,11 +215,25 @@ def _of_run(folder: Path, told: Mapping[str, Any]) -> Order:
     order = EpochOrder(
         aligned,
         seed=training.seed,
+        shuffle=bool(training.train_dataloader_shuffle),
         grad_accum=accumulation,
         balance=balance_of(config, accumulation),
         replan=None if training.replan is None else EpochPlans(plan, lengths_of(place)),
     )
     return Order(packs_order=order, run_steps=max(1, asked), folder=place)
+
+
+def _layout(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration of a record; before `data` was a section it named every key, with effect or not."""
+    if "data" in config:
+        return config
+    from ..train.config.aliases import alias_of, aliases_of
+
+    def holds(key: str) -> bool:
+        name = f"training.{key}"
+        return not aliases_of(name) or (alias_of(name, "planned") is not None and key not in _OF_OTHERS)
+
+    return {**config, "training": {key: held for key, held in config["training"].items() if holds(key)}}
 
 
 def rows_of(folder: Path, ids: list[int]) -> list[str] | None:

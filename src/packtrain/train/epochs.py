@@ -9,47 +9,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from .. import extend
 from ..errors import ConfigError
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
 
 if TYPE_CHECKING:
     from .config import RunConfig
-    from .sections import TrainingConfig
 
-__all__ = ["check_epoch_plans", "epoch_checksums", "epoch_plans"]
+__all__ = ["epoch_checksums", "epoch_plans"]
 
 #: Epochs whose checksums a dry run tells.
 _TOLD = 4
-
-
-def check_epoch_plans(training: TrainingConfig) -> None:
-    """Refuse settings with which a new plan every epoch cannot hold.
-
-    Raises:
-        ConfigError: names both keys.
-    """
-    if training.replan is None:
-        return
-    if training.samples_per_step is not None:
-        raise ConfigError(
-            f"training.replan {training.replan!r} and training.samples_per_step {training.samples_per_step}: "
-            "a plan by steps changes its shape with the seed",
-            hint="the steps of samples are shuffled in every epoch anyway; remove training.replan",
-        )
-    if training.packing_drop_last:
-        raise ConfigError(
-            f"training.replan {training.replan!r} and training.packing_drop_last: other samples would be "
-            "dropped in every epoch, and none of them is in the ledger",
-            hint="set training.packing_drop_last: false",
-        )
-    if getattr(extend.lookup("packers", training.packing_strategy), "SEEDED", False):
-        raise ConfigError(
-            f"training.replan {training.replan!r} and training.packing_strategy "
-            f"{training.packing_strategy!r}: such a plan changes its shape with the seed",
-            hint="use training.packing_strategy: auto",
-        )
 
 
 def epoch_plans(config: RunConfig, plan: PackPlan, lengths: Any) -> EpochPlans | None:

@@ -17,9 +17,9 @@ from ..errors import ConfigError
 from ..planning.align import AlignedPlan
 from ..planning.evenness import step_warnings
 from ..planning.packplan import PackPlan
-from .config import RunConfig
+from .config import Planned, RunConfig
 from .epochs import epoch_checksums
-from .steps import accumulation_of, check_steps
+from .steps import accumulation_of
 
 __all__ = ["Runtime", "check_runtime", "resolve_runtime", "window_warnings"]
 
@@ -143,18 +143,13 @@ def check_runtime(config: RunConfig, world_size: int) -> None:
     Raises:
         ConfigError: names the key.
     """
-    if config.training.sharded_lazy:
+    if not isinstance(config.data, Planned):
         raise ConfigError(
-            "training.sharded_lazy is true: its packs are made, there is nothing to measure or plan",
+            f"data of kind {config.data.kind} have no plan: there is nothing to measure or plan",
             hint="use packtrain train",
         )
-    if not config.training.packing:
-        raise ConfigError(
-            "training.packing is false: there is nothing to plan", hint="set training.packing: true"
-        )
     _ = config.pack_length
-    check_steps(config)
-    if config.training.samples_per_step is None:
+    if config.data.samples_per_step is None:
         config.accumulation(world_size)
 
 

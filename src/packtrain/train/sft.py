@@ -36,7 +36,6 @@ from .ahead import encode_ahead
 from .attention import check_attention
 from .config import RunConfig
 from .epochs import epoch_plans
-from .eval_keys import check_evaluates
 from .growing import check_beginning, steps_of, warn_of_another_template
 from .idle import keep_towers_busy
 from .loss import bare_model, plain_head
@@ -46,7 +45,7 @@ from .runtime import Runtime
 from .sources import pack_source
 from .standing import checkpoint_of, load_position
 from .start_up import prove_before_training
-from .steps import accumulation_of, announce_steps, balance_of, check_steps
+from .steps import accumulation_of, announce_steps, balance_of
 from .trace import follow_losses
 
 __all__ = ["TrainResult", "train"]
@@ -126,13 +125,12 @@ def train(
         plan, source = None, plan
     if source is None:
         raise InputError("nothing to train on", hint="pass a plan with its samples, or a dataset of packs")
-    check_evaluates(config, val is not None)
+    config = config.evaluated(val is not None)
     folder = Path(config.training.output_dir)
     asked = config.training.trainer.get("resume_from_checkpoint")
     if plan is None:
         packs, accumulation = _packs_of(config, source, place)
     else:
-        check_steps(config)
         packs, accumulation = None, accumulation_of(config, plan, place.size)
     resumed, begun = None, 0
     if packs is not None:
@@ -200,6 +198,7 @@ def _planned(
         rank=place.rank,
         world_size=place.size,
         seed=config.training.seed,
+        shuffle=getattr(config.data, "shuffle", True),
         balance=balance_of(config, accumulation),
         grad_accum=accumulation,
         replan=plans,
@@ -220,6 +219,7 @@ def _packs_of(config: RunConfig, data: Any, place: World) -> tuple[Any, int]:
         rank=place.rank,
         world_size=place.size,
         seed=config.training.seed,
+        shuffle=getattr(config.data, "shuffle", True),
         balance=balance_of(config, accumulation),
         grad_accum=accumulation,
     )

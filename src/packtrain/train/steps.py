@@ -12,21 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError, InputError, UnknownNameError
-from ..extend import lookup
+from ..errors import ConfigError, InputError
 from ..planning.align import AlignedPlan
 from ..planning.balance import Balance
 from ..planning.order import EpochOrder
 from ..planning.packplan import PackPlan
 from ..planning.skip import read_skip_file
 from .config import RunConfig
-from .epochs import check_epoch_plans
 
 __all__ = [
     "accumulation_of",
     "announce_steps",
     "balance_of",
-    "check_steps",
     "step_lines",
     "step_plan_options",
 ]
@@ -35,42 +32,6 @@ logger = logging.getLogger(__name__)
 
 #: Samples per step of the first so many packs of an epoch are looked at.
 _PLACES = 1 << 20
-
-
-def check_steps(config: RunConfig) -> None:
-    """Refuse an unknown packer, and settings that contradict `samples_per_step` or `replan` of `training`.
-
-    Raises:
-        ConfigError: names both keys.
-    """
-    training = config.training
-    try:
-        lookup("packers", training.packing_strategy)
-    except UnknownNameError as error:
-        raise ConfigError(f"training.packing_strategy: {error.message}", hint=error.hint) from None
-    check_epoch_plans(training)
-    if training.samples_per_step is None:
-        return
-    if training.effective_batch_size is not None:
-        raise ConfigError(
-            f"training.samples_per_step {training.samples_per_step} and training.effective_batch_size "
-            f"{training.effective_batch_size} both say what a step is",
-            hint="samples_per_step counts samples, effective_batch_size packs; keep one",
-        )
-    if training.packing_drop_last:
-        raise ConfigError(
-            "training.packing_drop_last would take packs out of steps of samples",
-            hint="set training.packing_drop_last: false",
-        )
-    if training.packing_strategy != "auto":
-        raise ConfigError(
-            f"training.packing_strategy {training.packing_strategy!r} has no effect with samples_per_step",
-            hint="the samples of a step are spread evenly over its packs; remove the key",
-        )
-    if training.balance in ("window", "global"):
-        raise ConfigError(
-            f"training.balance {training.balance!r} would mix the samples of steps", hint="use step, or null"
-        )
 
 
 def step_plan_options(config: RunConfig, world_size: int) -> dict[str, Any]:

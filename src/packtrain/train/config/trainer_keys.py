@@ -1,7 +1,7 @@
 """Which keys under `training` pass through to `transformers.TrainingArguments`, and which may not.
 
-The field names are read from the installed class, when a key first needs them. Settings that would
-switch off isolation, the token mean or the plan's own order are refused by name.
+The field names are read from the installed class, when a key first needs them. Settings that would change
+the loss or the plan's own order are refused by name; those that have no effect on packs are told.
 """
 
 from __future__ import annotations
@@ -12,23 +12,27 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from ..errors import ConfigError, MissingExtraError
+from ...errors import ConfigError, MissingExtraError
 
 __all__ = ["check_trainer_keys", "trainer_fields"]
 
-#: Field -> (the only value it may have, why).
-_FIXED: dict[str, tuple[Any, str]] = {
+#: Field -> (the only value it may have, why): another value would train something else.
+_REFUSED: dict[str, tuple[Any, str]] = {
     "accelerator_config": (None, "the plan decides what each rank reads"),
-    "auto_find_batch_size": (False, "a device step is one pack; lower the pack length instead"),
     "average_tokens_across_devices": (True, "the loss is the mean over all supervised tokens of a step"),
-    "batch_eval_metrics": (False, "evaluation sums token losses; there are no metrics per batch"),
     "data_seed": (None, "training.seed decides the order"),
     "do_train": (True, "packtrain train trains; use packtrain measure and plan to stop before"),
-    "eval_accumulation_steps": (None, "evaluation keeps no predictions"),
     "ignore_data_skip": (False, "a saved position is restored without reading data"),
+    "label_smoothing_factor": (0, "the loss is computed in chunks, without label smoothing"),
+}
+
+#: Field -> (the value that a run has whatever the file says, why): another value has no effect.
+_FIXED: dict[str, tuple[Any, str]] = {
+    "auto_find_batch_size": (False, "a device step is one pack; a lower pack length takes less memory"),
+    "batch_eval_metrics": (False, "evaluation sums token losses"),
+    "eval_accumulation_steps": (None, "evaluation keeps no predictions"),
     "include_for_metrics": ([], "evaluation keeps no predictions"),
     "label_names": (None, "the labels of packs are named labels"),
-    "label_smoothing_factor": (0, "the loss is computed in chunks, without label smoothing"),
     "length_column_name": ("length", "lengths are measured, not read from a column"),
     "per_device_eval_batch_size": (1, "a device step is one pack"),
     "prediction_loss_only": (True, "evaluation keeps no predictions"),
@@ -50,7 +54,7 @@ _RENAMED = {
 @lru_cache(maxsize=1)
 def trainer_fields() -> dict[str, str]:
     """Field name -> annotation of `TrainingArguments`, as strings."""
-    from ..template import ensure_torchvision
+    from ...template import ensure_torchvision
 
     try:
         ensure_torchvision()
@@ -64,26 +68,30 @@ def trainer_fields() -> dict[str, str]:
     }
 
 
-def check_trainer_keys(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments for `TrainingArguments`, numbers as numbers.
+def check_trainer_keys(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The keyword arguments for `TrainingArguments`, numbers as numbers; and warnings.
 
     YAML reads `1e-8` as text; a float field takes it as the number it is.
 
     Raises:
-        ConfigError: a value would break a law of packed training, or is not a number where one is due.
+        ConfigError: a value would train something else, or is not a number where one is due.
     """
-    checked = {}
+    checked, told = {}, []
     for key, value in given.items():
+        if key in _REFUSED and value != _REFUSED[key][0]:
+            raise ConfigError(
+                f"training.{key} cannot be {value!r}", hint=f"{_REFUSED[key][1]}; remove the key"
+            )
         if key in _FIXED and value != _FIXED[key][0]:
-            raise ConfigError(f"training.{key} cannot be {value!r}", hint=f"{_FIXED[key][1]}; remove the key")
+            told.append(f"training.{key} {value!r} has no effect: {_FIXED[key][1]}")
         if value is False and key.endswith("_strategy"):
             value = "no"  # as YAML reads `no`
         if isinstance(value, str) and trainer_fields()[key] in ("float", "int"):
             value = _number(key, value)
-        if key not in _FIXED:
+        if key not in _FIXED and key not in _REFUSED:
             new = _RENAMED.get(key, key)
             checked[new if new in trainer_fields() else key] = value
-    return checked
+    return checked, told
 
 
 def _number(key: str, text: str) -> float:

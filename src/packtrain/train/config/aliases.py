@@ -1,0 +1,201 @@
+"""One table: every key of other layouts, and where it stands in ours.
+
+The old name is what a file may say; the new one is where its value goes. `kinds` narrows a row to kinds of
+`data`: elsewhere the key has no effect, which is one warning. `docs/config.md` is generated from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .data import KINDS
+
+__all__ = ["ALIASES", "IGNORED", "MOVED", "Alias", "alias_of", "aliases_of", "old_names"]
+
+_SAMPLES = ("planned", "stream", "token_budget")
+_PLAN = ("planned", "exported")
+_STREAMS = ("stream", "token_budget")
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A key of another layout.
+
+    Attributes:
+        old: as it is written there, with its section.
+        new: where its value goes, with its section.
+        values: value there -> value here; others stay as they are.
+        kinds: kinds of `data` in which it has an effect; empty: all that have the new key.
+        of: whose name it is.
+        passes: on other kinds it is Trainer's own key.
+    """
+
+    old: str
+    new: str
+    values: Mapping[Any, Any] = field(default_factory=dict)
+    kinds: tuple[str, ...] = ()
+    of: str = ""
+    passes: bool = False
+
+    def holds(self, kind: str) -> bool:
+        """True when the key has an effect on data of this kind."""
+        section, _, key = self.new.partition(".")
+        if section != "data":
+            return not self.kinds or kind in self.kinds
+        return key in KINDS[kind].model_fields and (not self.kinds or kind in self.kinds)
+
+    def here(self, value: Any) -> Any:
+        """The value as our layout has it."""
+        for theirs, ours in self.values.items():
+            if type(theirs) is type(value) and theirs == value:
+                return ours
+        return value
+
+    def there(self, value: Any) -> Any:
+        """The value as the other layout has it, where that is a switch."""
+        for theirs, ours in self.values.items():
+            if isinstance(theirs, bool) and type(ours) is type(value) and ours == value:
+                return theirs
+        return value
+
+
+def _same(section: str, keys: str, *, of: str = "", kinds: tuple[str, ...] = ()) -> tuple[Alias, ...]:
+    return tuple(Alias(f"{section}.{key}", f"data.{key}", of=of, kinds=kinds) for key in keys.split())
+
+
+def _veomni(old: str, new: str) -> tuple[Alias, ...]:
+    """VeOmni has these keys under `train` and `data`; both are accepted."""
+    rows = (Alias(f"training.{old}", new, of="VeOmni"),)
+    return rows if new == f"data.{old}" else (*rows, Alias(f"data.{old}", new, of="VeOmni"))
+
+
+_ATTENTION = {
+    "flash_attn": "flash_attention_2",
+    "flash_attn_2": "flash_attention_2",
+    "flash_attn_3": "flash_attention_3",
+    "flex": "flex_attention",
+    "flex_attn": "flex_attention",
+}
+
+ALIASES: tuple[Alias, ...] = (
+    # what kind of data
+    Alias("training.sharded_lazy", "data.kind", {True: "growing"}, of="Megatron-SWIFT"),
+    Alias("training.packing_mode", "data.kind", {"static": "planned", "streaming": "stream"}, of="CoordExp"),
+    Alias("training.streaming", "data.kind", {True: "stream"}, of="ms-swift"),
+    # where the samples or packs are, and how a record is read
+    Alias("custom.train_jsonl", "data.path", kinds=_SAMPLES, of="CoordExp"),
+    Alias("custom.dataset", "data.path", kinds=("growing", "exported"), of="Megatron-SWIFT"),
+    Alias("custom.fusion_config", "data.mixture", of="CoordExp"),
+    Alias("custom.val_jsonl", "data.val", of="CoordExp"),
+    Alias("custom.kind", "data.source"),
+    *_same("custom", "media_root columns shape placeholders media_without_placeholder media_prefix"),
+    *_same("custom", "source_options trust_hints ignore_keys frame_rate long_audio text_options"),
+    # how packs are made
+    Alias("training.packing", "data.packing", of="CoordExp, ms-swift"),
+    Alias("training.packing_strategy", "data.packer", {"binpack": "auto"}, of="CoordExp, ms-swift"),
+    Alias(
+        "training.packing_allow_single_long",
+        "data.long_samples",
+        {True: "single", False: "drop"},
+        kinds=("planned",),
+        of="CoordExp",
+    ),
+    Alias(
+        "training.packing_allow_single_long",
+        "data.long_samples",
+        {True: "single", False: "error"},
+        kinds=_STREAMS,
+        of="CoordExp",
+    ),
+    Alias("training.packing_drop_last", "data.drop_under_filled", of="CoordExp"),
+    Alias("training.packing_min_fill_ratio", "data.min_fill_ratio", of="CoordExp"),
+    Alias("training.eval_packing", "data.eval_packing", of="CoordExp"),
+    Alias("training.packing_wait_timeout_s", "data.wait_timeout_s", of="CoordExp"),
+    Alias("training.packing_length_cache_persist_every", "data.persist_every", of="CoordExp"),
+    Alias("training.packing_length_precompute_workers", "data.measure_workers", of="CoordExp"),
+    Alias("training.packing_num_proc", "data.measure_workers", of="ms-swift"),
+    Alias("training.static_packing_cache", "data.cache", of="CoordExp"),
+    *_same("training", "samples_per_step skip_samples replan encode_cache encode_cache_workers balance"),
+    *_same("training", "repeat_loss max_drop_fraction on_error"),
+    # what comes when
+    Alias("training.train_dataloader_shuffle", "data.shuffle", of="Megatron-SWIFT"),
+    Alias("training.shuffle", "data.shuffle"),
+    Alias("training.dataloader_drop_last", "data.drop_last", kinds=_PLAN, of="CoordExp, transformers"),
+    # a directory of chunks
+    Alias("training.sharded_lazy_max_wait_s", "data.timeout_s"),
+    Alias("training.sharded_lazy_poll_s", "data.poll_s"),
+    Alias("training.sharded_lazy_start", "data.start"),
+    # streams of samples
+    Alias("training.stream_window", "data.window", kinds=("stream",)),
+    Alias("training.stream_window", "data.buffer_size", kinds=("token_budget",)),
+    Alias("training.packing_interval", "data.window", kinds=("stream",), of="ms-swift"),
+    Alias("training.stream_shuffle_buffer", "data.shuffle_buffer"),
+    Alias("training.shuffle_buffer_size", "data.shuffle_buffer", of="ms-swift"),
+    Alias("training.stream_encode_workers", "data.encode_workers"),
+    Alias(
+        "training.dataloader_num_workers",
+        "data.encode_workers",
+        kinds=_STREAMS,
+        of="transformers",
+        passes=True,
+    ),
+    # VeOmni
+    *_veomni("micro_batch_size", "data.micro_batch_size"),
+    *_veomni("max_seq_len", "template.max_length"),
+    *_veomni("dyn_bsz", "data.dyn_bsz"),
+    *_veomni("dyn_bsz_buffer_size", "data.buffer_size"),
+    *_veomni("dyn_bsz_count_mode", "data.count_mode"),
+    *_veomni("dyn_bsz_overflow_ratio", "data.overflow_ratio"),
+    *_veomni("dyn_bsz_physical_overflow_ratio", "data.overflow_ratio"),
+    *_veomni("bsz_warmup_ratio", "data.warmup_ratio"),
+    *_veomni("warmup_tokens", "data.warmup_tokens"),
+    *_veomni("bsz_warmup_init_mbtoken", "data.warmup_tokens"),
+    *_veomni("pad_packed_input", "data.pad_packed_input"),
+    *_veomni("pad_packed_to_length", "data.pad_to_length"),
+    *_veomni("pad_to_length", "data.pad_to_length"),
+    *_veomni("drop_last", "data.drop_last"),
+    *_veomni("global_batch_size", "data.global_batch_size"),
+    # the model
+    Alias("training.attn_impl", "model.attn", _ATTENTION, of="CoordExp, ms-swift"),
+    Alias("model.attn_impl", "model.attn", _ATTENTION, of="ms-swift"),
+    Alias("model.attn", "model.attn", _ATTENTION),
+)
+
+#: Keys that are told to have no effect, whatever the kind of data -> why.
+IGNORED = {
+    "template.padding_free": "packed rows never hold padding",
+    "training.packing_buffer": "a static plan has no buffer",
+    "training.encoded_sample_cache": "samples are measured from metadata and encoded when they are fetched",
+    "custom.val_sample_with_replacement": "evaluation reads every sample exactly once",
+}
+
+_LENGTH_HINT = "set template.max_length (or global_max_length): it is the pack length"
+
+#: Keys that are refused -> what to do instead.
+MOVED = {
+    "custom.packing": "use training.packing (data.packing)",
+    "custom.packing_length": _LENGTH_HINT,
+    "training.packing_length": _LENGTH_HINT,
+}
+
+_BY_OLD: dict[str, list[Alias]] = {}
+for _row in ALIASES:
+    _BY_OLD.setdefault(_row.old, []).append(_row)
+
+
+def aliases_of(old: str) -> list[Alias]:
+    """The rows of an old name; empty where it is none."""
+    return list(_BY_OLD.get(old, []))
+
+
+def alias_of(old: str, kind: str) -> Alias | None:
+    """The row that an old name has for data of this kind."""
+    return next((row for row in _BY_OLD.get(old, []) if row.holds(kind)), None)
+
+
+def old_names(section: str) -> list[str]:
+    """Old names of a section, without it."""
+    found = dict.fromkeys(row.old for row in ALIASES if row.old.startswith(f"{section}."))
+    return [name.partition(".")[2] for name in found]

@@ -1,0 +1,275 @@
+"""What keys say together: the kind of `data`, what cannot be, and what has no effect.
+
+Refused is what is impossible or would train something else. A key that has no effect is told in one warning
+line; one that says what is so anyway (`packing: false` on packs that were made before) is not told at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ...errors import ConfigError, nearest
+from .data import KINDS
+
+__all__ = ["check_together", "effect", "kind_of", "reason_of"]
+
+Sections = Mapping[str, Mapping[str, Any]]
+
+_MADE = ("exported", "growing")  # their packs were made before
+_STREAMS = ("stream", "token_budget")
+_NO_PLAN = ("growing", "stream", "token_budget")
+
+#: Kind -> why keys of others have no effect on it.
+_REASONS = {
+    "planned": "samples are measured and planned before training",
+    "exported": "their packs were made before; packtrain export has the options of packing",
+    "growing": "their packs were made before; packtrain produce has the options of packing",
+    "stream": "samples are packed as they come; only a plan of all samples could do that",
+    "token_budget": "samples are packed as they come; only a plan of all samples could do that",
+}
+
+
+def reason_of(kind: str) -> str:
+    """Why keys of other kinds have no effect on this one."""
+    return _REASONS[kind]
+
+
+def kind_of(sections: Sections, given: Collection[str] = ()) -> str:
+    """The kind of data that a file means, by `data.kind` or by the keys of other layouts.
+
+    Args:
+        sections: what the file holds.
+        given: keys with their section that take the place of the file's, as the command line gives them.
+
+    Raises:
+        ConfigError: two keys say different kinds, or none is known.
+    """
+    training, data = sections["training"], sections["data"]
+    lazy, mode, kind = training.get("sharded_lazy"), training.get("packing_mode"), data.get("kind")
+    budget = training.get("dyn_bsz", data.get("dyn_bsz"))
+    if mode is not None and mode not in ("static", "streaming"):
+        raise ConfigError(
+            f"training.packing_mode {mode!r} is not supported: packs are planned before training",
+            hint="set training.packing_mode: static, or streaming for samples that nobody measured",
+        )
+    if kind is not None and kind not in KINDS:
+        close = nearest(str(kind), KINDS)
+        hint = f"did you mean {close}?" if close else f"use one of {', '.join(KINDS)}"
+        raise ConfigError(f"data.kind is {kind!r}", hint=hint)
+    streams = mode == "streaming" or training.get("streaming") is True
+    if lazy is True and "training.sharded_lazy" in given:
+        return "growing"
+    if kind is not None:
+        _agree(str(kind), lazy, mode, streams, budget)
+        return str(kind)
+    if lazy is True:
+        if streams:
+            raise ConfigError(
+                "training.sharded_lazy and training.packing_mode: streaming say different kinds of data",
+                hint="sharded_lazy reads packs that were made before, streaming packs samples; keep one",
+            )
+        return "growing"
+    if mode == "static":
+        _agree("planned", lazy, mode, streams, budget)
+        return "planned"
+    sized = "micro_batch_size" in training or "micro_batch_size" in data
+    if streams:
+        return _kind_of_stream(budget, training.get("micro_batch_size", data.get("micro_batch_size")))
+    if budget is not None or sized:
+        return "token_budget"
+    return _kind_by_place(sections, lazy)
+
+
+def _kind_of_stream(budget: Any, size: Any) -> str:
+    if budget is True or (budget is False and size is not None):
+        return "token_budget"
+    if budget is None and size not in (None, 1):
+        raise ConfigError(
+            f"training.micro_batch_size {size} has no effect without training.dyn_bsz",
+            hint=f"set dyn_bsz: true (rows of {size} * max_length tokens) or false (rows of {size} samples)",
+        )
+    return "stream"
+
+
+def _kind_by_place(sections: Sections, lazy: Any) -> str:
+    """Only a directory of chunks is named: it is read."""
+    custom, data = sections["custom"], sections["data"]
+    named = [custom.get("train_jsonl"), custom.get("fusion_config"), data.get("path"), data.get("mixture")]
+    if not custom.get("dataset") or any(named):
+        return "planned"
+    if lazy is False:
+        raise ConfigError(
+            "custom.dataset has no effect without training.sharded_lazy, and no samples are named",
+            hint="set training.sharded_lazy: true to train on a directory of chunks",
+        )
+    return "growing"
+
+
+def _agree(kind: str, lazy: Any, mode: Any, streams: bool, budget: Any) -> None:
+    """Keys of other layouts beside a kind that is named."""
+    said = None
+    if isinstance(lazy, bool) and lazy != (kind == "growing"):
+        said = f"training.sharded_lazy {str(lazy).lower()}" if lazy or kind == "growing" else None
+    elif streams and kind not in _STREAMS:
+        said = "training.packing_mode: streaming"
+    elif mode == "static" and kind in _STREAMS:
+        said = "training.packing_mode: static"
+    elif budget is True and kind != "token_budget":
+        said = "training.dyn_bsz: true"
+    if said is not None:
+        named = (
+            "training.packing_mode: static" if kind == "planned" and mode == "static" else f"data.kind {kind}"
+        )
+        raise ConfigError(f"{said} and {named} say different kinds of data", hint="keep one of them")
+
+
+def effect(target: str, value: Any, kind: str, name: str) -> bool:
+    """Is a key told to have no effect, which data of this kind do not have?
+
+    Args:
+        target: the key as our layout has it.
+        name: as the file has it.
+
+    Returns:
+        True: it has no effect, and is told. False: it says what is so anyway.
+
+    Raises:
+        ConfigError: without it something else would be trained.
+    """
+    if target == "data.packing":
+        return _packing(value, kind, name)
+    if target == "data.shuffle" and kind == "growing":
+        if value is False:
+            return False
+        raise ConfigError(
+            f"{name} is true: chunks are read in the order in which they come", hint=f"set {name}: false"
+        )
+    if target in ("data.samples_per_step", "data.skip_samples", "data.drop_under_filled"):
+        if value in (None, False):
+            return False
+        raise ConfigError(
+            f"{name} needs a plan of all samples, and has no effect on data of kind {kind}: other samples "
+            "would be trained than it says",
+            hint="remove the key, or use data.kind: planned",
+        )
+    if target == "data.dyn_bsz":
+        return value is not False
+    return True
+
+
+def _packing(value: Any, kind: str, name: str) -> bool:
+    if kind in _MADE:
+        if value is False:
+            return False
+        raise ConfigError(
+            f"{name} is true, but the data are packs already: packing them again would put samples "
+            "of different packs into one",
+            hint=f"set {name}: false",
+        )
+    if value is False:
+        raise ConfigError(
+            f"{name} is false, and data of kind {kind} are packed as they come",
+            hint="use data: {kind: token_budget, dyn_bsz: false, micro_batch_size: 1} for one sample a row",
+        )
+    return False
+
+
+def check_together(kind: str, sections: dict[str, dict[str, Any]]) -> list[str]:
+    """Keys across sections, all in our layout. Keys that have no effect are removed and told.
+
+    Returns:
+        Warnings.
+
+    Raises:
+        ConfigError: names the keys and what to set.
+    """
+    training, data = sections["training"], sections["data"]
+    told = []
+    if kind in ("growing", "exported") and not data.get("path"):
+        raise ConfigError(
+            "training.sharded_lazy needs custom.dataset (data.kind growing: data.path)"
+            if kind == "growing"
+            else "data.kind exported needs data.path",
+            hint=f"name the directory that packtrain {'produce' if kind == 'growing' else 'export'} writes",
+        )
+    if kind in _NO_PLAN:
+        told += _without_epochs(kind, training)
+    if kind == "planned":
+        told += _planned(training, data)
+    if kind == "token_budget":
+        told += _token_budget(training, data)
+    return told
+
+
+def _planned(training: dict[str, Any], data: dict[str, Any]) -> list[str]:
+    told = []
+    samples, packs = data.get("samples_per_step"), training.get("effective_batch_size")
+    if samples is not None and packs is not None:
+        raise ConfigError(
+            f"training.samples_per_step {samples} and training.effective_batch_size {packs} both say what a "
+            "step is",
+            hint="samples_per_step counts samples, effective_batch_size packs; keep one",
+        )
+    if data.get("packer", "auto") != "auto" and (samples is not None or data.get("packing") is False):
+        why = (
+            "packing: false: a row is one sample"
+            if samples is None
+            else "samples_per_step: the samples of a step are spread evenly over its packs"
+        )
+        told.append(
+            f"training.packing_strategy {data.pop('packer')!r} (data.packer) has no effect with {why}"
+        )
+    return told
+
+
+def _token_budget(training: dict[str, Any], data: dict[str, Any]) -> list[str]:
+    told = []
+    if data.get("global_batch_size") is not None and training.get("effective_batch_size") is not None:
+        raise ConfigError(
+            "data.global_batch_size and training.effective_batch_size both say what a step is",
+            hint="global_batch_size counts micro batches times micro_batch_size, effective_batch_size rows",
+        )
+    if data.get("dyn_bsz") is False:
+        of_budgets = ("buffer_size", "count_mode", "overflow_ratio", "order", "warmup_ratio", "warmup_tokens")
+        found = [key for key in (*of_budgets, "packer", "long_samples") if data.pop(key, None) is not None]
+        if found:
+            keys = ", ".join(f"data.{key}" for key in found)
+            told.append(f"{keys}: no effect with dyn_bsz: false, where a row holds a number of samples")
+    return told
+
+
+def _without_epochs(kind: str, training: dict[str, Any]) -> list[str]:
+    """Streams and growing directories are read once and have no epochs."""
+    told, trainer = [], training["trainer"]
+    steps = training.get("max_steps")
+    for key in ("eval_strategy", "save_strategy", "logging_strategy"):
+        if trainer.get(key) == "epoch" and (kind in _STREAMS or key == "eval_strategy"):
+            hint = (
+                "set training.eval_steps; the end of training is always evaluated"
+                if key == "eval_strategy"
+                else f"set training.{key}: steps and training.{key.removesuffix('_strategy')}_steps"
+            )
+            raise ConfigError(
+                f"training.{key} epoch has no meaning here: a stream is not read in epochs", hint=hint
+            )
+    if trainer.get("eval_strategy") is None and trainer.get("eval_steps"):
+        trainer["eval_strategy"] = "steps"
+    ends = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1
+    if kind in _STREAMS and not ends:
+        raise ConfigError(
+            "training.packing_mode streaming needs training.max_steps: a stream has no length",
+            hint="set max_steps; the stream begins its next epoch where one ends",
+        )
+    epochs = training.get("num_train_epochs", 1)
+    if epochs != 1:
+        if not ends:
+            raise ConfigError(
+                f"training.num_train_epochs is {epochs}: a stream is read once",
+                hint="set max_steps, or produce the data again",
+            )
+        training.pop("num_train_epochs")
+        told.append(
+            f"training.num_train_epochs {epochs} has no effect beside max_steps on data of kind {kind}"
+        )
+    return told

@@ -1,0 +1,359 @@
+"""`data`: where the packs of a run come from. One class a kind, each with just its keys.
+
+    data: {kind: planned, path: train.jsonl}            # measured, planned, then trained
+    data: {kind: exported, path: packs/}                # what `packtrain export` wrote
+    data: {kind: growing, path: packed/}                # chunks that `packtrain produce` may still write
+    data: {kind: stream, path: train.jsonl}             # encoded and packed as they come
+    data: {kind: token_budget, path: train.jsonl, micro_batch_size: 2}    # rows by tokens, or of N samples
+
+Names of other layouts are mapped onto these by `aliases`. What a kind refuses here it refuses from YAML and
+Python alike, before anything is measured. A text under a key is its description in `docs/config.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from ...errors import ConfigError, UnknownNameError
+from ...extend import lookup
+from .sections import Count, Fill, Fraction, Seconds, Section, Tokens, Whole
+
+__all__ = [
+    "KINDS",
+    "CacheConfig",
+    "DataConfig",
+    "Exported",
+    "Growing",
+    "Planned",
+    "Records",
+    "Stream",
+    "TokenBudget",
+]
+
+
+class CacheConfig(Section):
+    """Where lengths and plans are kept for other runs."""
+
+    root_dir: str | None = None
+    """a content-addressed folder that runs share; not set: the run's own output folder"""
+
+
+class Records(Section):
+    """Keys of every kind: how records are read, the validation samples, and rows."""
+
+    val: str | None = None
+    """validation samples: `.jsonl` or `.json`, or `demo:formulas-val`; measured and planned for every kind"""
+    media_root: str | None = None
+    """folder of relative media paths; not set: the file's"""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """plain pairs: `{prompt: question, response: answer}`"""
+    shape: str = "auto"
+    """chat shape of the records"""
+    placeholders: dict[str, str | list[str]] | list[str] | None = None
+    """text that stands for a medium; not set: `<image>` …"""
+    media_without_placeholder: str | None = None
+    """`error`, or `prepend`"""
+    media_prefix: str | None = None
+    """cut from the front of relative media paths"""
+    source: str | None = None
+    """kind of source plug-in; not set: by name, then by content"""
+    source_options: dict[str, Any] = Field(default_factory=dict)
+    """options of that plug-in, such as `split` or `rows`"""
+    task: Literal["chat", "text"] = "chat"
+    """`chat`: conversations; `text`: raw documents"""
+    text_options: dict[str, Any] = Field(default_factory=dict)
+    """options of raw text: bos, eos"""
+    ignore_keys: list[str] = Field(default_factory=list)
+    """keys of the records that are left out"""
+    frame_rate: Annotated[float, Field(gt=0)] | None = None
+    """frames a second of lists of frames that do not say theirs"""
+    long_audio: Literal["error", "cut", "drop"] = "error"
+    """a clip longer than the model hears: stop, train what is left of it, or leave the sample out"""
+    trust_hints: bool = False
+    """take sizes of media from the data where they give them, after an audit of a sample"""
+    eval_packing: bool = True
+    """evaluation uses the same plan pipeline and drops nothing; false: every sample is a pack of its own"""
+    wait_timeout_s: Seconds = 7200.0
+    """seconds that other ranks, or another run in a shared cache, wait for lengths and plan; 0: for ever"""
+    persist_every: Count | None = None
+    """samples per published part of an unfinished measurement; not set: adaptive"""
+    measure_workers: Count = 8
+    """processes that measure, at most one per core and 2,048 samples"""
+    cache: CacheConfig = Field(default_factory=CacheConfig)
+    """`{root_dir: folder}` of lengths and plans that runs share, named by content"""
+
+
+class Planned(Records):
+    """Samples are measured, then planned: packs, steps and checksums are known before training."""
+
+    kind: Literal["planned"] = "planned"
+    path: str | None = None
+    """samples: `.jsonl`, `.json`, parquet, tar …, or `demo:formulas`"""
+    mixture: str | None = None
+    """a static mixture instead of `path`"""
+    packing: bool = True
+    """false: every row holds one sample, through the same plan"""
+    packer: str = "auto"
+    """packing strategy"""
+    long_samples: Literal["single", "drop"] = "single"
+    """a sample of `length >= cap` gets a pack of its own, or goes to the ledger (`over_long`)"""
+    drop_under_filled: bool = False
+    """drop packs filled less than `min_fill_ratio`, into the ledger (`under_filled`)"""
+    min_fill_ratio: Fill = 0.65
+    """see above"""
+    samples_per_step: Count | None = None
+    """exactly so many samples per optimizer step over all ranks; accumulation follows from the plan"""
+    skip_samples: str | None = None
+    """file of sample ids to leave out, one a line or a JSON list (ledger, `skipped`)"""
+    replan: Literal["epoch"] | None = None
+    """`epoch`: a new plan every epoch, of as many packs, in which samples of equal length change places"""
+    shuffle: bool = True
+    """false: every epoch is in the order of the plan; true: in an order of its own, by the seed"""
+    drop_last: bool = False
+    """drop, instead of repeat, packs that do not fill the last step of all ranks"""
+    repeat_loss: Literal["keep", "zero"] = "keep"
+    """packs repeated to fill the last step of all ranks: trained again, or without weight"""
+    balance: Literal["step", "window", "global"] | None = "step"
+    """packs of a step rearranged so that ranks finish it together; `window`, `global`, or null"""
+    encode_cache: str | None = None
+    """folder of encoded packs: made before the first step, read in every epoch and by later runs"""
+    encode_cache_workers: Count = 1
+    """processes of each rank that encode ahead"""
+    on_error: Literal["raise", "zero"] = "raise"
+    """a sample that fails at fetch: `raise`, or `zero`: weightless, in `failed.jsonl`"""
+    max_drop_fraction: Fraction | None = None
+    """stop when a larger share of the samples is left out"""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Planned:
+        _known_packer(self.packer)
+        if self.path is not None and self.mixture is not None:
+            raise ConfigError(
+                "custom.train_jsonl and custom.fusion_config are both set (data.path, data.mixture)",
+                hint="name the file of samples among the sources of the mixture",
+            )
+        if self.samples_per_step is not None:
+            self._steps_of_samples(self.samples_per_step)
+        if self.replan is not None:
+            self._new_plans(self.replan)
+        if self.encode_cache is not None and self.on_error == "zero":
+            raise ConfigError(
+                "training.encode_cache and training.on_error 'zero' (data.on_error): encoded packs would "
+                "not stay true",
+                hint="remove one of them",
+            )
+        return self
+
+    def _steps_of_samples(self, samples: int) -> None:
+        if self.drop_under_filled:
+            raise ConfigError(
+                "training.packing_drop_last would take packs out of steps of samples",
+                hint="set training.packing_drop_last: false (data.drop_under_filled)",
+            )
+        if self.balance in ("window", "global"):
+            raise ConfigError(
+                f"training.balance {self.balance!r} would mix the samples of steps", hint="use step, or null"
+            )
+
+    def _new_plans(self, replan: str) -> None:
+        if self.samples_per_step is not None:
+            raise ConfigError(
+                f"training.replan {replan!r} and training.samples_per_step {self.samples_per_step}: "
+                "a plan by steps changes its shape with the seed",
+                hint="the steps of samples are shuffled in every epoch anyway; remove training.replan",
+            )
+        if self.drop_under_filled:
+            raise ConfigError(
+                f"training.replan {replan!r} and training.packing_drop_last: other samples would be "
+                "dropped in every epoch, and none of them is in the ledger",
+                hint="set training.packing_drop_last: false (data.drop_under_filled)",
+            )
+        if getattr(lookup("packers", self.packer), "SEEDED", False):
+            raise ConfigError(
+                f"training.replan {replan!r} and training.packing_strategy "
+                f"{self.packer!r}: such a plan changes its shape with the seed",
+                hint="use training.packing_strategy: auto (data.packer)",
+            )
+        if self.encode_cache is not None:
+            raise ConfigError(
+                f"training.encode_cache and training.replan {replan!r}: every epoch has other packs",
+                hint="remove one of them",
+            )
+
+
+class Exported(Records):
+    """Packs that `packtrain export` wrote, in any of its formats: nothing is measured or planned again."""
+
+    kind: Literal["exported"] = "exported"
+    path: str
+    """folder of the export"""
+    shuffle: bool = True
+    """false: the packs in the order of the plan"""
+    drop_last: bool = False
+    """drop, instead of repeat, packs that do not fill the last step of all ranks"""
+    balance: Literal["step", "window", "global"] | None = "step"
+    """packs of a step rearranged so that ranks finish it together; `window`, `global`, or null"""
+    verify: bool = False
+    """hash each chunk before its first pack is read"""
+
+
+class Growing(Records):
+    """A directory of chunks that `packtrain produce` may still write to; each rank reads its own."""
+
+    kind: Literal["growing"] = "growing"
+    path: str
+    """the directory"""
+    timeout_s: Seconds = 0.0
+    """longest wait for one pack; 0 waits for ever"""
+    poll_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """seconds between two looks at the directory"""
+    start: Literal["acknowledged", "beginning"] | None = None
+    """where a run without a checkpoint begins when an earlier run has used packs; not set: refused"""
+
+
+class _Samples(Records):
+    """What streams of samples share."""
+
+    path: str | None = None
+    """samples, as of `planned`"""
+    mixture: str | None = None
+    """a static mixture instead of `path`"""
+    packer: str = "auto"
+    """packing strategy of a window"""
+    long_samples: Literal["single", "error"] = "single"
+    """a sample longer than a pack gets a pack of its own, or stops the run"""
+    shuffle: bool = True
+    """false: the order of the source"""
+    shuffle_buffer: Whole = 10_000
+    """samples that are mixed; a source that can be indexed is permuted as a whole; 0: its order"""
+    encode_workers: Whole = 0
+    """processes that encode; the packs are the same for any number"""
+    on_error: Literal["raise", "skip"] = "raise"
+    """a sample that cannot be encoded stops the run, or is left out and written to `left_out.jsonl`"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_order(cls, given: Any) -> Any:
+        """`shuffle` and `shuffle_buffer` say the same."""
+        if not isinstance(given, dict):
+            return given
+        buffer, shuffle = given.get("shuffle_buffer"), given.get("shuffle")
+        if shuffle is False and isinstance(buffer, int) and buffer > 0:
+            raise ConfigError(
+                f"data.shuffle is false (train_dataloader_shuffle), and data.shuffle_buffer {buffer} "
+                "(stream_shuffle_buffer) would mix the samples",
+                hint="keep one of them",
+            )
+        if shuffle is True and buffer == 0:
+            raise ConfigError(
+                "data.shuffle is true (train_dataloader_shuffle), and data.shuffle_buffer 0 "
+                "(stream_shuffle_buffer) keeps the order",
+                hint="keep one of them",
+            )
+        if shuffle is False:
+            return {**given, "shuffle_buffer": 0}
+        return {**given, "shuffle": False} if buffer == 0 and shuffle is None else given
+
+    @model_validator(mode="after")
+    def _agree(self) -> Any:
+        _known_packer(self.packer)
+        if self.path is not None and self.mixture is not None:
+            raise ConfigError(
+                "custom.train_jsonl and custom.fusion_config are both set (data.path, data.mixture)",
+                hint="name the file of samples among the sources of the mixture",
+            )
+        return self
+
+
+class Stream(_Samples):
+    """Samples are encoded and packed as they come; nobody measures them. `max_steps` ends the run."""
+
+    kind: Literal["stream"] = "stream"
+    window: Count = 1000
+    """samples that are planned together"""
+
+
+class TokenBudget(_Samples):
+    """Rows of `micro_batch_size * max_length` tokens (`dyn_bsz`), or of `micro_batch_size` samples."""
+
+    kind: Literal["token_budget"] = "token_budget"
+    micro_batch_size: Count = 1
+    """rows hold so many times `template.max_length` tokens; without `dyn_bsz` so many samples"""
+    dyn_bsz: bool = True
+    """false: exactly `micro_batch_size` samples a row, whatever their lengths"""
+    buffer_size: Count = 1000
+    """samples that are looked at together"""
+    count_mode: Literal["total", "effective"] = "total"
+    """what the budget counts: all tokens, or supervised ones"""
+    overflow_ratio: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5
+    """with `effective`: a row holds at most so many times the budget in tokens"""
+    order: Literal["packed", "arrival"] = "packed"
+    """packed by packtrain's packers, or taken as samples arrive"""
+    warmup_ratio: Fraction = 0.0
+    """over this share of the run's micro steps the budget grows from `warmup_tokens`"""
+    warmup_tokens: Count | None = None
+    """tokens of the first row of the warm-up"""
+    pad_packed_input: bool = False
+    """rows are padded to `pad_to_length`, or to the budget"""
+    pad_to_length: Tokens | None = None
+    """tokens that rows are padded to; not set: the budget"""
+    drop_last: bool = False
+    """leave the last row of an epoch out where it is not full, into `left_out.jsonl`"""
+    global_batch_size: Count | None = None
+    """micro batches times `micro_batch_size` of an optimizer step, over all ranks"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _switch(cls, given: Any) -> Any:
+        """`pad_to_length` as a switch says what `pad_packed_input` does; as a number it asks for it."""
+        if not isinstance(given, dict) or given.get("pad_to_length") is None:
+            return given
+        given = dict(given)
+        if isinstance(given["pad_to_length"], bool):
+            given.setdefault("pad_packed_input", given.pop("pad_to_length"))
+        else:
+            given.setdefault("pad_packed_input", True)
+        return given
+
+    @model_validator(mode="after")
+    def _budget(self) -> TokenBudget:
+        if self.pad_packed_input and not self.dyn_bsz and self.pad_to_length is None:
+            raise ConfigError(
+                "data.pad_packed_input without dyn_bsz: rows of a number of samples have no budget to pad to",
+                hint="set data.pad_to_length, or dyn_bsz: true",
+            )
+        if self.warmup_tokens is not None and not self.warmup_ratio:
+            raise ConfigError(
+                f"data.warmup_tokens {self.warmup_tokens} without data.warmup_ratio: nothing says how long",
+                hint="set data.warmup_ratio (bsz_warmup_ratio), or remove the key",
+            )
+        return self
+
+    def warmup_steps(self, micro_steps: int) -> int:
+        """Micro steps over which the budget grows."""
+        return math.ceil(self.warmup_ratio * micro_steps)
+
+
+def _known_packer(name: str) -> None:
+    try:
+        lookup("packers", name)
+    except UnknownNameError as error:
+        raise ConfigError(f"training.packing_strategy: {error.message}", hint=error.hint) from None
+
+
+#: Kind -> its class.
+KINDS: dict[str, type[Records]] = {
+    "planned": Planned,
+    "exported": Exported,
+    "growing": Growing,
+    "stream": Stream,
+    "token_budget": TokenBudget,
+}
+
+DataConfig = Annotated[
+    Planned | Exported | Growing | Stream | TokenBudget,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,357 @@
+"""The one YAML of a run: `model`, `template`, `data`, `training`, `report`, `export`; every key checked.
+
+    config = load_config("run.yaml")          # or a mapping
+    config.data.kind, config.data.path, config.pack_length, config.training.trainer
+
+Keys of other layouts (`custom.train_jsonl`, `training.packing_strategy`, `training.sharded_lazy`, VeOmni's
+names …) are mapped by the table of `aliases`. A key without effect is one warning; what would train something
+else is refused in one line with a hint, before anything is measured. Unknown keys are refused with the
+nearest name, a key that is given twice too: YAML itself would keep the last one silently.
+
+Paths that are relative mean the current directory first, else the folder of the YAML file.
+`training.output_dir` is always relative to the current directory. `demo:…` and `tiny:…` are names, not paths.
+
+This module imports neither torch nor, unless a key needs the check, transformers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from ...errors import ConfigError, nearest
+from ...world import world
+from .aliases import ALIASES, IGNORED, MOVED, alias_of, aliases_of, old_names
+from .conflicts import check_together, effect, kind_of, reason_of
+from .data import KINDS, Records
+from .run_config import RunConfig
+from .sections import ExportConfig, ModelConfig, ReportConfig, Section, TemplateConfig, TrainingConfig
+from .trainer_keys import check_trainer_keys, trainer_fields
+
+__all__ = ["load_config"]
+
+logger = logging.getLogger(__name__)
+
+_SECTIONS: dict[str, type[Section]] = {
+    "model": ModelConfig,
+    "template": TemplateConfig,
+    "training": TrainingConfig,
+    "report": ReportConfig,
+    "export": ExportConfig,
+}
+
+#: Sections a file may have; `custom` holds keys of another layout only.
+_NAMES = ("model", "template", "data", "custom", "training", "report", "export")
+
+#: Decide the kind of data, and are read there (`conflicts.kind_of`).
+_OF_KIND = frozenset(row.old for row in ALIASES if row.new == "data.kind") | {
+    "training.sharded_lazy_pre_packed"
+}
+
+_PATHS = {
+    "data": ("path", "val", "mixture", "media_root", "skip_samples"),
+    "template": ("processor",),
+    "model": ("name_or_path",),
+}
+
+
+def load_config(
+    path_or_mapping: str | Path | Mapping[str, Any],
+    instead: Mapping[str, Mapping[str, Any]] | None = None,
+) -> RunConfig:
+    """Read and check a run's configuration.
+
+    Args:
+        path_or_mapping: a YAML file, or what one would hold.
+        instead: keys by section that take the place of the file's, whatever their names there.
+
+    Raises:
+        ConfigError: the file is absent or malformed (with its line), or a key or value cannot hold.
+    """
+    given = {section: dict(keys) for section, keys in (instead or {}).items() if keys}
+    if isinstance(path_or_mapping, Mapping):
+        return _Reading(
+            {str(key): value for key, value in path_or_mapping.items()}, given, base=None
+        ).config()
+    if not isinstance(path_or_mapping, str | Path):
+        raise ConfigError(
+            f"a configuration is a path or a mapping, not {type(path_or_mapping).__name__}",
+            hint="name a YAML file",
+        )
+    path = Path(path_or_mapping)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist", hint="name a YAML file") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    return _Reading(_parse(text, path), given, base=path.resolve().parent).config()
+
+
+class _Reading:
+    """One file on its way to a RunConfig.
+
+    Attributes:
+        sections: our layout so far, by section.
+        names: key of our layout -> the name under which the file has it.
+        idle: names without effect on this kind of data.
+        told: warnings.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Any], instead: Mapping[str, dict[str, Any]], base: Path | None
+    ) -> None:
+        self.base = base
+        self.length = values.get("global_max_length")
+        self.written: dict[str, dict[str, Any]] = {}
+        self.strong: set[str] = set()
+        for key in values:
+            if key not in _NAMES and key != "global_max_length":
+                raise _unknown("", str(key), [*_NAMES, "global_max_length"])
+        for name in _NAMES:
+            held = values.get(name)
+            if held is not None and not isinstance(held, Mapping):
+                raise ConfigError(f"{name} is {held!r}, expected a section with keys")
+            self.written[name] = {str(key): value for key, value in (held or {}).items()}
+            further = instead.get(name, {})
+            self.written[name].update(further)
+            self.strong.update(f"{name}.{key}" for key in further)
+        self.sections: dict[str, dict[str, Any]] = {name: {} for name in _NAMES if name != "custom"}
+        self.names: dict[str, str] = {}
+        self.idle: list[str] = []
+        self.told: list[str] = []
+
+    def config(self) -> RunConfig:
+        self.kind = kind_of(self.written, self.strong)
+        self._pre_packed()
+        for section in _NAMES:
+            for key, value in self.written[section].items():
+                self._take(section, key, value)
+        self.sections["data"]["kind"] = self.kind
+        trainer, told = check_trainer_keys(self.sections["training"].pop("trainer", {}))
+        self.sections["training"]["trainer"] = trainer
+        self.told += told
+        self._fill_lengths()
+        self._resolve_paths()
+        self.told += check_together(self.kind, self.sections)
+        self._only_of_validation()
+        try:
+            config = RunConfig.model_validate({"global_max_length": self.length, **self.sections})
+        except ValidationError as error:
+            raise self._one_line(error) from None
+        self._tell()
+        return config
+
+    def _pre_packed(self) -> None:
+        """`sharded_lazy_pre_packed` says of chunks that they hold packs."""
+        value = self.written["training"].get("sharded_lazy_pre_packed")
+        if value is None or (value is False and self.kind != "growing"):
+            return
+        if self.kind != "growing":
+            self.idle.append("training.sharded_lazy_pre_packed")
+        elif value is not True:
+            raise ConfigError(
+                "training.sharded_lazy_pre_packed is not true: a growing directory holds packs alone",
+                hint="set it to true, and pack raw samples with packtrain produce",
+            )
+
+    def _take(self, section: str, key: str, value: Any) -> None:
+        """Put one key of the file where our layout has it."""
+        name = f"{section}.{key}"
+        if name in MOVED:
+            raise ConfigError(f"{name} is not a key of this layout", hint=MOVED[name])
+        if name in _OF_KIND:
+            if name == "training.packing_mode" and value == "static" and self.kind in ("growing", "exported"):
+                self.idle.append(name)
+            return
+        if name in IGNORED:
+            self.told.append(f"{name} has no effect: {IGNORED[name]}")
+            return
+        row = alias_of(name, self.kind)
+        if row is not None:
+            self._put(row.new, row.here(value), name, value)
+            return
+        if key in self._fields(section):
+            self._put(name, value, name, value)
+            return
+        others = [row for row in aliases_of(name) if row.new.startswith("data.") and not row.passes]
+        if others:
+            self._without(others[0].new, others[0].here(value), name)
+        elif section == "data" and any(key in kind.model_fields for kind in KINDS.values()):
+            self._without(name, value, name)
+        elif section == "training" and key in trainer_fields():
+            self.sections["training"].setdefault("trainer", {})[key] = value
+        else:
+            raise self._unknown(section, key)
+
+    def _fields(self, section: str) -> Collection[str]:
+        if section == "data":
+            return KINDS[self.kind].model_fields
+        return (
+            []
+            if section == "custom"
+            else [key for key in _SECTIONS[section].model_fields if key != "trainer"]
+        )
+
+    def _put(self, target: str, value: Any, name: str, written: Any) -> None:
+        """Set a key; two names for it have to agree, and one from the command line wins."""
+        section, _, key = target.partition(".")
+        held = self.sections[section]
+        before = self.names.get(target)
+        if before is not None and held[key] is not None and before in self.strong and name not in self.strong:
+            return
+        if before is not None and value is not None and held[key] is not None and name not in self.strong:
+            if held[key] != value:
+                kept = target if target in (before, name) else before
+                raise ConfigError(
+                    f"{before} is {held[key]!r} but {name} is {written!r}: both say {target}",
+                    hint=f"keep {kept}",
+                )
+            return
+        if before is not None and value is None:
+            return
+        held[key] = value
+        self.names[target] = name
+
+    def _without(self, target: str, value: Any, name: str) -> None:
+        if effect(target, value, self.kind, name):
+            self.idle.append(name)
+
+    def _fill_lengths(self) -> None:
+        if self.length is None:
+            return
+        for section, key in (("template", "max_length"), ("model", "max_model_len")):
+            if self.sections[section].get(key) is None:
+                self.sections[section][key] = self.length
+
+    def _resolve_paths(self) -> None:
+        base = self.base
+        if base is None:
+            return
+        for section, keys in _PATHS.items():
+            for key in keys:
+                value = self.sections[section].get(key)
+                if not isinstance(value, str) or value.startswith(("demo:", "tiny:")):
+                    continue
+                path = Path(value).expanduser()
+                if not path.is_absolute() and not path.exists() and (base / path).exists():
+                    path = base / path
+                if path.exists():
+                    self.sections[section][key] = str(path)
+
+    def _only_of_validation(self) -> None:
+        """Packs that were made before need no reading of records; validation samples would."""
+        data = self.sections["data"]
+        if self.kind not in ("exported", "growing") or data.get("val"):
+            return
+        defaults = {
+            key: held.get_default(call_default_factory=True) for key, held in Records.model_fields.items()
+        }
+        found = [key for key, default in defaults.items() if key in data and data[key] != _dumped(default)]
+        if found:
+            names = ", ".join(self.names[f"data.{key}"] for key in found)
+            self.told.append(f"{names}: no effect without custom.val_jsonl (data.val)")
+
+    def _tell(self) -> None:
+        """One line for all keys without effect on this kind of data, and one for each other warning."""
+        if not world().is_writer:
+            return
+        if self.idle:
+            has = "has" if len(self.idle) == 1 else "have"
+            logger.warning(
+                "%s %s no effect on data of kind %s: %s",
+                ", ".join(self.idle), has, self.kind, reason_of(self.kind),
+            )  # fmt: skip
+        for line in self.told:
+            logger.warning("%s", line)
+
+    def _unknown(self, section: str, key: str) -> ConfigError:
+        known = [*self._fields(section), *old_names(section)]
+        if section == "training":
+            known += trainer_fields()
+        return _unknown(section, key, known)
+
+    def _one_line(self, error: ValidationError) -> ConfigError:
+        first, *others = error.errors(include_url=False)
+        inner = first.get("ctx", {}).get("error")
+        if isinstance(inner, ConfigError):
+            return inner
+        path = [str(part) for part in first["loc"]]
+        if path[:1] == ["data"] and path[1:2] == [self.kind]:
+            del path[1]  # pydantic names the member of the union
+        name = self.names.get(".".join(path[:2]), ".".join(path[:2]))
+        dotted = ".".join([name, *path[2:]])
+        if first["type"] == "extra_forbidden":
+            return ConfigError(f"unknown key {dotted!r}", hint="see docs/config.md for the keys")
+        more = f" (and {len(others)} more)" if others else ""
+        return ConfigError(f"{dotted} is {first['input']!r}: {_plain(first)}{more}", hint=f"correct {dotted}")
+
+
+def _unknown(section: str, key: str, known: Iterable[str]) -> ConfigError:
+    dotted = f"{section}.{key}" if section else key
+    places: dict[str, Collection[str]] = {
+        **{name: kind.model_fields for name, kind in _SECTIONS.items()},
+        "data": {name for kind in KINDS.values() for name in kind.model_fields},
+        "custom": old_names("custom"),
+    }
+    elsewhere = [name for name, keys in places.items() if key in keys and name != section]
+    close = nearest(key, known)
+    if elsewhere:
+        hint = f"did you mean {elsewhere[0]}.{key}?"
+    elif close:
+        hint = f"did you mean {section + '.' if section else ''}{close}?"
+    else:
+        hint = f"keys: {', '.join(list(known)[:24])}"
+    return ConfigError(f"unknown key {dotted!r}", hint=hint)
+
+
+def _dumped(value: Any) -> Any:
+    return value.model_dump() if isinstance(value, Section) else value
+
+
+def _plain(detail: Any) -> str:
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    return message[0].lower() + message[1:]
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = key_node.value
+            if key_node.tag != "tag:yaml.org,2002:merge" and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _parse(text: str, path: Path) -> dict[str, Any]:
+    """The mapping a YAML text holds; an empty text is an empty mapping.
+
+    Raises:
+        ConfigError: malformed, with file, line and column; or not a mapping.
+    """
+    try:
+        values = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = path if mark is None else f"{path}, line {mark.line + 1}, column {mark.column + 1}"
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{where}: {problem}", hint="mend the YAML at this place") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        problem = "nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0]
+        raise ConfigError(f"{path}: {problem}", hint="a key is plain text, a value a plain value") from None
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds a {type(values).__name__}, expected sections with keys")
+    return values

@@ -1,0 +1,163 @@
+"""RunConfig: a whole run, as `load_config` gives it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from pydantic import Field
+
+from ...errors import ConfigError
+from ...world import world
+from .aliases import ALIASES, alias_of
+from .data import KINDS, DataConfig, Planned
+from .sections import (
+    ExportConfig,
+    ModelConfig,
+    ReportConfig,
+    Section,
+    TemplateConfig,
+    Tokens,
+    TrainingConfig,
+)
+
+__all__ = ["RunConfig"]
+
+logger = logging.getLogger(__name__)
+
+#: Keys of Trainer that mean nothing without validation samples -> the value that asks for nothing.
+_EVALUATES = ("eval_strategy", "eval_steps", "eval_delay", "eval_on_start")
+
+
+class RunConfig(Section):
+    """A whole run. Immutable. `custom`, and names of other layouts under `training`, can be read too."""
+
+    global_max_length: Tokens | None = None
+    """sets `template.max_length` and `model.max_model_len` unless they are given"""
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    template: TemplateConfig = Field(default_factory=TemplateConfig)
+    data: DataConfig = Field(default_factory=Planned)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    report: ReportConfig = Field(default_factory=ReportConfig)
+    export: ExportConfig = Field(default_factory=ExportConfig)
+
+    def model_post_init(self, context: Any, /) -> None:
+        self.training.also_named(self._named("training"))
+
+    @property
+    def custom(self) -> Any:
+        """The keys of `custom`, by their names there."""
+        return SimpleNamespace(**self._named("custom"))
+
+    def _named(self, section: str) -> dict[str, Any]:
+        """Values of `data` by their names in a section of other layouts."""
+        kind, held = self.data.kind, {}
+        own = set(TrainingConfig.model_fields) if section == "training" else set()
+        for row in ALIASES:
+            name, _, key = row.old.partition(".")
+            if name != section or key in held or key in own or not row.new.startswith("data."):
+                continue
+            here = alias_of(row.old, kind)
+            if here is not None:
+                held[key] = here.there(getattr(self.data, here.new.partition(".")[2]))
+            elif row.new != "data.kind":
+                held[key] = _unset(row.new.partition(".")[2], row)
+        if section == "training":
+            held["sharded_lazy"] = kind == "growing"
+            held["packing_mode"] = "streaming" if kind in ("stream", "token_budget") else "static"
+            held["packing"] = getattr(self.data, "packing", kind in ("stream", "token_budget"))
+            held["dyn_bsz"] = getattr(self.data, "dyn_bsz", False)
+        return held
+
+    @property
+    def pack_length(self) -> int:
+        """Hard cap of a pack: template.max_length, else model.max_model_len.
+
+        Raises:
+            ConfigError: neither is set.
+        """
+        cap = self.template.max_length or self.model.max_model_len
+        if cap is None:
+            raise ConfigError(
+                "the pack length is not set", hint="set global_max_length or template.max_length, in tokens"
+            )
+        return cap
+
+    @property
+    def processor(self) -> str:
+        """template.processor, else model.name_or_path.
+
+        Raises:
+            ConfigError: neither is set.
+        """
+        name = self.template.processor or self.model.name_or_path
+        if name is None:
+            raise ConfigError("no processor is named", hint="set template.processor or model.name_or_path")
+        return name
+
+    def accumulation(self, world_size: int) -> int:
+        """Packs each rank takes per optimizer step, with one pack per device and micro step.
+
+        `effective_batch_size` counts packs over all ranks; without it the product that the batch size
+        and accumulation of the file imply is kept. `data.global_batch_size` counts rows times
+        `micro_batch_size`.
+
+        Raises:
+            ConfigError: it is not divisible by the world size.
+        """
+        wanted, name, unit = self.training.effective_batch_size, "training.effective_batch_size", 1
+        if wanted is None and getattr(self.data, "global_batch_size", None) is not None:
+            unit = self.data.micro_batch_size  # type: ignore[union-attr]
+            wanted, name = self.data.global_batch_size, "data.global_batch_size"  # type: ignore[union-attr]
+        if wanted is None:
+            return self.training.per_device_train_batch_size * self.training.gradient_accumulation_steps
+        lower, rest = divmod(wanted, world_size * unit)
+        if rest:
+            of = f"the world size {world_size}" + (f" times micro_batch_size {unit}" if unit > 1 else "")
+            near = " or ".join(str(n * world_size * unit) for n in (lower, lower + 1) if n)
+            raise ConfigError(f"{name} {wanted} is not divisible by {of}", hint=f"use {near}")
+        return lower
+
+    def evaluated(self, has_val: bool) -> RunConfig:
+        """The run as it is with, or without, validation samples: keys without effect are told and left out.
+
+        Raises:
+            ConfigError: the best model is asked for, and nothing says which is.
+        """
+        trainer = self.training.trainer
+        if has_val:
+            return self
+        if trainer.get("load_best_model_at_end"):
+            raise ConfigError(
+                "training.load_best_model_at_end has no effect without validation samples: the last model "
+                "would be kept for the best one",
+                hint="set custom.val_jsonl (data.val), or remove the key",
+            )
+        idle = [key for key in _EVALUATES if trainer.get(key) not in (None, "no", 0)]
+        if not idle:
+            return self
+        if world().is_writer:
+            logger.warning(
+                "%s: no effect without validation samples (custom.val_jsonl, data.val)",
+                ", ".join(f"training.{key}" for key in idle),
+            )
+        kept = {key: value for key, value in trainer.items() if key not in idle}
+        training = self.training.model_copy(update={"trainer": kept})
+        return self.model_copy(update={"training": training})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, as a file of this layout would hold them."""
+        values: dict[str, Any] = self.model_dump(mode="json")
+        values["training"].update(values["training"].pop("trainer"))
+        return values
+
+
+def _unset(key: str, row: Any) -> Any:
+    """What a key says that this kind of data does not have: its default."""
+    kinds: Mapping[str, type[Section]] = KINDS
+    field = next(
+        kind.model_fields[key] for name, kind in kinds.items() if key in kind.model_fields and row.holds(name)
+    )
+    return None if field.is_required() else row.there(field.get_default(call_default_factory=True))

@@ -1,0 +1,164 @@
+"""Sections of a run's YAML beside `data`: every key with its type, default and limits.
+
+A text under a key is its description in `docs/config.md`. Numbers are never read from switches: `true` is
+no count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+
+__all__ = [
+    "ATTENTIONS",
+    "Count",
+    "ExportConfig",
+    "Fill",
+    "Fraction",
+    "ModelConfig",
+    "ReportConfig",
+    "Seconds",
+    "Section",
+    "TemplateConfig",
+    "Tokens",
+    "TrainingConfig",
+    "Whole",
+]
+
+ATTENTIONS = ("auto", "varlen", "flash_attention_2", "flash_attention_3", "flex_attention", "sdpa", "eager")
+
+_Attention = Literal[
+    "auto", "varlen", "flash_attention_2", "flash_attention_3", "flex_attention", "sdpa", "eager"
+]
+
+
+def _no_switch(value: Any) -> Any:
+    """YAML's true, yes and on are no numbers."""
+    if isinstance(value, bool):
+        raise ValueError("expected a number")
+    return value
+
+
+Count = Annotated[int, Field(ge=1), BeforeValidator(_no_switch)]
+Whole = Annotated[int, Field(ge=0), BeforeValidator(_no_switch)]
+Tokens = Annotated[int, Field(ge=1, le=2**31), BeforeValidator(_no_switch)]
+Fraction = Annotated[float, Field(ge=0, le=1), BeforeValidator(_no_switch)]
+Fill = Annotated[float, Field(gt=0, le=1), BeforeValidator(_no_switch)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_switch)]
+_Weight = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_switch)]
+
+
+class Section(BaseModel):
+    """A section: unknown keys are refused, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class ModelConfig(Section):
+    """Which network, and how its attention runs."""
+
+    name_or_path: str | None = None
+    """folder, hub name, or `tiny:qwen3`, `tiny:qwen2_vl`, `tiny:qwen2_5_vl`, `tiny:qwen3_vl`: a small random network of the real class"""  # noqa: E501
+    attn: _Attention = "auto"
+    """refused where packed samples would read each other; `auto`: `varlen` on a GPU in 16 bit, else `sdpa`"""
+    max_model_len: Tokens | None = None
+    """longer samples go to the ledger (`beyond_model`) when it differs from the pack length"""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """type of the weights"""
+
+
+class TemplateConfig(Section):
+    """How a sample becomes tokens."""
+
+    processor: str | None = None
+    """folder or hub name of the processor, or `demo:qwen2_5_vl`; not set: the model's"""
+    max_length: Tokens | None = None
+    """the pack length; a longer sample follows `data.long_samples`, or `truncation`"""
+    system: str | None = None
+    """system turn for samples that have none"""
+    truncation: Literal["error", "left", "right"] = "error"
+    """`error` never cuts; `left`, `right` cut text"""
+
+
+class TrainingConfig(Section):
+    """How the packs are trained on. Keys that say what the packs are stand in `data`.
+
+    Names of other layouts (`training.packing_strategy` …) can be read here as attributes too.
+    """
+
+    output_dir: str = "runs/run"
+    """everything the run writes"""
+    seed: Annotated[int, Field(ge=0, lt=2**32), BeforeValidator(_no_switch)] = 42
+    """order of epochs, initial weights"""
+    effective_batch_size: Count | None = None
+    """packs per optimizer step over all ranks; must be divisible by them"""
+    per_device_train_batch_size: Count = 1
+    """without `effective_batch_size` its product with the accumulation is kept: a device step is one pack, accumulation the product"""  # noqa: E501
+    gradient_accumulation_steps: Count = 1
+    """see above"""
+    dummy_media: bool = False
+    """a pack without media gets a weightless one, so that every rank's towers take part in the step; refused where there are no media"""  # noqa: E501
+    loss_reduction: Literal["token", "sample", "sqrt"] = "token"
+    """one vote a token, a sample, or between them (1/sqrt of a sample's supervised tokens)"""
+    source_weights: dict[str, _Weight] = Field(default_factory=dict)
+    """weights of the sources of a mixture in the loss; those not named weigh 1"""
+    log_sample_loss: bool = True
+    """write the loss of every sample to `sample_loss/rank-N.jsonl`, a line a step"""
+    log_source_loss: bool = False
+    """log `loss/NAME` for every source of a mixture, also in evaluation"""
+    num_train_epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """passes over the packs; streams and growing directories are read once"""
+    learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0e-4
+    """Trainer's"""
+    max_steps: Annotated[int, Field(ge=-1), BeforeValidator(_no_switch)] = -1
+    """optimizer steps; -1: `num_train_epochs` decide. Streams need it"""
+    resume: Literal["auto"] | None = None
+    """`auto`: from the last checkpoint in `output_dir` where there is one, else from the beginning"""
+    proof: bool = True
+    """prove on the first packs, before training, that packed samples do not read each other"""
+    trainer: dict[str, Any] = Field(default_factory=dict)
+    """further TrainingArguments; in the YAML they stand directly under `training`"""
+
+    _other: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    def also_named(self, values: Mapping[str, Any]) -> None:
+        """Values by their names in other layouts, for `__getattr__`."""
+        self._other.update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        private = object.__getattribute__(self, "__pydantic_private__") or {}
+        if name in private.get("_other", {}):
+            return private["_other"][name]
+        return super().__getattr__(name)  # type: ignore[misc]
+
+
+class ReportConfig(Section):
+    """The page of a run."""
+
+    html: bool = True
+    """write `report.html` (`packtrain run`)"""
+
+
+class ExportConfig(Section):
+    """Write the packs as files instead of training; the options of `packtrain export`."""
+
+    format: Literal["raw", "webdataset", "energon", "chunks"] | None = None
+    """not set: train; else the packs are exported and nothing is trained"""
+    out: str | None = None
+    """folder of the export; not set: `export` in `training.output_dir`"""
+    task: Literal["auto", "captions", "vqa", "multi_turn"] = "auto"
+    """what a record is written as"""
+    maxcount: Count = 1000
+    """packs a part"""
+    maxsize: Count = 3_000_000_000
+    """bytes a part"""
+    prompts: Literal["prompt", "prompts"] | None = None
+    """name of the prompt's key"""
+    layout: Literal["packtrain", "llava"] | None = None
+    """layout of records"""
+    media: Literal["source", "uint8", "tensor"] | None = None
+    """how chunks hold media"""
+    workers: Count = 1
+    """processes that encode"""
