@@ -104,7 +104,7 @@ def test_no_model_is_needed_or_built(
         ({"packing_length_precompute_workers": 0}, (), "training.packing_length_precompute_workers"),
         ({"packing_length_cache_persist_every": 0}, (), "training.packing_length_cache_persist_every"),
         ({"effective_batch_size": 7}, ("--world-size", 3), "training.effective_batch_size"),
-        ({"packing": False}, (), "training.packing"),
+        ({"packing": True, "sharded_lazy": True}, (), "training.packing"),
         ({"samples_per_step": 4, "effective_batch_size": 4}, (), "training.samples_per_step"),
         ({"samples_per_step": 4, "balance": "global"}, (), "training.balance"),
         ({"replan": "epoch", "samples_per_step": 4}, (), "training.replan"),
