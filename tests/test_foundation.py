@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import importlib.util
 import inspect
 import pickle
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +62,41 @@ def test_every_listed_name_can_be_looked_up(kind: str) -> None:
     assert listed == sorted(listed)
     for name in listed:
         assert hasattr(extend.lookup(kind, name), extend.HOOKS[kind])
+
+
+def test_a_new_file_is_a_plugin_and_its_names_are_found_without_importing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = importlib.import_module("packtrain.packers")
+    (tmp_path / "newest.py").write_text("VERSION = 1\ndef pack(problem): return problem.costs * 0\n")
+    (tmp_path / "hookless.py").write_text("raise_on_import = 1\n")
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "_part.py").write_text("def pack(problem): ...\n")
+    (tmp_path / "beside.py").write_text("def pack(problem): ...\n")
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    monkeypatch.setattr(package, "NOT_PLUGINS", ("beside",), raising=False)
+    extend._names.cache_clear()
+    try:
+        assert {"newest", "hookless", "broken", "bfd"} <= set(extend.names("packers"))
+        assert not {"_part", "beside"} & set(extend.names("packers"))
+        assert extend.lookup("packers", "newest").VERSION == 1
+        with pytest.raises(InputError, match="hookless does not define pack"):
+            extend.lookup("packers", "hookless")
+        for name in ("_part", "beside"):
+            with pytest.raises(UnknownNameError):
+                extend.lookup("packers", name)
+    finally:
+        extend._names.cache_clear()
+        for name in ("newest", "hookless"):
+            sys.modules.pop(f"packtrain.packers.{name}", None)
+            vars(package).pop(name, None)
+
+
+@pytest.mark.parametrize("kind", sorted(extend.HOOKS))
+def test_what_is_named_as_no_plugin_is_there(kind: str) -> None:
+    package = importlib.import_module(f"packtrain.{kind}")
+    for name in getattr(package, "NOT_PLUGINS", ()):
+        assert importlib.util.find_spec(f"packtrain.{kind}.{name}") is not None, f"{kind}/{name}.py"
 
 
 def test_measured_is_an_int_that_travels() -> None:

@@ -3,7 +3,7 @@
 This is the only file a plug-in author must read. A plug-in is one module. Its file name is its
 option name: `packers/bfd.py` is `packer="bfd"`. Packages outside packtrain register the same
 module under an entry point of the group `packtrain.<kind>` (for example `packtrain.packers`).
-A module is a plug-in when it defines its kind's hook at module level:
+Every module of a kind's folder is a plug-in, and defines its kind's hook:
 
     kind       hook           signature
     packers    pack           pack(problem: PackProblem) -> Patterns | Bins | int64[n] (bin_of)
@@ -13,7 +13,8 @@ A module is a plug-in when it defines its kind's hook at module level:
     store      SCHEMA         save(value, folder), load(folder)
     export     write_part     write_part(job, part) -> rows about its files; finish(job, parts), OPTIONS
 
-Modules whose name starts with an underscore are never plug-ins.
+Modules whose name starts with an underscore are no plug-ins, nor those that the folder's `__init__` names in
+`NOT_PLUGINS`. Names are found without importing a plug-in; one without its hook is told when it is asked for.
 """
 
 from __future__ import annotations
@@ -21,12 +22,11 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-import re
+import pkgutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
@@ -216,20 +216,17 @@ def measure_many(template: Template, samples: Sequence[Mapping[str, Any]]) -> li
 # look-up
 # --------------------------------------------------------------------------------------------
 def names(kind: str) -> list[str]:
-    """Option names of a kind: its modules that define the hook, and registered entry points."""
+    """Option names of a kind: the modules of its folder, and registered entry points."""
     return list(_names(kind, tuple(sys.path)))
 
 
 @lru_cache(maxsize=64)
 def _names(kind: str, path: tuple[str, ...]) -> tuple[str, ...]:
     """`names`; reading the metadata of every installed package takes long, and is done once for a path."""
-    hook = _hook(kind)
-    defines = re.compile(rf"^(def {hook}\(|{hook}\b.*=)", re.M)
-    folder = Path(__file__).parent / kind
+    _hook(kind)
+    package = importlib.import_module(f"{__package__}.{kind}")
     found = {
-        path.stem
-        for path in folder.glob("*.py")
-        if not path.stem.startswith("_") and defines.search(path.read_text(encoding="utf-8"))
+        module.name for module in pkgutil.iter_modules(package.__path__) if _declared(package, module.name)
     }
     found.update(point.name for point in importlib.metadata.entry_points(group=f"packtrain.{kind}"))
     return tuple(sorted(found))
@@ -238,15 +235,23 @@ def _names(kind: str, path: tuple[str, ...]) -> tuple[str, ...]:
 def lookup(kind: str, name: str) -> ModuleType | Any:
     """The plug-in `name` of `kind`. Unknown names raise `UnknownNameError` with the nearest one."""
     hook = _hook(kind)
-    if name.isidentifier() and not name.startswith("_"):
-        dotted = f"{__package__}.{kind}.{name}"
-        if importlib.util.find_spec(dotted) is not None:
-            module = importlib.import_module(dotted)
-            if hasattr(module, hook):
-                return module
+    package = importlib.import_module(f"{__package__}.{kind}")
+    dotted = f"{package.__name__}.{name}"
+    if name.isidentifier() and _declared(package, name) and importlib.util.find_spec(dotted) is not None:
+        module = importlib.import_module(dotted)
+        if not hasattr(module, hook):
+            raise InputError(
+                f"{dotted} does not define {hook}, the hook of {kind}",
+                hint=f"define it; a module that is no plug-in starts with _ or is in NOT_PLUGINS of {kind}",
+            )
+        return module
     for point in importlib.metadata.entry_points(group=f"packtrain.{kind}", name=name):
         return point.load()
     raise UnknownNameError(kind.removesuffix("s"), name, names(kind))
+
+
+def _declared(package: ModuleType, name: str) -> bool:
+    return not name.startswith("_") and name not in getattr(package, "NOT_PLUGINS", ())
 
 
 def _hook(kind: str) -> str:

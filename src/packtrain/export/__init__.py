@@ -2,4 +2,6 @@
 
 from .producer import PackingProducer
 
-__all__ = ["PackingProducer"]
+__all__ = ["NOT_PLUGINS", "PackingProducer"]
+
+NOT_PLUGINS = ("producer",)  # public modules here that are no format

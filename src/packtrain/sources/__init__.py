@@ -2,4 +2,6 @@
 
 from ._open import open_source
 
-__all__ = ["open_source"]
+__all__ = ["NOT_PLUGINS", "open_source"]
+
+NOT_PLUGINS = ("chat",)  # public modules here that open no files
