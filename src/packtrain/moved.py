@@ -25,6 +25,7 @@ __all__ = ["KEYWORDS", "MODULES", "NAMES", "attribute", "install", "new_path", "
 MODULES: dict[str, str] = {
     "packtrain.demo": "packtrain.testing.demo",
     "packtrain.integrations": "packtrain.hosts",
+    "packtrain.planning.steps": "packtrain.planning.permutation",
     "packtrain.train.tiny": "packtrain.testing.tiny",
     "packtrain.train.tiny_media": "packtrain.testing.tiny_media",
     "packtrain.train.tiny_parts": "packtrain.testing.tiny_parts",

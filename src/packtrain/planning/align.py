@@ -69,7 +69,7 @@ class AlignedPlan:
     ([0, 1, 2, 0, 1, 2, 0, 1], [3, 4, 5, 6, 7])
     """
 
-    __slots__ = ("_held", "_length", "drop_last", "plan", "world_size")
+    __slots__ = ("_length", "drop_last", "plan", "world_size")
 
     def __init__(self, plan: RawPlan, world_size: int, drop_last: bool) -> None:
         self.plan: Any = plan  # a PackPlan, which stands above this file
@@ -77,7 +77,6 @@ class AlignedPlan:
         self.drop_last = drop_last
         n = len(plan)
         self._length = (n if drop_last else n + world_size - 1) // world_size * world_size
-        self._held: tuple[int, I64] = (-1, np.zeros(0, dtype=np.int64))
 
     def __len__(self) -> int:
         return self._length
@@ -96,22 +95,15 @@ class AlignedPlan:
             f"drop_last={self.drop_last})"
         )
 
-    @property
-    def _together(self) -> int:
-        """Positions whose packs are looked up at once."""
-        return 4096
-
     def pack_id(self, position: int) -> int:
         """Raw pack id at an aligned position; -1 for a filler."""
         index = operator.index(position)
         if not -len(self) <= index < len(self):
             raise IndexError(f"position {index} of {len(self)} aligned packs")
-        size = self._together
-        number, place = divmod(index % len(self), size)
-        if self._held[0] != number:
-            stop = min(len(self), (number + 1) * size)
-            self._held = (number, self.pack_ids_at(np.arange(number * size, stop, dtype=np.int64)))
-        return int(self._held[1][place])
+        return self._pack_at(index % len(self))
+
+    def _pack_at(self, place: int) -> int:
+        return place % len(self.plan)
 
     def pack_ids_at(self, positions: I64) -> I64:
         """Raw pack ids at int64[k] positions; -1 for a filler."""
@@ -120,11 +112,7 @@ class AlignedPlan:
     @property
     def pack_ids(self) -> I64:
         """int64[len]: raw pack id of every aligned position (computed, not stored)."""
-        size = -(-_CHUNK // self._together) * self._together
-        starts = range(0, len(self), size)
-        return np.concatenate(
-            [self.pack_ids_at(np.arange(s, min(len(self), s + size), dtype=np.int64)) for s in starts]
-        )
+        return np.arange(len(self), dtype=np.int64) % len(self.plan)
 
     @property
     def block(self) -> int:
@@ -149,7 +137,7 @@ class AlignedPlan:
     @property
     def fillers(self) -> I64:
         """Positions without a pack (pack id -1); only plans by steps of samples have some."""
-        return np.flatnonzero(self.pack_ids < 0)
+        return np.zeros(0, dtype=np.int64)
 
     @property
     def dropped(self) -> I64:
@@ -204,7 +192,41 @@ class AlignedPlan:
         """Refuse an epoch whose order this is not."""
 
 
-class StepAlignedPlan(AlignedPlan):
+class _GroupedPlan(AlignedPlan):
+    """A view whose packs are found a group of positions at a time, each an optimizer step."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, plan: RawPlan, world_size: int, drop_last: bool) -> None:
+        super().__init__(plan, world_size, drop_last)
+        self._held: tuple[int, I64] = (-1, np.zeros(0, dtype=np.int64))
+
+    @property
+    def _together(self) -> int:
+        """Positions of a group."""
+        raise NotImplementedError
+
+    def _groups(self, first: int, last: int) -> I64:
+        """Raw pack ids of the positions of groups first..last-1."""
+        raise NotImplementedError
+
+    def _pack_at(self, place: int) -> int:
+        number, place = divmod(place, self._together)
+        if self._held[0] != number:
+            self._held = (number, self._groups(number, number + 1))
+        return int(self._held[1][place])
+
+    @property
+    def pack_ids(self) -> I64:
+        groups, size = -(-len(self) // self._together), -(-_CHUNK // self._together)
+        return np.concatenate([self._groups(start, start + size) for start in range(0, groups, size)])
+
+    @property
+    def fillers(self) -> I64:
+        return np.flatnonzero(self.pack_ids < 0)
+
+
+class StepAlignedPlan(_GroupedPlan):
     """Positions of a plan by steps of samples: every step has K, K a multiple of the world size.
 
     Position s*K + m*W + r is the pack that rank r takes at micro step m of step s: the packs of a step are
@@ -248,9 +270,16 @@ class StepAlignedPlan(AlignedPlan):
 
     def pack_ids_at(self, positions: I64) -> I64:
         steps, which = np.unique(positions // self.block, return_inverse=True)
+        return self._dealt(steps)[which.reshape(-1), positions % self.block]
+
+    def _groups(self, first: int, last: int) -> I64:
+        return self._dealt(np.arange(first, min(last, self._steps), dtype=np.int64)).reshape(-1)
+
+    def _dealt(self, steps: I64) -> I64:
+        """int64[S, K]: pack ids of the named steps in the order of their positions."""
         packs, costs = step_packs(self.plan, steps)
         order = deal(costs, self.world_size, use_jit(len(self.plan.indices)))
-        return np.take_along_axis(packs, order, axis=1)[which.reshape(-1), positions % self.block]
+        return np.take_along_axis(packs, order, axis=1)
 
     @property
     def kept(self) -> int:
@@ -262,7 +291,7 @@ class StepAlignedPlan(AlignedPlan):
         return np.arange(min(first, len(self.plan)), len(self.plan), dtype=np.int64)
 
 
-class BalancedPlan(AlignedPlan):
+class BalancedPlan(_GroupedPlan):
     """An aligned plan in the balanced order of one epoch: position m*W + r belongs to rank r at micro step m.
 
     Attributes:
@@ -294,9 +323,11 @@ class BalancedPlan(AlignedPlan):
         if len(positions) == 0:
             return positions
         first, last = int(positions.min()) // self._together, int(positions.max()) // self._together
-        held = self.base.pack_ids_at(self.base_positions(first, last + 1))
-        found: I64 = held[positions - first * self._together]
+        found: I64 = self._groups(first, last + 1)[positions - first * self._together]
         return found
+
+    def _groups(self, first: int, last: int) -> I64:
+        return self.base.pack_ids_at(self.base_positions(first, last))
 
     @property
     def is_balanced(self) -> bool:

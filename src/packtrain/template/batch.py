@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..errors import SampleError
 from ..extend import Measured
 from ..measuring.counter import TextCounter, open_counter
 from ..measuring.expansion import Expansion, Spliced
 from .layout import Layout, runs_mismatch
+from .render import Rendered
 
-if TYPE_CHECKING:
-    from .processor import HFTemplate
-    from .render import Rendered
-
-__all__ = ["Measurer"]
+__all__ = ["Measurable", "Measurer"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +33,31 @@ _COSTS = {
 }
 
 
+class Measurable(Protocol):
+    """What is asked of a template, which stands above: the steps of measuring."""
+
+    family: Any
+    media: Any
+    media_ids: Any
+    tokenizer: Any
+    text_counter: str
+    truncation: str
+
+    @property
+    def by_encoding(self) -> bool: ...
+    def rendered(self, sample: Mapping[str, Any]) -> Rendered: ...
+    def expansions(self, media: Mapping[int, Sequence[Any]]) -> dict[int, Any]: ...
+    def spliced(self, rendered: Rendered, expansions: Any) -> Spliced: ...
+    def layouts(self, items: Sequence[Spliced]) -> list[Layout | SampleError]: ...
+    def adds_special_tokens(self, text: str) -> bool: ...
+    def cut(self, layout: Layout) -> tuple[int, int]: ...
+    def run(self, rendered: Rendered, layout: Layout, expansions: Any) -> tuple[Layout, dict[str, Any]]: ...
+
+
 class Measurer:
     """Measures samples of one template; holds its fast counter once there is one."""
 
-    def __init__(self, template: HFTemplate) -> None:
+    def __init__(self, template: Measurable) -> None:
         self.template = template
         self._counter: TextCounter | None = None
         self._opened = False
