@@ -97,9 +97,11 @@ def test_videos(name: str, demo: Path, any_template: Any) -> None:
         encoded = same(template, ask("see", part("video", str(demo / file)), "What?"))
         assert len(encoded["video_grid_thw"]) == 1
     frames = [str(demo / "1.jpg")] * 5
-    encoded = same(template, ask(part("video", frames), "and", part("video", str(demo / "4.mp4"))))
+    encoded = same(
+        template, ask({**part("video", frames), "fps": 2.0}, "and", part("video", str(demo / "4.mp4")))
+    )
     assert encoded["video_grid_thw"][0, 0] == 3  # five frames in pairs, none sampled away
-    one = same(template, ask(part("video", frames[:2]), part("image", frames[0])))
+    one = same(template, ask({**part("video", frames[:2]), "fps": 2.0}, part("image", frames[0])))
     assert {"pixel_values", "pixel_values_videos"} <= set(one)
     mixed = part("video", [str(demo / "1.jpg"), str(demo / "2.jpg")])
     with pytest.raises(SampleError) as caught:

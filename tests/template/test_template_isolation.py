@@ -88,7 +88,7 @@ def chats(name: str, data: Path) -> list[dict[str, Any]]:
     first = picture if "image" in modalities else sound
     asked: list[list[Any]] = [["How many?"], [first[0], "What?"], ["One", first[1], "and", first[2], "?"]]
     if "video" in modalities:
-        asked.append([{"type": "video", "video": images[:1] * 4}, "See?"])
+        asked.append([{"type": "video", "video": images[:1] * 4, "fps": 2.0}, "See?"])
     if name == "qwen2_5_omni":
         asked.append([sound[0], picture[1], "Both?"])
     answer = {"role": "assistant", "content": [{"type": "text", "text": "Three of them."}]}

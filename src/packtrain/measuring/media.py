@@ -8,6 +8,7 @@ gets its `SampleError`; the others are not touched by it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..errors import SampleError
 from ..media.hints import header_of
+from ..media.knobs import chosen_frames, sized, stretch
 from .audio import AudioRule
 from .crops import AnyresRule, SquareRule, TileRule
 from .expansion import Block, Expansion
@@ -130,20 +132,51 @@ class MediaRules:
         kind = part["type"]
         header: Any = header_of(part, trust=trust)
         if kind == "image":
-            sizes.append((header.height, header.width))
+            sizes.append(self.size_of(part, header.height, header.width))
         elif kind == "audio":
+            first, last = stretch(part, header.frames, header.sample_rate)
             rule = self.audio
-            item = (
-                self.oracle.audio(header) if rule is None else rule.expand(header.frames, header.sample_rate)
-            )
+            if rule is not None:
+                item = rule.expand(last - first, header.sample_rate)
+            else:
+                item = self.oracle.audio(replace(header, frames=last - first))
             found[kind].append(item)
         else:
             found[kind].append(self._video(part, header))
 
+    def size_of(self, part: Part, height: int, width: int, frames: int = 1) -> tuple[int, int]:
+        """(height, width) that a picture, or each of so many frames, has when the processor gets it."""
+        rule: Any = self.image if part["type"] == "image" else getattr(self.video, "pixels", None)
+        return sized(part, height, width, rule.factor if isinstance(rule, PixelRule) else 1, frames)
+
+    def taken_of(self, part: Part, header: Any) -> tuple[I64, int, float | None]:
+        """(numbers of the frames that are taken, frames of the stretch they are taken from, its rate).
+
+        Raises:
+            SampleError: a stretch or number of frames that the video does not have; a list of frames without
+                a rate, where the model counts time.
+        """
+        rate = header.fps if header.fps is not None else part.get("fps")
+        rule = self.video
+        if rate is None and rule is not None and rule.timed:
+            raise SampleError(
+                "unsupported_media",
+                "a list of frames has no rate, and the model counts time",
+                hint='give "fps" beside the list, or frame_rate for all of them',
+            )
+        rate = None if rate is None else float(rate)
+        first, last = stretch(part, header.frames, rate)
+        temporal = 1 if rule is None else rule.temporal
+        taken = chosen_frames(part, first, last, rate, temporal)
+        if taken is None:
+            taken = self.frames_of(last - first, header.fps) + first
+        if rule is not None and rule.kind == "clip" and 0 < len(taken) < temporal:
+            taken = np.concatenate([taken, np.repeat(taken[-1:], temporal - len(taken))])
+        return taken, last - first, rate
+
     def _video(self, part: Part, header: Any) -> Expansion:
-        fps = header.fps if header.fps is not None else part.get("fps")
-        taken = self.frames_of(header.frames, header.fps)
-        clip = Clip(header.frames, None if fps is None else float(fps), header.height, header.width)
+        taken, frames, fps = self.taken_of(part, header)
+        clip = Clip(frames, fps, *self.size_of(part, header.height, header.width, len(taken)))
         if self.video is None:
             item: Expansion = self.oracle.video(clip, taken)
             return item
@@ -151,7 +184,8 @@ class MediaRules:
         if sound is None or self.audio is None:
             return self.video.expand(clip, taken)
         heard: Any = header_of({"type": "audio", "audio": sound})
-        return self.video.expand_with_sound(clip, taken, self.audio.expand(heard.frames, heard.sample_rate))
+        first, last = stretch(part, heard.frames, heard.sample_rate)
+        return self.video.expand_with_sound(clip, taken, self.audio.expand(last - first, heard.sample_rate))
 
     def _check(self, found: Expansions) -> None:
         counts = {item.costs.get("video_frames") for item in found.get("video", ())}

@@ -87,7 +87,7 @@ def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> R
             if isinstance(outcome, SampleError):
                 errors[i] = outcome
                 continue
-            if (fault := _left_out(outcome, template)) is not None:
+            if (fault := _left_out(outcome, template, source, i)) is not None:
                 errors[i] = fault
                 continue
             tokens[i - start] = _length(source, i, outcome)
@@ -123,12 +123,22 @@ def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> R
     )
 
 
-def _left_out(outcome: Any, template: Template) -> SampleError | None:
-    """Why a measured sample is not trained: nothing of it is supervised, or its sound would be cut."""
+def _left_out(outcome: Any, template: Template, source: Source, i: int) -> SampleError | None:
+    """Why a measured sample is not trained: nothing of it is supervised, or its sound would be cut.
+
+    Raises:
+        InputError: its sound would be cut, and nobody said that it may (`long_audio: error`).
+    """
     found = getattr(outcome, "costs", {})
     if getattr(template, "truncation", "error") != "error" and found.get("supervised") == 0:
         return SampleError("unsupervised", "truncation leaves no token that is trained")
-    if found.get("audio_cut") and getattr(template, "long_audio", "cut") == "drop":
+    policy = getattr(template, "long_audio", "cut") if found.get("audio_cut") else "cut"
+    if policy == "error":
+        raise InputError(
+            f"{source.where(i)} (id {i}): a clip is longer than the model hears, and its text stays whole",
+            hint="long_audio: drop leaves such samples out, cut trains them as they are (--long-audio)",
+        )
+    if policy == "drop":
         return SampleError("long_audio", f"{found['audio_cut']} of its clips are longer than the model hears")
     return None
 

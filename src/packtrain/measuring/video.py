@@ -76,6 +76,11 @@ class VideoRule:
     seconds: float | None = None
     chunk: float = 0.0
 
+    @property
+    def timed(self) -> bool:
+        """Whether the rate of a video's frames changes what the model sees."""
+        return self.kind == "clip" or (self.clock is not None and self.seconds is None)
+
     def to_dict(self) -> dict[str, Any]:
         return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
 

@@ -1,21 +1,24 @@
 """Where the members of a tar file lie, so that one of them is read by its byte range.
 
 The members of a tar are listed once per process (headers only, data are skipped over) and kept for the
-tars used last, half a million members at most; a tar whose size or time has changed is listed again. Only
+tars used last, half a million members at most; a tar whose size or time has changed is listed again. A hard
+or symbolic link has the range of the member it names. Only
 plain tars: a compressed one has no byte ranges. Names must match to the letter; a name that stands in the
 tar twice is refused, because readers differ in which of the two they take.
 """
 
 from __future__ import annotations
 
+import posixpath
 import tarfile
 import unicodedata
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import IO, Any
 
 from ..errors import SampleError, nearest
 
-__all__ = ["PREFIX", "locate", "split"]
+__all__ = ["PREFIX", "followed", "locate", "split"]
 
 PREFIX = "tar:"
 KEEP = 500_000  # members over all tars
@@ -65,18 +68,44 @@ def locate(handle: IO[bytes], path: str, size: int, mtime_ns: int, member: str) 
 
 def _list(handle: IO[bytes], path: str) -> _Members:
     table: _Members = {}
+    links: dict[str, str] = {}
     try:
         with tarfile.open(fileobj=handle, mode="r:") as tar:
             archive: Any = tar
             while (info := tar.next()) is not None:
                 if info.isreg() and not info.issparse():
                     table[info.name] = _TWICE if info.name in table else (info.offset_data, info.size)
+                elif info.islnk() or info.issym():
+                    folder = posixpath.dirname(info.name) if info.issym() else ""
+                    links[info.name] = posixpath.join(folder, info.linkname)
                 archive.members = []  # tarfile keeps every header otherwise
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         if not table:
             raise SampleError("unreadable_media", f"{path} is no plain tar file: {error}") from None
         # a tar that breaks off: the members in front of the break are whole
+    followed(table, links)
     return table
+
+
+def followed(table: _Members, links: Mapping[str, str]) -> None:
+    """Give links the range of the member they name, in place; one that names none stays away.
+
+    Args:
+        table: name -> (offset, size) of the members that hold bytes.
+        links: name -> name of the target, by its path in the tar.
+    """
+    plain = {posixpath.normpath(name): span for name, span in table.items()}
+    waiting = dict(links)
+    while waiting:
+        found = {
+            n: plain[t] for n, t in ((n, posixpath.normpath(t)) for n, t in waiting.items()) if t in plain
+        }
+        if not found:
+            return
+        for name, span in found.items():
+            table[name] = _TWICE if name in table else span
+            plain.setdefault(posixpath.normpath(name), span)
+            del waiting[name]
 
 
 def _near(member: str, table: _Members) -> str | None:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
-from ..errors import ConfigError, FormatError
+from ..errors import ConfigError, FormatError, UnknownNameError
 from ..sources import open_source
 from ..sources.chat import ChatSource
 from ..sources.encoded import EncodedTemplate
+from ..sources.text import TextSource
 
 if TYPE_CHECKING:
     from ..train.config import RunConfig
@@ -139,6 +140,10 @@ class Inputs:
         opened = open_source(_path(self.source), kind=self.kind, **self.source_options)
         if getattr(opened, "encoded", False):
             return opened
+        if self.task == "text":
+            return TextSource(opened, columns=self.columns or None, ignore_keys=self.ignore_keys)
+        if self.task != "chat":
+            raise UnknownNameError("task", self.task, ("chat", "text"))
         return ChatSource(
             opened,
             shape=self.shape,
@@ -161,6 +166,11 @@ class Inputs:
             return EncodedTemplate()
         from ..template import HFTemplate, load_processor
 
+        if self.task == "text":
+            from ..template.text import TextTemplate
+
+            processor = load_processor(_path(self.processor))
+            return TextTemplate(processor, model_limit=self.model_limit, **self.text_options)
         return HFTemplate(
             load_processor(_path(self.processor)),
             system=self.system,
@@ -169,6 +179,7 @@ class Inputs:
             model_limit=self.model_limit,
             tokens_per_second=self.tokens_per_second,
             trust_hints=self.trust_hints,
+            long_audio=self.long_audio,
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import SampleError
 from ._content import check_text, fault
+from ._once import Twice, loads
 from ._values import pruned
 
 __all__ = ["calls_of", "check_json", "parsed", "tools_of"]
@@ -25,25 +26,13 @@ def parsed(value: Any, what: str, *, strict: bool = True) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value, object_pairs_hook=_once)
+        return loads(value)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, _Twice):
+        if isinstance(error, Twice):
             raise fault(f"{what} gives {error}") from None
         if strict:
             raise fault(f"{what} is not JSON") from None
         return value
-
-
-class _Twice(ValueError):
-    """A key that an object has twice."""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    held = dict(pairs)
-    if len(held) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise _Twice(f"the key {next(n for n in names if names.count(n) > 1)!r} twice")
-    return held
 
 
 def calls_of(content: Any, what: str) -> list[dict[str, Any]]:

@@ -14,15 +14,20 @@ from ..errors import SampleError, SourceError, nearest
 from ..files import digest_json
 from . import _index, _scan
 from ._handles import Pinned, read
+from ._once import Twice, loads
+from .keys import FIELDS
 
 __all__ = ["RecordFile", "Shard", "find_kind", "open_records"]
 
 _BUILDERS: dict[str, Callable[[Pinned], _index.Built]] = {
     "jsonl": _scan.scan_lines,
     "json": _scan.scan_array,
+    "object": _scan.scan_object,
 }
 _PROBE = 1 << 16
 _HASHED = 1 << 24
+_ONE_RECORD = 1 << 26  # bytes of a file that may be one record
+_OF_RECORD = ("messages", "conversations", "texts", "instruction", "prompt", "response")
 _SPACE = b" \t\r\n"
 
 
@@ -118,11 +123,13 @@ class RecordFile:
         if self._kind == "json":
             data = data.removesuffix(b",").rstrip(_SPACE)
         try:
-            record = json.loads(data.decode("utf-8"))
+            record = loads(data.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise self._malformed(number, f"is not UTF-8 (byte {start + error.start} of the file)") from None
         except RecursionError:
             raise self._malformed(number, "is nested too deeply") from None
+        except Twice as error:
+            raise self._malformed(number, f"gives {error}") from None
         except ValueError as error:
             raise self._malformed(number, f"is not valid JSON: {error}" if data else "is empty") from None
         if not isinstance(record, dict):
@@ -197,6 +204,8 @@ def find_kind(file: Pinned, kind: str) -> str:
         # an array, unless it is the wrong first line of a JSONL
         return "jsonl" if kind == "jsonl" and more and alone else "json"
     if kind == "json" and first.startswith(b"{") and not (alone and more):
+        if _is_record(read(file, start, file.size - start) if file.size <= _ONE_RECORD else b""):
+            return "object"
         raise SourceError(
             f"{file.path} is one JSON object, not a list of records",
             hint="give the list of records itself, or one object per line as .jsonl",
@@ -204,6 +213,16 @@ def find_kind(file: Pinned, kind: str) -> str:
     if kind == "json" and not first.startswith(b"{"):
         raise SourceError(f"{file.path} is no JSON array: it starts with {first!r}")
     return "jsonl"
+
+
+def _is_record(data: bytes) -> bool:
+    """Whether a JSON object is one chat record, by the fields it has."""
+    try:
+        held = json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    names = {name for field in _OF_RECORD for name in FIELDS[field]}
+    return isinstance(held, dict) and not names.isdisjoint(held)
 
 
 def _first_line(file: Pinned, start: int) -> tuple[bool, bool]:

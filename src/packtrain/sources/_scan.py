@@ -18,7 +18,7 @@ from ..errors import SourceError
 from ._handles import Pinned, read
 from ._index import Built
 
-__all__ = ["BOM", "scan_array", "scan_lines"]
+__all__ = ["BOM", "scan_array", "scan_lines", "scan_object"]
 
 BOM = b"\xef\xbb\xbf"
 BLOCK = 1 << 20
@@ -69,6 +69,15 @@ def _blank(data: bytes, firsts: I64, ends: I64) -> NDArray[np.bool_]:
     for line in suspects.tolist():
         blank[line] = not data[firsts[line] : ends[line]].strip(_SPACE)
     return blank
+
+
+def scan_object(file: Pinned) -> Built:
+    """Index of a file that is one record."""
+    digest = hashlib.sha256()
+    for _, block in _blocks(file, LINES_BLOCK):
+        digest.update(block)
+    start = len(BOM) if read(file, 0, min(3, file.size)) == BOM else 0
+    return Built(np.array([start, file.size], dtype=np.int64), np.zeros(0, np.int64), digest.hexdigest())
 
 
 # --------------------------------------------------------------------------------------------

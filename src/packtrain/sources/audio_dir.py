@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import csv
 import io
-import json
+import logging
 import operator
 import os
 import unicodedata
@@ -31,7 +31,9 @@ from typing import Any
 
 from .. import files
 from ..errors import SampleError, SourceError
+from ..media.knobs import ENDS, STARTS
 from ..media.location import identity
+from ._once import loads
 from ._paths import natural
 
 __all__ = ["PROMPT", "Clips", "open_source"]
@@ -50,15 +52,19 @@ _HINTS = {
     "channels": "channels",
     "duration": "duration",
 }
+_KNOWN = frozenset((*_FILES, *_TEXTS, *_HINTS, *STARTS, *ENDS))
 
 Row = dict[str, Any]
+
+log = logging.getLogger(__name__)
 
 
 class Clips:
     """Clips of a folder. Rows are held in memory; clips are opened by whoever measures or encodes them."""
 
-    def __init__(self, folder: str, kind: str, rows: list[Row], prompt: str) -> None:
+    def __init__(self, folder: str, kind: str, rows: list[Row], prompt: str, unlisted: int = 0) -> None:
         self.folder = folder
+        self.unlisted = unlisted  # clips of the folder that its table does not name
         self._kind = kind
         self._rows = rows
         self._prompt = prompt
@@ -71,7 +77,8 @@ class Clips:
 
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON."""
-        return {"kind": "audio_dir", "from": self._kind, "records": len(self), "prompt": self._prompt}
+        told = {"kind": "audio_dir", "from": self._kind, "records": len(self), "prompt": self._prompt}
+        return {**told, "unlisted": self.unlisted} if self.unlisted else told
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -89,7 +96,8 @@ class Clips:
         if self._prompt:
             asked.append({"type": "text", "text": self._prompt})
         return {
-            "messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": row["text"]}]
+            **row.get("left", {}),
+            "messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": row["text"]}],
         }
 
     def where(self, index: int) -> str:
@@ -135,7 +143,16 @@ def open_source(
         for row in rows:
             if not row.get("fault"):
                 identity(os.path.join(text, row["file"]))
-    return Clips(text, table or "folder", rows, prompt)
+    unlisted = _unlisted(text, rows) if table else []
+    if unlisted:
+        log.warning(
+            "%s: %d clips stand in no row of %s and are no samples, such as %s",
+            text,
+            len(unlisted),
+            table,
+            unlisted[0],
+        )
+    return Clips(text, table or "folder", rows, prompt, len(unlisted))
 
 
 # --------------------------------------------------------------------------------------------
@@ -163,7 +180,15 @@ def _of_table(folder: str, table: str) -> Iterator[Row]:
         for key, hint in _HINTS.items():
             if isinstance(record.get(key), (int, float)) and record[key]:
                 hints.setdefault(hint, record[key])
-        yield {"line": number, "file": name, "text": said or None, "hints": hints}
+        hints.update({key: record[key] for key in (*STARTS, *ENDS) if record.get(key) not in (None, "")})
+        left = {key: value for key, value in record.items() if key not in _KNOWN}
+        yield {
+            "line": number,
+            "file": name,
+            "text": said or None,
+            "hints": hints,
+            **({"left": left} if left else {}),
+        }
 
 
 def _json_lines(lines: list[str]) -> Iterator[tuple[int, Row | str]]:
@@ -171,7 +196,7 @@ def _json_lines(lines: list[str]) -> Iterator[tuple[int, Row | str]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = loads(line)
         except (ValueError, RecursionError) as error:
             yield number, f"is not valid JSON: {error}"
             continue
@@ -217,6 +242,12 @@ def _clips(folder: str) -> list[str]:
         for path in Path(folder).rglob("*")
         if path.suffix.lower() in SUFFIXES_OF_CLIPS and not path.name.startswith(".")
     ]
+
+
+def _unlisted(folder: str, rows: list[Row]) -> list[str]:
+    """Clips of a folder that no row of its table names."""
+    named = {_composed(os.path.normpath(row["file"])) for row in rows if row["file"]}
+    return [name for name in sorted(_clips(folder), key=natural) if _composed(name) not in named]
 
 
 def _stems(folder: str) -> dict[str, list[str]]:

@@ -1,11 +1,14 @@
 """WebDataset tars: members that share a key are one sample, read by byte range from plain tar files.
 
     key        folder and name up to its first dot: `a.b/x.seg.png` has key `a.b/x` and kind `seg.png`
-    sample     `json` is the record; without one, `txt` (`caption`, `text`) is what the assistant says
+    sample     `json` is the record; without one, or where it holds no chat, `txt` (`caption`, `text`) is
+               what the assistant says, and keys of the `json` are accounted for as those of any record
     media      members of the key; a record that names some (`"images": ["jpg"]`, `["x.jpg"]`, `["img0.jpg"]`,
                in a list or in parts of its messages) gets those, one that names none gets all, in tar
                order, as `images`, `videos`, `audios`
     refs       `tar:PATH!MEMBER`, which media are opened by without unpacking the tar
+
+A member that is a link, hard or symbolic, is the member it names.
 
 Names: keys are compared in composed form (NFC), so the two halves of a pair that were named in different
 forms meet. Members of a key that are not next to each other are one sample, and a warning names them: other
@@ -23,6 +26,7 @@ import json
 import logging
 import operator
 import os
+import posixpath
 import tarfile
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -31,12 +35,15 @@ from typing import Any
 
 from .. import files
 from ..errors import InputError, SampleError, SourceError, UnknownNameError
+from ..media._tar import followed
 from ._handles import Pinned, read
 from ._index import store_places
+from ._once import loads
 from ._packed import kind_of
 from ._paths import expand, root_of
 from ._records import Shard
 from ._table import Digested, digest_files, merkle
+from .keys import FIELDS
 
 __all__ = ["SUFFIXES", "Tars", "open_source"]
 
@@ -49,11 +56,18 @@ MEDIA = {
     "audios": ("wav", "flac", "mp3", "ogg", "opus"),
 }
 _TEXTS = ("txt", "caption", "text")
+#: Fields of a record that is a chat.
+_CHAT = frozenset(
+    name
+    for field in ("messages", "conversations", "texts", "instruction", "prompt", "response")
+    for name in FIELDS[field]
+)
 _MEDIA_KEYS = frozenset(name + end for name in ("image", "video", "audio") for end in ("", "s", "_url")) | {
     "url",
     "path",
 }
 _END = bytes(512)
+_SCHEMA = 2  # of stored member tables
 
 Member = tuple[str, int, int]  # name, offset of its bytes, size
 
@@ -119,9 +133,11 @@ class Tars:
             )
         refs = {kind: f"tar:{file.path}!{member[0]}" for kind, member in sample.members.items()}
         text = next((kind for kind in _TEXTS if kind in sample.members), None)
+        record: dict[str, Any] = {}
         if "json" in sample.members:
             record = _object(self._bytes(file, sample.members["json"]), where)
-            return _with_media(record, sample, refs)
+            if text is None or not _CHAT.isdisjoint(record):
+                return _with_media(record, sample, refs)
         if text is None:
             held = ", ".join(sample.members)
             raise SampleError("malformed_record", f"{where} has neither json nor txt (it has {held})")
@@ -135,7 +151,7 @@ class Tars:
         if self._prompt:
             asked.append({"type": "text", "text": self._prompt})
         messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said.strip()}]
-        return {"__key__": sample.key, "messages": messages}
+        return {**record, "__key__": sample.key, "messages": messages}
 
     def where(self, index: int) -> str:
         """`shard-000.tar!key`."""
@@ -197,12 +213,22 @@ def _members(file: Digested, cache_dir: str | os.PathLike[str] | None) -> tuple[
     for place in places:
         try:
             stored = json.loads(place.read_bytes())
-            if stored["sha256"] == file.sha256 and stored["digest"] == files.digest_json(stored["members"]):
+            if (
+                stored["schema"] == _SCHEMA
+                and stored["sha256"] == file.sha256
+                and stored["digest"] == files.digest_json(stored["members"])
+            ):
                 return [(str(n), int(o), int(s)) for n, o, s in stored["members"]], bool(stored["whole"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
     members, whole = _list(file)
-    table = {"sha256": file.sha256, "whole": whole, "digest": files.digest_json(members), "members": members}
+    table = {
+        "schema": _SCHEMA,
+        "sha256": file.sha256,
+        "whole": whole,
+        "digest": files.digest_json(members),
+        "members": members,
+    }
     for place in places:
         try:
             with files.publish(place) as handle:
@@ -215,6 +241,7 @@ def _members(file: Digested, cache_dir: str | os.PathLike[str] | None) -> tuple[
 
 def _list(file: Digested) -> tuple[list[Member], bool]:
     members: list[Member] = []
+    links: dict[str, str] = {}
     with open(file.path, "rb") as handle:
         packed = kind_of(handle.read(8))
         if packed is not None:
@@ -231,11 +258,21 @@ def _list(file: Digested) -> tuple[list[Member], bool]:
                     end = info.offset_data + -(-info.size // 512) * 512
                     if info.isreg() and not info.issparse():
                         members.append((info.name, info.offset_data, info.size))
+                    elif info.islnk() or info.issym():
+                        folder = posixpath.dirname(info.name) if info.issym() else ""
+                        links[info.name] = posixpath.join(folder, info.linkname)
+                        members.append((info.name, -1, 0))
                     archive.members = []
         except (tarfile.TarError, OSError, EOFError, ValueError) as error:
             if not members:
                 raise SourceError(f"{file.path} is no tar file: {error}") from None
             return members, False
+        table = {name: (offset, size) for name, offset, size in members if offset >= 0}
+        followed(table, links)
+        members = [
+            (name, *table.get(name, (-1, 0))) if name in links else (name, offset, size)
+            for name, offset, size in members
+        ]
         handle.seek(end)
         return members, handle.read(len(_END)) == _END
 
@@ -259,6 +296,8 @@ def _group(file: Digested, members: Sequence[Member], whole: bool, *, keep: bool
         kind = kind.lower()
         if kind in sample.members:
             sample.fault = f"has two members of kind {kind!r}: {sample.members[kind][0]!r}, {member[0]!r}"
+        if member[1] < 0:
+            sample.fault = f"has the member {member[0]!r}, a link to what is not in its tar"
         sample.members[kind] = member
         last = key
     if apart:
@@ -292,7 +331,7 @@ def _mark_cut(file: Digested, found: list[_Sample], *, keep: bool) -> None:
 
 def _object(data: bytes, where: str) -> dict[str, Any]:
     try:
-        record = json.loads(data.decode("utf-8-sig"))
+        record = loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise SampleError("malformed_record", f"{where}: its json is not UTF-8") from None
     except (ValueError, RecursionError) as error:

@@ -12,6 +12,9 @@ from .layout import TRUNCATIONS
 #: What a processor needs for each modality.
 PARTS = {"image": "image_processor", "video": "video_processor", "audio": "feature_extractor"}
 
+#: What becomes of a clip that the processor would cut.
+LONG_AUDIO = ("error", "cut", "drop")
+
 __all__ = ["PARTS", "check_options", "choose_family", "positive"]
 
 
@@ -69,6 +72,8 @@ def check_options(template: Any) -> None:
             f"template variables are not plain values: {error}",
             hint="use strings, numbers, lists and mappings",
         ) from None
+    if template.long_audio not in LONG_AUDIO:
+        raise UnknownNameError("long_audio", str(template.long_audio), LONG_AUDIO)
     if template.truncation not in TRUNCATIONS:
         raise UnknownNameError("truncation", str(template.truncation), TRUNCATIONS)
     if template.truncation != "error" and template.max_length is None:

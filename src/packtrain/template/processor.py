@@ -65,6 +65,8 @@ class HFTemplate:
         text_counter: `auto`, `hf`, `tiktoken` or `gigatoken`: how texts are counted when measuring. The
             counts are the same; a counter that cannot prove it is not used.
         variables: further variables of the chat template, for example `{"enable_thinking": False}`.
+        long_audio: what measuring a source does with a clip that the processor would cut: `cut` counts it,
+            `drop` leaves the sample out, `error` stops.
 
     Raises:
         ConfigError: no chat template, a tokenizer without offsets, or options that cannot hold.
@@ -83,6 +85,7 @@ class HFTemplate:
         trust_hints: bool = False,
         text_counter: str = "auto",
         variables: Mapping[str, Any] | None = None,
+        long_audio: str = "cut",
     ) -> None:
         ensure_torchvision()
         if isinstance(processor, (str, Path)):
@@ -98,6 +101,7 @@ class HFTemplate:
         self.tokens_per_second = tokens_per_second
         self.trust_hints = trust_hints
         self.text_counter = text_counter
+        self.long_audio = long_audio
         check_options(self)
         self.media = bind_media(
             processor,
@@ -285,6 +289,7 @@ class HFTemplate:
             "truncation": self.truncation,
             "trust_hints": self.trust_hints,
             "variables": self.variables,
+            **({"long_audio": "drop"} if self.long_audio == "drop" else {}),
         }
 
     def verify_limits(self, probes: Sequence[tuple[int, int]] | None = None) -> dict[tuple[int, int], int]:
@@ -316,6 +321,7 @@ class HFTemplate:
             "trust_hints": self.trust_hints,
             "text_counter": self.text_counter,
             "variables": self.variables,
+            "long_audio": self.long_audio,
         }
         return (_restore, (pickle.dumps(self.processor), options))
 

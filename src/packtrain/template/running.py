@@ -19,6 +19,7 @@ from ..measuring.expansion import Expansion
 from ..measuring.media import MediaRules, Part
 from ..media.audio import open_audio
 from ..media.image import open_image
+from ..media.knobs import stretch
 from ..media.video import read_frames, read_header
 from .layout import Layout, aligned
 from .resample import mono, resample
@@ -41,14 +42,14 @@ def processor_inputs(parts: Sequence[Part], rules: MediaRules, family: Family) -
     owners: list[int | None] = []  # video a sound belongs to
     for part in parts:
         if part["type"] == "image":
-            images.append(open_image(part["image"]))
+            images.append(_image(part, rules))
         elif part["type"] == "audio":
-            sounds.append(_sound(part["audio"], rules))
+            sounds.append(_sound(part["audio"], rules, part))
             owners.append(None)
         else:
             array, facts = _video(part, rules)
             if part.get("audio") is not None and rules.audio is not None:
-                sounds.append(_sound(part["audio"], rules))
+                sounds.append(_sound(part["audio"], rules, part))
                 owners.append(len(frames))
             frames.append(array)
             metadata.append(facts)
@@ -74,23 +75,41 @@ def processor_inputs(parts: Sequence[Part], rules: MediaRules, family: Family) -
 
 def _video(part: Part, rules: MediaRules) -> tuple[NDArray[np.uint8], dict[str, Any]]:
     header = read_header(part["video"])
-    taken = rules.frames_of(header.frames, header.fps)
-    array = read_frames(part["video"], taken.tolist())
-    fps = header.fps if header.fps is not None else part.get("fps")
+    taken, frames, fps = rules.taken_of(part, header)
+    once, again = np.unique(taken, return_inverse=True)
+    array = read_frames(part["video"], once.tolist())[again]
+    height, width = rules.size_of(part, header.height, header.width, len(taken))
+    if (height, width) != array.shape[1:3]:
+        from PIL import Image
+
+        array = np.stack([np.asarray(_resized(Image.fromarray(frame), height, width)) for frame in array])
     facts = {
-        "total_num_frames": header.frames,
+        "total_num_frames": frames,
         "fps": fps,
-        "duration": header.duration,
-        "width": header.width,
-        "height": header.height,
+        "duration": header.duration if frames == header.frames or not fps else frames / fps,
+        "width": width,
+        "height": height,
         "frames_indices": taken.tolist(),
     }
     return array, facts
 
 
-def _sound(reference: Any, rules: MediaRules) -> NDArray[np.float32]:
+def _image(part: Part, rules: MediaRules) -> Any:
+    opened = open_image(part["image"])
+    return _resized(opened, *rules.size_of(part, opened.height, opened.width))
+
+
+def _resized(image: Any, height: int, width: int) -> Any:
+    """A picture at the size that its knobs ask for."""
+    from PIL import Image
+
+    return image if image.size == (width, height) else image.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def _sound(reference: Any, rules: MediaRules, part: Part) -> NDArray[np.float32]:
     samples, rate = open_audio(reference)
-    return resample(mono(samples), rate, rules.rate)
+    first, last = stretch(part, len(samples), rate)
+    return resample(mono(samples[first:last]), rate, rules.rate)
 
 
 def run_processor(

@@ -1,0 +1,30 @@
+"""JSON in which no object gives a key twice: which of the two was meant, nobody can say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+__all__ = ["Twice", "loads"]
+
+
+class Twice(ValueError):
+    """An object gives a key twice."""
+
+
+def loads(text: str | bytes) -> Any:
+    """`json.loads`.
+
+    Raises:
+        Twice: an object gives a key twice.
+        ValueError: the text is no JSON.
+    """
+    return json.loads(text, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    held = dict(pairs)
+    if len(held) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise Twice(f"the key {next(name for name in names if names.count(name) > 1)!r} twice")
+    return held

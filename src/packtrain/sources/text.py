@@ -1,0 +1,99 @@
+"""Raw text: the documents of a source as they are, for `task: text`.
+
+A sample is `{"text": str}`. The text stands in the field `text` (`content`, `document`, `raw_content`), or
+where `columns={"text": name}` says. Other keys are accounted for as those of chats: a medium, a list of
+turns, spans or a mask beside the text is refused (`unread_key`), what else nothing reads is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import SampleError, UnknownNameError
+from ..extend import Source
+from ..files import digest_json
+from ._account import Account
+from ._content import check_text, fault
+from ._memory import as_source
+from .keys import TEXT
+
+__all__ = ["TextSource"]
+
+
+class TextSource:
+    """Documents of a source of raw records.
+
+    Args:
+        source: any source whose items are mappings.
+        columns: `{"text": name of the field}`.
+        ignore_keys: keys that are left out.
+    """
+
+    def __init__(
+        self, source: Source, *, columns: Mapping[str, str] | None = None, ignore_keys: Sequence[str] = ()
+    ) -> None:
+        for field in columns or {}:
+            if field != "text":
+                raise UnknownNameError("columns key", str(field), ("text",))
+        self._source = as_source(source)
+        self._names = (columns["text"],) if columns else TEXT
+        self.account = Account(ignore_keys)
+
+    @property
+    def source(self) -> Source:
+        """The source of raw records."""
+        inner: Source = self._source
+        return inner
+
+    @property
+    def fingerprint(self) -> str:
+        return digest_json({"source": self._source.fingerprint, "text": self.config()})
+
+    def config(self) -> dict[str, Any]:
+        """The options that affect a sample, as plain JSON."""
+        return {"schema": 1, "names": list(self._names), "ignore_keys": sorted(self.account.ignore)}
+
+    def fields(self) -> dict[str, Any]:
+        """What the fingerprint is made of, as plain JSON."""
+        inner = getattr(self._source, "fields", None)
+        source = inner() if callable(inner) else {"fingerprint": self._source.fingerprint}
+        return {"source": source, "text": self.config()}
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        record = self._source[index]
+        try:
+            return self._read(record)
+        except SampleError as error:
+            raise SampleError(
+                error.reason, f"{self.where(index)}: {error.message}", hint=error.hint
+            ) from None
+
+    def where(self, index: int) -> str:
+        return str(self._source.where(index))
+
+    def __repr__(self) -> str:
+        return f"<text over {self._source!r}, {self.fingerprint[:7]}>"
+
+    def _read(self, record: Any) -> dict[str, Any]:
+        if not isinstance(record, Mapping):
+            raise fault(f"the record is {type(record).__name__}, not an object")
+        self.account.begin()
+        name = next((name for name in self._names if record.get(name) is not None), None)
+        if name is None:
+            raise fault(
+                f"has no field {' or '.join(map(repr, self._names))}",
+                hint=f"it has {', '.join(map(repr, record))}; name the text with columns={{'text': …}}",
+            )
+        text = record[name]
+        if not isinstance(text, str):
+            raise fault(f"field {name!r} is {type(text).__name__}, not text")
+        if not text:
+            raise SampleError("empty", f"field {name!r} is empty")
+        self.account.rest(record, [key for key in record if key != name], media=False)
+        self.account.alias(name, "text")
+        self.account.end()
+        return {"text": check_text(text, f"field {name!r}")}

@@ -1,0 +1,126 @@
+"""TextTemplate: documents as they are (`task: text`), every token but the first trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, SampleError
+from ..extend import Measured
+from ..families import Family
+from ..measuring.text import check_text, tokenize
+from .identity import processor_identity
+from .options import choose_family, positive
+
+__all__ = ["TextTemplate"]
+
+IGNORED = -100
+
+
+class TextTemplate:
+    """Template of raw text (`extend.Template`), over samples `{"text": str}`.
+
+    Args:
+        processor: loaded processor or tokenizer; only its tokenizer is used.
+        bos: put the tokenizer's begin-of-text token in front; None: where the tokenizer does so by itself.
+        eos: put its end-of-text token behind.
+        family: as for `HFTemplate`.
+        model_limit: longest document the model takes; longer ones are "beyond model".
+
+    Raises:
+        ConfigError: the tokenizer has no such token.
+    """
+
+    cost_names = ("supervised",)
+    media = None
+
+    def __init__(
+        self,
+        processor: Any,
+        *,
+        bos: bool | None = None,
+        eos: bool = True,
+        family: Family | str | None = None,
+        model_limit: int | None = None,
+    ) -> None:
+        self.processor = processor
+        self.tokenizer = getattr(processor, "tokenizer", processor)
+        self.family = choose_family(family, processor)
+        self.model_limit = positive("model_limit", model_limit)
+        if bos is None:
+            first = self.tokenizer("a")["input_ids"][:1]
+            bos = self.tokenizer.bos_token_id is not None and first == [self.tokenizer.bos_token_id]
+        self.bos, self.eos = bool(bos), bool(eos)
+        for name, wanted in (("bos", self.bos), ("eos", self.eos)):
+            if wanted and getattr(self.tokenizer, f"{name}_token_id") is None:
+                raise ConfigError(
+                    f"the tokenizer has no {name} token", hint=f"set text_options: {{{name}: false}}"
+                )
+
+    def measure(self, sample: Mapping[str, Any]) -> Measured:
+        """Tokens of a document.
+
+        Raises:
+            SampleError: malformed_record.
+        """
+        (outcome,) = self.measure_batch([sample])
+        if isinstance(outcome, SampleError):
+            raise outcome
+        return outcome
+
+    def measure_batch(self, samples: Sequence[Mapping[str, Any]]) -> list[Measured | SampleError]:
+        """`measure` of several documents; one that cannot be used gives its `SampleError`."""
+        out: list[Measured | SampleError] = []
+        good: list[str] = []
+        for sample in samples:
+            try:
+                check_text(sample["text"])
+                good.append(sample["text"])
+                out.append(Measured(0))
+            except SampleError as error:
+                out.append(error)
+        counted = iter(self._ids(good))
+        for place, outcome in enumerate(out):
+            if not isinstance(outcome, SampleError):
+                count = len(next(counted))
+                out[place] = Measured(count, supervised=max(count - 1, 0))
+        return out
+
+    def encode(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """torch tensors `input_ids` int64[T], `labels` int64[T] (the first -100), `position_ids` int64[T], or
+        int64[3,T] for mRoPE families.
+
+        Raises:
+            SampleError: malformed_record.
+        """
+        import torch
+
+        check_text(sample["text"])
+        (ids,) = self._ids([sample["text"]])
+        labels = ids.copy()
+        labels[:1] = IGNORED
+        positions = np.arange(len(ids), dtype=np.int64)
+        if self.family.position_rows > 1:
+            positions = np.tile(positions, (self.family.position_rows, 1))
+        arrays = {"input_ids": ids, "labels": labels, "position_ids": positions}
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def config(self) -> dict[str, Any]:
+        """Everything that affects a length, as plain JSON values."""
+        return {
+            **processor_identity(self.processor, self.tokenizer),
+            "task": "text",
+            "family": self.family.name,
+            "bos": self.bos,
+            "eos": self.eos,
+            "model_limit": self.model_limit,
+        }
+
+    def _ids(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        begin = [self.tokenizer.bos_token_id] if self.bos else []
+        end = [self.tokenizer.eos_token_id] if self.eos else []
+        found = tokenize(self.tokenizer, texts, add_special_tokens=False) if texts else []
+        return [np.concatenate([begin, tokens.ids, end]).astype(np.int64) for tokens in found]
