@@ -58,8 +58,7 @@ RINGS: list[set[str]] = [
     {"_lazy_views", "lazy"},
     {"_stream_run", "streaming"},
     {"chunked", "shards"},
-    {"batch", "processor"},
-    {"config", "eval_keys", "lazy_keys", "stream_keys"},
+    {"_lazy_views", "growing"},
 ]
 DRAWERS = {"utils", "util", "common", "core", "base", "helpers", "misc"}
 LINES = 600
