@@ -23,7 +23,7 @@ import torch
 
 from packtrain import files
 from packtrain.data import LazyShardedDataset
-from packtrain.data._acknowledge import Cursor
+from packtrain.packs._acknowledge import Cursor
 from packtrain.store._folders import sealed
 from packtrain.store.chunks import ChunkReader, ChunkWriter
 from packtrain.store.growing import INDEX, STREAM, STREAM_SCHEMA, chunk_name

@@ -113,7 +113,7 @@ def memory(packs: int) -> float:
         pt.plan(lengths, pack_length=8).save(folder / "plan")
         view = pt.PackPlan.load(folder / "plan").align(1)
         data = PackedDataset(view, Ids(2 * packs), lengths=lengths)
-        loader = PackLoader(data, PackSampler(view, seed=1), 64, collate_fn=seen, num_workers=1)
+        loader = PackLoader(data, PackSampler(view, 0, seed=1), 64, collate_fn=seen, num_workers=1)
         held = list(loader)
         first, mapped = held[4]
         grown = [(held[place][0] - first) / 2**20 for place in (len(held) // 2, -1)]

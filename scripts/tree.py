@@ -30,7 +30,7 @@ ORDER = [
         "media",
         "families",
     ),
-    *("sources", "measuring", "execute", "store", "template", "collate", "data"),
+    *("sources", "measuring", "execute", "store", "template", "collate", "packs", "data"),
     *("testing", "export", "report", "train", "pipeline", "hosts", "cli", "__main__"),
 ]
 

@@ -31,6 +31,7 @@ LAYERS = [
     ["sources", "measuring", "execute"],
     ["store"],
     ["template", "collate"],
+    ["packs"],
     ["data"],
     ["testing", "export", "report"],
     ["train"],
@@ -50,7 +51,7 @@ HEAVY = {
     "tokenizers",
     "torchvision",
 }
-TORCH_LAYERS = {"testing", "template", "collate", "data", "train", "hosts"}
+TORCH_LAYERS = {"testing", "template", "collate", "packs", "data", "train", "hosts"}
 
 
 # Rings that are still there, by the names of their files; none may be added.

@@ -23,6 +23,18 @@ __all__ = ["KEYWORDS", "MODULES", "NAMES", "attribute", "install", "new_path", "
 
 # old module -> new one. The row of a package holds for the modules below it that have no row of their own.
 MODULES: dict[str, str] = {
+    "packtrain.data.chunked": "packtrain.packs.exported",
+    "packtrain.data.encode_cache": "packtrain.packs.encode_cache",
+    "packtrain.data.equal_steps": "packtrain.packs.equal_steps",
+    "packtrain.data.lazy": "packtrain.packs.growing",
+    "packtrain.data.loader": "packtrain.packs.loader",
+    "packtrain.data.pack_row": "packtrain.packs.pack",
+    "packtrain.data.packed": "packtrain.packs.packed",
+    "packtrain.data.sampler": "packtrain.packs.sampler",
+    "packtrain.data.shards": "packtrain.packs.exported",
+    "packtrain.data.streaming": "packtrain.packs.streaming",
+    "packtrain.data.token_budget": "packtrain.packs.token_budget",
+    "packtrain.data.weighted": "packtrain.packs.weighted",
     "packtrain.demo": "packtrain.testing.demo",
     "packtrain.integrations": "packtrain.hosts",
     "packtrain.planning.steps": "packtrain.planning.permutation",

@@ -24,7 +24,7 @@ def test_static_packing_produces_a_fixed_length_pack_dataset_for_an_epoch(
     made = prepared()
     aligned = made.plan.align(1)
     dataset = PackedDataset(aligned, made.source, made.template.encode, lengths=made.lengths)
-    sampler = PackSampler(aligned, seed=5)
+    sampler = PackSampler(aligned, 0, seed=5)
     assert len(dataset) == len(sampler) == len(made.plan)
     for epoch in range(2):
         sampler.set_epoch(epoch)

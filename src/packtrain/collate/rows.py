@@ -1,4 +1,4 @@
-"""Packs that come as one row and still know their samples (`data.PackRow`): the collator takes those."""
+"""Packs that come as one row and still know their samples (`packs.Pack`): the collator takes those."""
 
 from __future__ import annotations
 

@@ -1,16 +1,18 @@
-"""Datasets and samplers over a plan, and over directories of chunks (torch)."""
+"""The public names of datasets, samplers and loaders over packs (torch); they live in `packs`."""
 
-from .chunked import ChunkedPacks
-from .encode_cache import EncodeCache
-from .equal_steps import EqualSteps
-from .lazy import LazyShardedDataset
-from .loader import PackLoader, loader_position
-from .packed import FILLER, PackedDataset
-from .sampler import PackSampler
-from .shards import ShardedPacks, open_packs
-from .streaming import StreamingPackedDataset
-from .token_budget import TokenBudgetDataset
-from .weighted import WeightedSources
+from ..packs.encode_cache import EncodeCache
+from ..packs.equal_steps import EqualSteps
+from ..packs.exported import ChunkedPacks, ShardedPacks, open_packs
+from ..packs.growing import LazyShardedDataset
+from ..packs.loader import PackLoader, loader_position
+from ..packs.pack import Pack
+from ..packs.packed import FILLER, PackedDataset
+from ..packs.planned import PlannedSource
+from ..packs.sampler import PackSampler
+from ..packs.source import PackSource, pack_source
+from ..packs.streaming import StreamingPackedDataset
+from ..packs.token_budget import TokenBudgetDataset
+from ..packs.weighted import WeightedSources
 
 __all__ = [
     "FILLER",
@@ -18,13 +20,17 @@ __all__ = [
     "EncodeCache",
     "EqualSteps",
     "LazyShardedDataset",
+    "Pack",
     "PackLoader",
     "PackSampler",
+    "PackSource",
     "PackedDataset",
+    "PlannedSource",
     "ShardedPacks",
     "StreamingPackedDataset",
     "TokenBudgetDataset",
     "WeightedSources",
     "loader_position",
     "open_packs",
+    "pack_source",
 ]

@@ -21,8 +21,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..data.shards import check_task, encode_pack
 from ..errors import ConfigError, MissingExtraError, PacktrainError
+from ..packs.exported import check_task, encode_pack
 from ..store.pack_records import MEMBER, restore
 
 __all__ = ["PackFault", "PackedTaskEncoder"]

@@ -26,7 +26,7 @@ import torch
 
 from ..collate import PackBatch, is_filler
 from ..collate.boundaries import family_for
-from ..data import PackedDataset
+from ..data import Pack, PackedDataset
 from ..errors import ConfigError, IsolationError
 from ..planning.lengths import Lengths
 from ..template import ensure_torchvision
@@ -207,9 +207,10 @@ class SwiftPacks(PackedDataset):
         """Tokens of every pack, for the host's statistics."""
         return [int(tokens) for tokens in self.plan.pack_tokens]
 
-    def __getitem__(self, position: int) -> list[dict[str, Any]]:
+    def __getitem__(self, position: int) -> Pack:
         """The rows of a pack as the host's collator takes them: lists, each with its `length`."""
-        return _as_rows(super().__getitem__(position))
+        members = super().__getitem__(position)
+        return Pack(_as_rows(members), pack_id=members.pack_id)
 
 
 def _as_rows(members: list[dict[str, Any]]) -> list[dict[str, Any]]:

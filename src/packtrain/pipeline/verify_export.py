@@ -241,7 +241,7 @@ def _texts(sample: Any) -> Any:
 
 
 def _check_tokens(out: Path, plan: PackPlan, template: Any, count: int) -> str:
-    from ..data.shards import ShardedPacks
+    from ..packs.exported import ShardedPacks
 
     packs = ShardedPacks(out, template.encode)
     chosen = _spread(len(plan), count)
@@ -256,7 +256,7 @@ def _said(lost: str) -> dict[str, str]:
 def _check_chunks(
     out: Path, plan: PackPlan, source: Any, template: Any, encode: int, progress: Progress | None
 ) -> dict[str, str]:
-    from ..data.chunked import ChunkedPacks
+    from ..packs.exported import ChunkedPacks
 
     packs = ChunkedPacks(out, (lambda sample: {}) if template is None else template.encode)
     for number in range(len(plan)):

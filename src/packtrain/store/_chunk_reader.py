@@ -21,6 +21,7 @@ from ..errors import ChecksumError, FormatError, MissingExtraError
 from ._chunk_fields import JSON, from_palette, from_tail, restore
 from ._chunk_media import MEDIA_BYTES, MEDIA_FIELDS, MEDIA_RECORD, encode_again
 from ._folders import check_seal
+from .rows import joined
 
 __all__ = ["CHUNK_SCHEMA", "ChunkReader", "manifest_of"]
 
@@ -120,7 +121,7 @@ class ChunkReader:
             samples = self[number]
             names = dict.fromkeys(name for sample in samples for name in sample if name != "sample_id")
             rest = {
-                name: _joined(name, [s.get(name) for s in samples], lengths)
+                name: joined(name, [s.get(name) for s in samples], lengths.tolist())
                 for name in names
                 if name not in row
             }
@@ -254,23 +255,3 @@ def _mapped(path: Path, size: int) -> mmap.mmap:
             return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)
     except FileNotFoundError:
         raise FormatError(f"{path} is missing", hint="its manifest is there: copy the file too") from None
-
-
-def _joined(name: str, values: list[Any], lengths: NDArray[np.int64]) -> Any:
-    """One value of a row: tensors of all samples joined, along the tokens or along their first axis."""
-    given = [value for value in values if value is not None]
-    shaped = all(hasattr(value, "shape") and len(value.shape) for value in given)
-    if not shaped or len({type(value) for value in given}) > 1 or len({v.dtype for v in given}) > 1:
-        return values
-    per_token = len(given) == len(values) and all(
-        value.shape[-1] == length for value, length in zip(values, lengths.tolist(), strict=True)
-    )
-    axis = -1 if per_token and (name == "position_ids" or given[0].ndim == 1) else 0
-    rest = {value.shape[:-1] if axis == -1 else value.shape[1:] for value in given}
-    if len(rest) > 1:
-        return values
-    if isinstance(given[0], np.ndarray):
-        return np.concatenate(given, axis=axis)
-    import torch
-
-    return torch.cat(given, dim=axis)

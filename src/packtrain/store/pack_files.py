@@ -86,9 +86,13 @@ class PackFiles:
             raise ChecksumError(f"{self.where(number)}: its record is no object")
         return record
 
-    def samples(self, number: int) -> list[dict[str, Any]]:
-        """The samples of a pack as they were planned, media as bytes, each with its `sample_id`."""
-        members = self.members(number)
+    def samples(self, number: int, members: dict[str, bytes] | None = None) -> list[dict[str, Any]]:
+        """The samples of a pack as they were planned, media as bytes, each with its `sample_id`.
+
+        Args:
+            members: of this pack, where they were read already.
+        """
+        members = self.members(number) if members is None else members
         record = self.record(number, members)
         try:
             return restore(record, members.__getitem__, self.where(number), check=not self._shards)

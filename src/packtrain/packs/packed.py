@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from ..collate import FILLER, IGNORE, filler_pack
+from ..collate import FILLER, IGNORE
 from ..errors import DriftError, InputError, LawError, SampleError
 from ..files import append_line
 from ..measuring.eligibility import set_epoch
@@ -33,6 +33,7 @@ from ..planning.replan import EpochPlans
 from ._mapped import as_array, as_file
 from ._shared_epoch import SharedEpoch
 from .encode_cache import EncodeCache
+from .pack import Pack
 
 __all__ = ["FILLER", "PackedDataset"]
 
@@ -42,7 +43,7 @@ _ON_ERROR = ("raise", "zero")
 _REPEAT_LOSS = ("keep", "zero")
 
 
-class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
+class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
     """Map-style dataset over a plan. Picklable when `samples` and `encode` are.
 
     Args:
@@ -109,7 +110,7 @@ class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
             return FILLER
         return self.packs.pack_id(position) if isinstance(self.packs, AlignedPlan) else position
 
-    def __getitem__(self, position: int) -> list[dict[str, Any]]:
+    def __getitem__(self, position: int) -> Pack:
         """Encoded samples of a pack in plan order, each with its `sample_id`.
 
         Raises:
@@ -125,19 +126,26 @@ class PackedDataset(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
             )
         if position == FILLER:
             logger.info("filler pack: one untrained token")
-            return filler_pack()
+            return Pack.filler()
         if not 0 <= position < len(self):
             raise IndexError(f"position {position} of {len(self)} packs")
-        if self.pack_id(position) == FILLER:
+        pack = self.pack_id(position)
+        if pack == FILLER:
             logger.info("position %d is a filler: one untrained token", position)
-            return filler_pack()
+            return Pack.filler()
         members = self._cached(position)
         if members is None:
             members = [self._fetch(sample_id) for sample_id in self.packs[position].tolist()]
         self._check_sum(position, members)
         if self.repeat_loss == "zero" and self.is_repeat(position):
-            return [_without_labels(member) for member in members]
-        return members
+            members = [_without_labels(member) for member in members]
+        return Pack(members, pack_id=pack)
+
+    def over(self, view: AlignedPlan) -> PackedDataset:
+        """The same samples over another view of the plan. This dataset stays as it is."""
+        other = PackedDataset.__new__(type(self))
+        other.__dict__.update(self.__dict__, packs=view, plan=view.plan, _chosen=SharedEpoch())
+        return other
 
     def _cached(self, position: int) -> list[dict[str, Any]] | None:
         """The pack as it was encoded ahead, checked like one that is encoded now."""

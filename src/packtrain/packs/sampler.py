@@ -17,7 +17,7 @@ from ..planning.align import AlignedPlan
 from ..planning.balance import Balance
 from ..planning.order import EpochOrder
 from ..planning.replan import EpochPlans
-from ..world import World
+from ..world import World, world
 
 __all__ = ["PackBatches", "PackSampler"]
 
@@ -29,7 +29,8 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
 
     Args:
         aligned: the view that training consumes; its world size is the number of ranks.
-        rank: this rank, 0 <= rank < aligned.world_size.
+        rank: this rank, 0 <= rank < aligned.world_size; None: from the launcher, whose world size has
+            to be that of `aligned`.
         seed: seed of the epoch orders.
         shuffle: False: packs come in plan order.
         balance: None, or `step`, `window`, `global` (or a `planning.balance.Balance` with further settings):
@@ -52,7 +53,7 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
     def __init__(
         self,
         aligned: AlignedPlan,
-        rank: int = 0,
+        rank: int | None = None,
         seed: int = 0,
         shuffle: bool = True,
         balance: str | Balance | None = None,
@@ -61,7 +62,7 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
         cost: Any = None,
         replan: EpochPlans | None = None,
     ) -> None:
-        World(rank, aligned.world_size)
+        rank = _rank(aligned) if rank is None else World(rank, aligned.world_size).rank
         self.order = EpochOrder(
             aligned,
             seed=seed,
@@ -132,6 +133,10 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
         """This sampler as a batch sampler: `packs` positions at a time (the last batch may be smaller)."""
         return PackBatches(self, packs)
 
+    def positions(self, start: int, stop: int) -> Any:
+        """This rank's aligned positions at micro steps start..stop-1 of the epoch, int64; nothing moves."""
+        return self.order.of_rank(self.rank, self.epoch, start, stop)
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the epoch. Naming another epoch starts it from its first micro step."""
         if epoch < 0:
@@ -161,6 +166,21 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
     def check_state(self, state: Mapping[str, Any]) -> int:
         """The micro step at which `state` stands; raises as `load_state_dict` does. Nothing is changed."""
         return self.order.check_state(state)
+
+
+def _rank(aligned: AlignedPlan) -> int:
+    """The rank of this process.
+
+    Raises:
+        InputError: the plan is aligned for another number of ranks than there are.
+    """
+    here = world()
+    if here.size != aligned.world_size:
+        raise InputError(
+            f"the plan is aligned for {aligned.world_size} ranks, this is rank {here.rank} of {here.size}",
+            hint=f"use plan.align({here.size}), or name the rank: PackSampler(aligned, rank)",
+        )
+    return here.rank
 
 
 class PackBatches(Sampler[list[int]]):  # type: ignore[misc]

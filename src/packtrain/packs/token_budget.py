@@ -29,6 +29,7 @@ from ..planning.build import plan
 from ..planning.window import MAX_AGE, WindowPacker
 from ._batchers import ArrivalPacker, FixedPacker, WarmUp, WarmUpPacker
 from ._keywords import flag, whole
+from .pack import Pack
 from .packed import PackedDataset
 from .sampler import PackSampler
 from .streaming import StreamingPackedDataset
@@ -138,6 +139,8 @@ class TokenBudgetDataset(StreamingPackedDataset):
             raise InputError("balance and grad_accum need lengths: a stream has no step to rearrange")
         self._planned = None if lengths is None else self._plan_ahead(source, lengths, balance, grad_accum)
 
+    kind = "token_budget"
+
     # -- streams -----------------------------------------------------------------------------
     def make_packer(self) -> Any:
         if not self.dyn_bsz:
@@ -223,7 +226,7 @@ class TokenBudgetDataset(StreamingPackedDataset):
             raise TypeError("a stream has no length: pass lengths to have the epoch planned")
         return len(self._planned[1])
 
-    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+    def __iter__(self) -> Iterator[Pack]:
         if self._planned is None:
             return super().__iter__()
         data, sampler = self._planned
@@ -244,8 +247,14 @@ class TokenBudgetDataset(StreamingPackedDataset):
             self._planned[0].set_epoch(epoch)
             self._planned[1].set_epoch(epoch)
 
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() if self._planned is None else self._planned[1].state_dict()
+    def state_dict(self, step: int | None = None) -> dict[str, Any]:
+        return super().state_dict(step) if self._planned is None else self._planned[1].state_dict(step)
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        if self._planned is None:
+            super().check_state(state)
+        else:
+            self._planned[1].check_state(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._planned is None:

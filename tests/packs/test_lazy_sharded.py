@@ -18,8 +18,8 @@ from torch.utils.data.distributed import DistributedSampler
 from packtrain import files
 from packtrain.collate import PaddingFreeCollator
 from packtrain.data import LazyShardedDataset
-from packtrain.data.lazy import LengthUnknownError
 from packtrain.errors import ChecksumError, ForeignArtefactError, FormatError, InputError, WaitTimeoutError
+from packtrain.packs.growing import LengthUnknownError
 from packtrain.store._folders import sealed
 from packtrain.store.chunks import ChunkWriter
 from packtrain.store.growing import END, INDEX, STREAM, STREAM_SCHEMA, chunk_name

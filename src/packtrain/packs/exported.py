@@ -13,6 +13,7 @@ the shards say; where they do not, opening fails, because the samples would be r
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -22,16 +23,17 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from ..collate import filler_pack
-from ..errors import ConfigError, DriftError, SampleError
+from ..errors import ConfigError, DriftError, FormatError, SampleError
 from ..planning.align import AlignedPlan
 from ..planning.packplan import PackPlan
 from ..store import shards
+from ..store.chunks import ChunkReader
 from ..store.pack_files import PackFiles
 from ..store.pack_records import MEMBER, TASKS
 from ..world import offline_packing
+from .pack import Pack
 
-__all__ = ["ShardedPacks", "check_task", "open_packs"]
+__all__ = ["ChunkedPacks", "ShardedPacks", "check_task", "encode_pack", "open_packs"]
 
 Encode = Callable[[Any], Mapping[str, Any]]
 
@@ -45,8 +47,6 @@ def open_packs(out: str | Path, encode: Encode | None = None, **options: Any) ->
         options: `task` and `aligned`, as for `ShardedPacks`; of chunks also `verify`, see `ChunkedPacks`.
     """
     if shards.export_of(Path(out))["key"]["format"] == "chunks":
-        from .chunked import ChunkedPacks
-
         check_task(None, options.pop("task", None))
         return ChunkedPacks(out, encode, **options)
     if encode is None:
@@ -54,7 +54,7 @@ def open_packs(out: str | Path, encode: Encode | None = None, **options: Any) ->
     return ShardedPacks(out, encode, **options)
 
 
-class ShardedPacks(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
+class ShardedPacks(Dataset[Pack]):  # type: ignore[misc]
     """Map-style dataset over a raw, webdataset or energon export. Picklable when `encode` is.
 
     Args:
@@ -91,7 +91,7 @@ class ShardedPacks(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "plan"}
 
-    def __getitem__(self, position: int) -> list[dict[str, Any]]:
+    def __getitem__(self, position: int) -> Pack:
         """Encoded samples of a pack in plan order.
 
         Raises:
@@ -100,14 +100,106 @@ class ShardedPacks(Dataset[list[dict[str, Any]]]):  # type: ignore[misc]
         """
         number = pack_at(position, len(self), self.aligned)
         if number < 0:
-            return filler_pack()
+            return Pack.filler()
         members = self.files.members(number)
         told = self.files.record(number, members)[MEMBER]
-        samples = self.files.samples(number)
+        samples = self.files.samples(number, members)
         planned = told["tokens"] or [None] * len(samples)
-        return encode_pack(
-            samples, planned, int(self.plan.pack_tokens[number]), self.encode, self.files.where(number)
-        )
+        where = self.files.where(number)
+        encoded = encode_pack(samples, planned, int(self.plan.pack_tokens[number]), self.encode, where)
+        return Pack(encoded, pack_id=number)
+
+    def over(self, view: AlignedPlan) -> ShardedPacks:
+        """The same packs over a view of the plan. This dataset stays as it is."""
+        _check_aligned(self.plan, view, self.files.out)
+        other = copy.copy(self)
+        other.aligned = view
+        return other
+
+
+class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
+    """Map-style dataset over a `chunks` export. Picklable.
+
+    Args:
+        out: the export's folder.
+        encode: `template.encode`; only for chunks that hold media as their bytes.
+        aligned: of this plan: positions are then aligned positions, as in `PackedDataset`.
+        verify: hash each chunk when its first pack is read (`ChecksumError` where its bytes changed). Off: a
+            chunk is mapped and a pack costs what its own bytes cost; `packtrain verify` hashes all at once.
+    """
+
+    def __init__(
+        self,
+        out: str | Path,
+        encode: Callable[[Any], Mapping[str, Any]] | None = None,
+        *,
+        aligned: AlignedPlan | None = None,
+        verify: bool = False,
+    ) -> None:
+        self.verify = verify
+        self.out = Path(out).absolute()
+        self.marker = shards.export_of(self.out)
+        if self.marker["key"]["format"] != "chunks":
+            raise FormatError(f"{out} holds no chunks", hint="packtrain.data.open_packs reads every format")
+        check_task(None)
+        self.encode = encode
+        self.aligned = aligned
+        self.maxcount = int(self.marker["key"]["maxcount"])
+        _check_aligned(self.plan, aligned, out)
+
+    @cached_property
+    def plan(self) -> PackPlan:
+        return PackPlan.load(shards.hidden(self.out, "plan"))
+
+    @cached_property
+    def readers(self) -> dict[int, ChunkReader]:
+        """Open chunks by number; opened when first needed."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("plan", "readers")}
+
+    def __len__(self) -> int:
+        return len(self.plan) if self.aligned is None else len(self.aligned)
+
+    def reader(self, chunk: int) -> ChunkReader:
+        """The chunk of a number."""
+        if chunk not in self.readers:
+            path = self.out / f"chunk_{chunk:08d}.arrow"
+            reader = ChunkReader(path, encode=self.encode)
+            if self.verify:
+                reader.check_digest()
+            self.readers[chunk] = reader
+        return self.readers[chunk]
+
+    def __getitem__(self, position: int) -> Pack:
+        """Encoded samples of a pack in plan order.
+
+        Raises:
+            DriftError: the pack is not as long as planned, or of other samples.
+        """
+        number = pack_at(position, len(self), self.aligned)
+        if number < 0:
+            return Pack.filler()
+        reader, row = self.reader(number // self.maxcount), number % self.maxcount
+        members: list[dict[str, Any]] = reader[row]
+        ids = [member["sample_id"] for member in members]
+        tokens = sum(len(member["input_ids"]) for member in members)
+        if ids != self.plan[number].tolist() or tokens != int(self.plan.pack_tokens[number]):
+            raise DriftError(
+                f"pack {number} ({reader.path}) holds {tokens} tokens of samples {ids[:4]}…, planned were "
+                f"{int(self.plan.pack_tokens[number])} of {self.plan[number].tolist()[:4]}…",
+                hint="the chunk belongs to another plan: export again",
+            )
+        chunk, row = divmod(number, self.maxcount)
+        return Pack(members, pack_id=number, chunk=chunk, chunk_row=row)
+
+    def over(self, view: AlignedPlan) -> ChunkedPacks:
+        """The same packs over a view of the plan. This dataset stays as it is."""
+        _check_aligned(self.plan, view, self.out)
+        other = copy.copy(self)
+        other.aligned = view
+        return other
 
 
 def encode_pack(

@@ -39,7 +39,7 @@ def make_plan(packs: int = PACKS, **options: Any) -> pt.PackPlan:
 def whole_stream(plan: pt.PackPlan, seed: int = 5, **options: Any) -> list[int]:
     """Pack ids of all epochs in global order: one rank reads it."""
     view = plan.align(1)
-    sampler = PackSampler(view, seed=seed, grad_accum=WIDTH, **options)
+    sampler = PackSampler(view, 0, seed=seed, grad_accum=WIDTH, **options)
     found: list[int] = []
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
@@ -172,37 +172,37 @@ def test_steps_of_another_width_are_refused_with_what_works(
     ranks: int, accum: int, says: str, hint: str
 ) -> None:
     plan = make_plan()
-    state = PackSampler(plan.align(2), seed=5, grad_accum=2).state_dict(micro_step=8)
+    state = PackSampler(plan.align(2), 0, seed=5, grad_accum=2).state_dict(micro_step=8)
     with pytest.raises(ForeignArtefactError, match="saved by 2 ranks") as caught:
-        PackSampler(plan.align(ranks), seed=5, grad_accum=accum).load_state_dict(state)
+        PackSampler(plan.align(ranks), 0, seed=5, grad_accum=accum).load_state_dict(state)
     assert says in caught.value.message and hint in str(caught.value.hint)
 
 
 def test_inside_a_step_only_ranks_that_share_what_is_left_go_on() -> None:
     plan = make_plan()
-    state = PackSampler(plan.align(2), seed=5, grad_accum=2).state_dict(micro_step=9)
+    state = PackSampler(plan.align(2), 0, seed=5, grad_accum=2).state_dict(micro_step=9)
     with pytest.raises(
         ForeignArtefactError, match="2 of the 4 packs of the current step are consumed"
     ) as caught:
-        PackSampler(plan.align(4), seed=5, grad_accum=1).load_state_dict(state)
+        PackSampler(plan.align(4), 0, seed=5, grad_accum=1).load_state_dict(state)
     assert "1 ranks with grad_accum 4, 2 ranks with grad_accum 2" in str(caught.value.hint)
     assert "4 ranks" not in str(caught.value.hint)
 
 
 def test_dropped_packs_depend_on_the_ranks_and_are_refused_where_they_differ() -> None:
     plan = make_plan(10)  # 2 ranks keep 10 packs, 4 keep 8
-    state = PackSampler(plan.align(2, drop_last=True), seed=5, grad_accum=2).state_dict(micro_step=2)
+    state = PackSampler(plan.align(2, drop_last=True), 0, seed=5, grad_accum=2).state_dict(micro_step=2)
     with pytest.raises(ForeignArtefactError, match="10 packs, one of 4 8") as caught:
-        PackSampler(plan.align(4, drop_last=True), seed=5).load_state_dict(state)
+        PackSampler(plan.align(4, drop_last=True), 0, seed=5).load_state_dict(state)
     assert "1 ranks with grad_accum 4, 2 ranks with grad_accum 2" in str(caught.value.hint)
     with pytest.raises(ForeignArtefactError, match="drop_last"):
-        PackSampler(plan.align(4), seed=5).load_state_dict(state)
+        PackSampler(plan.align(4), 0, seed=5).load_state_dict(state)
 
 
-@pytest.mark.parametrize("key", sorted(PackSampler(make_plan().align(2), seed=5).state_dict()))
+@pytest.mark.parametrize("key", sorted(PackSampler(make_plan().align(2), 0, seed=5).state_dict()))
 @pytest.mark.parametrize("value", ["gone", "x", -1, 2.5, [1]])
 def test_no_damaged_position_is_taken_or_ends_in_a_trace(key: str, value: Any) -> None:
-    sampler = PackSampler(make_plan().align(2), seed=5, grad_accum=2)
+    sampler = PackSampler(make_plan().align(2), 0, seed=5, grad_accum=2)
     state = sampler.state_dict(micro_step=8)
     state = {k: v for k, v in state.items() if k != key} if value == "gone" else {**state, key: value}
     if key in ("replan", "balance") and value == "gone":
@@ -214,40 +214,42 @@ def test_no_damaged_position_is_taken_or_ends_in_a_trace(key: str, value: Any) -
 @pytest.mark.parametrize("state", [None, [], "x"])
 def test_what_is_no_position_is_refused(state: Any) -> None:
     with pytest.raises(ForeignArtefactError, match="not a mapping"):
-        PackSampler(make_plan().align(2)).load_state_dict(state)
+        PackSampler(make_plan().align(2), 0).load_state_dict(state)
     with pytest.raises(InputError, match="not a mapping"):
         loader_position(state)
 
 
 def test_other_plans_orders_and_garbage_are_refused() -> None:
     plan = make_plan()
-    sampler = PackSampler(plan.align(2), seed=5, grad_accum=2)
+    sampler = PackSampler(plan.align(2), 0, seed=5, grad_accum=2)
     state = sampler.state_dict(micro_step=8)
     four = {"grad_accum": 1, "seed": 5}
     for other, key in (
-        (PackSampler(make_plan(161).align(4), **four), "raw_plan"),
-        (PackSampler(plan.align(4), seed=6), "seed"),
-        (PackSampler(plan.align(4), shuffle=False, **four), "shuffle"),
+        (PackSampler(make_plan(161).align(4), 0, **four), "raw_plan"),
+        (PackSampler(plan.align(4), 0, seed=6), "seed"),
+        (PackSampler(plan.align(4), 0, shuffle=False, **four), "shuffle"),
     ):
         with pytest.raises(ForeignArtefactError, match=f"has {key}"):
             other.load_state_dict(state)
     with pytest.raises(ForeignArtefactError, match="balanced for that many ranks"):
         balanced = plan.align(2).balance(2, seed=5)
-        saved = PackSampler(balanced, seed=5, shuffle=False, grad_accum=2).state_dict(micro_step=4)
-        PackSampler(plan.align(4), seed=5, shuffle=False).load_state_dict(saved)
+        saved = PackSampler(balanced, 0, seed=5, shuffle=False, grad_accum=2).state_dict(micro_step=4)
+        PackSampler(plan.align(4), 0, seed=5, shuffle=False).load_state_dict(saved)
     for broken in ({}, {**state, "micro_step": None}, {**state, "version": 1}, {**state, "steps": "40"}):
         with pytest.raises(ForeignArtefactError):
             sampler.load_state_dict(broken)
     with pytest.raises(ForeignArtefactError, match="arranges an epoch for 2 ranks"):
-        window = PackSampler(plan.align(2), seed=5, grad_accum=2, balance="window")
-        PackSampler(plan.align(4), seed=5, balance="window").load_state_dict(window.state_dict(micro_step=8))
+        window = PackSampler(plan.align(2), 0, seed=5, grad_accum=2, balance="window")
+        PackSampler(plan.align(4), 0, seed=5, balance="window").load_state_dict(
+            window.state_dict(micro_step=8)
+        )
 
 
 def test_batches_of_positions_are_the_positions() -> None:
     view = make_plan(11).align(1)
-    sampler = PackSampler(view, seed=5)
+    sampler = PackSampler(view, 0, seed=5)
     batches = sampler.batches(4)
-    expected = list(PackSampler(view, seed=5))
+    expected = list(PackSampler(view, 0, seed=5))
     assert [p for batch in batches for p in batch] == expected
     assert len(batches) == 3 == len(list(batches))
     batches.load_state_dict(batches.state_dict(micro_step=4))
@@ -415,7 +417,7 @@ def test_every_stop_of_loaders_without_workers() -> None:
     plan = make_plan()
     expected = whole_stream(plan)
     for stop in range(EPOCHS * PACKS // 2):
-        loaders = all_ranks(plan, 2, 0, PackSampler(plan.align(2), seed=5, grad_accum=2).state_dict())
+        loaders = all_ranks(plan, 2, 0, PackSampler(plan.align(2), 0, seed=5, grad_accum=2).state_dict())
         for each in loaders:
             each.set_epoch(stop // 80)
             each.load_state_dict({**each.state_dict(), "micro_step": stop % 80})
@@ -436,7 +438,7 @@ def test_pb05_the_position_counts_packs_and_the_packs_their_samples(workers: int
     def made(count: int) -> PackLoader:
         context: dict[str, Any] = {"multiprocessing_context": "fork"} if count else {}
         data = PackedDataset(view, Rows4())
-        return PackLoader(data, PackSampler(view, shuffle=False), num_workers=count, **context)
+        return PackLoader(data, PackSampler(view, 0, shuffle=False), num_workers=count, **context)
 
     first = made(workers)
     batches = iter(first)
@@ -463,16 +465,18 @@ def test_pb23_four_ranks_then_two_and_an_older_state_of_four_is_not_mixed_in() -
     """12 packs, 4 ranks, stopped after one step: 2 ranks share the other 8. One state serves all ranks."""
     plan = make_plan(12)
     expected = whole_stream(plan)[:12]
-    state = PackSampler(plan.align(4), seed=5, grad_accum=1).state_dict(micro_step=1)
+    state = PackSampler(plan.align(4), 0, seed=5, grad_accum=1).state_dict(micro_step=1)
     two = [PackSampler(plan.align(2), rank, seed=5, grad_accum=2) for rank in range(2)]
     for sampler in two:
         sampler.load_state_dict(state)
     parts = [list(sampler) for sampler in two]
     assert [len(part) for part in parts] == [4, 4]
     assert [pack for pair in zip(*parts, strict=True) for pack in pair] == expected[4:]
-    other = PackSampler(plan.align(2), seed=5, grad_accum=1).state_dict(micro_step=1)  # run B: 2 packs a step
+    other = PackSampler(plan.align(2), 0, seed=5, grad_accum=1).state_dict(
+        micro_step=1
+    )  # run B: 2 packs a step
     with pytest.raises(ForeignArtefactError, match="a step of the saved run has 2 packs"):
-        PackSampler(plan.align(4), seed=5, grad_accum=1).load_state_dict(other)
+        PackSampler(plan.align(4), 0, seed=5, grad_accum=1).load_state_dict(other)
 
 
 @pytest.mark.parametrize("stop", [0, 1, 7, 8, 11])
@@ -498,7 +502,7 @@ def test_pb85_workers_that_stay_get_the_order_of_their_epoch() -> None:
         from torch.utils.data import DataLoader
 
         view = make_plan(24).align(1)
-        sampler = PackSampler(view, seed=5)
+        sampler = PackSampler(view, 0, seed=5)
         data = DataLoader(
             PackedDataset(view, Rows(24)), batch_size=1, sampler=sampler, collate_fn=list,
             num_workers=2, persistent_workers=True, multiprocessing_context="fork",
@@ -515,7 +519,7 @@ def test_pb85_workers_that_stay_get_the_order_of_their_epoch() -> None:
 
 
 def test_a_beginning_outside_the_epoch_is_refused() -> None:
-    sampler = PackSampler(make_plan(8).align(2), seed=5)
+    sampler = PackSampler(make_plan(8).align(2), 0, seed=5)
     for step in (-1, 5):
         with pytest.raises(InputError, match=f"micro step {step} of 4"):
             sampler.begin_at(step)

@@ -320,7 +320,7 @@ def test_a_state_of_one_reader_is_not_given_to_two_workers(monkeypatch: pytest.M
         num_workers, id = 2, 0
 
     for module in ("streaming", "_stream_run"):
-        monkeypatch.setattr(f"packtrain.data.{module}.get_worker_info", Info)
+        monkeypatch.setattr(f"packtrain.packs.{module}.get_worker_info", Info)
     with pytest.raises(ForeignArtefactError, match="has workers 1, this one 2"):
         list(again)
 

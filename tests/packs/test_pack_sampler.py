@@ -101,9 +101,9 @@ def test_state_of_another_plan_or_order_is_refused() -> None:
     state = sampler.state_dict(micro_step=4)
     assert state["micro_step"] == 4
     for other in (
-        PackSampler(aligned(21, 2)),
-        PackSampler(aligned(20, 4)),
-        PackSampler(aligned(20, 2), seed=1),
+        PackSampler(aligned(21, 2), 0),
+        PackSampler(aligned(20, 4), 0),
+        PackSampler(aligned(20, 2), 0, seed=1),
     ):
         with pytest.raises(ForeignArtefactError, match=r"the saved position has|was saved by 2 ranks"):
             other.load_state_dict(state)
@@ -112,7 +112,7 @@ def test_state_of_another_plan_or_order_is_refused() -> None:
 
 
 def test_an_abandoned_pass_does_not_shift_the_next_one() -> None:
-    sampler = PackSampler(aligned(20, 2), seed=2)
+    sampler = PackSampler(aligned(20, 2), 0, seed=2)
     whole = list(sampler)
     stream = iter(sampler)
     next(stream), next(stream)
@@ -122,15 +122,15 @@ def test_an_abandoned_pass_does_not_shift_the_next_one() -> None:
 
 def test_bad_options_are_refused() -> None:
     with pytest.raises(InputError, match="balance"):
-        PackSampler(aligned(4, 2), balance="steps")
+        PackSampler(aligned(4, 2), 0, balance="steps")
     with pytest.raises(InputError, match="shuffle=True would undo it"):
-        PackSampler(aligned(4, 2).balance(2))
+        PackSampler(aligned(4, 2).balance(2), 0)
     with pytest.raises(InputError, match="cost has no effect"):
-        PackSampler(aligned(4, 2), cost="tokens")
+        PackSampler(aligned(4, 2), 0, cost="tokens")
     with pytest.raises(InputError, match="rank 2 of world size 2"):
         PackSampler(aligned(4, 2), rank=2)
     with pytest.raises(InputError, match="grad_accum"):
-        PackSampler(aligned(4, 2), grad_accum=0)
+        PackSampler(aligned(4, 2), 0, grad_accum=0)
 
 
 def uneven(packs: int, world_size: int) -> Any:
@@ -152,7 +152,7 @@ def test_balanced_epochs_equal_the_balanced_plan(packs: int, world_size: int, ac
 
 
 def test_a_balanced_plan_is_of_one_epoch() -> None:
-    sampler = PackSampler(uneven(20, 2).balance(2, seed=3, epoch=1), shuffle=False)
+    sampler = PackSampler(uneven(20, 2).balance(2, seed=3, epoch=1), 0, shuffle=False)
     with pytest.raises(InputError, match="order of epoch 1, not of epoch 0"):
         next(iter(sampler))
 

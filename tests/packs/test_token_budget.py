@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import packtrain as pt
 from packtrain.collate import PaddingFreeCollator
 from packtrain.data import TokenBudgetDataset, WeightedSources
-from packtrain.data._batchers import WarmUp
 from packtrain.errors import InputError
+from packtrain.packs._batchers import WarmUp
 
 A, B, C, D, E, F, G, H, I, J = range(1, 11)  # noqa: E741 - the letters of the text
 

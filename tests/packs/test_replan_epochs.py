@@ -79,7 +79,7 @@ def test_states_of_other_runs_are_refused() -> None:
     sampler, _ = setup()
     sampler.set_epoch(1)
     state = sampler.state_dict(micro_step=3)
-    plain = PackSampler(BASE.align(2), seed=3)
+    plain = PackSampler(BASE.align(2), 0, seed=3)
     with pytest.raises(ForeignArtefactError, match="replan 'epoch', this run has None"):
         plain.load_state_dict(state)
     with pytest.raises(ForeignArtefactError, match="replan None, this run has 'epoch'"):
@@ -96,12 +96,12 @@ def test_states_of_other_runs_are_refused() -> None:
 def test_what_cannot_be_planned_anew_is_refused() -> None:
     other = pt.plan(LENGTHS, 65)
     with pytest.raises(InputError, match="another run"):
-        PackSampler(other.align(2), replan=EpochPlans(BASE, LENGTHS))
+        PackSampler(other.align(2), 0, replan=EpochPlans(BASE, LENGTHS))
     with pytest.raises(InputError, match="cost for every pack"):
         setup(balance=Balance(grad_accum=1, mode="global", cost=np.ones(len(BASE), dtype=np.int64)))
     with pytest.raises(InputError, match="balanced for one epoch"):
         balanced = BASE.align(2).balance(2)
-        PackSampler(balanced, shuffle=False, replan=EpochPlans(BASE, LENGTHS))
+        PackSampler(balanced, 0, shuffle=False, replan=EpochPlans(BASE, LENGTHS))
     for options, match in (
         ({"window": 50}, "window=50"),
         ({"samples_per_step": 40}, "samples_per_step"),

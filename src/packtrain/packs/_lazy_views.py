@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
-from .pack_row import PackRow
+from .pack import Pack
 
 if TYPE_CHECKING:
-    from .lazy import LazyShardedDataset
+    from .growing import LazyShardedDataset
 
 __all__ = ["SlotSampler", "SlotStream"]
 
@@ -29,13 +29,13 @@ class SlotSampler(Sampler[int]):  # type: ignore[misc]
         return self.dataset.steps * (self.dataset.world_size if self.all_ranks else 1)
 
 
-class SlotStream(IterableDataset[PackRow]):  # type: ignore[misc]
+class SlotStream(IterableDataset[Pack]):  # type: ignore[misc]
     """The packs of the dataset's rank. Worker w of N reads micro steps w, w + N, …: the order stays."""
 
     def __init__(self, dataset: LazyShardedDataset) -> None:
         self.dataset = dataset
 
-    def __iter__(self) -> Iterator[PackRow]:
+    def __iter__(self) -> Iterator[Pack]:
         worker = get_worker_info()
         mine, of = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for number, slot in enumerate(self.dataset.slots()):

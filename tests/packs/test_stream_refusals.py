@@ -60,7 +60,7 @@ def test_planned_batches_are_not_given_by_each_worker(monkeypatch: pytest.Monkey
     class Info:
         num_workers, id = 2, 0
 
-    monkeypatch.setattr("packtrain.data.token_budget.get_worker_info", Info)
+    monkeypatch.setattr("packtrain.packs.token_budget.get_worker_info", Info)
     with pytest.raises(InputError, match="workers would give the whole planned epoch"):
         iter(TokenBudgetDataset(SAMPLES, max_seq_len=20, lengths=LENGTHS))
 

@@ -20,16 +20,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from ..errors import InputError
 from ..store.growing import raw_place
 from ..waiting.poll import Clock
-from ..world import World
-from ._acknowledge import Cursor, mark_completed, publish_cursor
+from ..world import world
+from ._acknowledge import Cursor, check_reachable, mark_completed, publish_cursor
 from ._lazy_views import SlotSampler, SlotStream
 from ._slot_reader import SlotReader
-from .pack_row import PackRow
+from .pack import Pack
 
 __all__ = ["LazyShardedDataset", "LengthUnknownError"]
 
@@ -40,17 +40,18 @@ class LengthUnknownError(InputError, TypeError):
     """The stream has not ended: nobody knows its length. (A TypeError too, so `list(ds)` does without.)"""
 
 
-class LazyShardedDataset(SlotReader, Dataset[PackRow]):  # type: ignore[misc]
+class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
     """Packs of one rank from a directory of chunks.
 
-    Iterating yields this rank's packs (`PackRow`: a mapping with `input_ids labels position_ids cu_seq_lens
-    lengths sample_ids` and all further fields), micro step by micro step. As a map, `ds[g]` is slot g of
-    the global order of consumption: rank r takes r, r + W, r + 2W, … With a DataLoader use
-    `DataLoader(ds, sampler=ds.sampler(), batch_size=1, collate_fn=…)` or `DataLoader(ds.stream(), …)`.
+    Iterating yields this rank's packs (`Pack`: a list of encoded samples, whose string keys read `input_ids
+    labels position_ids cu_seq_lens lengths sample_ids` and all further fields), micro step by micro step. As
+    a map, `ds[g]` is slot g of the global order of consumption: rank r takes r, r + W, r + 2W, … With a
+    DataLoader use `ds.loader(collate)`, `DataLoader(ds, sampler=ds.sampler(), batch_size=1, collate_fn=…)`, or
+    `DataLoader(ds.stream(), …)`.
 
     Args:
         directory: what `packtrain produce` writes; it may be empty or absent as yet.
-        rank, world_size: this reader among all.
+        rank, world_size: this reader among all; None: from the launcher.
         max_wait_time: longest wait for one pack in seconds of this process; 0 = for ever.
         poll_interval: seconds between two looks at the folder.
         total_steps: micro steps that will be read, for samplers that ask for a length before the stream has
@@ -72,8 +73,8 @@ class LazyShardedDataset(SlotReader, Dataset[PackRow]):  # type: ignore[misc]
     def __init__(
         self,
         directory: str | Path,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         max_wait_time: float = 0,
         poll_interval: float = 1.0,
         *,
@@ -97,7 +98,7 @@ class LazyShardedDataset(SlotReader, Dataset[PackRow]):  # type: ignore[misc]
             )
         super().__init__(
             Path(directory),
-            World(rank, world_size),
+            world(rank, world_size),
             max_wait_time,
             poll_interval,
             start=start,
@@ -109,8 +110,13 @@ class LazyShardedDataset(SlotReader, Dataset[PackRow]):  # type: ignore[misc]
         self.total_steps = total_steps
         self._marked = 0
 
+    kind = "growing"
+    state_file = "stream.json"
+    per_rank_state = False
+    epoch = 0
+
     # ------------------------------------------------------------------------------------ reading
-    def __iter__(self) -> Iterator[PackRow]:
+    def __iter__(self) -> Iterator[Pack]:
         for slot in self.slots():
             row = self._row(slot)
             cursor = self._here()
@@ -131,7 +137,7 @@ class LazyShardedDataset(SlotReader, Dataset[PackRow]):  # type: ignore[misc]
                 yield first
             step += 1
 
-    def __getitem__(self, index: int) -> PackRow:
+    def __getitem__(self, index: int) -> Pack:
         """Slot `index` of the global order; waits for it. IndexError behind the end of the stream."""
         slot = operator.index(index)
         if slot < 0:
@@ -180,9 +186,28 @@ class LazyShardedDataset(SlotReader, Dataset[PackRow]):  # type: ignore[misc]
         assert self._view.stream is not None
         return dict(self._view.stream["config"])
 
-    def peek(self, step: int, count: int) -> list[PackRow]:
-        """Packs of this rank from micro step `step` on, at most `count`; waits for them, uses none up."""
+    @property
+    def pack_length(self) -> int:
+        """Tokens of a full pack; waits for the stream to begin."""
+        return int(self.config["pack_length"])
+
+    @property
+    def begins_at(self) -> int:
+        """The micro step at which the next pass begins."""
         self._begin()
+        return self._here().step if self._resumed else 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """A directory is read once or over again: every epoch has the same packs."""
+        self.epoch = epoch
+
+    def peek(self, count: int, *, step: int | None = None) -> list[Pack]:
+        """The next packs of this rank (those from micro step `step` on), at most `count`.
+
+        Waits for them, uses none up.
+        """
+        self._begin()
+        step = self._here().step if step is None else step
         steps = range(step, step + count)
         return [self._row(self._here().slot(one)) for one in steps if self._wait_for_step(one)]
 
@@ -215,8 +240,24 @@ class LazyShardedDataset(SlotReader, Dataset[PackRow]):  # type: ignore[misc]
         return SlotStream(self)
 
     # ------------------------------------------------------------------------------------ cursors
-    def state_dict(self) -> dict[str, Any]:
-        """Where this rank stands: what was yielded by the last pass counts as used."""
+    def loader(self, collate: Any, *, num_workers: int = 0, **options: Any) -> Any:
+        """A DataLoader of batches of one pack each; its workers share the packs and keep their order."""
+        if num_workers:
+            options.setdefault("multiprocessing_context", "spawn")
+        return DataLoader(self.stream(), batch_size=1, collate_fn=collate, num_workers=num_workers, **options)
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise what `load_state_dict` would; change nothing."""
+        was = Cursor.of_dict(state)
+        if self._view.stream is not None:
+            Cursor.resumed(state, self._view.stream["stream"], self.world_size, self.rank)
+        if self.has_ended and was.slots:
+            check_reachable(self.directory, state, self._grown().last_rounds * self._grown().world)
+
+    def state_dict(self, step: int | None = None) -> dict[str, Any]:
+        """Where this rank stands: behind `step` micro steps, or behind what was yielded by the last pass."""
+        if step is not None:
+            return self.at_step(step)
         self._begin()
         cursor = self._here()
         place = self._grown().place(cursor.slot(cursor.step))

@@ -23,6 +23,8 @@ happens here; around a loader with workers wrap the loader in `EqualSteps`.
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
 import logging
 from collections import deque
@@ -31,7 +33,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ..collate import is_filler
 from ..errors import ForeignArtefactError, InputError
@@ -45,18 +47,20 @@ from ._shared_epoch import SharedEpoch
 from ._stream_run import Run
 from ._stream_state import check_run
 from .equal_steps import EqualSteps
+from .pack import Pack
 
 __all__ = ["StreamingPackedDataset"]
 
 logger = logging.getLogger(__name__)
 
 _STATE = 1
+_HISTORY = 4096  # packs that were handed out and may still be counted back
 _LAST_EPOCH = (1 << 63) - 1  # workers are told the epoch in an int64
 
 Sample = dict[str, Any]
 
 
-class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[misc]
+class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
     """Iterable over packs. Picklable when source and template are.
 
     Args:
@@ -146,6 +150,32 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
         self._is_chosen = False  # `set_epoch` was called, and no pass begun since
         self._then: int | None = None  # so it was when a state of another epoch was loaded: its successor
         self._ahead: deque[tuple[Run, list[int]]] = deque()  # packs that were planned and not handed out
+        self._given: deque[tuple[Run, list[int]] | None] = deque(
+            maxlen=_HISTORY
+        )  # handed out; None: a filler
+        self._count = 0  # handed out in this pass
+
+    kind = "stream"
+    per_rank_state = True
+    begins_at = 0
+
+    @property
+    def state_file(self) -> str:
+        """Name of this rank's state in a checkpoint."""
+        return f"stream.{self.rank}.json"
+
+    @property
+    def rank(self) -> int:
+        return self.place.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.place.size
+
+    @property
+    def pack_length(self) -> int:
+        """Tokens of a full pack."""
+        return self.spec.pack_length
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass. Naming another one starts it from its first sample.
@@ -162,7 +192,7 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
         self.epoch, self._state, self._run, self._ended = epoch, None, None, False
         self._ahead.clear()
 
-    def __iter__(self) -> Iterator[list[Sample]]:
+    def __iter__(self) -> Iterator[Pack]:
         info = get_worker_info()
         if info is not None and isinstance(self.reader.source, IterableDataset):
             raise InputError(
@@ -180,15 +210,18 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
             self._refuse_foreign(self._state)  # loaded in the main process, and this may be a worker
         self._run = None  # a state that is taken before the first pack is the beginning, not the last pass
         self._ahead.clear()
+        self._given.clear()
+        self._count = 0
         packs = self._packs()
         if info is None and self.is_shared:
-            packs = iter(EqualSteps(packs, exhausted=self.exhausted))
+            packs = iter(EqualSteps(packs, exhausted=self.exhausted, filler=Pack.filler()))
         return self._handed_out(packs)
 
-    def _handed_out(self, packs: Iterator[list[Sample]]) -> Iterator[list[Sample]]:
+    def _handed_out(self, packs: Iterator[Pack]) -> Iterator[Pack]:
         for pack in packs:
-            if not is_filler(pack) and self._ahead:  # none after `set_epoch` in the middle of a pass
-                self._ahead.popleft()
+            planned = not is_filler(pack) and self._ahead  # none after `set_epoch` in the middle of a pass
+            self._given.append(self._ahead.popleft() if planned else None)
+            self._count += 1
             yield pack
         self._run, self._ended = None, True  # from here on a state is the beginning of the next pass
         if self._then is not None:
@@ -202,14 +235,14 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
 
         return self.place.size > 1 and dist.is_available() and dist.is_initialized()
 
-    def _packs(self) -> Iterator[list[Sample]]:
+    def _packs(self) -> Iterator[Pack]:
         state, self._state = self._state, None
         self._ahead.clear()
         while True:
             run = self._run = Run(self, self.epoch, state)
             for places, pack in run:
                 self._ahead.append((run, places))
-                yield pack
+                yield Pack(pack)
             if not self.cyclic:
                 return
             if run.read == 0:
@@ -218,28 +251,51 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
             if self.epoch == run.epoch:  # another was chosen in the middle of this one
                 self.epoch += 1
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Where this reader stands, behind the last pack it handed out: plain values, a few windows long.
+
+        Args:
+            step: behind so many packs of this pass, where a loader has taken more of them ahead.
 
         Once a pass has ended, the beginning of the next one; a loader worker that ended before the others
         gives nothing more in the pass that is resumed (as torchdata's loader expects it).
         """
-        if self._run is None:
+        pending = [one for one in self._behind(step) if one is not None] + list(self._ahead)
+        run = pending[0][0] if pending else self._run
+        if run is None:
             ended = {"ended": True} if self._ended else {}
             return self._state or {**self._identity(), "epoch": self.epoch, "run": None, **ended}
-        run = self._ahead[0][0] if self._ahead else self._run
-        ahead = [places for held, places in self._ahead if held is run]
+        ahead = [places for held, places in pending if held is run]
         return {**self._identity(), "epoch": run.epoch, "run": run.state(ahead)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next pass begins where `state` stands.
+    def _behind(self, step: int | None) -> list[tuple[Run, list[int]] | None]:
+        """What was handed out after `step` packs of this pass."""
+        back = 0 if step is None else self._count - step
+        if not 0 <= back <= len(self._given):
+            raise InputError(
+                f"step {step} of a pass that has handed out {self._count} packs",
+                hint=f"ask for a state at most {_HISTORY} packs back",
+            )
+        return list(self._given)[len(self._given) - back :]
 
-        An epoch that was chosen before follows when the resumed one has ended: a loader may load a state
-        only when the pass begins.
+    def acknowledge(self, state: Mapping[str, Any] | None = None) -> None:
+        """Nothing waits for it."""
 
-        Raises:
-            ForeignArtefactError: it was saved with other settings or another number of readers.
-        """
+    def peek(self, count: int) -> list[Pack]:
+        """The next packs of this reader; read apart, so that it does not move."""
+        apart = copy.copy(self)
+        apart.encode_workers, apart.left_out = 0, {}
+        apart.leave_out = _not_written  # type: ignore[method-assign]
+        apart.load_state_dict(self.state_dict())
+        return list(itertools.islice(apart._packs(), count))
+
+    def loader(self, collate: Any, *, num_workers: int = 0, **options: Any) -> Any:
+        """A DataLoader of batches of one pack each. `num_workers` processes encode; the order is kept."""
+        self.encode_workers = num_workers or self.encode_workers
+        return DataLoader(self, batch_size=1, collate_fn=collate, **options)
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise what `load_state_dict` would; change nothing."""
         if not isinstance(state, Mapping):
             raise ForeignArtefactError(
                 f"a {type(state).__name__} is no state of a stream", hint="pass what state_dict() gave"
@@ -255,6 +311,18 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
             readers = own["world_size"] * own["workers"]
             reader = own["rank"] * own["workers"] + own["worker"]
             check_run(run, self.make_packer(), first=reader, step=readers)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next pass begins where `state` stands.
+
+        An epoch that was chosen before follows when the resumed one has ended: a loader may load a state
+        only when the pass begins.
+
+        Raises:
+            ForeignArtefactError: it was saved with other settings or another number of readers.
+        """
+        self.check_state(state)
+        epoch, run = state["epoch"], state.get("run", 0)
         self._ended = run is None and state.get("ended") is True
         self._was_ended = self._ended and get_worker_info() is not None
         chosen = self.epoch if self._is_chosen else epoch
@@ -310,7 +378,13 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
         return True
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_run": None, "_ahead": deque()}
+        return {
+            **self.__dict__,
+            "_run": None,
+            "_ahead": deque(),
+            "_given": deque(maxlen=_HISTORY),
+            "_count": 0,
+        }
 
     def leave_out(self, sample_id: Any, reason: str, detail: str) -> None:
         """Write down a sample that is in no pack."""
@@ -319,3 +393,7 @@ class StreamingPackedDataset(IterableDataset[list[Sample]]):  # type: ignore[mis
         known = int(sample_id) if isinstance(sample_id, Integral) else str(sample_id)
         row = {"sample_id": known, "reason": reason, "detail": detail}
         append_line(self.ledger_file, json.dumps(row, ensure_ascii=False))
+
+
+def _not_written(sample_id: Any, reason: str, detail: str) -> None:
+    """What a look ahead leaves out is written down when it is read in earnest."""

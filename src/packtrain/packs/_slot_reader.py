@@ -15,7 +15,7 @@ from ..waiting.poll import Clock, SystemClock
 from ..world import World
 from ._acknowledge import Cursor, check_reachable
 from ._producer_watch import wait_for
-from .pack_row import PackRow
+from .pack import Pack
 
 __all__ = ["SlotReader"]
 
@@ -138,13 +138,13 @@ class SlotReader:
         seconds = (self.max_wait_time, self.poll_interval)
         wait_for(ready, self._view, what, self.rank, *seconds, self._clock, first=first)
 
-    def _row(self, slot: int) -> PackRow:
+    def _row(self, slot: int) -> Pack:
         place = self._grown().place(slot)
         if place is None:
             logger.info("slot %d is a filler: one untrained token", slot)
-            return PackRow.filler(slot)
+            return Pack.filler(slot)
         chunk, row = place
-        return PackRow.of(self._reader(chunk), row, slot, chunk)
+        return Pack(self._reader(chunk)[row], slot=slot, chunk=chunk, chunk_row=row)
 
     def _reader(self, chunk: int) -> ChunkReader:
         reader = self._open.pop(chunk, None)

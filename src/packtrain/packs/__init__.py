@@ -1,0 +1,1 @@
+"""Packs: where they come from, in which order, and where a run stands in them (torch)."""
