@@ -46,7 +46,7 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
     Iterating yields this rank's packs (`Pack`: a list of encoded samples, whose string keys read `input_ids
     labels position_ids cu_seq_lens lengths sample_ids` and all further fields), micro step by micro step. As
     a map, `ds[g]` is slot g of the global order of consumption: rank r takes r, r + W, r + 2W, … With a
-    DataLoader use `ds.loader(collate)`, `DataLoader(ds, sampler=ds.sampler(), batch_size=1, collate_fn=…)`, or
+    DataLoader use `ds.loader(collate)`, or `DataLoader(ds, sampler=ds.sampler(), batch_size=1)`, or
     `DataLoader(ds.stream(), …)`.
 
     Args:
