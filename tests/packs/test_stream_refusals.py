@@ -56,13 +56,14 @@ def test_planned_batches_follow_every_keyword(tmp_path: Path) -> None:
         TokenBudgetDataset(SAMPLES, lengths=LENGTHS, on_error="skip", ledger_file=ledger)
 
 
-def test_planned_batches_are_not_given_by_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Info:
-        num_workers, id = 2, 0
-
-    monkeypatch.setattr("packtrain.packs.token_budget.get_worker_info", Info)
-    with pytest.raises(InputError, match="workers would give the whole planned epoch"):
-        iter(TokenBudgetDataset(SAMPLES, max_seq_len=20, lengths=LENGTHS))
+def test_planned_batches_are_shared_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker w of N gives batches w, w + N, … of the epoch: together each once, in order."""
+    whole = [pack.ids for pack in TokenBudgetDataset(SAMPLES, max_seq_len=20, lengths=LENGTHS)]
+    for worker in range(2):
+        info = type("Info", (), {"num_workers": 2, "id": worker})
+        monkeypatch.setattr("packtrain.packs.planned.get_worker_info", info)
+        data = TokenBudgetDataset(SAMPLES, max_seq_len=20, lengths=LENGTHS)
+        assert [pack.ids for pack in data] == whole[worker::2]
 
 
 @pytest.mark.parametrize(

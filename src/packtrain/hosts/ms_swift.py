@@ -28,12 +28,12 @@ from ..collate import PackBatch, is_filler
 from ..collate.boundaries import family_for
 from ..data import Pack, PackedDataset
 from ..errors import ConfigError, IsolationError
+from ..packs.source import is_packs
 from ..planning.lengths import Lengths
 from ..template import ensure_torchvision
 from ..train.attention import segments_of
 from ..train.loss import bare_model
 from ..train.meter import supervised
-from ..train.sources import is_packs
 from ..world import World
 
 ensure_torchvision()

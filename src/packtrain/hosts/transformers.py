@@ -28,11 +28,11 @@ from typing import Any
 from ..collate import PackBatch
 from ..data import PackedDataset
 from ..errors import ConfigError
+from ..packs.source import is_packs, pack_source
 from ..planning.align import AlignedPlan
 from ..planning.balance import Balance
 from ..template import ensure_torchvision
 from ..train.loss import bare_model
-from ..train.sources import is_packs, pack_source
 from ..world import World
 from ._checks import (
     check_evaluation,

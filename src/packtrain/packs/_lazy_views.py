@@ -22,7 +22,7 @@ class SlotSampler(Sampler[int]):  # type: ignore[misc]
         self.dataset, self.all_ranks = dataset, all_ranks
 
     def __iter__(self) -> Iterator[int]:
-        return self.dataset.slots(self.all_ranks)
+        return self.dataset.sampled(all_ranks=self.all_ranks)
 
     def __len__(self) -> int:
         """Slots of a pass; raises while the stream has no end."""
@@ -37,7 +37,10 @@ class SlotStream(IterableDataset[Pack]):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Pack]:
         worker = get_worker_info()
-        mine, of = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        if worker is None:
+            yield from self.dataset
+            return
+        mine, of = worker.id, worker.num_workers
         for number, slot in enumerate(self.dataset.slots()):
             if number % of == mine:
                 yield self.dataset[slot]

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from ..errors import InputError
 from ..store.growing import raw_place
@@ -29,6 +30,8 @@ from ..world import world
 from ._acknowledge import Cursor, check_reachable, mark_completed, publish_cursor
 from ._lazy_views import SlotSampler, SlotStream
 from ._slot_reader import SlotReader
+from .handed_out import HandedOut
+from .loader import SourceLoader
 from .pack import Pack
 
 __all__ = ["LazyShardedDataset", "LengthUnknownError"]
@@ -108,6 +111,10 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
             verify=verify,
         )
         self.total_steps = total_steps
+        self.handed = HandedOut(
+            "use ds.loader(collate, num_workers=…), or state_dict(step): behind so many micro steps"
+        )
+        self._sampled = False
         self._marked = 0
 
     kind = "growing"
@@ -117,6 +124,9 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
 
     # ------------------------------------------------------------------------------------ reading
     def __iter__(self) -> Iterator[Pack]:
+        self.handed.read()
+        if get_worker_info() is None:
+            self.handed.restart()
         for slot in self.slots():
             row = self._row(slot)
             cursor = self._here()
@@ -147,7 +157,24 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
         end = self._end() if self.total_steps is None else len(self)
         if slot >= end:
             raise IndexError(f"slot {slot} of {end}")
-        return self._row(slot)
+        self.handed.read()
+        pack, cursor = self._row(slot), self._here()
+        if self._sampled and get_worker_info() is None:  # by a loader without workers, which reads in turn
+            cursor.step = (slot - cursor.start) // cursor.world_size + 1
+        return pack
+
+    def sampled(self, *, all_ranks: bool) -> Iterator[int]:
+        """Slots for a sampler: what is read by number from now on moves this reader on."""
+        self.handed.restart()
+        self._sampled = not all_ranks
+        if all_ranks:
+            self.handed.deal()
+        return self.slots(all_ranks)
+
+    def check_equal(self) -> str:
+        """What every rank must have alike."""
+        state = self.state_dict()
+        return f"{state['stream']} {state['start']} {state['step']} {state['order_world']}"
 
     def __len__(self) -> int:
         """Slots of the whole stream, fillers included: a multiple of the world size.
@@ -242,9 +269,7 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
     # ------------------------------------------------------------------------------------ cursors
     def loader(self, collate: Any, *, num_workers: int = 0, **options: Any) -> Any:
         """A DataLoader of batches of one pack each; its workers share the packs and keep their order."""
-        if num_workers:
-            options.setdefault("multiprocessing_context", "spawn")
-        return DataLoader(self.stream(), batch_size=1, collate_fn=collate, num_workers=num_workers, **options)
+        return SourceLoader(self.stream(), self, self.handed, collate, num_workers=num_workers, **options)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise what `load_state_dict` would; change nothing."""
@@ -256,10 +281,13 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Where this rank stands: behind `step` micro steps, or behind what was yielded by the last pass."""
-        if step is not None:
-            return self.at_step(step)
         self._begin()
-        cursor = self._here()
+        return self.at_step(self.handed.step(self._here().step) if step is None else step)
+
+    def at_step(self, step: int) -> dict[str, Any]:
+        """The state after `step` micro steps: for loaders whose workers run ahead."""
+        self._begin()
+        cursor = replace(self._here(), step=step)
         place = self._grown().place(cursor.slot(cursor.step))
         assert self._view.stream is not None
         told = {"stream": self._view.stream["stream"], "next": place and list(place), "end": self._raw_end()}
@@ -275,16 +303,7 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
         Cursor.of_dict(state)
         self._asked = dict(state)
         self._cursor, self._order, self._resumed = None, None, True
-
-    def at_step(self, step: int) -> dict[str, Any]:
-        """The state after `step` micro steps: for loaders whose workers run ahead."""
-        self._begin()
-        cursor = self._here()
-        held, cursor.step = cursor.step, step
-        try:
-            return self.state_dict()
-        finally:
-            cursor.step = held
+        self.handed.restart()
 
     def acknowledge(self, step: int | Mapping[str, Any] | None = None) -> list[int]:
         """A checkpoint at `step` (a count, a state, or None: all that was yielded) is saved.
@@ -302,7 +321,9 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
         if isinstance(step, Mapping):
             slots = Cursor.resumed(step, self._view.stream["stream"], cursor.world_size, cursor.rank).slots
         else:
-            slots = cursor.start + cursor.world_size * (cursor.step if step is None else operator.index(step))
+            slots = cursor.start + cursor.world_size * operator.index(
+                self.handed.step(cursor.step) if step is None else step
+            )
         end = self._end() if self._view.is_complete else self._grown().last_rounds * cursor.order_world
         if self.total_steps is not None:
             end = max(end, len(self))  # a promised length: fillers follow the end

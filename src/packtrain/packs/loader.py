@@ -12,16 +12,77 @@ Workers are spawned unless told otherwise: tokenizers do not survive a fork.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from ..errors import InputError
+from .handed_out import HandedOut
 from .packed import PackedDataset
 from .sampler import PackSampler
 
-__all__ = ["PackLoader", "loader_position"]
+__all__ = ["PackLoader", "SourceLoader", "loader_position"]
+logger = logging.getLogger(__name__)
+
+_COUNTED = "iterate the PackLoader itself: it counts what leaves it"
+
+
+class SourceLoader(DataLoader[Any]):  # type: ignore[misc]
+    """Batches of one pack each from an iterable source, counted as they leave.
+
+    Args:
+        packs: the iterable view that workers share.
+        source: whose state this is.
+        handed: the source's counter; None: the source counts itself.
+        collate: list of one pack -> batch.
+        options: further arguments of `DataLoader`.
+    """
+
+    def __init__(
+        self, packs: Any, source: Any, handed: HandedOut | None, collate: Any, **options: Any
+    ) -> None:
+        self.source, self.handed = source, handed
+        super().__init__(packs, batch_size=1, collate_fn=collate, **spawned(options))
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.handed is not None:
+            self.handed.begin(self.source.begins_at)
+        return self._counted(super().__iter__())
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            if self.handed is not None:
+                self.handed.add(1)
+            yield batch
+
+    def set_epoch(self, epoch: int) -> None:
+        self.source.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the source stands, behind the last batch that was handed out."""
+        state: dict[str, Any] = self.source.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.source.load_state_dict(state)
+
+
+def spawned(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a DataLoader of packs: its workers are spawned unless told otherwise, and never outlive a pass."""
+    workers = options.get("num_workers", 0)
+    rest = {name: value for name, value in options.items() if name != "persistent_workers"}
+    if options.get("persistent_workers"):
+        logger.warning(
+            "persistent workers keep the data of the first epoch: workers of every pass start anew"
+        )
+    if not workers:
+        rest.pop("multiprocessing_context", None)
+        rest.pop("prefetch_factor", None)
+    elif rest.get("multiprocessing_context") is None:
+        rest["multiprocessing_context"] = "spawn"
+    return rest
 
 
 class PackLoader(DataLoader[Any]):  # type: ignore[misc]
@@ -31,6 +92,7 @@ class PackLoader(DataLoader[Any]):  # type: ignore[misc]
         data: the dataset; its `set_epoch` is called with the sampler's.
         sampler: which positions, and in which order.
         packs: packs of a batch; `collate_fn` gets a list of them.
+        handed: counts what leaves the loader; None: a counter of its own.
         collate_fn: such as `PaddingFreeCollator(model)`; None = the list of packs itself.
         options: further arguments of `DataLoader` (`num_workers`, `prefetch_factor`, `pin_memory`, …).
 
@@ -43,6 +105,8 @@ class PackLoader(DataLoader[Any]):  # type: ignore[misc]
         sampler: PackSampler,
         packs: int = 1,
         collate_fn: Any = None,
+        *,
+        handed: HandedOut | None = None,
         **options: Any,
     ) -> None:
         taken = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"} & options.keys()
@@ -64,7 +128,7 @@ class PackLoader(DataLoader[Any]):  # type: ignore[misc]
             **options,
         )
         self.packs = packs
-        self._from, self._given = sampler.micro_step, 0
+        self.handed = HandedOut(_COUNTED) if handed is None else handed
 
     @property
     def pack_sampler(self) -> PackSampler:
@@ -73,30 +137,34 @@ class PackLoader(DataLoader[Any]):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Any]:
         steps = len(self.pack_sampler)
-        self._from, self._given = self.pack_sampler.begins_at, 0
+        self.handed.begin(self.pack_sampler.begins_at)
         return self._counted(super().__iter__(), steps)
 
     def _counted(self, batches: Iterator[Any], steps: int) -> Iterator[Any]:
         for batch in batches:
-            self._given = min(self._given + self.packs, steps - self._from)
+            self.handed.add(self.packs, steps)
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next passes, for sampler and samples. Another epoch begins at its start."""
         if epoch != self.pack_sampler.epoch:
-            self._from, self._given = 0, 0
+            self.handed.restart()
         self.pack_sampler.set_epoch(epoch)
-        self.dataset.set_epoch(epoch)
+        self._follow(epoch)
+
+    def _follow(self, epoch: int) -> None:
+        if hasattr(self.dataset, "set_epoch"):  # an export has the same packs in every epoch
+            self.dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands: behind the last batch that was handed out."""
-        return self.pack_sampler.state_dict(self._from + self._given)
+        return self.pack_sampler.state_dict(self.handed.step(self.pack_sampler.micro_step))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` stands, with any number of workers; see `PackSampler.load_state_dict`."""
         self.pack_sampler.load_state_dict(state)
-        self.dataset.set_epoch(self.pack_sampler.epoch)
-        self._from, self._given = self.pack_sampler.micro_step, 0
+        self._follow(self.pack_sampler.epoch)
+        self.handed.restart()
 
 
 def loader_position(state: Mapping[str, Any], packs: int = 1) -> dict[str, Any]:

@@ -17,7 +17,9 @@ from ..planning.balance import Balance
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
 from ..world import world
-from .loader import PackLoader
+from ._shared_epoch import SharedEpoch
+from .handed_out import HandedOut
+from .loader import PackLoader, spawned
 from .pack import Pack
 from .packed import PackedDataset
 from .sampler import PackSampler
@@ -64,6 +66,8 @@ class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
             data = data.over(view)
             data.replan = replan
         self.data = data
+        self.handed = HandedOut("use source.loader(collate, num_workers=…), or state_dict(step)")
+        self._chosen = SharedEpoch()
         self.sampler = PackSampler(view, rank, seed, shuffle, balance, grad_accum, cost=cost, replan=replan)
 
     @property
@@ -81,12 +85,14 @@ class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
     @property
     def aligned(self) -> AlignedPlan:
         """The view of the current epoch."""
-        return self.sampler.aligned
+        view: AlignedPlan = self.sampler.aligned
+        return view
 
     @property
     def plan(self) -> PackPlan:
         """The raw plan of the current epoch."""
-        return self.aligned.plan
+        plan: PackPlan = self.aligned.plan
+        return plan
 
     @property
     def pack_length(self) -> int:
@@ -108,6 +114,13 @@ class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Pack]:
         info = get_worker_info()
         mine, of = (0, 1) if info is None else (info.id, info.num_workers)
+        self.handed.read()
+        if info is None:
+            self.handed.restart()
+        chosen = self._chosen.news()
+        if chosen is not None:
+            self.sampler.set_epoch(chosen)
+            self._follow()
         start = self.begins_at
         for step, position in enumerate(self.sampler, start):
             if (step - start) % of == mine:
@@ -119,14 +132,18 @@ class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
         return pack
 
     def set_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.handed.restart()
+            self._chosen.choose(epoch)
         self.sampler.set_epoch(epoch)
         self._follow()
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
-        return self.sampler.state_dict(step)
+        return self.sampler.state_dict(self.handed.step(self.sampler.micro_step) if step is None else step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.sampler.load_state_dict(state)
+        self.handed.restart()
         self._follow()
 
     def _follow(self) -> None:
@@ -151,4 +168,5 @@ class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
         return [self._pack(step, position) for step, position in zip(steps, positions, strict=True)]
 
     def loader(self, collate: Any, *, num_workers: int = 0, **options: Any) -> PackLoader:
-        return PackLoader(self.data, self.sampler, 1, collate, num_workers=num_workers, **options)
+        options = spawned({"num_workers": num_workers, **options})
+        return PackLoader(self.data, self.sampler, 1, collate, handed=self.handed, **options)

@@ -24,13 +24,11 @@ from ..errors import InputError
 from ..planning.balance import Balance
 from ..planning.replan import EpochPlans
 from .exported import ChunkedPacks, ShardedPacks
-from .growing import LazyShardedDataset
 from .pack import Pack
 from .packed import PackedDataset
 from .planned import PlannedSource
-from .streaming import StreamingPackedDataset
 
-__all__ = ["KINDS", "PackSource", "pack_source"]
+__all__ = ["KINDS", "PackSource", "is_packs", "pack_source"]
 
 KINDS = ("planned", "exported", "growing", "stream", "token_budget")
 
@@ -85,6 +83,11 @@ class PackSource(Protocol):
         """A DataLoader of batches of one pack each, with the state of this source."""
 
 
+def is_packs(data: Any) -> bool:
+    """Does this hold packs (a dataset of any kind, or a source)?"""
+    return isinstance(data, PackedDataset | ShardedPacks | ChunkedPacks | PackSource)
+
+
 def pack_source(
     data: Any,
     *,
@@ -117,7 +120,7 @@ def pack_source(
             grad_accum=grad_accum,
             replan=replan,
         )
-    if not isinstance(data, LazyShardedDataset | StreamingPackedDataset | PackSource):
+    if not isinstance(data, PackSource):
         raise InputError(
             f"a {type(data).__name__} is no source of packs",
             hint="use PackedDataset(plan, samples, encode), open_packs(folder), LazyShardedDataset(folder)",

@@ -33,7 +33,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from ..collate import is_filler
 from ..errors import ForeignArtefactError, InputError
@@ -47,6 +47,8 @@ from ._shared_epoch import SharedEpoch
 from ._stream_run import Run
 from ._stream_state import check_run
 from .equal_steps import EqualSteps
+from .handed_out import HandedOut
+from .loader import SourceLoader
 from .pack import Pack
 
 __all__ = ["StreamingPackedDataset"]
@@ -154,15 +156,15 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
             maxlen=_HISTORY
         )  # handed out; None: a filler
         self._count = 0  # handed out in this pass
+        self.handed = HandedOut(
+            "use stream.loader(collate, num_workers=…) or encode_workers: this process then reads; of workers of "
+            "the loader, torchdata's StatefulDataLoader keeps the states"
+        )
 
     kind = "stream"
+    state_file = "stream.{rank}.json"
     per_rank_state = True
     begins_at = 0
-
-    @property
-    def state_file(self) -> str:
-        """Name of this rank's state in a checkpoint."""
-        return f"stream.{self.rank}.json"
 
     @property
     def rank(self) -> int:
@@ -191,9 +193,13 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
     def _begin(self, epoch: int) -> None:
         self.epoch, self._state, self._run, self._ended = epoch, None, None, False
         self._ahead.clear()
+        self.handed.restart()
 
     def __iter__(self) -> Iterator[Pack]:
         info = get_worker_info()
+        self.handed.read()
+        if info is None:
+            self.handed.restart()
         if info is not None and isinstance(self.reader.source, IterableDataset):
             raise InputError(
                 "the source divides itself among loader workers, and would be divided twice",
@@ -260,6 +266,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         Once a pass has ended, the beginning of the next one; a loader worker that ended before the others
         gives nothing more in the pass that is resumed (as torchdata's loader expects it).
         """
+        self.handed.step(self._count)
         pending = [one for one in self._behind(step) if one is not None] + list(self._ahead)
         run = pending[0][0] if pending else self._run
         if run is None:
@@ -292,7 +299,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
     def loader(self, collate: Any, *, num_workers: int = 0, **options: Any) -> Any:
         """A DataLoader of batches of one pack each. `num_workers` processes encode; the order is kept."""
         self.encode_workers = num_workers or self.encode_workers
-        return DataLoader(self, batch_size=1, collate_fn=collate, **options)
+        return SourceLoader(self, self, None, collate, **options)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise what `load_state_dict` would; change nothing."""
@@ -331,6 +338,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         self._is_chosen = False
         self._state = dict(state) if run is not None else None
         self._run = None
+        self.handed.restart()
         self._ahead.clear()
 
     def _refuse_foreign(self, state: Mapping[str, Any]) -> None:

@@ -22,8 +22,6 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch.utils.data import get_worker_info
-
 from ..errors import InputError
 from ..planning.build import plan
 from ..planning.window import MAX_AGE, WindowPacker
@@ -31,7 +29,7 @@ from ._batchers import ArrivalPacker, FixedPacker, WarmUp, WarmUpPacker
 from ._keywords import flag, whole
 from .pack import Pack
 from .packed import PackedDataset
-from .sampler import PackSampler
+from .planned import PlannedSource
 from .streaming import StreamingPackedDataset
 
 __all__ = ["TokenBudgetDataset"]
@@ -166,9 +164,7 @@ class TokenBudgetDataset(StreamingPackedDataset):
         return sum(len(sample["input_ids"]) for sample in pack) * 10 >= self.budget * 9
 
     # -- planned -----------------------------------------------------------------------------
-    def _plan_ahead(
-        self, source: Any, lengths: Any, balance: str | None, grad_accum: int
-    ) -> tuple[PackedDataset, PackSampler]:
+    def _plan_ahead(self, source: Any, lengths: Any, balance: str | None, grad_accum: int) -> PlannedSource:
         if not self.reader.can_seek:
             raise InputError("lengths are of no use: the source cannot be indexed", hint="pass a sequence")
         if not self.dyn_bsz or self.count_mode != "total" or self.order != "packed" or self.warm_up.steps:
@@ -213,8 +209,14 @@ class TokenBudgetDataset(StreamingPackedDataset):
                 self.leave_out(sample_id, reason, f"pack_length {spec.pack_length}")
         view = made.align(self.place.size, self.drop_last)
         data = PackedDataset(view, source, self.encode, lengths=lengths, repeat_loss="zero")
-        sampler = PackSampler(view, self.place.rank, self.seed, self.shuffle_buffer > 0, balance, grad_accum)
-        return data, sampler
+        return PlannedSource(
+            data,
+            rank=self.place.rank,
+            seed=self.seed,
+            shuffle=self.shuffle_buffer > 0,
+            balance=balance,
+            grad_accum=grad_accum,
+        )
 
     def __len__(self) -> int:
         """Batches of an epoch on this rank, where lengths are known.
@@ -224,44 +226,39 @@ class TokenBudgetDataset(StreamingPackedDataset):
         """
         if self._planned is None:
             raise TypeError("a stream has no length: pass lengths to have the epoch planned")
-        return len(self._planned[1])
+        return len(self._planned)
 
     def __iter__(self) -> Iterator[Pack]:
-        if self._planned is None:
-            return super().__iter__()
-        data, sampler = self._planned
-        chosen = self._chosen.news()
-        if chosen is not None:
-            self.set_epoch(chosen)
-        info = get_worker_info()
-        if info is not None and info.num_workers > 1:
-            raise InputError(
-                "each of the loader's workers would give the whole planned epoch",
-                hint="use one, or DataLoader(PackedDataset(…), sampler=PackSampler(…)) with any number",
-            )
-        return (data[position] for position in sampler)
+        return super().__iter__() if self._planned is None else iter(self._planned)
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
         if self._planned is not None:
-            self._planned[0].set_epoch(epoch)
-            self._planned[1].set_epoch(epoch)
+            self._planned.set_epoch(self.epoch)
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
-        return super().state_dict(step) if self._planned is None else self._planned[1].state_dict(step)
+        return super().state_dict(step) if self._planned is None else self._planned.state_dict(step)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         if self._planned is None:
             super().check_state(state)
         else:
-            self._planned[1].check_state(state)
+            self._planned.check_state(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._planned is None:
             super().load_state_dict(state)
         else:
-            self._planned[1].load_state_dict(state)
-            self.epoch = self._planned[1].epoch
+            self._planned.load_state_dict(state)
+            self.epoch = self._planned.epoch
+
+    def peek(self, count: int) -> list[Pack]:
+        return super().peek(count) if self._planned is None else self._planned.peek(count)
+
+    def loader(self, collate: Any, *, num_workers: int = 0, **options: Any) -> Any:
+        if self._planned is None:
+            return super().loader(collate, num_workers=num_workers, **options)
+        return self._planned.loader(collate, num_workers=num_workers, **options)
 
 
 def _padded(dyn_bsz: bool, pad_packed_input: bool, pad_to_length: int | None, budget: int) -> int | None:

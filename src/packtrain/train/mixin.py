@@ -25,6 +25,7 @@ from ..collate import PackBatch, PaddingFreeCollator, filler_pack, is_filler
 from ..collate.boundaries import text_config
 from ..data import PackedDataset
 from ..errors import ChecksumError, ConfigError
+from ..packs.source import pack_source
 from ..planning.align import AlignedPlan
 from .at_begin import ProofAtBegin
 from .attention import check_attention, check_batch
@@ -33,7 +34,6 @@ from .loss import bare_model
 from .meter import Meter, supervised
 from .passes import Passes, check_workers, is_sized, loader_options, pass_loader
 from .restore import RestoresWeights
-from .sources import pack_source
 from .standing import Standing, checkpoint_of, load_position
 from .start_up import StartUpReport, prove_before_training
 

@@ -27,6 +27,7 @@ from ..collate.boundaries import text_config
 from ..data import EncodeCache, PackedDataset
 from ..errors import ConfigError, InputError
 from ..files import make_folder, remove
+from ..packs.source import pack_source
 from ..planning.align import AlignedPlan
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
@@ -42,7 +43,6 @@ from .loss import bare_model, plain_head
 from .model import load_model, no_progress_bars
 from .proof import IsolationReport
 from .runtime import Runtime
-from .sources import pack_source
 from .standing import checkpoint_of, load_position
 from .start_up import prove_before_training
 from .steps import accumulation_of, announce_steps, balance_of

@@ -25,13 +25,13 @@ from ..collate import PackBatch
 from ..data import PackedDataset
 from ..errors import ConfigError, InputError
 from ..files import append_line
+from ..packs.source import pack_source
 from ..planning.balance import Balance
 from ..template import ensure_torchvision
 from .evaluate import evaluate_plan
 from .loss import count_correct, step_share, token_loss_sum
 from .recorded import token_losses
 from .reduction import Reduction, loss_normaliser
-from .sources import pack_source
 from .trace import LossTrace
 
 ensure_torchvision()  # transformers imports torchvision with its Trainer

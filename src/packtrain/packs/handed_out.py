@@ -1,0 +1,72 @@
+"""How far a source was read, and by whom: the one rule for states of every kind of source.
+
+A state comes from who did the work. Packs that this process read itself stand in the source; packs that a
+loader's workers read are counted as they leave the loader of the source (`source.loader`). Where neither is so, a
+state would silently be that of the beginning, and is refused.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.data import get_worker_info
+
+from ..errors import InputError
+
+__all__ = ["HandedOut"]
+
+
+class HandedOut:
+    """Micro steps of a pass that left the source. Knows, through shared memory, of copies in other processes."""
+
+    def __init__(self, hint: str) -> None:
+        self.hint = hint  # what gives a state where this process did not read
+        self._elsewhere = torch.zeros(
+            1, dtype=torch.int64
+        ).share_memory_()  # reads of copies in other processes
+        self._seen = 0
+        self._from = 0
+        self._given: int | None = None  # None: nobody counts
+        self._dealt = False
+
+    def restart(self) -> None:
+        """This process chose where the source stands: an epoch, a state, a pass of its own."""
+        self._seen, self._given, self._dealt = int(self._elsewhere[0]), None, False
+
+    def begin(self, step: int) -> None:
+        """A loader of the source begins a pass at this micro step and counts what leaves it."""
+        self.restart()
+        self._from, self._given = step, 0
+
+    def add(self, steps: int, last: int | None = None) -> None:
+        """So many micro steps left the loader; none behind `last`."""
+        given = (self._given or 0) + steps
+        self._given = given if last is None else min(given, last - self._from)
+
+    def read(self) -> None:
+        """Packs are read by this process; says so to the others where it is a loader's worker."""
+        if get_worker_info() is not None:
+            self._elsewhere += 1
+
+    def deal(self) -> None:
+        """Packs of all ranks are dealt out by another loader, which runs ahead of training."""
+        self._dealt = True
+
+    def step(self, own: int) -> int:
+        """The micro step behind what was handed out.
+
+        Args:
+            own: the one that this process came to itself.
+
+        Raises:
+            InputError: other processes read, and nobody counted.
+        """
+        if self._given is not None:
+            return self._from + self._given
+        if self._dealt or (get_worker_info() is None and int(self._elsewhere[0]) != self._seen):
+            what = (
+                "another loader deals out the packs"
+                if self._dealt
+                else "the workers of a loader read the packs"
+            )
+            raise InputError(f"{what}: this process does not know how far they were used", hint=self.hint)
+        return own
