@@ -1,8 +1,8 @@
 """How far a source was read, and by whom: the one rule for states of every kind of source.
 
 A state comes from who did the work. Packs that this process read itself stand in the source; packs that a
-loader's workers read are counted as they leave the loader of the source (`source.loader`). Where neither is so, a
-state would silently be that of the beginning, and is refused.
+loader's workers read are counted as they leave the loader of the source (`source.loader`). Otherwise
+a state would silently be that of the beginning, and is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["HandedOut"]
 
 
 class HandedOut:
-    """Micro steps of a pass that left the source. Knows, through shared memory, of copies in other processes."""
+    """Micro steps of a pass that left the source; knows of its copies in other processes (shared memory)."""
 
     def __init__(self, hint: str) -> None:
         self.hint = hint  # what gives a state where this process did not read
@@ -63,10 +63,8 @@ class HandedOut:
         if self._given is not None:
             return self._from + self._given
         if self._dealt or (get_worker_info() is None and int(self._elsewhere[0]) != self._seen):
-            what = (
-                "another loader deals out the packs"
-                if self._dealt
-                else "the workers of a loader read the packs"
+            who = "another loader deals out" if self._dealt else "the workers of a loader read"
+            raise InputError(
+                f"{who} the packs: this process does not know how far they were used", hint=self.hint
             )
-            raise InputError(f"{what}: this process does not know how far they were used", hint=self.hint)
         return own

@@ -70,7 +70,7 @@ class SourceLoader(DataLoader[Any]):  # type: ignore[misc]
 
 
 def spawned(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a DataLoader of packs: its workers are spawned unless told otherwise, and never outlive a pass."""
+    """Options of a DataLoader of packs: its workers are spawned unless told otherwise, and last a pass."""
     workers = options.get("num_workers", 0)
     rest = {name: value for name, value in options.items() if name != "persistent_workers"}
     if options.get("persistent_workers"):

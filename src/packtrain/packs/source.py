@@ -18,7 +18,7 @@ read by workers of another loader says so instead of giving its beginning (`hand
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from ..errors import InputError
 from ..planning.balance import Balance
@@ -33,7 +33,6 @@ __all__ = ["KINDS", "PackSource", "is_packs", "pack_source"]
 KINDS = ("planned", "exported", "growing", "stream", "token_budget")
 
 
-@runtime_checkable
 class PackSource(Protocol):
     """Packs of one rank.
 
@@ -85,7 +84,12 @@ class PackSource(Protocol):
 
 def is_packs(data: Any) -> bool:
     """Does this hold packs (a dataset of any kind, or a source)?"""
-    return isinstance(data, PackedDataset | ShardedPacks | ChunkedPacks | PackSource)
+    return isinstance(data, PackedDataset | ShardedPacks | ChunkedPacks) or _is_source(data)
+
+
+def _is_source(data: Any) -> bool:
+    # By class: an instance check would ask for `pack_length`, which waits for a directory to begin.
+    return all(hasattr(type(data), name) for name in ("state_file", "loader", "check_state", "peek"))
 
 
 def pack_source(
@@ -120,7 +124,7 @@ def pack_source(
             grad_accum=grad_accum,
             replan=replan,
         )
-    if not isinstance(data, PackSource):
+    if not _is_source(data):
         raise InputError(
             f"a {type(data).__name__} is no source of packs",
             hint="use PackedDataset(plan, samples, encode), open_packs(folder), LazyShardedDataset(folder)",
@@ -128,4 +132,5 @@ def pack_source(
     for name, asked, own in (("rank", rank, data.rank), ("world_size", world_size, data.world_size)):
         if asked is not None and asked != own:
             raise InputError(f"{name} is {asked}, the dataset was made for {own}", hint="give both the same")
-    return data
+    source: PackSource = data
+    return source

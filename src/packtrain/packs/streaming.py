@@ -157,8 +157,8 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         )  # handed out; None: a filler
         self._count = 0  # handed out in this pass
         self.handed = HandedOut(
-            "use stream.loader(collate, num_workers=…) or encode_workers: this process then reads; of workers of "
-            "the loader, torchdata's StatefulDataLoader keeps the states"
+            "use stream.loader(collate, num_workers=…) or encode_workers: this process then reads; of "
+            "workers of the loader, torchdata's StatefulDataLoader keeps the states"
         )
 
     kind = "stream"
