@@ -2,20 +2,24 @@
 
 The frame header at the end of the file carries its own position, so the check needs the tail only: a
 header whose CRC-8 fits, whose position plus size is the total, and whose CRC-16 covers the bytes up to the
-end (an ID3v1 tag behind it is passed over).
+end (tags behind it are passed over).
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from functools import cache
 
 from ._head import Head
 from ._parsed import ParsedAudio
+from ._tags import tags_begin
 
 __all__ = ["MAGIC", "parse"]
 
 MAGIC = b"fLaC"
+_SYNC = re.compile(rb"\xff[\xf8\xf9]")
+_SUMMED = 4  # headers of the last frame that chance may give: each sums the bytes up to the end
 
 _BLOCKS = {1: 192, **{n: 576 << (n - 2) for n in range(2, 6)}, **{n: 256 << (n - 8) for n in range(8, 16)}}
 
@@ -52,20 +56,20 @@ def parse(head: Head, start: int = 0) -> ParsedAudio | None:
 
 def _whole(head: Head, first: int, total: int, block: int, largest: int) -> bool:
     """Whether the frame that ends the stream is there to its last byte."""
-    end = head.size
-    if end - first > 128 and head.at(end - 128, 3) == b"TAG":
-        end -= 128
+    end = tags_begin(head, first)
     span = min(end - first, max(largest, 1 << 14) if largest else 1 << 17)
     if span < 11:
         return False
     tail = head.at(end - span, span)
-    at = tail.rfind(b"\xff", 0, len(tail) - 10)
-    while at >= 0:
-        if tail[at + 1] & 0xFE == 0xF8:
-            found = _frame(tail, at, block)
-            if found is not None and found == total and _crc16(tail[at:]) == 0:
+    summed = 0
+    for at in reversed([found.start() for found in _SYNC.finditer(tail, 0, max(0, len(tail) - 9))]):
+        head.spend()
+        if _frame(tail, at, block) == total:
+            summed += len(tail) - at
+            if summed > _SUMMED * len(tail):
+                raise head.fail("unreadable_media", "is a broken FLAC: its end is full of frame headers")
+            if _crc16(tail[at:]) == 0:
                 return True
-        at = tail.rfind(b"\xff", 0, at)
     return False
 
 

@@ -25,7 +25,7 @@ def parse(head: Head) -> Parsed:
     width = int.from_bytes(data[6:8], "little")
     height = int.from_bytes(data[8:10], "little")
     position = 13 + (3 << (data[10] & 7) + 1 if data[10] & 0x80 else 0)
-    while True:
+    while True:  # each block is a step of the budget
         block = head.at(position, 1)
         if block == b"!":
             position = _skip(head, position + 2)

@@ -10,9 +10,11 @@ from typing import Any
 from ..errors import SampleError
 from ._remote import Remote
 
-__all__ = ["HEAD_BYTES", "Head", "as_file"]
+__all__ = ["HEAD_BYTES", "STEPS", "Head", "as_file"]
 
 HEAD_BYTES = 4096  # what `open_head` reads at once and what `identity` hashes
+STEPS = 1 << 18  # parts that a parser may look at in one medium; real ones have a few hundred
+_TIMES, _FREE = 8, 1 << 24  # bytes that a parser may read in all: so many times the size, and some
 
 
 class Head:
@@ -24,7 +26,7 @@ class Head:
         name: what to call the medium in messages.
     """
 
-    __slots__ = ("_base", "_descriptor", "_remote", "bytes", "name", "size")
+    __slots__ = ("_base", "_descriptor", "_remote", "_room", "_steps", "bytes", "name", "size")
 
     def __init__(
         self,
@@ -41,6 +43,7 @@ class Head:
         self._descriptor = descriptor
         self._base = base  # where the medium starts in its file
         self._remote = remote
+        self._steps, self._room = STEPS, _TIMES * size + _FREE
 
     def __enter__(self) -> Head:
         return self
@@ -53,7 +56,29 @@ class Head:
             self._descriptor = -1
 
     def at(self, offset: int, count: int) -> bytes:
-        """Up to `count` bytes from `offset` on: fewer only where the medium ends."""
+        """Up to `count` bytes from `offset` on: fewer only where the medium ends.
+
+        Raises:
+            SampleError: unreadable_media: the budget of steps or bytes for one medium is spent.
+        """
+        self.spend()
+        self._room -= max(0, min(count, self.size - offset))
+        if self._room < 0:
+            raise self.fail("unreadable_media", f"is read more than {_TIMES} times over to be understood")
+        return self.read(offset, count)
+
+    def spend(self, steps: int = 1) -> None:
+        """Count parts that a parser looks at.
+
+        Raises:
+            SampleError: unreadable_media: there are more than `STEPS`.
+        """
+        self._steps -= steps
+        if self._steps < 0:
+            raise self.fail("unreadable_media", f"has more than {STEPS:,} parts in its header or at its end")
+
+    def read(self, offset: int, count: int) -> bytes:
+        """As `at`, for libraries that decode: outside the budget."""
         stop = offset + count
         if stop <= len(self.bytes) or (self._descriptor < 0 and self._remote is None):
             return self.bytes[offset:stop]
@@ -93,7 +118,7 @@ class _HeadFile(io.RawIOBase):
         return self._place
 
     def readinto(self, buffer: Any) -> int:
-        data = self._head.at(self._place, len(buffer))
+        data = self._head.read(self._place, len(buffer))
         buffer[: len(data)] = data
         self._place += len(data)
         return len(data)

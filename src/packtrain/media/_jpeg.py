@@ -34,9 +34,10 @@ def parse(head: Head) -> Parsed:
     data, base = head.bytes, 0  # the window looked at, and where it starts
     position = 2
     frame: tuple[int, int] | None = None
-    exif: bytes | None = None
+    exif: list[bytes] = []
     xmp: bytes | None = None
     while True:
+        head.spend()
         at = position - base
         if at + 4 > len(data):
             data, base, at = head.at(position, _WINDOW), position, 0
@@ -64,7 +65,7 @@ def parse(head: Head) -> Parsed:
         elif marker == 0xE1:
             segment = head.at(position + 4, length - 2)
             if segment.startswith(_EXIF):
-                exif = segment if exif is None else exif + segment[6:]
+                exif.append(segment[6:] if exif else segment)
             elif segment.startswith(_XMP):
                 xmp = segment[len(_XMP) :]
         elif marker == 0xDA:
@@ -72,7 +73,7 @@ def parse(head: Head) -> Parsed:
         position = stop
     if frame is None:
         raise head.fail("unreadable_media", "is a broken JPEG: a scan before its frame header")
-    return Parsed(*frame, orientation(exif, xmp), _ends(head, stop))
+    return Parsed(*frame, orientation(b"".join(exif) or None, xmp), _ends(head, stop))
 
 
 def _frame(head: Head, segment: bytes) -> tuple[int, int]:
@@ -93,6 +94,7 @@ def _ends(head: Head, scan: int) -> bool:
     data = head.at(scan, head.size - scan)
     position = 0
     while found := _MARKER.search(data, position):
+        head.spend()
         position = found.end()
         code = data[position - 1]
         if code == 0xD9:

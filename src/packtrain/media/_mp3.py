@@ -2,7 +2,8 @@
 
 A LAME tag says how many samples of the first and last frame are padding; decoders leave them out, so they
 are not counted. The walk reads frame headers only (4 bytes every few hundred), tells a real header from
-chance by the one that follows it, and passes over ID3v2 in front and ID3v1 or APE tags behind.
+chance by the one that follows it, and passes over ID3v2 in front and tags behind. A stream that goes on in
+another version, layer or rate has no one length: it is refused.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import struct
 
 from ._head import Head
 from ._parsed import ParsedAudio
+from ._tags import tags_begin
 
 __all__ = ["accepts", "parse"]
 
@@ -61,9 +63,9 @@ def parse(head: Head, start: int = 0) -> ParsedAudio | None:
         start: where the sound begins, behind an ID3v2 tag.
 
     Raises:
-        SampleError: truncated_media.
+        SampleError: truncated_media; unsupported_media: the format changes; unreadable_media: too much junk.
     """
-    end = _end(head, start)
+    end = tags_begin(head, start)
     if start >= head.size:
         raise head.fail("truncated_media", "is cut short: nothing follows its ID3 tag")
     position = _first(head, start, end)
@@ -131,10 +133,17 @@ def _walk(head: Head, position: int, end: int, first: _Frame) -> tuple[int, bool
                 break
         frame = _header(data, at)
         if frame is None or frame.key != first.key:
-            found = _first(head, position, end)
-            if found < 0:
+            position = _first(head, position, end)
+            if position < 0:
                 break
-            position = found
+            other = _header(head.at(position, 4), 0)
+            if other is None or (other.key != first.key and position + other.size + 4 > end):
+                break  # a lone frame at the end may be chance
+            if other.key != first.key:
+                raise head.fail(
+                    "unsupported_media",
+                    f"goes on at byte {position} in another MPEG audio format than it began in",
+                )
             continue
         if position + frame.size > end:
             return count, False
@@ -166,15 +175,3 @@ def _tag(data: bytes, frame: _Frame) -> tuple[int, int, int] | None:
         delay = int.from_bytes(data[place + 21 : place + 24], "big")
         skip = (delay >> 12) + (delay & 0xFFF)
     return frames, size, skip
-
-
-def _end(head: Head, start: int) -> int:
-    """Where the frames end: in front of the tags that stand at the end of the file."""
-    end = head.size
-    if end - start > 128 and head.at(end - 128, 3) == b"TAG":
-        end -= 128
-    foot = head.at(end - 32, 32) if end - start > 32 else b""
-    if foot.startswith(b"APETAGEX"):
-        size, flags = struct.unpack_from("<L", foot, 12)[0], struct.unpack_from("<L", foot, 20)[0]
-        end -= size + (32 if flags & 1 << 31 else 0)
-    return max(start, end)
