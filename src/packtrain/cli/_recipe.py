@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError
 from ..world import world
 from ._app import emit, end_of_training, progress
-from ._show import table
+from ._show import plan_rows, table
 from ._stream import stream_figures, stream_rows
 
 if TYPE_CHECKING:
     from ..pipeline.prepare import Stage
     from ..train.config import RunConfig
 
-__all__ = ["recipe_of", "refuse_streams", "train_samples_as_they_come", "train_stream"]
+__all__ = ["TRAIN", "recipe_of", "refuse_streams"]
 
 
 def recipe_of(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -38,7 +38,7 @@ def refuse_streams(config: RunConfig) -> None:
         )
 
 
-def train_stream(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: bool) -> None:
+def _train_growing(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: bool) -> None:
     """Train on a directory of chunks; a dry run shows what it holds."""
     folder = Path(str(config.data.path))
     if dry_run:
@@ -60,7 +60,7 @@ def train_stream(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: 
     end_of_training()
 
 
-def train_samples_as_they_come(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: bool) -> None:
+def _train_stream(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: bool) -> None:
     """Train on samples that are packed as they come: a stream, or a token budget."""
     from ..pipeline.inputs import Inputs
     from ..pipeline.validation import validation
@@ -85,6 +85,43 @@ def train_samples_as_they_come(config: RunConfig, *, dry_run: bool, overwrite: b
         )
     _print(config, {"source": inputs.source}, trained, as_json=as_json)
     end_of_training()
+
+
+def _train_exported(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: bool) -> None:
+    """Train on packs that were exported; a dry run shows what they are."""
+    from ..pipeline.exported import open_exported
+    from ..pipeline.validation import validation
+    from ..train import train
+    from ..train.config import Exported
+
+    assert isinstance(config.data, Exported)
+    data, template = open_exported(config, config.data)
+    if dry_run:
+        figures = {"packs": len(data.plan), "checksum": data.plan.checksum, **data.plan.stats()}
+        emit(figures) if as_json else table(f"Packs in {config.data.path}", plan_rows(data.plan))
+        return
+    stage = _stage(as_json)
+    with validation(config, overwrite=overwrite, stage=stage) as val, stage("training") as report:
+        trained = train(
+            config,
+            None,
+            data,
+            template,
+            val=None if val is None else (val.plan, val.source, val.lengths),
+            val_template=None if val is None else val.template,
+            progress=report,
+        )
+    _print(config, {"dataset": config.data.path}, trained, as_json=as_json)
+    end_of_training()
+
+
+#: Kind of data without a plan of ours -> its training.
+TRAIN = {
+    "exported": _train_exported,
+    "growing": _train_growing,
+    "stream": _train_stream,
+    "token_budget": _train_stream,
+}
 
 
 def _stage(quiet: bool) -> Stage:

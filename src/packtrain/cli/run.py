@@ -54,6 +54,7 @@ def command(
         figures = run_export(settings, overwrite=overwrite, stage=lambda name: progress(name, quiet=as_json))
         emit(figures) if as_json else show_export(figures)
         return
+    settings = settings.resumed()
     result = run(
         settings,
         overwrite=overwrite,

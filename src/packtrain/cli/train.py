@@ -10,7 +10,7 @@ import click
 from ..errors import InputError
 from ..world import World, world
 from ._app import emit, end_of_training, progress, show_runtime
-from ._recipe import recipe_of, train_samples_as_they_come, train_stream
+from ._recipe import TRAIN, recipe_of
 from ._show import table
 from .run import print_run
 
@@ -57,14 +57,10 @@ def command(
     if recipe.pop("no_proof"):
         recipe["proof"] = False
     settings = load_config(config, recipe_of(recipe))
-    unplanned = {
-        "growing": train_stream,
-        "stream": train_samples_as_they_come,
-        "token_budget": train_samples_as_they_come,
-    }.get(settings.data.kind)
-    if unplanned is not None:
+    settings = settings.resumed()
+    if settings.data.kind in TRAIN:
         settings = settings.evaluated(settings.data.val is not None)
-        unplanned(settings, dry_run=dry_run, overwrite=overwrite, as_json=as_json)
+        TRAIN[settings.data.kind](settings, dry_run=dry_run, overwrite=overwrite, as_json=as_json)
         return
     if dry_run:
         _dry_run(settings, world_size, overwrite, as_json)

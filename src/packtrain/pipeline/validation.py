@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import files
+from ..planning.packplan import PackPlan
+from ..store import shards
 from ..world import World, world
 from .prepare import Prepared, Stage, prepare_validation
 from .ranks import StartUp
@@ -58,10 +60,13 @@ def validation(
 
 
 def _with_pack_length(config: RunConfig, place: World) -> RunConfig:
-    """On a growing directory that of its packs, where none is named; waits for the directory to begin."""
+    """The pack length of packs that were made before, where none is named; waits for the first chunk."""
     named = config.template.max_length or config.model.max_model_len
-    if named is not None or config.data.kind != "growing":
+    if named is not None or config.data.kind not in ("exported", "growing"):
         return config
+    if config.data.kind == "exported":
+        length = PackPlan.load(shards.hidden(Path(config.data.path), "plan")).spec.pack_length
+        return _capped(config, length)
     from ..data import LazyShardedDataset
 
     packs = LazyShardedDataset(
@@ -73,4 +78,8 @@ def _with_pack_length(config: RunConfig, place: World) -> RunConfig:
         start="beginning",
     )
     length = int(packs.config["pack_length"])
+    return _capped(config, length)
+
+
+def _capped(config: RunConfig, length: int) -> RunConfig:
     return config.model_copy(update={"template": config.template.model_copy(update={"max_length": length})})

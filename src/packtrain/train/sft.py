@@ -165,6 +165,7 @@ def train(
         val_data,
         fused=plain_head(bare_model(model)) is not None,
         prove=config.training.proof,
+        pad_to_length=config.row_length,
         log_file=log_file,
         progress=progress,
         banner=None if runtime is None else runtime.row(),

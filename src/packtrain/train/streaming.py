@@ -9,15 +9,19 @@ waited again and goes on with the next pack. With `dyn_bsz` a micro batch takes
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ..data import StreamingPackedDataset, TokenBudgetDataset
 from ..errors import ConfigError
 from ..world import World, world
-from .config import RunConfig
+from .config import RunConfig, Stream, TokenBudget
 from .sft import TrainResult, Validations, train
 
 __all__ = ["stream_of", "train_streaming"]
+
+#: Tokens of the first row of a warm-up that names none.
+_FIRST_TOKENS = 200
 
 
 def stream_of(config: RunConfig, source: Any, template: Any, place: World) -> StreamingPackedDataset:
@@ -26,31 +30,51 @@ def stream_of(config: RunConfig, source: Any, template: Any, place: World) -> St
     Raises:
         ConfigError: no pack length is set.
     """
-    training, length = config.training, config.template.max_length
+    data, length = config.data, config.template.max_length
+    if not isinstance(data, Stream | TokenBudget):
+        raise ConfigError(f"data of kind {data.kind} are no stream", hint="set data.kind: stream")
     if length is None:
         raise ConfigError("no pack length is set", hint="set global_max_length or template.max_length")
     further: dict[str, Any] = {
-        "long_samples": "single" if training.packing_allow_single_long else "error",
-        "packer": training.packing_strategy,
-        "shuffle_buffer": training.stream_shuffle_buffer,
-        "seed": training.seed,
+        "long_samples": data.long_samples,
+        "packer": data.packer,
+        "shuffle_buffer": data.shuffle_buffer,
+        "seed": config.training.seed,
         "rank": place.rank,
         "world_size": place.size,
-        "encode_workers": training.stream_encode_workers,
+        "encode_workers": data.encode_workers,
+        "on_error": data.on_error,
         "cyclic": True,
     }
-    if training.dyn_bsz:
-        return TokenBudgetDataset(
-            source,
-            template,
-            micro_batch_size=training.micro_batch_size,
-            max_seq_len=length,
-            buffer_size=training.stream_window,
-            **further,
-        )
-    return StreamingPackedDataset(
-        source, template, pack_length=length, window=training.stream_window, **further
+    if data.on_error == "skip" or getattr(data, "drop_last", False):
+        further["ledger_file"] = Path(config.training.output_dir) / "left_out.jsonl"
+    if isinstance(data, Stream):
+        return StreamingPackedDataset(source, template, pack_length=length, window=data.window, **further)
+    return TokenBudgetDataset(
+        source,
+        template,
+        micro_batch_size=data.micro_batch_size,
+        max_seq_len=length,
+        dyn_bsz=data.dyn_bsz,
+        buffer_size=data.buffer_size,
+        count_mode=data.count_mode,
+        overflow_ratio=data.overflow_ratio,
+        order=data.order,
+        pad_packed_input=data.pad_packed_input,
+        pad_to_length=data.pad_to_length,
+        drop_last=data.drop_last,
+        **_warm_up(config, data, length, place),
+        **further,
     )
+
+
+def _warm_up(config: RunConfig, data: TokenBudget, length: int, place: World) -> dict[str, Any]:
+    """The first rows hold fewer tokens, for a share of the run's micro steps."""
+    steps = data.warmup_steps(config.training.max_steps * config.accumulation(place.size))
+    if not steps:
+        return {}
+    budget = data.micro_batch_size * length
+    return {"warmup_steps": steps, "warmup_tokens": min(data.warmup_tokens or _FIRST_TOKENS, budget)}
 
 
 def train_streaming(

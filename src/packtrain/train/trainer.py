@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ..collate import PackBatch
+from ..collate import PackBatch, PaddingFreeCollator
 from ..data import PackedDataset
 from ..errors import ConfigError, InputError
 from ..files import append_line
@@ -29,7 +29,7 @@ from ..packs.source import pack_source
 from ..planning.balance import Balance
 from ..template import ensure_torchvision
 from .evaluate import evaluate_plan
-from .loss import count_correct, step_share, token_loss_sum
+from .loss import bare_model, count_correct, step_share, token_loss_sum
 from .recorded import token_losses
 from .reduction import Reduction, loss_normaliser
 from .trace import LossTrace
@@ -60,6 +60,7 @@ class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
         balance: how the packs of each epoch are rearranged; see `PackSampler`.
         fused: False: build logits although the head is plain.
         prove: run the start-up proof when training begins, on the model as it was wrapped.
+        pad_to_length: tokens that every row is padded to; None: as long as its pack.
         log_file: JSON lines file of everything that is logged (rank 0), or None.
         progress: called with (steps done, steps in total).
         banner: figures of the run, logged once before the first row.
@@ -83,6 +84,7 @@ class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
         balance: Balance | str | None = None,
         fused: bool = True,
         prove: bool = True,
+        pad_to_length: int | None = None,
         log_file: Path | None = None,
         progress: Progress | None = None,
         banner: dict[str, float | int | str] | None = None,
@@ -113,7 +115,8 @@ class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
             callbacks=[_Log(log_file, progress)],
         )
         self.remove_callback(PrinterCallback)
-        self.packs_start(source, prove=prove)
+        collate = None if pad_to_length is None else PaddingFreeCollator(bare_model(model), pad_to_length)
+        self.packs_start(source, collate, prove=prove)
 
     @property
     def rank(self) -> int:

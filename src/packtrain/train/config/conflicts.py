@@ -195,11 +195,25 @@ def check_together(kind: str, sections: dict[str, dict[str, Any]]) -> list[str]:
         )
     if kind in _NO_PLAN:
         told += _without_epochs(kind, training)
+    _padding(kind, data, sections["template"].get("max_length"))
     if kind == "planned":
         told += _planned(training, data)
     if kind == "token_budget":
         told += _token_budget(training, data)
     return told
+
+
+def _padding(kind: str, data: Mapping[str, Any], length: Any) -> None:
+    """Rows that may be longer than what they are padded to."""
+    padded = data.get("pad_to_length")
+    if kind in _MADE or type(padded) is not int or type(length) is not int or data.get("dyn_bsz") is False:
+        return
+    longest = length * (data.get("micro_batch_size", 1) if kind == "token_budget" else 1)
+    if padded < longest:
+        raise ConfigError(
+            f"data.pad_to_length is {padded}, a row may have {longest} tokens",
+            hint=f"set data.pad_to_length to {longest} or more, or a lower template.max_length",
+        )
 
 
 def _planned(training: dict[str, Any], data: dict[str, Any]) -> list[str]:

@@ -84,6 +84,8 @@ class Records(Section):
     """processes that measure, at most one per core and 2,048 samples"""
     cache: CacheConfig = Field(default_factory=CacheConfig)
     """`{root_dir: folder}` of lengths and plans that runs share, named by content"""
+    pad_to_length: Tokens | None = None
+    """tokens that every row is padded to, as one further segment; a longer row is an error"""
 
 
 class Planned(Records):
@@ -298,8 +300,6 @@ class TokenBudget(_Samples):
     """tokens of the first row of the warm-up"""
     pad_packed_input: bool = False
     """rows are padded to `pad_to_length`, or to the budget"""
-    pad_to_length: Tokens | None = None
-    """tokens that rows are padded to; not set: the budget"""
     drop_last: bool = False
     """leave the last row of an epoch out where it is not full, into `left_out.jsonl`"""
     global_batch_size: Count | None = None

@@ -272,6 +272,8 @@ class _Reading:
 
     def _unknown(self, section: str, key: str) -> ConfigError:
         known = [*self._fields(section), *old_names(section)]
+        if section == "data":
+            known += [name for kind in KINDS.values() for name in kind.model_fields]
         if section == "training":
             known += trainer_fields()
         return _unknown(section, key, known)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from pydantic import Field
 from ...errors import ConfigError
 from ...world import world
 from .aliases import ALIASES, alias_of
-from .data import KINDS, DataConfig, Planned
+from .data import KINDS, DataConfig, Planned, TokenBudget
 from .sections import (
     ExportConfig,
     ModelConfig,
@@ -86,6 +87,14 @@ class RunConfig(Section):
         return cap
 
     @property
+    def row_length(self) -> int | None:
+        """Tokens that rows are padded to; None: they are not padded."""
+        data = self.data
+        if data.pad_to_length is None and isinstance(data, TokenBudget) and data.pad_packed_input:
+            return self.pack_length * data.micro_batch_size
+        return data.pad_to_length
+
+    @property
     def processor(self) -> str:
         """template.processor, else model.name_or_path.
 
@@ -108,9 +117,12 @@ class RunConfig(Section):
             ConfigError: it is not divisible by the world size.
         """
         wanted, name, unit = self.training.effective_batch_size, "training.effective_batch_size", 1
-        if wanted is None and getattr(self.data, "global_batch_size", None) is not None:
-            unit = self.data.micro_batch_size  # type: ignore[union-attr]
-            wanted, name = self.data.global_batch_size, "data.global_batch_size"  # type: ignore[union-attr]
+        if wanted is None and isinstance(self.data, TokenBudget) and self.data.global_batch_size is not None:
+            unit, wanted, name = (
+                self.data.micro_batch_size,
+                self.data.global_batch_size,
+                "data.global_batch_size",
+            )
         if wanted is None:
             return self.training.per_device_train_batch_size * self.training.gradient_accumulation_steps
         lower, rest = divmod(wanted, world_size * unit)
@@ -145,6 +157,16 @@ class RunConfig(Section):
             )
         kept = {key: value for key, value in trainer.items() if key not in idle}
         training = self.training.model_copy(update={"trainer": kept})
+        return self.model_copy(update={"training": training})
+
+    def resumed(self) -> RunConfig:
+        """The run with `training.resume: auto` carried out: from a checkpoint in the output folder."""
+        if self.training.resume is None or "resume_from_checkpoint" in self.training.trainer:
+            return self
+        if not any(Path(self.training.output_dir).glob("checkpoint-*/trainer_state.json")):
+            return self
+        trainer = {**self.training.trainer, "resume_from_checkpoint": True}
+        training = self.training.model_copy(update={"trainer": trainer})
         return self.model_copy(update={"training": training})
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,0 +1,247 @@
+"""Kinds of data: every name of other layouts says what ours does; explicit values, warnings, conflicts."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packtrain.errors import ConfigError
+from packtrain.train.config import load_config
+from packtrain.train.config.aliases import ALIASES, IGNORED, MOVED, Alias
+from packtrain.train.config.data import KINDS
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+#: The least a file of each kind says.
+LEAST: dict[str, dict[str, Any]] = {
+    "planned": {"data": {"kind": "planned"}},
+    "exported": {"data": {"kind": "exported", "path": "packs"}},
+    "growing": {"data": {"kind": "growing", "path": "packed"}},
+    "stream": {"data": {"kind": "stream"}, "training": {"max_steps": 5}},
+    "token_budget": {"data": {"kind": "token_budget"}, "training": {"max_steps": 5}},
+}
+
+#: Key of `data` -> a value that is not its default.
+VALUES: dict[str, Any] = {
+    "path": "a.jsonl", "mixture": "mix.yaml", "val": "v.jsonl", "source": "jsonl", "media_root": "m",
+    "columns": {"prompt": "q", "response": "a"}, "shape": "messages", "placeholders": ["<img>"],
+    "media_without_placeholder": "prepend", "media_prefix": "/x", "source_options": {"split": "train"},
+    "trust_hints": True, "ignore_keys": ["id"], "frame_rate": 2.0, "long_audio": "cut",
+    "text_options": {"bos": True}, "packing": False, "packer": "bfd", "long_samples": "single",
+    "drop_under_filled": True, "min_fill_ratio": 0.5, "eval_packing": False, "wait_timeout_s": 5.0,
+    "persist_every": 7, "measure_workers": 2, "cache": {"root_dir": "c"}, "samples_per_step": 8,
+    "skip_samples": "ids.txt", "replan": "epoch", "encode_cache": "e", "encode_cache_workers": 2,
+    "balance": "window", "repeat_loss": "zero", "max_drop_fraction": 0.1, "shuffle": False, "drop_last": True,
+    "timeout_s": 3.0, "poll_s": 0.5, "start": "beginning", "window": 9, "buffer_size": 11,
+    "shuffle_buffer": 12, "encode_workers": 2, "micro_batch_size": 3, "dyn_bsz": True,
+    "count_mode": "effective", "overflow_ratio": 2.0, "warmup_ratio": 0.1, "warmup_tokens": 100,
+    "pad_packed_input": True, "pad_to_length": 99, "global_batch_size": 6, "on_error": "zero",
+}  # fmt: skip
+NEEDS = {"warmup_tokens": {"warmup_ratio": 0.5}}
+
+
+def value_of(row: Alias, kind: str) -> tuple[Any, Any]:
+    """What the other layout says, and what ours then holds."""
+    if row.values:
+        theirs, ours = next((a, b) for a, b in row.values.items() if a is not True or len(row.values) == 1)
+        return theirs, ours
+    key = row.new.partition(".")[2]
+    value = "skip" if key == "on_error" and kind != "planned" else VALUES.get(key, 64)
+    return value, value
+
+
+def with_key(values: dict[str, Any], dotted: str, value: Any) -> dict[str, Any]:
+    section, _, key = dotted.partition(".")
+    return {**values, section: {**values.get(section, {}), key: value}}
+
+
+PAIRS = [(row, kind) for row in ALIASES for kind in KINDS if row.holds(kind) and row.new != "data.kind"]
+
+
+@pytest.mark.parametrize(("row", "kind"), PAIRS, ids=lambda x: x if isinstance(x, str) else x.old)
+def test_every_name_says_what_ours_does(row: Alias, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Both spellings load to the same run, without a word; two that differ are refused."""
+    base = LEAST[kind]
+    if row.new == "data.path":
+        base = with_key({**base, "data": {"kind": kind}}, "training.seed", 1)
+    for key, value in NEEDS.get(row.new.partition(".")[2], {}).items():
+        base = with_key(base, f"data.{key}", value)
+    theirs, ours = value_of(row, kind)
+    with caplog.at_level(logging.WARNING):
+        one = load_config(with_key(base, row.old, theirs))
+        assert one == load_config(with_key(base, row.new, ours))
+    told = [r.getMessage() for r in caplog.records]
+    assert all("without custom.val_jsonl" in line for line in told), told
+    key = row.new.partition(".")[2]
+    if row.new.startswith("data."):
+        assert key in one.data.model_fields_set
+        if row.old.startswith("training.") and key not in ("packing", "dyn_bsz", "shuffle"):
+            name = row.old.partition(".")[2]
+            seen = getattr(one.training, name) if hasattr(one.training, name) else theirs
+            assert seen in (theirs, ours) or key == "cache"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_explicit_default_is_a_value(kind: str) -> None:
+    """It stands in `model_fields_set`, and against another name for the same key."""
+    for key, held in KINDS[kind].model_fields.items():
+        if held.is_required() or key == "kind":
+            continue
+        default = load_config(LEAST[kind]).to_dict()["data"][key]
+        config = load_config(with_key(LEAST[kind], f"data.{key}", default))
+        if default is not None:
+            assert key in config.data.model_fields_set, key
+        others = [
+            row for row in ALIASES if row.new == f"data.{key}" and row.holds(kind) and row.old != row.new
+        ]
+        for row in others if default is not None and not isinstance(default, dict | list) else []:
+            other = VALUES.get(key) if not row.values else next(iter(row.values))
+            if row.here(other) == default:
+                other = list(row.values)[-1] if row.values else None
+            if other is None or row.here(other) == default:
+                continue
+            both = with_key(with_key(LEAST[kind], f"data.{key}", default), row.old, other)
+            with pytest.raises(ConfigError, match=f"both say data.{key}"):
+                load_config(both)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_of_other_kinds_are_one_warning(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """All of them in one line, in the names of the file; the run is as without them."""
+    other = {key for model in KINDS.values() for key in model.model_fields} - set(KINDS[kind].model_fields)
+    refused = {"samples_per_step", "skip_samples", "drop_under_filled", "packing", "shuffle", "dyn_bsz"}
+    values = LEAST[kind]
+    for key in sorted(other - refused):
+        values = with_key(values, f"data.{key}", VALUES.get(key, 1))
+    with caplog.at_level(logging.WARNING):
+        config = load_config(values)
+    assert config.data == load_config(LEAST[kind]).data
+    (line,) = [r.getMessage() for r in caplog.records]
+    assert f"no effect on data of kind {kind}: " in line
+    assert all(f"data.{key}" in line for key in other - refused)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ({}, "planned"),
+        ({"training": {"packing_mode": "static"}}, "planned"),
+        ({"training": {"packing_mode": "streaming", "max_steps": 1}}, "stream"),
+        ({"training": {"streaming": True, "max_steps": 1}}, "stream"),
+        ({"training": {"packing_mode": "streaming", "dyn_bsz": True, "max_steps": 1}}, "token_budget"),
+        ({"training": {"packing_mode": "streaming", "dyn_bsz": False, "max_steps": 1}}, "stream"),
+        ({"training": {"dyn_bsz": False, "micro_batch_size": 2, "max_steps": 1}}, "token_budget"),
+        ({"training": {"micro_batch_size": 2, "max_steps": 1}}, "token_budget"),
+        ({"data": {"dyn_bsz": True, "max_seq_len": 8}, "training": {"max_steps": 1}}, "token_budget"),
+        ({"custom": {"dataset": "x"}, "training": {"sharded_lazy": True}}, "growing"),
+        ({"custom": {"dataset": "x"}}, "growing"),
+        ({"custom": {"dataset": "x", "train_jsonl": "y"}}, "planned"),
+        ({"data": {"kind": "exported"}, "custom": {"dataset": "x"}}, "exported"),
+    ],
+)
+def test_the_kind_follows_from_the_keys(values: dict[str, Any], kind: str) -> None:
+    assert load_config(values).data.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"data": {"kind": "plan"}}, "did you mean planned"),
+        ({"data": {"kind": "exported"}}, "needs data.path"),
+        ({"data": {"kind": "growing", "path": "x"}, "training": {"packing": True}}, "packs already"),
+        ({"data": {"kind": "exported", "path": "x", "packing": True}}, "packs already"),
+        ({"data": {"kind": "growing", "path": "x", "shuffle": True}}, "in the order in which they come"),
+        ({"data": {"kind": "planned"}, "training": {"sharded_lazy": True}}, "say different kinds"),
+        ({"data": {"kind": "growing", "path": "x"}, "training": {"sharded_lazy": False}}, "different kinds"),
+        ({"data": {"kind": "planned"}, "training": {"packing_mode": "streaming"}}, "say different kinds"),
+        ({"data": {"kind": "stream"}, "training": {"packing_mode": "static"}}, "say different kinds"),
+        ({"data": {"kind": "stream"}, "training": {"dyn_bsz": True}}, "say different kinds"),
+        ({"training": {"sharded_lazy": True, "packing_mode": "streaming"}}, "say different kinds"),
+        ({"data": {"kind": "stream"}}, "needs training.max_steps"),
+        ({"data": {"kind": "growing", "path": "x", "samples_per_step": 4}}, "other samples would be trained"),
+        ({"data": {"path": "a", "mixture": "b"}}, "both set"),
+        ({"data": {"packer": "bdf"}}, "packing_strategy"),
+        ({"data": {"pad_to_length": 8}, "global_max_length": 16}, "a row may have 16 tokens"),
+        ({"data": {"window": 9, "widnow": 9}}, "did you mean data.window"),
+    ],
+)
+def test_what_cannot_be_is_told_at_load(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        load_config(values)
+    assert "\n" not in str(caught.value) and caught.value.hint
+
+
+def test_keys_that_are_ignored_or_moved(caplog: pytest.LogCaptureFixture) -> None:
+    for name in IGNORED:
+        caplog.clear()
+        assert load_config(with_key({}, name, True)) == load_config({})
+        assert [r.getMessage().split(" has ")[0] for r in caplog.records] == [name]
+    for name, hint in MOVED.items():
+        with pytest.raises(ConfigError, match=re.escape(name)) as caught:
+            load_config(with_key({}, name, 5))
+        assert caught.value.hint == hint
+
+
+def test_the_command_line_wins_under_any_name() -> None:
+    file = {"data": {"kind": "planned", "path": "a"}, "training": {"packing": True}}
+    recipe = {
+        "custom": {"dataset": "d"},
+        "training": {"sharded_lazy": True, "packing": False, "train_dataloader_shuffle": False},
+    }
+    config = load_config(file, recipe)
+    assert (config.data.kind, config.data.path) == ("growing", "d")
+
+
+@given(
+    st.fixed_dictionaries(
+        {"micro_batch_size": st.integers(1, 4), "world": st.integers(1, 4), "accumulation": st.integers(1, 5)}
+    )
+)
+def test_global_batch_size_counts_rows_times_micro_batch_size(numbers: dict[str, int]) -> None:
+    size, ranks, steps = numbers["micro_batch_size"], numbers["world"], numbers["accumulation"]
+    given = {"micro_batch_size": size, "dyn_bsz": True, "global_batch_size": size * ranks * steps}
+    assert load_config({"training": {**given, "max_steps": 1}}).accumulation(ranks) == steps
+    if size * ranks > 1:
+        given["global_batch_size"] += 1
+        with pytest.raises(ConfigError, match="global_batch_size"):
+            load_config({"training": {**given, "max_steps": 1}}).accumulation(ranks)
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Every YAML of a run in the repository: files, and blocks of the pages."""
+    found = [
+        (path.name, path.read_text(encoding="utf-8")) for path in sorted(REPOSITORY.glob("examples/*.yaml"))
+    ]
+    for page in sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]):
+        for number, text in enumerate(
+            re.findall(r"```ya?ml\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+        ):
+            found += [(f"{page.name}-{number}-{k}", part) for k, part in enumerate(text.split("\n# or"))]
+    return found
+
+
+@pytest.mark.parametrize("text", [text for _, text in blocks()], ids=[name for name, _ in blocks()])
+def test_every_yaml_of_the_repository_loads(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    values = yaml.safe_load(text if not text.startswith(",") else "#" + text)
+    if not isinstance(values, dict) or not set(values) & {"training", "data", "custom", "model"}:
+        pytest.skip("no YAML of a run")
+    with caplog.at_level(logging.WARNING):
+        config = load_config(values)
+    assert not [r.getMessage() for r in caplog.records]
+    assert load_config(config.to_dict()) == config
+
+
+def test_the_page_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("config_page", REPOSITORY / "scripts" / "config_page.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run: python scripts/config_page.py"
