@@ -160,6 +160,31 @@ def test_it_says_how_many_samples_the_model_cannot_use(
     path.write_text("".join(json.dumps(rows[number % 2]) + "\n" for number in range(10)), encoding="utf-8")
     assert init(path, "--model", model, "--host", "hf", "-o", tmp_path / "out") == 0
     assert (
-        "cannot be used: 5 of the first 10 samples: mixed.jsonl:1 (unsupported_media)"
+        "cannot be used: 5 of the 10 samples looked at: mixed.jsonl:1 (unsupported_media)"
         in capsys.readouterr().out
     )
+
+
+def test_every_row_decides_what_the_script_carries(
+    model: Path, gsm8k: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A picture, a tool or a key that only the last of many rows has is not an absence."""
+    rows = [json.loads(line) for line in gsm8k.read_text().splitlines()] * 3
+    turns = [{"role": "user", "content": "<image>see"}, {"role": "assistant", "content": "so"}]
+    late = {"messages": turns, "images": ["gone.png"], "hue": 3}
+    data = tmp_path / "late.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in [*rows, late]), encoding="utf-8")
+    words = (data, "--model", model, "--out", tmp_path / "o", "--json", "--media-root", tmp_path)
+    assert init(*words, "--host", "hf") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["kinds"] == "image" and figures["keys"] == {"hue": 1}
+    assert figures["failed"] == [["late.jsonl:121", "unsupported_media"]]
+    assert f"media_root={str(tmp_path)!r}" in (tmp_path / "o" / "train.py").read_text()
+    late["messages"][1]["tool_calls"] = [{"function": {"name": "f", "arguments": {}}}]
+    data.write_text("".join(json.dumps(row) + "\n" for row in [*rows, late]), encoding="utf-8")
+    assert init(*words, "--host", "trl") == 2
+    assert "tools" in capsys.readouterr().err
+    data.write_text("".join(json.dumps({**row, "spans": [[0, 2]]}) + "\n" for row in rows), encoding="utf-8")
+    assert init(*words, "--host", "hf", "--overwrite") == 2
+    assert "'spans'" in capsys.readouterr().err
+    assert init(*words, "--host", "hf", "--overwrite", "--ignore-key", "spans") == 0

@@ -9,6 +9,8 @@ import click
 
 from .. import files
 from ..errors import DriftError, ForeignArtefactError, InputError, MissingExtraError, SampleError
+from ..measuring.run import drained
+from ..pipeline.unread import refuse_unread, told
 from ._app import emit
 
 __all__ = ["command"]
@@ -31,6 +33,8 @@ LOOKED = 64
 @click.option("--host", type=click.Choice(HOSTS), required=True, help="The trainer that will train.")
 @click.option("--template", metavar="NAME", help="Template type of ms-swift, where a folder's is not clear.")
 @click.option("--out", "-o", default=".", type=click.Path(path_type=Path), help="Folder to write to.")
+@click.option("--media-root", help="Folder of relative media paths [default: the folder of DATA].")
+@click.option("--ignore-key", "ignore_keys", multiple=True, metavar="KEY", help="Leave KEY out; repeatable.")
 @click.option("--pack-length", type=int, help="Cap of a pack in tokens; by default from the data.")
 @click.option("--overwrite", is_flag=True, help="Replace files that differ.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
@@ -40,6 +44,8 @@ def command(
     host: str,
     template: str | None,
     out: Path,
+    media_root: str | None,
+    ignore_keys: tuple[str, ...],
     pack_length: int | None,
     overwrite: bool,
     as_json: bool,
@@ -58,8 +64,16 @@ def command(
     from ..sources import open_source
     from ..sources.chat import ChatSource
 
-    source = ChatSource(open_source(data))
+    options: dict[str, Any] = {"ignore_keys": list(ignore_keys)} if ignore_keys else {}
+    if media_root is not None:
+        options["media_root"] = str(Path(media_root).resolve()) if Path(media_root).exists() else media_root
+    source = ChatSource(open_source(data), **options)
     seen = _look(source, model)
+    if host == "trl" and seen["beyond"]:
+        raise InputError(
+            f"the samples hold {' and '.join(seen['beyond'])}, which rows of TRL's script do not",
+            hint="--host hf trains all of it",
+        )
     lengths = seen["lengths"]
     longest = max(lengths)
     values = {
@@ -73,6 +87,8 @@ def command(
         "mean": round(sum(lengths) / len(lengths)),
         "longest": longest,
         "template": template,
+        "options": options,
+        "sees": seen["template"].media is not None,
     }
     agreed = _agree(host, values["model"], seen, template)
     written = []
@@ -81,7 +97,8 @@ def command(
             raise ForeignArtefactError(f"{path} is there and differs", hint="--overwrite, or another --out")
         files.publish_text(path, text)
         written.append(str(path))
-    figures = {**values, "host": host, "agreed_tokens": agreed, "failed": seen["failed"], "written": written}
+    found = {"failed": seen["failed"], "keys": seen["keys"], "written": written}
+    figures = {**values, "host": host, "agreed_tokens": agreed, **found}
     if as_json:
         emit(figures)
         return
@@ -90,11 +107,11 @@ def command(
     )
     failed = seen["failed"]
     if failed:
-        told = ", ".join(f"{where} ({reason})" for where, reason in failed[:3])
+        named = ", ".join(f"{where} ({reason})" for where, reason in failed[:3])
         more = ", …" if len(failed) > 3 else ""
-        click.echo(
-            f"cannot be used: {len(failed)} of the first {len(failed) + len(lengths)} samples: {told}{more}"
-        )
+        click.echo(f"cannot be used: {len(failed)} of the {seen['of']} samples looked at: {named}{more}")
+    if keys := told(seen["keys"]):
+        click.echo(f"keys: {keys}")
     click.echo(f"{host} and packtrain agree: {agreed:,} tokens in {seen['where']}")
     click.echo(f"pack length {values['pack_length']:,}")
     for name in written:
@@ -102,25 +119,47 @@ def command(
 
 
 def _look(source: Any, model: str) -> dict[str, Any]:
-    """Lengths and kinds of the first samples; the template of the model."""
+    """What all samples hold, the lengths of the first ones, and the template of the model.
+
+    What a script must carry is decided by every row, in one pass; a row or medium that cannot be read is a
+    failure, and what it declares counts all the same.
+    """
     from ..template import HFTemplate, load_processor
 
     template = HFTemplate(load_processor(model))
-    lengths, failed, kinds, chosen = [], [], set(), None
-    for index in range(min(len(source), LOOKED)):
+    lengths: list[int] = []
+    failed: list[tuple[str, str]] = []
+    unread: list[tuple[int, str, str]] = []
+    kinds: set[str] = set()
+    beyond: set[str] = set()
+    chosen: Any = None
+    looked = 0
+    drained(source)
+    for index in range(len(source)):
         try:
             sample = source[index]
-            lengths.append(int(template.measure(sample)))
         except SampleError as error:
             failed.append((source.where(index), error.reason))
+            unread.append((index, error.reason, error.message))
             continue
         media = {part["type"] for turn in sample["messages"] for part in turn["content"]} - {"text"}
         kinds |= media
+        beyond |= _beyond(sample, media)
+        if looked >= LOOKED and (chosen is None or chosen[2] or not media):
+            continue
+        looked += 1
+        try:
+            length = int(template.measure(sample))
+        except SampleError as error:
+            failed.append((source.where(index), error.reason))
+            continue
+        lengths.append(length)
         if chosen is None or (media and not chosen[2]):
             chosen = index, sample, media
+    refuse_unread(unread, len(source))
     if chosen is None:
         raise InputError(
-            f"none of the first {len(failed)} samples can be used: {failed[0][1]} at {failed[0][0]}"
+            f"none of the {len(failed)} samples looked at can be used: {failed[0][1]} at {failed[0][0]}"
             if failed
             else "the data hold no sample",
             hint="`packtrain measure` tells each reason; its --column and --placeholder name other fields",
@@ -129,10 +168,25 @@ def _look(source: Any, model: str) -> dict[str, Any]:
         "template": template,
         "lengths": lengths,
         "failed": failed,
+        "of": len(source) if len(failed) + len(lengths) > LOOKED else len(failed) + len(lengths),
+        "keys": drained(source),
+        "beyond": sorted(beyond),
         "kinds": " and ".join(sorted(kinds)) or "text",
         "sample": chosen[1],
         "where": source.where(chosen[0]),
     }
+
+
+def _beyond(sample: Any, media: set[str]) -> set[str]:
+    """What a sample holds besides texts of roles and pictures."""
+    found = media - {"image"}
+    if sample.get("tools") or any(turn.get("tool_calls") for turn in sample["messages"]):
+        found.add("tools")
+    if any("loss" in turn for turn in sample["messages"]):
+        found.add("loss flags")
+    if any("reasoning_content" in turn for turn in sample["messages"]):
+        found.add("reasoning")
+    return found
 
 
 def _cap(lengths: list[int]) -> int:
@@ -177,7 +231,10 @@ def _by_processor(seen: dict[str, Any]) -> int:
             {**turn, "content": "".join(part["text"] for part in turn["content"])}
             for turn in seen["sample"]["messages"]
         ]
-    made = template.processor.apply_chat_template(chat, tokenize=True, return_dict=True)
+    for turn, given in zip(chat, seen["sample"]["messages"], strict=True):
+        turn.update({key: value for key, value in given.items() if key not in ("content", "loss")})
+    more = {"tools": seen["sample"]["tools"]} if seen["sample"].get("tools") else {}
+    made = template.processor.apply_chat_template(chat, tokenize=True, return_dict=True, **more)
     ids = made["input_ids"]
     return len(ids[0]) if len(ids) and isinstance(ids[0], (list, tuple)) else len(ids)
 
@@ -199,11 +256,16 @@ def _swift(model: str, sample: Any, kind: str | None) -> int:
         said = " ".join(str(error).split("See documentation")[0].split())
         raise InputError(f"ms-swift cannot load a template for {model}: {said}", hint=_NAME_IT) from None
     own.set_mode("train")
-    messages, images = [], []
+    messages: list[dict[str, Any]] = []
+    media: dict[str, list[Any]] = {"image": [], "video": [], "audio": []}
     for turn in sample["messages"]:
         texts = []
         for part in turn["content"]:
             texts.append(part["text"] if part["type"] == "text" else f"<{part['type']}>")
-            images += [part["image"]] if part["type"] == "image" else []
+            if part["type"] != "text":
+                media[part["type"]].append(part[part["type"]])
         messages.append({"role": turn["role"], "content": "".join(texts)})
-    return len(own.encode({"messages": messages, "images": images})["input_ids"])
+    given = {"messages": messages, **{f"{kind}s": held for kind, held in media.items() if held}}
+    if sample.get("tools"):
+        given["tools"] = sample["tools"]
+    return len(own.encode(given)["input_ids"])

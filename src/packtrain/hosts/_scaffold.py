@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ model:
   name_or_path: {model}
 custom:
   train_jsonl: {data}
-training:
+{more_yaml}training:
   output_dir: {out}
   samples_per_step: 32                  # samples of an optimizer step, however many packs they fill
   num_train_epochs: 1
@@ -37,7 +38,7 @@ from transformers import {auto}, Trainer, TrainingArguments
 MODEL = {model!r}
 processor = load_processor(MODEL)
 template = HFTemplate(processor)
-rows = ChatSource(open_source({data!r}))
+rows = ChatSource(open_source({data!r}){given})
 
 
 def collate(rows):
@@ -89,7 +90,7 @@ def row(sample):
 
 
 TURN = List({{"role": Value("string"), "content": Value("string")}})
-source = ChatSource(open_source({data!r}))
+source = ChatSource(open_source({data!r}){given})
 data = Dataset.from_list(
     [row(source[number]) for number in range(len(source))],
     Features(prompt=TURN, completion=TURN, images=List(Image())),
@@ -117,7 +118,7 @@ _SWIFT = """\
 #!/usr/bin/env bash
 # ms-swift on packs. Written by `packtrain init`; runs in ms-swift's environment, with packtrain installed.
 set -euo pipefail
-swift sft \\
+{root_line}swift sft \\
   --model {model} \\{template_line}
   --dataset {data} \\
   --output_dir {out} \\
@@ -147,12 +148,18 @@ def files_for(host: str, folder: Path, values: dict[str, Any]) -> dict[Path, str
 
     Args:
         host: "hf", "trl" or "swift".
-        values: data, model, out, pack_length, samples, kinds, looked, mean, longest, template.
+        values: data, model, out, pack_length, samples, kinds, looked, mean, longest, template, options
+            (of `ChatSource`), sees (whether the model takes media). `kinds` are those that any sample
+            declares: no column of media is dropped.
     """
+    options = dict(values.get("options") or {})
+    values = {**values, "given": "".join(f", {name}={value!r}" for name, value in options.items())}
+    values["more_yaml"] = "".join(f"  {name}: {json.dumps(value)}\n" for name, value in options.items())
     plain = {
         key: yaml.safe_dump(value).split("\n")[0] if isinstance(value, str) else value
         for key, value in values.items()
     }
+    plain["more_yaml"] = values["more_yaml"]
     made = {folder / "packtrain.yaml": _YAML.format(**plain)}
     if host == "swift":
         import shlex
@@ -160,6 +167,8 @@ def files_for(host: str, folder: Path, values: dict[str, Any]) -> dict[Path, str
         quoted = {
             key: shlex.quote(value) if isinstance(value, str) else value for key, value in values.items()
         }
+        root = options.get("media_root")
+        quoted["root_line"] = f"export ROOT_IMAGE_DIR={shlex.quote(root)}\n" if root else ""
         named = quoted.get("template")
         quoted["template_line"] = f"\n  --template {named} \\" if named else ""
         return {
@@ -170,7 +179,9 @@ def files_for(host: str, folder: Path, values: dict[str, Any]) -> dict[Path, str
     pictures = values["kinds"] != "text"
     more = {
         "script": "train.py",
-        "auto": "AutoModelForImageTextToText" if pictures else "AutoModelForCausalLM",
+        "auto": "AutoModelForImageTextToText"
+        if pictures and values.get("sees", True)
+        else "AutoModelForCausalLM",
         "text_only": "" if pictures else 'data = data.remove_columns("images")\n',
     }
     return {**made, folder / "train.py": (_HF if host == "hf" else _TRL).format(**values, **more)}
