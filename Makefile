@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.packtrain-ready
 
-.PHONY: demo test test-hosts lint bench clean
+.PHONY: demo test test-hosts test-versions lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 	PYTHON=$(PYTHON) VENV=$(VENV) sh scripts/setup.sh
@@ -18,6 +18,9 @@ test: $(STAMP)  ## the whole test suite
 
 test-hosts: $(STAMP)  ## tests in virtual environments of other packages, made once in PACKTRAIN_HOSTS
 	$(BIN)/python -m pytest tests/hosts -m hosts
+
+test-versions: $(STAMP)  ## the training laws on the lowest, a middle and the newest versions; writes docs/attention.md
+	$(BIN)/python -m pytest tests/hosts/test_versions.py -m versions
 
 lint: $(STAMP)  ## style and types
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ families the model's own `get_rope_index` makes them.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -55,7 +56,10 @@ class RopeIndex:
         kinds = torch.zeros_like(ids)
         kinds[ids == config.image_token_id] = 1
         kinds[ids == config.video_token_id] = 2
-        positions, _ = self._shell.get_rope_index(ids[None], mm_token_type_ids=kinds[None], **grids)
+        typed = {"mm_token_type_ids": kinds[None]}
+        if "mm_token_type_ids" not in inspect.signature(self._shell.get_rope_index).parameters:
+            typed = {}  # transformers 4 finds the media by their placeholders
+        positions, _ = self._shell.get_rope_index(ids[None], **typed, **grids)
         found: torch.Tensor = positions[:, 0].long()
         return found
 

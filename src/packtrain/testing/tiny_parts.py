@@ -72,6 +72,11 @@ class Vocabulary:
 
 def text_layers(vocabulary: Vocabulary, **more: Any) -> dict[str, Any]:
     """Two decoder layers over the vocabulary."""
+    import transformers
+
+    if transformers.__version__.startswith("4.") and "rope_parameters" in more:  # as configs said it then
+        kept = {key: value for key, value in more.pop("rope_parameters").items() if key != "rope_theta"}
+        more = {**more, "rope_scaling": kept, "rope_theta": 1e6}
     return {
         "vocab_size": vocabulary.size,
         "hidden_size": HIDDEN,

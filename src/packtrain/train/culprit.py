@@ -233,7 +233,7 @@ def _own_patches(module: Any) -> list[str]:
     found = []
     for held in (vars(module).get("forward"), getattr(type(module), "forward", None)):
         for code in _codes(held):
-            if code.co_filename not in homes and not _expected(code.co_filename):
+            if code.co_filename not in homes and not _expected(code.co_filename, typed=True):
                 found.append(f"forward of {type(module).__name__} is {place_of(code)}")
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
         found += [f"a forward hook is {place_of(c)}" for h in hooks.values() for c in _foreign(h)]
@@ -270,7 +270,7 @@ def _registered(model: Any) -> Any:
 
 
 def _foreign(function: Any) -> list[Any]:
-    return [code for code in _codes(function) if not _expected(code.co_filename)]
+    return [code for code in _codes(function) if not _expected(code.co_filename, typed=True)]
 
 
 def _codes(function: Any) -> list[Any]:
@@ -294,10 +294,14 @@ def _codes(function: Any) -> list[Any]:
     return found
 
 
-def _expected(file: str) -> bool:
-    """Does a function of this file belong into a pass?"""
+def _expected(file: str, typed: bool = False) -> bool:
+    """Does a function of this file belong into a pass?
+
+    Args:
+        typed: code without a file counts as somebody's (a notebook, `python -c`), not as made by a library.
+    """
     path = Path(file)
-    if file.startswith("<") or path.is_relative_to(_OURS):
+    if file.startswith(("<frozen", "<eval_with") if typed else "<") or path.is_relative_to(_OURS):
         return True
     package = _package_of(path)
     return package in _EXPECTED if package else path.is_relative_to(_STDLIB)

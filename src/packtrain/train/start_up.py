@@ -434,7 +434,8 @@ def _backend(model: Any) -> str | None:
 
 def _fingerprint(model: Any, bare: Any, collate: Any) -> tuple[Any, ...]:
     """What could change the answer: the code of every forward, hook, mask and attention function."""
-    parts: list[Any] = [id(collate), _backend(bare)]
+    owner = getattr(collate, "__self__", collate)  # a bound method is made anew at every look
+    parts: list[Any] = [id(owner), getattr(collate, "__name__", ""), _backend(bare)]
     for module in model.modules():
         own = vars(module).get("forward")
         hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
