@@ -1,6 +1,6 @@
 """Start-up cost of the isolation proof: the time that `prove` takes before the first step.
 
-    PYTHONPATH=src python bench/gpu/proof.py              # on the card, bfloat16: 0.5 B text and a Qwen2.5-VL shape
+    PYTHONPATH=src python bench/gpu/proof.py              # on the card, bfloat16
     PYTHONPATH=src python bench/gpu/proof.py --cpu        # on 2 CPU cores, float32: the 0.5 B shape
     PYTHONPATH=src python bench/gpu/proof.py --tiny --cpu # tries the script itself
 

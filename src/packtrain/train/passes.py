@@ -99,9 +99,8 @@ def loader_options(args: Any, start: str) -> dict[str, Any]:
         "pin_memory": args.dataloader_pin_memory and torch.cuda.is_available(),
     }
     if workers:
-        options["multiprocessing_context"] = (
-            getattr(args, "dataloader_multiprocessing_context", None) or start
-        )
+        context = getattr(args, "dataloader_multiprocessing_context", None)  # since transformers 5
+        options["multiprocessing_context"] = context or start
         options["prefetch_factor"] = args.dataloader_prefetch_factor
         options["persistent_workers"] = args.dataloader_persistent_workers
     return options
