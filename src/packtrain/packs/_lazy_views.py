@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 from .pack import Pack
 
-if TYPE_CHECKING:
-    from .growing import LazyShardedDataset
+__all__ = ["SlotSampler", "SlotStream", "Slots"]
 
-__all__ = ["SlotSampler", "SlotStream"]
+
+class Slots(Protocol):
+    """What the views ask of the dataset, which stands above."""
+
+    world_size: int
+
+    @property
+    def steps(self) -> int: ...
+    def slots(self) -> Iterator[int]: ...
+    def sampled(self, *, all_ranks: bool) -> Iterator[int]: ...
+    def __iter__(self) -> Iterator[Pack]: ...
+    def __getitem__(self, index: int) -> Pack: ...
 
 
 class SlotSampler(Sampler[int]):  # type: ignore[misc]
     """Slots of the dataset's rank (or of all ranks), each when its micro step can be taken by all ranks."""
 
-    def __init__(self, dataset: LazyShardedDataset, all_ranks: bool) -> None:
+    def __init__(self, dataset: Slots, all_ranks: bool) -> None:
         self.dataset, self.all_ranks = dataset, all_ranks
 
     def __iter__(self) -> Iterator[int]:
@@ -32,7 +42,7 @@ class SlotSampler(Sampler[int]):  # type: ignore[misc]
 class SlotStream(IterableDataset[Pack]):  # type: ignore[misc]
     """The packs of the dataset's rank. Worker w of N reads micro steps w, w + N, …: the order stays."""
 
-    def __init__(self, dataset: LazyShardedDataset) -> None:
+    def __init__(self, dataset: Slots) -> None:
         self.dataset = dataset
 
     def __iter__(self) -> Iterator[Pack]:

@@ -17,25 +17,44 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from torch.utils.data import get_worker_info
 
 from ..errors import DriftError, InputError, PlanError, SampleError
 from ..planning.lengths import Lengths
+from ..planning.spec import PlanSpec
+from ..world import World
 from ._encode_pool import Item, encoded
 from ._shuffle import Shuffle
 
-if TYPE_CHECKING:
-    from .streaming import StreamingPackedDataset
-
-__all__ = ["Run"]
+__all__ = ["Run", "Stream"]
 
 logger = logging.getLogger(__name__)
 
 Sample = dict[str, Any]
 Pack = tuple[list[int], list[Sample]]  # places, encoded samples
+
+
+class Stream(Protocol):
+    """What a run asks of its stream, which stands above: settings, and where left out samples are counted."""
+
+    spec: PlanSpec
+    place: World
+    reader: Any
+    encode: Any
+    encode_workers: int
+    shuffle_buffer: int
+    seed: int
+    on_error: str
+    ledger_file: Any
+    left_out: dict[str, int]
+
+    def make_packer(self) -> Any: ...
+    def costs_of(self, samples: list[Sample]) -> dict[str, list[int]]: ...
+    def is_full(self, pack: list[Sample]) -> bool: ...
+    def leave_out(self, sample_id: int, reason: str, detail: str) -> None: ...
 
 
 class Run:
@@ -48,7 +67,7 @@ class Run:
         read: samples taken from the source.
     """
 
-    def __init__(self, stream: StreamingPackedDataset, epoch: int, state: Mapping[str, Any] | None) -> None:
+    def __init__(self, stream: Stream, epoch: int, state: Mapping[str, Any] | None) -> None:
         info = get_worker_info()
         workers, worker = (1, 0) if info is None else (info.num_workers, info.id)
         self.stream, self.epoch = stream, epoch
