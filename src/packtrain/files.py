@@ -21,9 +21,10 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import FormatError, InputError
+from .errors import FormatError, InputError, PacktrainError, one_line
 
 __all__ = [
+    "MOST_JSON",
     "FlushAhead",
     "append_line",
     "canonical_json",
@@ -37,6 +38,7 @@ __all__ = [
     "publish_new",
     "publish_text",
     "read_json",
+    "reading",
     "remove",
     "remove_leftovers",
     "remove_tree",
@@ -56,6 +58,9 @@ def step(kind: str, path: Path) -> None:
     """One durable step is done. Tests raise here to stop the process at this point."""
     if observer is not None:
         observer(kind, path)
+
+
+MOST_JSON = 1 << 30  # bytes of a marker or state; the largest list the packs of an export
 
 
 @contextlib.contextmanager
@@ -326,11 +331,37 @@ def read_json(path: str | Path) -> Any:
     """A JSON file, or FormatError that names it."""
     path = Path(path)
     try:
+        if path.stat().st_size > MOST_JSON:
+            raise FormatError(f"{path} has {path.stat().st_size:,} bytes, a marker has at most {MOST_JSON:,}")
         return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise FormatError(f"{path} does not exist") from None
-    except (ValueError, UnicodeDecodeError) as error:
+    except FormatError:
+        raise
+    except RecursionError:
+        raise FormatError(f"{path} is not valid JSON: lists in lists without end") from None
+    except ValueError as error:
         raise FormatError(f"{path} is not valid JSON: {error}") from None
+
+
+@contextlib.contextmanager
+def reading(path: str | Path, what: str, hint: str = "make it again") -> Iterator[None]:
+    """Around code that takes a marker or state apart: what an edited one leads to is one FormatError.
+
+    Errors of packtrain pass; those of Python about wrong types, missing keys and numbers without measure
+    become "`path` is not `what`: …".
+    """
+    try:
+        yield
+    except PacktrainError:
+        raise
+    except KeyError as error:
+        raise FormatError(f"{path} is not {what}: it lacks {error}", hint=hint) from None
+    except (
+        *(TypeError, ValueError, SyntaxError, AttributeError, IndexError, AssertionError),
+        *(OverflowError, RecursionError, MemoryError, ZeroDivisionError),
+    ) as error:
+        raise FormatError(f"{path} is not {what}: {one_line(error, 160)}", hint=hint) from None
 
 
 def canonical_json(value: Any) -> bytes:

@@ -57,6 +57,9 @@ def _open(path: str, kind: str) -> Any:
     return _Zstd(zstandard, path)
 
 
+_PIECE = 2048  # compressed bytes at once: of zeros these are 64 MiB
+
+
 class _Zstd:
     """A zstd file of one or more frames; one that ends inside a frame is an error, not an end."""
 
@@ -64,7 +67,7 @@ class _Zstd:
         self._file = open(path, "rb")  # noqa: SIM115
         self._zstandard = zstandard
         self._object = zstandard.ZstdDecompressor().decompressobj()
-        self._rest = b""
+        self._rest = memoryview(b"")
         self._inside = False
 
     def __enter__(self) -> _Zstd:
@@ -74,18 +77,25 @@ class _Zstd:
         self._file.close()
 
     def read(self, count: int) -> bytes:
-        while True:
-            data = self._rest or self._file.read(count)
-            self._rest = b""
+        parts: list[bytes] = []
+        got = 0
+        while got < count:
+            if not self._rest:
+                self._rest = memoryview(self._file.read(count))
+            data, self._rest = self._rest[:_PIECE], self._rest[_PIECE:]
             if not data:
                 if self._inside:
                     raise EOFError("it ends inside a frame")
-                return b""
+                break
             if not self._inside:
                 self._object = self._zstandard.ZstdDecompressor().decompressobj()
                 self._inside = True
             out: bytes = self._object.decompress(data)
             if self._object.eof:
-                self._rest, self._inside = self._object.unused_data, False
-            if out:
-                return out
+                left = len(self._object.unused_data)
+                if left:
+                    self._rest = memoryview(b"".join((data[-left:], self._rest)))
+                self._inside = False
+            parts.append(out)
+            got += len(out)
+        return b"".join(parts)

@@ -6,9 +6,10 @@ Loading memory-maps the arrays and checks their headers and sizes; `verify` hash
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def read(folder: str | Path) -> tuple[Lengths, dict[str, Any]]:
     """
     folder = Path(folder)
     marker = read_marker(folder, MARKER, SCHEMA)
-    try:
+    with files.reading(folder / MARKER, "a marker of lengths", "make the folder again"), _told(folder):
         described = marker["arrays"]
         arrays = {stem: open_array(folder, stem, described[stem]) for stem in described}
         reasons = _read_reasons(folder / "reasons.jsonl", int(marker["reasons"]))
@@ -105,12 +106,16 @@ def read(folder: str | Path) -> tuple[Lengths, dict[str, Any]]:
             reasons,
         )
         digest = str(marker["digest"])
-    except (KeyError, TypeError) as error:
-        raise FormatError(f"{folder / MARKER} lacks {error}", hint="make the folder again") from None
-    except LengthError as error:
-        raise FormatError(f"{folder} does not hold lengths: {error.message}") from None
     lengths._digest = digest
     return lengths, marker
+
+
+@contextlib.contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except LengthError as error:
+        raise FormatError(f"{folder} does not hold lengths: {error.message}") from None
 
 
 def verify(folder: str | Path) -> Lengths:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import files
-from ..errors import ForeignArtefactError, FormatError, PacktrainError
+from ..errors import ForeignArtefactError, FormatError
 from ..planning.certificate import Certificate
 from ..planning.digests import block_digests
 from ..planning.ledger import Ledger
@@ -86,7 +86,7 @@ def load(folder: str | Path) -> PackPlan:
     """
     folder = Path(folder).absolute()
     marker = read_marker(folder, MARKER, SCHEMA)
-    try:
+    with files.reading(folder / MARKER, "a plan's marker", "make the plan again"):
         shape = int(marker["packs"]), int(marker["samples"])
         stored = {name: dict(marker[name]) for name in ("blocks", "stats")}
         arrays = {stem: open_array(folder, stem, marker["arrays"][stem]) for stem in marker["arrays"]}
@@ -107,13 +107,7 @@ def load(folder: str | Path) -> PackPlan:
             stored={"checksum": str(marker["checksum"]), **stored},
             folder=folder,
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, PacktrainError):
-            raise
-        raise FormatError(
-            f"{folder / MARKER} is not a plan's marker: {error}", hint="make the plan again"
-        ) from None
-    _check_shape(folder, plan, *shape)
+        _check_shape(folder, plan, *shape)
     return plan
 
 
