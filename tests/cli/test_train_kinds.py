@@ -1,0 +1,115 @@
+"""`packtrain train` on data of every kind, from YAML: exports train as the plan they were made from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from packtrain.cli import main
+
+Call = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Call:
+    """A verb on a configuration; its last line of JSON, and its exit code."""
+
+    def run(verb: str, values: dict[str, Any], *options: str) -> dict[str, Any]:
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+        with pytest.raises(SystemExit) as stop:
+            main([verb, str(tmp_path / "run.yaml"), "--json", *options])
+        told: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+        return {**told, "code": int(stop.value.code or 0)}
+
+    return run
+
+
+def losses(folder: Path) -> list[float]:
+    rows = [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+@pytest.mark.parametrize("form", ["raw", "chunks"])
+def test_an_export_trains_as_its_plan(
+    call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path, form: str
+) -> None:
+    """Same losses, with and without shuffle; `run` says what to use; a dry run shows the packs."""
+    values = text_run()
+    out = str(tmp_path / "packs")
+    exported = {**values, "export": {"format": form, "out": out}}
+    assert call("run", exported)["code"] == 0
+    given = {key: held for key, held in values.items() if key != "custom"}
+
+    def on(name: str, data: dict[str, Any], base: dict[str, Any]) -> list[float]:
+        training = {**base["training"], "output_dir": str(tmp_path / name)}
+        told = call("train", {**base, "training": training, "data": data})
+        assert told["code"] == 0 and told["proof"] > 0
+        return losses(tmp_path / name)
+
+    for shuffle in (True, False):
+        mine = on(f"p{shuffle}", {"shuffle": shuffle}, values)
+        theirs = on(
+            f"e{shuffle}", {"kind": "exported", "path": out, "shuffle": shuffle}, given_without(given)
+        )
+        assert theirs == pytest.approx(mine, abs=1e-6) and len(mine) > 3
+    data = {"kind": "exported", "path": out}
+    told = call("run", {**given_without(given), "data": data})
+    assert told["code"] == 2 and "no plan" in told["error"]
+    assert call("train", {**given_without(given), "data": data}, "--dry-run")["packs"] == len(mine)
+
+
+def given_without(values: dict[str, Any]) -> dict[str, Any]:
+    """The configuration without keys of measuring."""
+    training = {k: v for k, v in values["training"].items() if k != "packing_length_precompute_workers"}
+    return {**values, "training": training}
+
+
+@pytest.mark.parametrize(
+    ("data", "training"),
+    [
+        ({"kind": "stream", "window": 20}, {"max_steps": 3}),
+        ({"kind": "token_budget", "micro_batch_size": 2, "pad_packed_input": True}, {"max_steps": 3}),
+        ({"kind": "token_budget", "micro_batch_size": 3, "dyn_bsz": False}, {"max_steps": 3}),
+        ({"micro_batch_size": 2, "max_seq_len": 64, "global_batch_size": 4}, {"max_steps": 3}),
+        ({"kind": "token_budget", "micro_batch_size": 2, "warmup_ratio": 0.5}, {"max_steps": 3}),
+        ({"kind": "planned", "packing": False, "shuffle": False}, {"max_steps": 3}),
+        ({"kind": "planned", "pad_to_length": 160}, {"max_steps": 3}),
+    ],
+)
+def test_samples_train_from_yaml(
+    call: Call,
+    text_run: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    data: dict[str, Any],
+    training: dict[str, Any],
+) -> None:
+    values = text_run(**training)
+    if "max_seq_len" in data:
+        del values["global_max_length"]
+    told = call("train", {**values, "data": data})
+    assert told["code"] == 0, told
+    rows = [json.loads(line) for line in (tmp_path / "run" / "train_log.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "packs" in row and "loss" in row]
+    assert len(steps) == 3
+    if data.get("dyn_bsz") is False:
+        assert all(row["samples_per_pack"] == 3 for row in steps)
+    if data.get("packing") is False:
+        assert all(row["samples_per_pack"] == 1 for row in steps)
+    if "global_batch_size" in data:
+        assert all(row["packs"] == 2 for row in steps)
+
+
+def test_resume_auto(call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    """From the last checkpoint where there is one, else from the beginning; the losses are one run's."""
+    keys = {"resume": "auto", "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+    for steps in (2, 4):
+        told = call("train", text_run(max_steps=steps, **keys))
+        assert told.get("metrics", told).get("steps") == steps, told
+    whole = text_run(output_dir=tmp_path / "whole", max_steps=4, lr_scheduler_type="constant")
+    assert call("train", whole)["code"] == 0
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
