@@ -128,8 +128,7 @@ def _integer(name: str) -> int:
         raise InputError(f"environment variable {name}={text!r} is not an integer") from None
 
 
-def offline_packing() -> tuple[bool | None, bool | None, bool | None]:
-    """OFFLINE_PACKED_DATA, OFFLINE_PACKING_VQA and OFFLINE_PACKING_BMR, as other trainers read them."""
+def offline_packing() -> dict[str, str | None]:
+    """OFFLINE_PACKED_DATA, OFFLINE_PACKING_VQA and OFFLINE_PACKING_BMR, which other trainers read."""
     names = ("OFFLINE_PACKED_DATA", "OFFLINE_PACKING_VQA", "OFFLINE_PACKING_BMR")
-    packed, vqa, bmr = (bool(_integer(name)) if os.environ.get(name) else None for name in names)
-    return packed, vqa, bmr
+    return {name: os.environ.get(name) or None for name in names}

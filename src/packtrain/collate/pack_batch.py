@@ -1,7 +1,9 @@
 """PackBatch: what the collator returns. Boundaries are data of the batch, not something to derive.
 
 They stand on attributes, so they are there even where a model may not get them as inputs, and survive
-pickling (data loader workers). `packed_seq_params` gives them in Megatron's words without importing it.
+pickling (data loader workers) and whoever rebuilds the mapping with other values, `type(batch)({key: …})`, as
+accelerate and transformers do to move a batch: one key carries them.
+`packed_seq_params` gives them in Megatron's words without importing it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,16 @@ __all__ = ["NO_SAMPLE", "PackBatch", "offsets"]
 
 #: Segment source of a tail, filler or dummy: it belongs to no sample.
 NO_SAMPLE = -1
+
+
+class _Key(str):
+    """The name of a value that also knows the attributes of its batch."""
+
+    __slots__ = ("attributes",)
+    attributes: dict[str, Any]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (str, (str(self),))
 
 
 class PackBatch(dict[str, Any]):
@@ -46,6 +58,26 @@ class PackBatch(dict[str, Any]):
     filler: bool = False
     dummies: int = 0
     per_token: tuple[str, ...] = ()
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        super().__init__(*values, **named)
+        items = list(self.items())
+        for key, _ in items:
+            if isinstance(key, _Key):
+                self.__dict__.update(key.attributes)
+                break
+        if items:  # the first key carries the attributes on, to a batch that is made of this one's items
+            first = _Key(items[0][0])
+            first.attributes = self.__dict__
+            self.clear()
+            self.update({first: items[0][1], **dict(items[1:])})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuilt, (type(self), {str(key): value for key, value in self.items()}, dict(self.__dict__)))
+
+    def copy(self) -> PackBatch:
+        """The same values and boundaries."""
+        return self.with_values(self)
 
     @property
     def cu_seq_lens(self) -> torch.Tensor:
@@ -94,6 +126,12 @@ class PackBatch(dict[str, Any]):
             for key, value in self.items()
         }
         return self.with_values(values)
+
+
+def _rebuilt(kind: type[PackBatch], values: dict[str, Any], attributes: dict[str, Any]) -> PackBatch:
+    batch = kind(values)
+    batch.__dict__.update(attributes)
+    return batch
 
 
 def offsets(lengths: Sequence[int]) -> torch.Tensor:

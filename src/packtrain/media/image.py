@@ -26,8 +26,9 @@ import contextlib
 import io
 import logging
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import SampleError
@@ -256,20 +257,47 @@ def _turn(picture: Image.Image, orientation: int) -> Image.Image:
     return picture.transpose(method)
 
 
-@contextlib.contextmanager
-def _strict_pillow() -> Iterator[None]:
-    """Pillow without warnings and without its switch that fills cut images up with grey."""
-    from PIL import ImageFile
+class _StrictPillow:
+    """Pillow without warnings and without its switch that fills cut images up with grey, in all threads.
 
-    switch: Any = ImageFile
-    before = switch.LOAD_TRUNCATED_IMAGES
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        switch.LOAD_TRUNCATED_IMAGES = False
-        try:
-            yield
-        finally:
-            switch.LOAD_TRUNCATED_IMAGES = before
+    Both are global. They are changed by the first thread that decodes and put back by the last one: each
+    thread on its own would put back what another one had changed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before: contextlib.ExitStack | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = contextlib.ExitStack()
+                self._before.enter_context(warnings.catch_warnings())
+                warnings.simplefilter("ignore")
+                self._switch_off(self._before)
+            self._inside += 1
+
+    def _switch_off(self, before: contextlib.ExitStack) -> None:
+        from PIL import ImageFile
+
+        switch: Any = ImageFile
+        if switch.LOAD_TRUNCATED_IMAGES:
+            before.callback(setattr, switch, "LOAD_TRUNCATED_IMAGES", switch.LOAD_TRUNCATED_IMAGES)
+            switch.LOAD_TRUNCATED_IMAGES = False
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside and self._before is not None:
+                self._before.close()
+
+
+_STRICT = _StrictPillow()
+
+
+def _strict_pillow() -> _StrictPillow:
+    return _STRICT
 
 
 def _all(head: Head) -> bytes:

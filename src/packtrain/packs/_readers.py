@@ -11,7 +11,7 @@ iterable is read from its start and the places that are wanted are kept on the w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -142,9 +142,12 @@ class IterableReader:
         """Nothing to compare."""
 
     def read(self, epoch: int, start: int, step: int) -> Iterator[tuple[int, int, Any]]:
+        def mine(place: int) -> bool:
+            return place >= start and (place - start) % step == 0
+
         place = -1
-        for place, sample in enumerate(self._pass(epoch)):
-            if place >= start and (place - start) % step == 0:
+        for place, sample in enumerate(self._pass(epoch, mine)):
+            if mine(place):
                 yield place, place, sample
         if place < start - step:
             raise _shorter(start - step, place + 1)
@@ -154,14 +157,14 @@ class IterableReader:
         if not wanted:
             return {}
         place = -1
-        for place, sample in enumerate(self._pass(epoch)):
+        for place, sample in enumerate(self._pass(epoch, wanted.__contains__)):
             if place in wanted:
                 found[place] = (place, sample)
                 if len(found) == len(wanted):
                     return found
         raise _shorter(max(wanted), place + 1)
 
-    def _pass(self, epoch: int) -> Iterator[Any]:
+    def _pass(self, epoch: int, wanted: Callable[[int], bool]) -> Iterator[Any]:
         set_epoch(self.source, epoch)
         made = self.source() if callable(self.source) else self.source
         if not hasattr(made, "__iter__"):
@@ -169,7 +172,7 @@ class IterableReader:
                 f"the source function gave a {type(made).__name__}, expected an iterable of samples",
                 hint="return or yield the samples",
             )
-        return _guarded(made.attempts() if hasattr(made, "attempts") else made)
+        return _guarded(made.attempts(wanted) if hasattr(made, "attempts") else made)
 
 
 def _guarded(made: Any) -> Iterator[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from ..waiting.poll import Clock, SystemClock
 from ..world import World
 from ._acknowledge import Cursor, check_reachable
 from ._producer_watch import wait_for
+from .open_chunks import OpenChunks
 from .pack import Pack
 
 __all__ = ["SlotReader"]
@@ -47,7 +47,7 @@ class SlotReader:
         self._order: Order | None = None
         self._cursor: Cursor | None = None
         self._resumed = False
-        self._open: OrderedDict[int, ChunkReader] = OrderedDict()
+        self._open = OpenChunks(self._opened, cache_chunks)
         self.verify, self._verified = verify, set[int]()
         self._asked: Mapping[str, Any] | None = None
         self._resumed_from: Mapping[str, Any] | None = None
@@ -144,16 +144,7 @@ class SlotReader:
             logger.info("slot %d is a filler: one untrained token", slot)
             return Pack.filler(slot)
         chunk, row = place
-        return Pack(self._reader(chunk)[row], slot=slot, chunk=chunk, chunk_row=row)
-
-    def _reader(self, chunk: int) -> ChunkReader:
-        reader = self._open.pop(chunk, None)
-        if reader is None:
-            reader = self._opened(chunk)
-        self._open[chunk] = reader
-        while len(self._open) > self.cache_chunks:
-            self._open.popitem(last=False)
-        return reader
+        return Pack(self._open[chunk][row], slot=slot, chunk=chunk, chunk_row=row)
 
     def _opened(self, chunk: int) -> ChunkReader:
         path = self.directory / chunk_name(chunk)
@@ -171,7 +162,3 @@ class SlotReader:
                 f"{path} was removed: it had been acknowledged",
                 hint="go on behind what was acknowledged, or produce into a new folder that keeps its chunks",
             ) from None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Workers open their own chunks."""
-        return {**self.__dict__, "_open": OrderedDict()}

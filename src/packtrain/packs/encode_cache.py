@@ -26,12 +26,12 @@ from ..execute.local import map_shards
 from ..measuring.eligibility import listens
 from ..planning.packplan import PackPlan
 from ..store.chunks import ChunkReader, ChunkWriter, manifest_of
+from .open_chunks import OpenChunks
 
 __all__ = ["EncodeCache"]
 
 MARKER = "encoded.json"
 _SCHEMA = "packtrain-encoded-1"
-_OPEN = 64  # chunks that stay mapped
 
 Progress = Callable[[int, int], None]
 
@@ -74,10 +74,10 @@ class EncodeCache:
             _check(self.folder, held, self._own)
             packs_per_chunk = int(held["packs_per_chunk"])
         self.packs_per_chunk = packs_per_chunk
-        self._readers: dict[int, ChunkReader] = {}
+        self._readers = OpenChunks(self._opened)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_readers": {}}
+    def _opened(self, chunk: int) -> ChunkReader:
+        return ChunkReader(self.path(chunk))
 
     @property
     def chunks(self) -> int:
@@ -93,14 +93,7 @@ class EncodeCache:
     def get(self, pack: int) -> list[dict[str, Any]] | None:
         """The encoded samples of a raw pack as `fill` got them; None where its chunk is not there yet."""
         chunk, row = divmod(operator.index(pack), self.packs_per_chunk)
-        reader = self._readers.get(chunk)
-        if reader is None:
-            if not self.has(chunk):
-                return None
-            if len(self._readers) >= _OPEN:
-                self._readers.pop(next(iter(self._readers)))
-            reader = self._readers[chunk] = ChunkReader(self.path(chunk))
-        return reader[row]
+        return self._readers[chunk][row] if chunk in self._readers or self.has(chunk) else None
 
     def fill(
         self,

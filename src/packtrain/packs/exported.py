@@ -7,13 +7,14 @@ Items are what `PackedDataset` gives: a list of encoded samples, each with its `
 same collator, so boundaries come from the samples' own lengths and never from a flag. A pack whose samples
 encode to other lengths than planned stops the run, naming shard, key and sample.
 
-`OFFLINE_PACKED_DATA`, `OFFLINE_PACKING_VQA` and `OFFLINE_PACKING_BMR` are accepted where they agree with what
-the shards say; where they do not, opening fails, because the samples would be read as something else.
+`OFFLINE_PACKED_DATA`, `OFFLINE_PACKING_VQA` and `OFFLINE_PACKING_BMR`, which other trainers read, decide
+nothing here: the shards say what they hold. Where they say something else, one warning tells.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 import operator
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -31,9 +32,14 @@ from ..store.chunks import ChunkReader
 from ..store.pack_files import PackFiles
 from ..store.pack_records import MEMBER, TASKS
 from ..world import offline_packing
+from .open_chunks import OpenChunks
 from .pack import Pack
 
 __all__ = ["ChunkedPacks", "ShardedPacks", "check_task", "encode_pack", "open_packs"]
+
+logger = logging.getLogger(__name__)
+
+_told: list[bool] = []  # the warning of this process
 
 Encode = Callable[[Any], Mapping[str, Any]]
 
@@ -68,7 +74,7 @@ class ShardedPacks(Dataset[Pack]):  # type: ignore[misc]
         files: packs by number (`store.pack_files.PackFiles`): members, records, samples.
 
     Raises:
-        ConfigError: `task` or an environment variable contradicts the shards.
+        ConfigError: `task` contradicts the shards.
     """
 
     def __init__(
@@ -144,6 +150,7 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
         check_task(None)
         self.encode = encode
         self.aligned = aligned
+        self._verified: set[int] = set()
         self.maxcount = int(self.marker["key"]["maxcount"])
         _check_aligned(self.plan, aligned, out)
 
@@ -152,9 +159,9 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
         return PackPlan.load(shards.hidden(self.out, "plan"))
 
     @cached_property
-    def readers(self) -> dict[int, ChunkReader]:
-        """Open chunks by number; opened when first needed."""
-        return {}
+    def readers(self) -> OpenChunks:
+        """Open chunks by number."""
+        return OpenChunks(self._opened)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("plan", "readers")}
@@ -164,13 +171,14 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
 
     def reader(self, chunk: int) -> ChunkReader:
         """The chunk of a number."""
-        if chunk not in self.readers:
-            path = self.out / f"chunk_{chunk:08d}.arrow"
-            reader = ChunkReader(path, encode=self.encode)
-            if self.verify:
-                reader.check_digest()
-            self.readers[chunk] = reader
         return self.readers[chunk]
+
+    def _opened(self, chunk: int) -> ChunkReader:
+        reader = ChunkReader(self.out / f"chunk_{chunk:08d}.arrow", encode=self.encode)
+        if self.verify and chunk not in self._verified:
+            reader.check_digest()
+            self._verified.add(chunk)
+        return reader
 
     def __getitem__(self, position: int) -> Pack:
         """Encoded samples of a pack in plan order.
@@ -232,38 +240,44 @@ def encode_pack(
 
 
 def check_task(held: str | None, asked: str | None = None) -> None:
-    """Argument and environment agree with the task of shards.
+    """The argument agrees with the task of shards. The environment of other trainers decides nothing.
 
     Args:
         held: None: of chunks, which are encoded: no task is left to choose.
         asked: the argument.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: it does not.
     """
-    packed, vqa, bmr = offline_packing()
-    if packed is False:
-        raise ConfigError(
-            "OFFLINE_PACKED_DATA=0, but these shards are packed",
-            hint="unset it: boundaries come with the data",
-        )
-    if vqa and bmr:
-        raise ConfigError("OFFLINE_PACKING_VQA and OFFLINE_PACKING_BMR are both set", hint="unset both")
-    named = "vqa" if vqa else "multi_turn" if bmr else None
-    for what, task in (("the environment asks for", named), ("task is", asked)):
-        if task is None:
-            continue
-        if task not in TASKS:
-            raise ConfigError(f"task is {task!r}", hint=f"one of {', '.join(TASKS)}")
-        if held is None:
-            continue
-        # captions are questions without text, so reading them as vqa is the same
-        if task != held and not (task == "vqa" and held == "captions"):
-            raise ConfigError(f"{what} {task}, the shards hold {held}", hint="leave it out")
-    if bmr is False and held == "multi_turn" and vqa is False:
-        raise ConfigError(
-            "OFFLINE_PACKING_VQA=0 and OFFLINE_PACKING_BMR=0 ask for captions, the shards hold multi_turn",
-            hint="unset them",
+    if asked is not None and asked not in TASKS:
+        raise ConfigError(f"task is {asked!r}", hint=f"one of {', '.join(TASKS)}")
+    if asked is not None and held is not None and not _reads_as(held, asked):
+        raise ConfigError(f"task is {asked}, the shards hold {held}", hint="leave it out")
+    _tell_environment(held)
+
+
+def _reads_as(held: str, task: str) -> bool:
+    # captions are questions without text, so reading them as vqa is the same
+    return task == held or (task == "vqa" and held == "captions")
+
+
+def _tell_environment(held: str | None) -> None:
+    """Variables of other trainers change nothing; one line where they say something else than the shards."""
+    told = offline_packing()
+    flags = {"0": False, "1": True}
+    packed, vqa, bmr = (flags.get((value or "").strip()) for value in told.values())
+    task = "vqa" if vqa else "multi_turn" if bmr else "captions" if vqa is False and bmr is False else None
+    differs = (
+        packed is False
+        or (vqa and bmr)
+        or (held is not None and task is not None and not _reads_as(held, task))
+    )
+    odd = [value for value in told.values() if value is not None and value.strip() not in flags]
+    if (differs or odd) and not _told:
+        _told.append(True)
+        names = " ".join(f"{name}={value}" for name, value in told.items() if value is not None)
+        logger.warning(
+            "%s has no effect here: the packs are read as the export says (%s)", names, held or "encoded"
         )
 
 

@@ -29,7 +29,52 @@ logger = logging.getLogger(__name__)
 _COUNTED = "iterate the PackLoader itself: it counts what leaves it"
 
 
-class SourceLoader(DataLoader[Any]):  # type: ignore[misc]
+class RankLoader(DataLoader[Any]):  # type: ignore[misc]
+    """A DataLoader of one rank's packs, which nobody shards again.
+
+    accelerate's `prepare` would give each rank every W-th of its own packs and drop the others: it takes this
+    loader as prepared instead, which then moves batches to the device and tells where a pass ends, as its own
+    loaders do. Lightning keeps its `sampler`, which is distributed already.
+    """
+
+    is_prepared = False
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Read by accelerate alone, when the loader is given to `prepare`."""
+        self.is_prepared = True
+        return True
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, value: bool) -> None:
+        self.is_prepared = value
+
+    def placed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches as they leave the loader, on the device of accelerate where it prepared this loader."""
+        if not self.is_prepared:
+            yield from batches
+            return
+        from accelerate.state import GradientState, PartialState
+        from accelerate.utils import send_to_device
+
+        state, device = GradientState(), PartialState().device
+        self.end_of_dataloader, self.remainder = False, -1
+        state._add_dataloader(self)
+        try:
+            held = next(batches, _NONE)
+            while held is not _NONE:
+                after = next(batches, _NONE)
+                self.end_of_dataloader = after is _NONE
+                yield send_to_device(held, device)
+                held = after
+        finally:
+            state._remove_dataloader(self)
+
+
+_NONE = object()
+
+
+class SourceLoader(RankLoader):
     """Batches of one pack each from an iterable source, counted as they leave.
 
     Args:
@@ -44,29 +89,35 @@ class SourceLoader(DataLoader[Any]):  # type: ignore[misc]
         self, packs: Any, source: Any, handed: HandedOut | None, collate: Any, **options: Any
     ) -> None:
         self.source, self.handed = source, handed
+        self._given: int | None = None  # batches of the pass that left, where the source counts itself
         super().__init__(packs, batch_size=1, collate_fn=collate, **spawned(options))
 
     def __iter__(self) -> Iterator[Any]:
         if self.handed is not None:
             self.handed.begin(self.source.begins_at)
-        return self._counted(super().__iter__())
+        self._given = 0
+        return self._counted(self.placed(super().__iter__()))
 
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             if self.handed is not None:
                 self.handed.add(1)
+            self._given = (self._given or 0) + 1
             yield batch
+        self._given = None
 
     def set_epoch(self, epoch: int) -> None:
         self.source.set_epoch(epoch)
+        self._given = None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the source stands, behind the last batch that was handed out."""
-        state: dict[str, Any] = self.source.state_dict()
+        state: dict[str, Any] = self.source.state_dict(None if self.handed is not None else self._given)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.source.load_state_dict(state)
+        self._given = None
 
 
 def spawned(options: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +136,7 @@ def spawned(options: dict[str, Any]) -> dict[str, Any]:
     return rest
 
 
-class PackLoader(DataLoader[Any]):  # type: ignore[misc]
+class PackLoader(RankLoader):
     """Batches of packs in the order of a `PackSampler`.
 
     Args:
@@ -131,6 +182,15 @@ class PackLoader(DataLoader[Any]):  # type: ignore[misc]
         self.handed = HandedOut(_COUNTED) if handed is None else handed
 
     @property
+    def sampler(self) -> Any:
+        """The sampler of packs, for whoever asks a loader for it."""
+        return self.pack_sampler
+
+    @sampler.setter
+    def sampler(self, value: Any) -> None:
+        """torch sets one of its own beside a batch sampler."""
+
+    @property
     def pack_sampler(self) -> PackSampler:
         found: PackSampler = self.batch_sampler.sampler
         return found
@@ -138,7 +198,7 @@ class PackLoader(DataLoader[Any]):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Any]:
         steps = len(self.pack_sampler)
         self.handed.begin(self.pack_sampler.begins_at)
-        return self._counted(super().__iter__(), steps)
+        return self._counted(self.placed(super().__iter__()), steps)
 
     def _counted(self, batches: Iterator[Any], steps: int) -> Iterator[Any]:
         for batch in batches:

@@ -100,6 +100,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         self.replan = replan
         self.cache = cache
         self._chosen = SharedEpoch()
+        self._listed = _Listed(self.ledger_file)
 
     def __len__(self) -> int:
         return len(self.packs)
@@ -230,7 +231,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
     def _write_down(self, sample_id: int, error: SampleError) -> None:
         assert self.ledger_file is not None  # checked in __init__
         logger.warning("%s zeroed (%s): %s", self._where(sample_id), error.reason, error.message)
-        if not _is_listed(self.ledger_file, sample_id):
+        if sample_id not in self._listed.ids():
             row = {"sample_id": sample_id, "reason": error.reason, "detail": error.message}
             append_line(self.ledger_file, json.dumps(row, ensure_ascii=False))
 
@@ -271,9 +272,26 @@ def _length(encoded: Mapping[str, Any]) -> int:
     return int(np.shape(encoded["input_ids"])[-1])
 
 
-def _is_listed(path: Path, sample_id: int) -> bool:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return False
-    return any(json.loads(line)["sample_id"] == sample_id for line in lines if line.endswith("}"))
+class _Listed:
+    """Ids of the samples that stand in a ledger file; of a file that grew only what was added is read."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._ids: set[Any] = set()
+        self._read = 0  # bytes of whole lines
+
+    def ids(self) -> set[Any]:
+        """The ids by now."""
+        if self.path is None or not self.path.is_file():
+            return self._ids
+        if self.path.stat().st_size < self._read:  # another file in its place
+            self._ids, self._read = set(), 0
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.splitlines():
+            if line.endswith(b"}"):
+                self._ids.add(json.loads(line)["sample_id"])
+        return self._ids

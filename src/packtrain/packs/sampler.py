@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler, Sampler
 
 from ..errors import InputError
 from ..planning.align import AlignedPlan
@@ -24,7 +24,7 @@ __all__ = ["PackBatches", "PackSampler"]
 _BLOCK = 4096  # micro steps computed at a time
 
 
-class PackSampler(Sampler[int]):  # type: ignore[misc]
+class PackSampler(DistributedSampler[int]):  # type: ignore[misc]
     """Yields this rank's aligned positions. Every rank has the same number of them.
 
     Args:
@@ -72,7 +72,8 @@ class PackSampler(Sampler[int]):  # type: ignore[misc]
             cost=cost,
             replan=replan,
         )
-        self.rank = rank
+        self.rank = rank  # a DistributedSampler by its base: hosts that shard samplers leave it alone
+        self.num_replicas = aligned.world_size
         self.epoch = 0
         self.micro_step = 0
         self._start = 0

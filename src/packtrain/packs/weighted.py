@@ -16,8 +16,9 @@ Samples that come again in a pass are the same records under new places: ids of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -93,8 +94,12 @@ class WeightedSources:
                 raise sample
             yield sample
 
-    def attempts(self) -> Iterator[Any]:
-        """As iterating, with the SampleError in the place of a sample that cannot be read by index."""
+    def attempts(self, wanted: Callable[[int], bool] | None = None) -> Iterator[Any]:
+        """As iterating, with the SampleError in the place of a sample that cannot be read by index.
+
+        Args:
+            wanted: places that are read; for others None is given, and a source with an index is not asked.
+        """
         names = list(self.sources)
         total = sum(self.weights.values())
         shares = [self.weights[name] / total for name in names]
@@ -121,7 +126,7 @@ class WeightedSources:
                         f"source {names[k]} gave samples once and none when it began again",
                         hint="its function has to make a new iterator each time",
                     )
-            yield ahead[k]
+            yield ahead[k]() if wanted is None or wanted(place) else None
             place += 1
             self.taken[names[k]] += 1
             ahead[k] = _next(streams[k])
@@ -142,15 +147,23 @@ def _is_source(source: Any) -> bool:
     return callable(source) or hasattr(source, "__iter__") or is_indexed(source)
 
 
-def _rows(source: Any) -> Iterator[Any]:
-    if not is_indexed(source):
-        yield from source
-        return
-    for i in range(len(source)):
-        try:
-            yield source[i]
-        except SampleError as error:
-            yield error
+def _rows(source: Any) -> Iterator[Callable[[], Any]]:
+    """How to get each sample: an indexed source is read only where it is wanted."""
+    if is_indexed(source):
+        yield from (partial(_read, source, i) for i in range(len(source)))
+    else:
+        yield from (partial(_same, sample) for sample in source)
+
+
+def _read(source: Any, index: int) -> Any:
+    try:
+        return source[index]
+    except SampleError as error:
+        return error
+
+
+def _same(sample: Any) -> Any:
+    return sample
 
 
 def _share(weight: Any) -> Fraction:

@@ -1,0 +1,264 @@
+"""One contract: every kind of source yields packs, knows where it stands, and is read once by each rank."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import ImageFile
+from torch.utils.data import DistributedSampler
+
+import packtrain as pt
+from packtrain.collate import PackBatch, PaddingFreeCollator
+from packtrain.data import (
+    LazyShardedDataset,
+    Pack,
+    PackedDataset,
+    PackLoader,
+    PackSampler,
+    StreamingPackedDataset,
+    TokenBudgetDataset,
+    WeightedSources,
+    pack_source,
+)
+from packtrain.errors import InputError, SampleError
+from packtrain.media.image import _strict_pillow
+from packtrain.packs.open_chunks import OpenChunks
+
+LENGTHS = np.random.default_rng(5).integers(2, 12, 60)
+SAMPLES = [
+    {"input_ids": torch.arange(int(n)), "labels": torch.arange(int(n)), "weight": 1.5} for n in LENGTHS
+]
+
+
+def planned(rank: int = 0, ranks: int = 1, **options: Any) -> Any:
+    data = PackedDataset(pt.plan(LENGTHS, 24).align(ranks), SAMPLES, lengths=LENGTHS)
+    return pack_source(data, rank=rank, seed=3, **options)
+
+
+def stream(rank: int = 0, ranks: int = 1) -> Any:
+    return StreamingPackedDataset(SAMPLES, pack_length=24, window=12, seed=3, rank=rank, world_size=ranks)
+
+
+def budget(rank: int = 0, ranks: int = 1) -> Any:
+    return TokenBudgetDataset(SAMPLES, max_seq_len=24, rank=rank, world_size=ranks)
+
+
+def budgeted(rank: int = 0, ranks: int = 1) -> Any:
+    return TokenBudgetDataset(SAMPLES, max_seq_len=24, lengths=LENGTHS, rank=rank, world_size=ranks)
+
+
+SOURCES = [planned, stream, budget, budgeted]
+
+
+# ------------------------------------------------------------------------------------- the pack
+def test_a_pack_is_its_samples_and_its_row() -> None:
+    pack = planned()[0]
+    assert isinstance(pack, list) and isinstance(pack, Pack)
+    row = pack.row
+    assert pack["input_ids"] is row["input_ids"] and "labels" in pack and "no such" not in pack
+    assert pack["input_ids"].tolist() == [i for one in pack for i in one["input_ids"].tolist()]
+    assert pack["cu_seq_lens"].tolist() == np.cumsum([0, *pack.lengths]).tolist()
+    assert pack["position_ids"].tolist() == [i for n in pack.lengths for i in range(n)]
+    assert pack["sample_ids"] == pack.ids and pack["weight"] == [1.5] * len(pack)
+    assert pack.members() == list(pack) and {*dict(pack)} == {*pack.keys()}
+    again = pickle.loads(pickle.dumps(pack))
+    assert again.ids == pack.ids and again.pack_id == pack.pack_id and not again.is_filler
+    filler = Pack.filler(7)
+    assert filler.is_filler and filler.pack_id == -1 and filler.slot == 7 and filler["filler"]
+    assert PaddingFreeCollator()([pack]).sample_ids == tuple(pack.ids)
+    assert PaddingFreeCollator()([filler]).filler
+
+
+# --------------------------------------------------------------------------- the members of a source
+@pytest.mark.parametrize("kind", SOURCES)
+def test_every_source_yields_packs_and_stands_where_it_says(kind: Any) -> None:
+    whole = [pack.ids for pack in kind()]
+    assert all(isinstance(pack, Pack) for pack in kind())
+    assert sorted(i for ids in whole for i in ids) == list(range(60))
+    for stop in (0, 1, 3):
+        source = kind()
+        assert [pack.ids for pack in source.peek(2)] == whole[:2]
+        packs = iter(source)
+        used = [next(packs).ids for _ in range(stop)]
+        state = json.loads(json.dumps(source.state_dict()))
+        ahead = [next(packs).ids for _ in range(2)]
+        assert json.loads(json.dumps(source.state_dict(stop))) == state or kind is stream or kind is budget
+        for told in (state, source.state_dict(stop)):
+            other = kind()
+            other.check_state(told)
+            other.load_state_dict(told)
+            assert [pack.ids for pack in other.peek(1)] == whole[stop : stop + 1]
+            assert used + [pack.ids for pack in other] == whole
+        assert ahead == whole[stop : stop + 2]
+        source.acknowledge()
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_loader_counts_what_left_it(kind: Any) -> None:
+    whole = [pack.ids for pack in kind()]
+    source = kind()
+    loader = source.loader(PaddingFreeCollator())
+    batches = iter(loader)
+    used = [list(next(batches).sample_ids) for _ in range(3)]
+    other = kind()
+    other.load_state_dict(loader.state_dict())
+    assert used + [pack.ids for pack in other] == whole
+    other = kind()
+    other.load_state_dict(source.state_dict())
+    assert used + [pack.ids for pack in other] == whole
+
+
+class _Worker:
+    id, num_workers, dataset, seed = 0, 1, None, 0
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_state_of_who_did_not_read_is_refused(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = kind()
+    copied = copy.copy(source)  # shares what a worker's copy shares
+    monkeypatch.setattr("torch.utils.data._utils.worker._worker_info", _Worker)
+    next(iter(copied))
+    monkeypatch.setattr("torch.utils.data._utils.worker._worker_info", None)
+    with pytest.raises(InputError, match="does not know how far they were used"):
+        source.state_dict()
+    source.set_epoch(source.epoch + 1)  # the next pass has not begun
+    source.state_dict()
+
+
+def test_rank_and_world_size_come_from_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    view = pt.plan(LENGTHS, 24).align(2)
+    assert list(PackSampler(view)) == list(PackSampler(view, 1)) != list(PackSampler(view, 0))
+    assert (LazyShardedDataset(tmp_path).rank, LazyShardedDataset(tmp_path).world_size) == (1, 2)
+    made = pack_source(PackedDataset(view.plan, SAMPLES))
+    assert (made.rank, made.world_size) == (1, 2)
+    for data in (StreamingPackedDataset(SAMPLES, pack_length=24), TokenBudgetDataset(SAMPLES)):
+        assert (data.rank, data.world_size) == (1, 2)
+    with pytest.raises(InputError, match="aligned for 4 ranks, this is rank 1 of 2"):
+        PackSampler(view.plan.align(4))
+
+
+# ------------------------------------------------------------------------------ sharded once more
+def test_a_loader_is_not_sharded_again() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    try:
+        accelerator = accelerate.Accelerator(cpu=True)
+        for source in (planned(1, 2), stream(1, 2)):
+            alone = [pack.ids for pack in source]
+            loader = source.loader(PaddingFreeCollator())
+            ready = accelerator.prepare(loader)
+            assert ready is loader
+            ends = []
+            for number, batch in enumerate(ready):
+                assert list(batch.sample_ids) == alone[number] and sum(batch.lengths) == len(
+                    batch["labels"][0]
+                )
+                ends.append(accelerator.gradient_state.end_of_dataloader)
+            assert ends == [False] * (len(alone) - 1) + [True]
+    finally:
+        AcceleratorState._reset_state(), GradientState._reset_state(), PartialState._reset_state()
+
+
+def test_hosts_that_replace_samplers_take_ours_as_distributed() -> None:
+    loader = PackLoader(
+        PackedDataset(pt.plan(LENGTHS, 24).align(2), SAMPLES), PackSampler(pt.plan(LENGTHS, 24).align(2), 1)
+    )
+    assert isinstance(loader.sampler, DistributedSampler) and loader.sampler.num_replicas == 2
+
+
+def _rebuild(value: Any) -> Any:
+    """What accelerate and transformers do to every mapping."""
+    if hasattr(value, "items"):
+        return type(value)({key: _rebuild(one) for key, one in value.items()})
+    return value.clone() if torch.is_tensor(value) else value
+
+
+def test_a_batch_survives_whoever_rebuilds_it() -> None:
+    batch = PaddingFreeCollator()([planned()[0]])
+    for made in (
+        _rebuild(batch),
+        _rebuild(_rebuild(batch)),
+        PackBatch(dict(batch)),
+        copy.copy(batch),
+        batch.copy(),
+        pickle.loads(pickle.dumps(batch)),
+        _rebuild(pickle.loads(pickle.dumps(batch))),
+    ):
+        assert isinstance(made, PackBatch) and made.__dict__ == batch.__dict__ and list(made) == list(batch)
+        assert made.cu_seq_lens.tolist() == batch.cu_seq_lens.tolist()
+    moved = _rebuild(batch)
+    moved.lengths = (1,)
+    assert batch.lengths != (1,) and _rebuild(moved).lengths == (1,)
+
+
+# --------------------------------------------------------------------------------- smaller faults
+def test_open_chunks_are_bounded() -> None:
+    opened: list[int] = []
+    chunks = OpenChunks(lambda number: opened.append(number) or number, limit=3)  # type: ignore[arg-type,func-returns-value]
+    for number in (0, 1, 2, 0, 3, 0, 1):
+        assert chunks[number] == number and len(chunks) <= 3
+    assert opened == [0, 1, 2, 3, 1]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_weighted_sources_read_each_sample_once_over_all_ranks(ranks: int) -> None:
+    reads: list[int] = []
+
+    class Counted(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            reads.append(index)
+            return super().__getitem__(index)
+
+    seen = []
+    for rank in range(ranks):
+        mixed = WeightedSources({"a": Counted(SAMPLES[:30]), "b": SAMPLES[30:]}, {"a": 2, "b": 1})
+        data = StreamingPackedDataset(mixed, pack_length=24, window=8, rank=rank, world_size=ranks)
+        seen += [len(sample["input_ids"]) for pack in data for sample in pack]
+    assert len(reads) == len(set(reads)) == 30 and len(seen) == 45
+
+
+def test_zeroed_samples_stand_in_the_ledger_once_and_it_is_read_once(tmp_path: Path) -> None:
+    def fails(sample: Any) -> Any:
+        raise SampleError("failed", "no")
+
+    plan, ledger = pt.plan(LENGTHS, 24), tmp_path / "ledger.jsonl"
+    made = [
+        PackedDataset(plan, SAMPLES, fails, lengths=LENGTHS, on_error="zero", ledger_file=ledger)
+        for _ in range(2)
+    ]
+    for data in made * 2:
+        for number in range(len(data)):
+            data[number]
+    listed = [json.loads(line)["sample_id"] for line in ledger.read_text().splitlines()]
+    assert sorted(listed) == list(range(60))
+    assert made[0]._listed._read == ledger.stat().st_size
+
+
+def test_switches_of_pillow_are_put_back_whatever_threads_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    first, second = threading.Event(), threading.Event()
+
+    def outer() -> None:
+        with _strict_pillow():
+            first.set()
+            second.wait(10)
+
+    thread = threading.Thread(target=outer)
+    thread.start()
+    first.wait(10)
+    with _strict_pillow():
+        second.set()
+        thread.join(10)
+        assert not ImageFile.LOAD_TRUNCATED_IMAGES
+    assert ImageFile.LOAD_TRUNCATED_IMAGES
