@@ -19,7 +19,7 @@ def loads(text: str | bytes) -> Any:
         Twice: an object gives a key twice.
         ValueError: the text is no JSON.
     """
-    return json.loads(text, object_pairs_hook=_once)
+    return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8"))
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -28,3 +28,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         raise Twice(f"the key {next(name for name in names if names.count(name) > 1)!r} twice")
     return held
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_once)

@@ -282,7 +282,7 @@ def _all(messages: Any, name: str | None, structured: bool, account: Account, to
     called = False
     for number, message in enumerate(messages):
         turn = _turn(message, f"message {number}{beside}", structured, account, tools)
-        calls = structured and _role_of(message) in _CALLS
+        calls = structured and "tool_calls" in turn.extra and _role_of(message) in _CALLS
         if calls and called:
             last = turns[-1]
             joined = [*last.extra["tool_calls"], *turn.extra["tool_calls"]]
@@ -318,6 +318,11 @@ _PLAIN = ({"role", "content"}, {"from", "value"})
 def _turn(message: Any, what: str, structured: bool, account: Account, tools: list[Any]) -> Turn:
     if not isinstance(message, Mapping):
         raise fault(f"{what} is {type(message).__name__}, not an object")
+    if type(message) is dict and len(message) == 2 and message.keys() in _PLAIN:
+        names = ("role", "content") if "role" in message else ("from", "value")
+        plain, content = message[names[0]], message[names[1]]
+        if type(plain) is str and plain in _ROLES and plain not in _CALLS:
+            return Turn(_ROLES[plain], content, {}, {})
     role = _one(message, "role", "from", what, roles=True)
     known = _ROLES.get(role) if isinstance(role, str) else None
     if known is None:

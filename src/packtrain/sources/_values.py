@@ -39,6 +39,8 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
 
 def absent(value: Any) -> bool:
     """Whether a value says nothing."""
+    if type(value) is str:
+        return not value
     if value is None:
         return True
     if isinstance(value, Mapping):

@@ -41,7 +41,7 @@ from ._content import MODALITIES, Media, fault, listed_media, media_list, read_c
 from ._memory import as_source
 from ._shapes import FIELDS, SHAPES, Draft, Fields, Plan, Turn, detect
 from ._values import absent, kind_of_ref
-from .keys import USES
+from .keys import HARMLESS, MEDIA, ORIGIN, USES
 
 __all__ = ["ChatSource", "media_refs"]
 
@@ -50,6 +50,10 @@ _HINTS = tuple(dict.fromkeys(name for kind in MODALITIES for name in HINTS[kind]
 #: Keys of a record that describe or set its one medium.
 _OF_MEDIUM = KNOB_KEYS | {"fps", "raw_fps", "duration", "frames", "width", "height"}
 _PLANS = 4096  # remembered
+_MEDIA_FIELDS = frozenset(MEDIA)
+#: Harmless names whose plain values need no look.
+_QUIET = HARMLESS - frozenset(ORIGIN) - _OF_MEDIUM
+_SCALARS = (str, int, float, bool, type(None))
 _PLACEHOLDERS = {"image": ("<image>",), "video": ("<video>",), "audio": ("<audio>",)}
 
 
@@ -196,8 +200,10 @@ class ChatSource:
         draft = SHAPES[shape](fields, self._calls == "structured")
         listed = self._listed(fields)
         left = self._rest(fields, shape)
-        if left:
+        if left and not all(name in _QUIET and type(record[name]) in _SCALARS for name in left):
             left = self._of_medium(record, left, listed)
+        else:
+            left = ()  # nothing but harmless names of plain values
         messages = self._messages(draft, listed)
         if left:
             held = fields.get(shape if shape == "messages" else "conversations")
@@ -302,6 +308,8 @@ class ChatSource:
 
     def _listed(self, fields: Fields) -> dict[str, list[dict[str, Any]]]:
         """Media a record lists beside its text, in `images` or `image` and so on, with mapped hints."""
+        if _MEDIA_FIELDS.isdisjoint(fields.plan.fields) and not fields.plan.numbered and not fields.columns:
+            return {kind: [] for kind in MODALITIES}
         listed: dict[str, list[dict[str, Any]]] = {}
         for kind in MODALITIES:
             plural = f"{kind}s"
@@ -462,7 +470,9 @@ def _parts(messages: Sequence[Mapping[str, Any]], role: str | None = None) -> li
 
 def _refuse_file_name(text: str, what: str) -> None:
     """A turn of a user that is nothing but a file name: never trained as text."""
-    if len(text) <= 2048 and not text.isspace() and " " not in text.strip() and kind_of_ref(text.strip()):
+    if len(text) > 2048 or " " in text.strip() or not ("." in text[-64:] or text.startswith("data:")):
+        return
+    if kind_of_ref(text.strip()):
         raise unread(
             "content",
             f"of {what} is a file name",
