@@ -128,5 +128,12 @@ def _told(error: BaseException, out: Path) -> PacktrainError:
     for one in chain:
         if isinstance(one, PacktrainError):
             return one
+    missing = next((one for one in reversed(chain) if isinstance(one, ImportError)), None)
+    if missing is not None:  # the environment's fault, not the export's
+        package = missing.name or "a package"
+        return InputError(
+            f"energon cannot read {out} here: {package} cannot be imported ({' '.join(str(missing).split())[:200]})",
+            hint=f"install {package.partition('.')[0]}; the export itself was not looked at",
+        )
     said = "; ".join(f"{type(one).__name__}: {' '.join(str(one).split())[:200]}" for one in chain[:3])
     return LawError(f"{out} cannot be read through energon: {said}", hint="export again")

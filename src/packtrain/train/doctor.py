@@ -78,10 +78,15 @@ def diagnose(model: str, attn: str = "auto", *, dtype: str = "auto", prove: bool
     Raises:
         ConfigError: the model cannot be found or loaded.
     """
-    ensure_torchvision()
+    shimmed = ensure_torchvision()
     config = tiny_model(model).config if is_tiny(model) else read_config(model)
     family = family_for(config)
     found = Diagnosis(model, str(config.model_type), attn, None if family is None else family.name)
+    if shimmed:
+        found.versions.append(
+            "torchvision is built for another torch: import packtrain before transformers, or install "
+            "the torchvision of this torch build"
+        )
     try:
         found.backend = choose_backend(config, attn, dtype=dtype)
         _judge(found, config)
