@@ -130,9 +130,9 @@ def _told(error: BaseException, out: Path) -> PacktrainError:
             return one
     missing = next((one for one in reversed(chain) if isinstance(one, ImportError)), None)
     if missing is not None:  # the environment's fault, not the export's
-        package = missing.name or "a package"
+        package, told = missing.name or "a package", " ".join(str(missing).split())[:200]
         return InputError(
-            f"energon cannot read {out} here: {package} cannot be imported ({' '.join(str(missing).split())[:200]})",
+            f"energon cannot read {out} here: {package} cannot be imported ({told})",
             hint=f"install {package.partition('.')[0]}; the export itself was not looked at",
         )
     said = "; ".join(f"{type(one).__name__}: {' '.join(str(one).split())[:200]}" for one in chain[:3])
