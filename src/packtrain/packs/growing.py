@@ -24,7 +24,7 @@ from typing import Any
 from torch.utils.data import Dataset, get_worker_info
 
 from ..errors import InputError
-from ..store.growing import raw_place
+from ..store.growing import Order, raw_place
 from ..waiting.poll import Clock
 from ..world import world
 from ._acknowledge import Cursor, check_reachable, mark_completed, publish_cursor
@@ -277,7 +277,10 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
         if self._view.stream is not None:
             Cursor.resumed(state, self._view.stream["stream"], self.world_size, self.rank)
         if self.has_ended and was.slots:
-            check_reachable(self.directory, state, self._grown().last_rounds * self._grown().world)
+            order = Order(was.order_world)  # of its own: nobody may have begun to read here
+            for packs in self._view.counts:
+                order.append(packs)
+            check_reachable(self.directory, state, order.last_rounds * order.world)
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Where this rank stands: behind `step` micro steps, or behind what was yielded by the last pass."""
