@@ -13,6 +13,16 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PAGE = REPOSITORY / "docs" / "hosts.md"
 RECORD = REPOSITORY / "docs" / "hosts_matrix.json"
 BEGIN, END = "<!-- matrix: begin -->\n", "<!-- matrix: end -->\n"
+BEGIN_KINDS, END_KINDS = "<!-- kinds: begin -->\n", "<!-- kinds: end -->\n"
+OWN = "own trainer"
+#: Kinds of packs, as the first column of their table names them.
+KINDS = {
+    "planned": "`PackedDataset` over a plan",
+    "exported": "`open_packs(folder)`",
+    "growing": "`LazyShardedDataset(folder)`",
+    "stream": "`StreamingPackedDataset`",
+    "token_budget": "`TokenBudgetDataset`",
+}
 HOSTS = ("transformers Trainer", "TRL SFTTrainer", "ms-swift")
 #: The rows of the table, in order.
 FEATURES = (
@@ -51,8 +61,9 @@ FEATURES = (
 def record() -> dict[str, dict[str, dict[str, Any]]]:
     """host -> feature -> what its test showed."""
     held: dict[str, dict[str, dict[str, Any]]] = json.loads(RECORD.read_text(encoding="utf-8"))
-    unknown = {feature for row in held.values() for feature in row} - set(FEATURES)
-    if unknown or set(held) - set(HOSTS):
+    known = {*FEATURES, *(f"packs: {kind}" for kind in KINDS)}
+    unknown = {feature for row in held.values() for feature in row} - known
+    if unknown or set(held) - {OWN, *HOSTS}:
         raise SystemExit(f"{RECORD.name} holds {sorted(unknown)} of {sorted(held)}: not in the table")
     return held
 
@@ -67,6 +78,16 @@ def rendered() -> str:
     return "\n".join(lines) + "\n"
 
 
+def rendered_kinds() -> str:
+    """The table of modes and hosts."""
+    held, hosts = record(), (OWN, *HOSTS)
+    lines = [f"| packs | {' | '.join(hosts)} |", "|---|---|---|---|---|"]
+    for kind, name in KINDS.items():
+        cells = [held.get(host, {}).get(f"packs: {kind}") for host in hosts]
+        lines.append(f"| {kind}: {name} | {' | '.join(map(_shown, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
 def _shown(cell: dict[str, Any] | None) -> str:
     if cell is None:
         return "–"
@@ -74,9 +95,11 @@ def _shown(cell: dict[str, Any] | None) -> str:
 
 
 def main() -> None:
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}{rendered()}{END}{after}", encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
+    for begin, end, table in ((BEGIN, END, rendered()), (BEGIN_KINDS, END_KINDS, rendered_kinds())):
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}{table}{end}{rest.partition(end)[2]}"
+    PAGE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 `PACKTRAIN_MATRIX=docs/hosts_matrix.json python -m pytest …` enters the outcomes of that run: a cell *works*
 when every case marked `matrix(feature)` passed, is *refused* when a passing test recorded the line that the
-user reads (`record_property("refused", (feature, reason, line))`), and goes when one of its cases fails.
+user reads (`record_property("refused", (feature, reason, line))`), and goes when one of its cases fails. A
+file that tests several hosts says which: `record_property("kind", (host, kind))`, for the table of modes.
 `python scripts/hosts_matrix.py` renders the file.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["HOSTS", "MatrixRecorder"]
+__all__ = ["HOSTS", "KINDS", "MatrixRecorder"]
 
 #: The file of tests -> its host.
 HOSTS = {
@@ -27,6 +28,8 @@ HOSTS = {
     "tests/hosts/test_swift_refused.py": "ms-swift",
     "tests/hosts/test_swift_training.py": "ms-swift",
 }
+#: Files whose tests name the host of each cell.
+KINDS = ("tests/integrations/test_kinds.py", "tests/hosts/test_swift_kinds.py")
 
 
 class MatrixRecorder:
@@ -34,28 +37,36 @@ class MatrixRecorder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.shown: dict[tuple[str, str], dict[str, Any]] = {}
-        self.failed: set[tuple[str, str]] = set()
+        self.shown: dict[tuple[str | None, str], dict[str, Any]] = {}
+        self.failed: set[tuple[str | None, str]] = set()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
         report: Any = yield
         file, _, name = item.nodeid.partition("::")
         host = HOSTS.get(file)
-        if host is None or report.skipped or (report.passed and report.when != "call"):
+        if (
+            (host is None and file not in KINDS)
+            or report.skipped
+            or (report.passed and report.when != "call")
+        ):
             return report
         test = f"{file}::{name.partition('[')[0]}"
         for mark in item.iter_markers("matrix"):
-            for feature in mark.args:
+            for feature in mark.args if host is not None else ():
                 self._enter((host, feature), report.failed, {"outcome": "works", "test": test})
         for key, value in report.user_properties:
+            if key == "kind":
+                named, kind = value
+                cell = {"outcome": "works", "test": test}
+                self._enter((named, f"packs: {kind}"), report.failed, cell)
             if key == "refused":
                 feature, reason, line = value
                 cell = {"outcome": "refused", "reason": reason, "line": line, "test": test}
                 self._enter((host, feature), report.failed, cell)
         return report
 
-    def _enter(self, key: tuple[str, str], failed: bool, cell: dict[str, Any]) -> None:
+    def _enter(self, key: tuple[str | None, str], failed: bool, cell: dict[str, Any]) -> None:
         if failed:
             self.failed.add(key)
         else:

@@ -1,8 +1,8 @@
 """Run in ms-swift's environment: `python swift_run.py SPEC.json`; writes what it saw to spec["report"].
 
 spec: args (of `swift sft`), plugin (bool), install (options), order (sample ids: the plain host reads them
-so), break_at (a row that fails when it is fetched), best (compare the weights at the end with the best
-checkpoint's).
+so), kind (of packs that are made: its name and their folder), break_at (a row that fails when it is
+fetched), best (compare the weights at the end with the best checkpoint's).
 """
 
 from __future__ import annotations
@@ -85,6 +85,17 @@ def watch() -> None:
     SwiftMixin.get_train_dataloader = loader
 
 
+def made_packs() -> dict:
+    """The source of a kind, made where its rank is known."""
+    if "kind" not in SPEC:
+        return {}
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "integrations"))
+    from kinds import open_kind
+
+    kind, folder = SPEC["kind"]
+    return {"source": lambda: open_kind(kind, Path(folder)), "balance": None}
+
+
 def fail_at(row: int) -> None:
     from packtrain.errors import SampleError
     from packtrain.hosts.ms_swift import SwiftPacks
@@ -104,8 +115,9 @@ def main() -> None:
     if SPEC.get("plugin"):
         from packtrain.hosts.ms_swift import install
 
-        install(**SPEC.get("install", {}))
-        watch()
+        install(**SPEC.get("install", {}), **made_packs())
+        if "kind" not in SPEC:
+            watch()
         if SPEC.get("break_at") is not None:
             fail_at(SPEC["break_at"])
     if SPEC.get("best"):

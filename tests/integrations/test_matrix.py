@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from matrix_recorder import HOSTS
+from matrix_recorder import HOSTS, KINDS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -50,6 +50,10 @@ def _marked(function: ast.FunctionDef) -> set[str]:
 def test_every_cell_names_the_test_that_shows_it(host: str, feature: str) -> None:
     cell = script.record()[host][feature]
     file, _, name = cell["test"].partition("::")
+    if feature.startswith("packs: "):
+        named = (REPOSITORY / file).read_text(encoding="utf-8")
+        assert file in KINDS and f'"{host}"' in named and name in _functions(file)
+        return
     assert HOSTS[file] == host
     function = _functions(file)[name]
     if cell["outcome"] == "works":
@@ -62,10 +66,19 @@ def test_every_cell_names_the_test_that_shows_it(host: str, feature: str) -> Non
         assert any(cell["reason"] in path.read_text(encoding="utf-8") for path in code)
 
 
-def test_the_page_holds_the_table() -> None:
+def test_the_page_holds_the_tables() -> None:
     page = script.PAGE.read_text(encoding="utf-8")
-    held = page.partition(script.BEGIN)[2].partition(script.END)[0]
-    assert held == script.rendered(), "run python scripts/hosts_matrix.py"
+    for begin, end, table in (
+        (script.BEGIN, script.END, script.rendered()),
+        (script.BEGIN_KINDS, script.END_KINDS, script.rendered_kinds()),
+    ):
+        assert page.partition(begin)[2].partition(end)[0] == table, "run python scripts/hosts_matrix.py"
+
+
+def test_every_kind_is_shown_in_every_trainer() -> None:
+    held = script.record()
+    cells = [(host, f"packs: {kind}") for host in (script.OWN, *script.HOSTS) for kind in script.KINDS]
+    assert not [cell for cell in cells if cell[1] not in held.get(cell[0], {})]
 
 
 def test_a_failing_case_takes_its_cell_out(pytester: pytest.Pytester, monkeypatch: Any) -> None:
