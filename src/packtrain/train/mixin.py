@@ -247,10 +247,8 @@ class PackingMixin(RestoresWeights):
         if data is None:
             return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
         source = pack_source(data, rank=self.packs.rank, world_size=self.packs.world_size, shuffle=False)
-        loader: DataLoader[Any] = source.loader(
-            self.packs_collator,
-            **{**loader_options(self.args, self.packs_workers), "persistent_workers": False},
-        )
+        options = loader_options(self.args, self.packs_workers)
+        loader: DataLoader[Any] = source.loader(self.packs_collator, **options)
         return loader
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:

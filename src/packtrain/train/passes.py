@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from ..errors import ConfigError
 from ..measuring.eligibility import listens
 
-__all__ = ["Passes", "check_workers", "is_sized", "loader_options", "pass_loader"]
+__all__ = ["Passes", "check_workers", "is_sized", "loader_options", "pass_loader", "replans"]
 
 
 class Passes(IterableDataset[Any]):  # type: ignore[misc]
@@ -67,6 +67,11 @@ def pass_loader(source: Any, collate: Any, options: dict[str, Any]) -> DataLoade
     return DataLoader(made, batch_size=None, collate_fn=_as_it_is, generator=own_numbers)
 
 
+def replans(source: Any) -> bool:
+    """Is every epoch planned anew?"""
+    return getattr(getattr(source, "data", None), "replan", None) is not None
+
+
 def check_workers(source: Any, args: Any) -> None:
     """Refuse loader workers that would outlive what they hold a copy of.
 
@@ -78,7 +83,7 @@ def check_workers(source: Any, args: Any) -> None:
     data = getattr(source, "data", None)
     for keeps, what, why in (
         (listens(getattr(data, "samples", None)), "samples", "this source has set_epoch"),
-        (getattr(source, "replan", None) is not None, "packs", "training.replan is set"),
+        (replans(source), "packs", "training.replan is set"),
     ):
         if keeps:
             raise ConfigError(
@@ -88,7 +93,7 @@ def check_workers(source: Any, args: Any) -> None:
 
 
 def loader_options(args: Any, start: str) -> dict[str, Any]:
-    """Arguments of a loader of packs, from `TrainingArguments`.
+    """Arguments of a loader of packs, from `TrainingArguments`; its workers are started for each pass.
 
     Args:
         start: how workers start where `args` do not say. Ours are spawned: tokenizers do not survive a fork.
@@ -102,7 +107,6 @@ def loader_options(args: Any, start: str) -> dict[str, Any]:
         context = getattr(args, "dataloader_multiprocessing_context", None)  # since transformers 5
         options["multiprocessing_context"] = context or start
         options["prefetch_factor"] = args.dataloader_prefetch_factor
-        options["persistent_workers"] = args.dataloader_persistent_workers
     return options
 
 

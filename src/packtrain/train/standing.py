@@ -14,7 +14,7 @@ from typing import Any
 from .. import files
 from ..errors import ConfigError, FormatError
 from ..template import ensure_torchvision
-from .passes import is_sized
+from .passes import is_sized, replans
 
 ensure_torchvision()  # transformers imports torchvision with its callbacks
 
@@ -150,7 +150,7 @@ class Standing(TrainerCallback):  # type: ignore[misc]
             source.load_state_dict(source.state_dict(skipped))
         if not args.ignore_data_skip:
             self.trainer.packs_passes.skipped = skipped
-        if self._epoch and getattr(source, "replan", None) is not None:
+        if self._epoch and replans(source):
             self.trainer.packs_same()
             if state.is_world_process_zero:
                 logger.info("epoch %d is planned anew: checksum %s", self._epoch, source.plan.checksum)
