@@ -17,6 +17,7 @@ import torch
 from ..data import PackedDataset
 from ..errors import ConfigError
 from ..measuring.audit import audit
+from ..measuring.eligibility import probe_static
 from ..pipeline.plan import plan_lengths
 from ..pipeline.ranks import StartUp
 from ..planning.align import AlignedPlan
@@ -56,11 +57,13 @@ def pack_rows(
         name: "train" or the name of an evaluation set: lengths and plans lie under it in `folder`.
         plan: a plan or its folder, made before; None: planned here.
         kind: makes the dataset; arguments as of `PackedDataset`.
-        audited: rows that are encoded for real and compared with their measured length.
+        audited: rows that are encoded for real and compared with their measured length; 0 also leaves out
+            the look at whether rows move with order or epoch.
         options: keyword arguments of `packtrain.plan`.
 
     Raises:
         DriftError: a measured length is not the encoded one.
+        InputError: rows change with the order of reading, or are others in the next epoch.
     """
     if isinstance(plan, (str, Path)):
         plan = PackPlan.load(plan)
@@ -85,6 +88,7 @@ def pack_rows(
                 )
                 if audited:
                     audit(Rows(rows, name), measured, encode, count=audited)
+                    probe_static(Rows(rows, name), encode)
                 held = folder / PLACE / name / f"lengths-{measured.digest[:12]}"
                 if not (held / "lengths.json").is_file():
                     measured.save(held)

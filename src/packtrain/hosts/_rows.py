@@ -55,6 +55,11 @@ class Rows:
     def __init__(self, rows: Any, name: str = "row") -> None:
         self.rows, self.name = rows, name
 
+    @property
+    def source(self) -> Any:
+        """The rows, for what looks through a source: they may listen to epochs."""
+        return self.rows
+
     fingerprint = "rows"
 
     def __len__(self) -> int:
