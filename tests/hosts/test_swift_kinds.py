@@ -27,24 +27,26 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def network(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Qwen3 on disk, with the tokenizer of a real processor."""
+def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3 on disk, with a tokenizer of a few hundred tokens."""
     from packtrain.template import load_processor
+    from packtrain.testing.demo.processor import save_processor, train_tokenizer
     from packtrain.testing.tiny import tiny_model
 
-    folder = tmp_path_factory.mktemp("network") / "model"
-    processor = load_processor(str(data / "processors" / "qwen2_5_vl"))
+    folder = tmp_path_factory.mktemp("network")
+    save_processor(folder / "processor", train_tokenizer([f"word {number}" for number in range(999)], 900))
+    processor = load_processor(str(folder / "processor"))
     made = tiny_model("tiny:qwen3", processor)
     made.config.use_cache = True
-    made.save_pretrained(folder)
+    made.save_pretrained(folder / "model")
     tokenizer = processor.tokenizer
     tokenizer.chat_template = tokenizer.chat_template or processor.chat_template
-    tokenizer.save_pretrained(folder)
-    path = folder / "tokenizer_config.json"
+    tokenizer.save_pretrained(folder / "model")
+    path = folder / "model" / "tokenizer_config.json"
     held = json.loads(path.read_text(encoding="utf-8"))
     held.pop("processor_class", None)
     path.write_text(json.dumps(held), encoding="utf-8")
-    return folder
+    return folder / "model"
 
 
 def own(kind: str, network: Path, root: Path, out: Path, steps: dict[str, int]) -> list[float]:
