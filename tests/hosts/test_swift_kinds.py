@@ -82,8 +82,8 @@ def test_ms_swift_has_the_losses_of_the_own_trainer(
         "model": network, "model_type": "qwen3", "template": "qwen3", "dataset": folders / "rows.jsonl",
         "packing": "true", "packing_length": CAP, "per_device_train_batch_size": 1, "optim": "sgd",
         "gradient_accumulation_steps": ACCUMULATION, "learning_rate": RATE, "max_grad_norm": 0,
-        "lr_scheduler_type": "constant", "warmup_ratio": 0, "weight_decay": 0, "train_dataloader_shuffle": "false",
-        "remove_unused_columns": "false", **steps,
+        "lr_scheduler_type": "constant", "warmup_ratio": 0, "weight_decay": 0,
+        "train_dataloader_shuffle": "false", "remove_unused_columns": "false", **steps,
     }  # fmt: skip
     if kind == "growing":
         switches["max_steps"] = 20  # ms-swift counts its own rows
