@@ -4,4 +4,4 @@ from ._open import open_source
 
 __all__ = ["NOT_PLUGINS", "open_source"]
 
-NOT_PLUGINS = ("chat", "keys", "text",)  # public modules here that open no files
+NOT_PLUGINS = ("chat", "keys", "text")  # public modules here that open no files
