@@ -262,3 +262,12 @@ def test_switches_of_pillow_are_put_back_whatever_threads_do(monkeypatch: pytest
         thread.join(10)
         assert not ImageFile.LOAD_TRUNCATED_IMAGES
     assert ImageFile.LOAD_TRUNCATED_IMAGES
+
+
+def test_one_call_opens_chats_and_one_loads_packs(tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}] * 3
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(pt.open_chats(tmp_path / "chats.jsonl", shape="auto")) == 3
+    data = PackedDataset(pt.plan(LENGTHS, 24), SAMPLES)
+    loader = pt.loader(data, seed=3)
+    assert [list(batch.sample_ids) for batch in loader] == [pack.ids for pack in planned()]

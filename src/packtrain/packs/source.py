@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from ..collate import PaddingFreeCollator
 from ..errors import InputError
 from ..planning.balance import Balance
 from ..planning.replan import EpochPlans
@@ -28,7 +29,7 @@ from .pack import Pack
 from .packed import PackedDataset
 from .planned import PlannedSource
 
-__all__ = ["KINDS", "PackSource", "is_packs", "pack_source"]
+__all__ = ["KINDS", "PackSource", "is_packs", "loader", "pack_source"]
 
 KINDS = ("planned", "exported", "growing", "stream", "token_budget")
 
@@ -134,3 +135,22 @@ def pack_source(
             raise InputError(f"{name} is {asked}, the dataset was made for {own}", hint="give both the same")
     source: PackSource = data
     return source
+
+
+def loader(
+    source: Any, *, model: Any = None, num_workers: int = 0, collate: Any = None, **options: Any
+) -> Any:
+    """Batches of one pack each, and the one object that owns order, epoch and state of what it reads.
+
+    Args:
+        source: a dataset of packs of any kind, or a `PackSource`.
+        model: what consumes the batches, see `PaddingFreeCollator`.
+        num_workers: processes that read or encode.
+        collate: list of one pack -> batch; None: `PaddingFreeCollator(model)`.
+        options: those of `pack_source`, for a dataset over a plan.
+
+    Returns:
+        A DataLoader with `set_epoch`, `state_dict` and `load_state_dict`.
+    """
+    packs = pack_source(source, **options)
+    return packs.loader(PaddingFreeCollator(model) if collate is None else collate, num_workers=num_workers)

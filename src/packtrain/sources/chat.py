@@ -25,6 +25,7 @@ on another host has the same one. Media are no part of it (see `media_refs`).
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -39,11 +40,12 @@ from ..media.location import Ref, is_url, resolve
 from ._account import Account, unread
 from ._content import MODALITIES, Media, fault, listed_media, media_list, read_content
 from ._memory import as_source
+from ._open import open_source
 from ._shapes import FIELDS, SHAPES, Draft, Fields, Plan, Turn, detect
 from ._values import absent, kind_of_ref
 from .keys import HARMLESS, MEDIA, ORIGIN, USES
 
-__all__ = ["ChatSource", "media_refs"]
+__all__ = ["ChatSource", "media_refs", "open_chats"]
 
 SCHEMA = 3  # raised when the same record would be normalised to another sample
 _HINTS = tuple(dict.fromkeys(name for kind in MODALITIES for name in HINTS[kind] if name in FIELDS))
@@ -536,3 +538,16 @@ def _pattern(placeholders: Mapping[str, Sequence[str]]) -> re.Pattern[str] | Non
     """Matches the longest placeholder at a place."""
     names = sorted((name for held in placeholders.values() for name in held), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, names))) if names else None
+
+
+def open_chats(path: str | os.PathLike[str], *, kind: str | None = None, **options: Any) -> ChatSource:
+    """The chats of a file, folder or glob: `ChatSource(open_source(path))`.
+
+    Args:
+        path, kind: as for `open_source`.
+        options: keywords of `ChatSource`; all others go to the source's plug-in.
+    """
+    own = inspect.signature(ChatSource).parameters
+    chats = {name: value for name, value in options.items() if name in own}
+    rest = {name: value for name, value in options.items() if name not in own}
+    return ChatSource(open_source(path, kind=kind, **rest), **chats)
