@@ -210,7 +210,7 @@ def _budget(model: Any) -> int:
         return 2048
     count = sum(p.numel() for p in model.parameters())
     floor = 320 if _backend(model) == "flex_attention" else 48
-    return int(min(512, max(floor, 5e10 / max(1, count))))
+    return int(min(512, max(floor, 2e10 / max(1, count))))
 
 
 def _row(packs: Sequence[Pack], model: Any) -> list[Sample] | None:
