@@ -254,8 +254,10 @@ def test_what_is_no_list_of_packs_is_refused(packs: Any) -> None:
 def test_missing_short_empty_and_masked_fields_name_the_sample() -> None:
     collate = PaddingFreeCollator()
     good = sample([1, 2], 4, loss_scale=[1.0, 1.0])
-    with pytest.raises(InputError, match="sample 5 has no loss_scale, but sample 4"):
-        collate([[good, sample([1, 2], 5)]])
+    with pytest.raises(InputError, match="sample 5 has no token_type_ids, but sample 4"):
+        collate([[sample([1, 2], 4, token_type_ids=[0, 1]), sample([1, 2], 5)]])
+    scaled = sample([1, 2], 4, loss_scale=[0.5, 0.5])
+    assert collate([[scaled, sample([1, 2], 5)]])["loss_scale"].tolist() == [[0.5, 0.5, 1.0, 1.0]]
     with pytest.raises(InputError, match="sample 6 has no position_ids, but sample 4"):
         collate([[sample([1, 2], 4, position_ids=[0, 1]), sample([1], 6)]])
     with pytest.raises(InputError, match="sample 4: labels has 1 values for 2 input_ids"):

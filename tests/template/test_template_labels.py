@@ -78,15 +78,18 @@ def test_a_template_without_end_token_trains_to_its_separator(tokenizer: Any, ch
     assert trained(with_template(tokenizer, plain), chat("Hi", "Hello.")) == ["Hello.\n\n"]
 
 
-def test_a_rewriting_template_is_refused_where_it_rewrites(tokenizer: Any, chat) -> None:
+def test_a_template_that_drops_reasoning_is_refused_or_trained_as_it_renders(tokenizer: Any, chat) -> None:
     template = with_template(tokenizer, STRIPS)
     thinking = chat("Hi", "<think>hm</think>Hello.", "More", "<think>no</think>No.")
     for call in (template.measure, template.encode):
-        with pytest.raises(SampleError, match="message 1") as caught:
+        with pytest.raises(ConfigError, match="reasoning of assistant messages") as caught:
             call(thinking)
-        assert caught.value.reason == "prefix_mismatch" and "generation" in str(caught.value.hint)
+        assert "allow_dropped: [reasoning]" in str(caught.value.hint)
     assert trained(template, chat("Hi", "<think>hm</think>Hello.")) == ["<think>hm</think>Hello.<|im_end|>"]
     assert len(trained(template, chat("Hi", "Hello.", "More", "No."))) == 2
+    for options in ({"allow_dropped": ["reasoning"]}, {"reasoning": "drop_history"}):
+        template = with_template(tokenizer, STRIPS, **options)
+        assert trained(template, thinking) == ["Hello.<|im_end|>", "<think>no</think>No.<|im_end|>"]
 
 
 def test_a_template_that_refuses_the_conversation(tokenizer: Any, chat) -> None:
@@ -107,7 +110,7 @@ def test_first_token_is_never_trained(tokenizer: Any, chat) -> None:
         "{% for m in messages %}{% if m.role == 'assistant' %}"
         "{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}"
     )
-    template = with_template(tokenizer, bare)
+    template = with_template(tokenizer, bare, allow_dropped=["text"])
     encoded = template.encode(chat("x", "one two three"))
     assert encoded["labels"].tolist() == [-100, *encoded["input_ids"].tolist()[1:]]
     assert template.measure(chat("x", "one two three")).costs["supervised"] == 2
@@ -181,11 +184,11 @@ def test_broken_or_missing_templates(tokenizer: Any, chat) -> None:
 
 
 def test_named_templates(tokenizer: Any, chat) -> None:
-    named = with_template(tokenizer, {"default": CHATML, "tool_use": "WITH TOOLS " + CHATML})
+    named = with_template(tokenizer, {"default": CHATML, "tool_use": "WITH {{ tools | tojson }} " + CHATML})
     plain = chat("a", "b")
     assert not tokenizer.decode(named.encode(plain)["input_ids"]).startswith("WITH")
     tools = {**plain, "tools": [{"type": "function", "function": {"name": "f"}}]}
-    assert tokenizer.decode(named.encode(tools)["input_ids"]).startswith("WITH TOOLS")
+    assert tokenizer.decode(named.encode(tools)["input_ids"]).startswith("WITH [")
 
 
 def test_text_family_refuses_images(tokenizer: Any, chat) -> None:
@@ -201,7 +204,7 @@ def test_truncation_is_counted_and_spares_media(side: str, data: Path, processor
     image = data / "mllm_demo" / "mllm_demo_data" / "1.jpg"
     whole = template("qwen2_5_vl")
     cutting = HFTemplate(processor("qwen2_5_vl"), truncation=side, max_length=60)
-    short, long = chat("Hi", "Yo"), chat("word " * 50, "answer " * 50)
+    short, long = chat("Hi", "Yo"), chat("word " * 20, "answer " * 50)
     assert cutting.measure(short) == whole.measure(short) and cutting.measure(short).costs["truncated"] == 0
     measured = cutting.measure(long)
     assert measured == 60 and measured.costs["truncated"] == 1 and whole.measure(long) > 60

@@ -264,7 +264,7 @@ def test_images_in_memory(template, chat, data: Path) -> None:
 def test_long_and_odd_texts(template, chat) -> None:
     """10 MB of text and every kind of character are measured and encoded alike."""
     blob = ("x" * 50 + " 漢字 🙂\u0301\n") * 2_000
-    for text in (blob, "\x00\x07", "e\u0301\u200d", "<|im_start|>user", " " * 5000, "\r\n\t"):
+    for text in (blob, "\x00\x07", "e\u0301\u200d", "<|box_start|>user", " " * 5000, "\r\n\t"):
         assert_same(template("qwen2_5_vl"), chat("Go on", text))
     huge = ("word " * 7 + "\n") * 290_000
     assert len(huge) > 10_000_000

@@ -88,6 +88,20 @@ def _audited(text: str, usable: int) -> int:
 @click.option("--prompt", help="What the user says beside the media of a caption [sources that take one].")
 @click.option("--task", default="chat", show_default=True, help="chat, or text: documents as they are.")
 @click.option("--system", help="System turn for samples that have none.")
+@click.option(
+    "--chat-template", metavar="FILE", help="Another chat template, or trl: TRL's training template."
+)
+@click.option(
+    "--allow-dropped", multiple=True, metavar="KIND", help="What the template may drop; repeatable."
+)
+@click.option(
+    "--train-on", type=click.Choice(["all", "last"]), help="All answers, or the last [default: all]."
+)
+@click.option("--reasoning", type=click.Choice(["keep", "mask", "drop_history"]), help="[default: keep]")
+@click.option("--min-pixels", type=int, help="Smallest area of an image.")
+@click.option("--max-pixels", type=int, help="Largest area of an image.")
+@click.option("--fps", type=float, help="Frames taken of a second of video.")
+@click.option("--max-frames", type=int, help="The most frames taken of a video.")
 @click.option("--model-limit", type=int, help="Longest sample the model takes, in tokens.")
 @click.option("--workers", type=int, help="Processes [default: one per core for more than 2,048 samples].")
 @click.option("--executor", default="local", show_default=True, help="Where ranges are measured: local ray.")
@@ -117,6 +131,7 @@ def command(out: Path, as_json: bool, audit: str, **options: Any) -> None:
     from ..pipeline.inputs import Inputs
     from ..pipeline.measure import measure
     from ..pipeline.shards import measure_shard, shard_lengths
+    from ..train.config.sections import TEMPLATE_OPTIONS
 
     given = {name: options.pop(name) for name in ("executor", "workers", "overwrite")}
     address, shard = options.pop("address"), _shard(options.pop("shard"))
@@ -133,6 +148,9 @@ def command(out: Path, as_json: bool, audit: str, **options: Any) -> None:
     options["ignore_keys"] = list(options["ignore_keys"])
     if (prompt := options.pop("prompt")) is not None:
         options["source_options"]["prompt"] = prompt
+    options["allow_dropped"] = list(options["allow_dropped"])
+    chosen = {name: options.pop(name) for name in TEMPLATE_OPTIONS}
+    options["template_options"] = {name: value for name, value in chosen.items() if value not in (None, [])}
     inputs = Inputs(**{f.name: options[f.name] for f in dataclasses.fields(Inputs) if f.name in options})
     source = inputs.open_source()
     template = inputs.open_template(source)

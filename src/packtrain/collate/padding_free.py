@@ -155,8 +155,15 @@ class PaddingFreeCollator:
         return segments
 
     def _same_fields(self, segments: list[Segment]) -> None:
-        """A per-token field or explicit positions in one member must be in all of them."""
+        """A per-token field or explicit positions in one member must be in all of them.
+
+        A sample without `loss_scale` beside one with it weighs 1: templates give it only where a record
+        weighs its answers.
+        """
         full = [segment for segment in segments if not segment.weightless]
+        if any("loss_scale" in segment.tokens for segment in full):
+            for segment in full:
+                segment.tokens.setdefault("loss_scale", torch.ones(segment.length))
         present = sorted({name for segment in full for name in segment.tokens})
         for segment in full:
             if len(segment.tokens) < len(present):

@@ -72,6 +72,7 @@ class Spliced:
         inserted: character ranges that come from media (never trained); empty where each medium is one
             bare token, since those are told by their ids.
         widths, blocks: of all runs in order.
+        weights: weight of each span in the loss; empty: all weigh 1.
     """
 
     text: str
@@ -79,6 +80,7 @@ class Spliced:
     inserted: tuple[Span, ...] = ()
     widths: tuple[int, ...] = ()
     blocks: tuple[Block | None, ...] = ()
+    weights: tuple[float, ...] = ()
 
 
 def splice(
@@ -86,6 +88,7 @@ def splice(
     spans: Sequence[Span],
     tokens: Mapping[str, str],
     expansions: Mapping[str, Sequence[Expansion]],
+    weights: tuple[float, ...] = (),
 ) -> Spliced:
     """Put expansions in place of their placeholders.
 
@@ -94,6 +97,7 @@ def splice(
         spans: ascending trained character ranges of it.
         tokens: kind (`image`, `video`, `audio`) -> placeholder.
         expansions: kind -> expansions in order of appearance.
+        weights: of the spans; empty: all weigh 1.
 
     Raises:
         SampleError: `placeholder_mismatch`, when a kind has more or fewer placeholders than media.
@@ -107,7 +111,7 @@ def splice(
                 hint=f"write {kind}s as parts, not as {token} in the text",
             )
     if not any(expansions.values()):
-        return Spliced(text, tuple(spans))
+        return Spliced(text, tuple(spans), weights=weights)
     pattern = re.compile("|".join(f"(?P<{kind}>{re.escape(token)})" for kind, token in tokens.items()))
     following = {kind: iter(items) for kind, items in expansions.items()}
     pieces: list[str] = []
@@ -130,7 +134,7 @@ def splice(
         last = match.end()
     pieces.append(text[last:])
     moved = tuple((_moved(first, edits), _moved(end, edits)) for first, end in spans)
-    return Spliced("".join(pieces), moved, tuple(inserted), tuple(widths), tuple(blocks))
+    return Spliced("".join(pieces), moved, tuple(inserted), tuple(widths), tuple(blocks), weights)
 
 
 def _moved(place: int, edits: Sequence[tuple[int, int]]) -> int:

@@ -8,7 +8,6 @@ gets its `SampleError`; the others are not touched by it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +39,7 @@ class MediaRules:
         tokens: kind (`image`, `video`, `audio`) -> placeholder in the rendered text.
         image, video, audio: the rules; None where there is none.
         sampler: which frames of a video are taken.
+        sampling: `fps` and `max_frames` of every video that does not say its own.
         oracle: answers for kinds without a rule: `oracle.expand(kind, header)`.
         trust_hints: take sizes from the parts where they have them (see `media.hints`).
         unequal_videos: False where all videos of a sample need the same number of frames.
@@ -53,6 +53,7 @@ class MediaRules:
         video: VideoRule | None = None,
         audio: AudioRule | None = None,
         sampler: Sampler | None = None,
+        sampling: Mapping[str, Any] | None = None,
         oracle: Any = None,
         trust_hints: bool = False,
         unequal_videos: bool = True,
@@ -64,6 +65,8 @@ class MediaRules:
         self.oracle = oracle
         self.trust_hints = trust_hints
         self._sampler = sampler
+        names = {"fps": "sample_fps"}
+        self._knobs = {names.get(name, name): value for name, value in (sampling or {}).items()}
         self._sampled: dict[tuple[int, float | None], I64] = {}
         self._unequal_videos = unequal_videos
         self._by_grid: dict[tuple[int, int], Expansion] = {}
@@ -139,7 +142,7 @@ class MediaRules:
             if rule is not None:
                 item = rule.expand(last - first, header.sample_rate)
             else:
-                item = self.oracle.audio(replace(header, frames=last - first))
+                item = self.oracle.audio(header._replace(frames=last - first))
             found[kind].append(item)
         else:
             found[kind].append(self._video(part, header))
@@ -165,6 +168,8 @@ class MediaRules:
                 hint='give "fps" beside the list, or frame_rate for all of them',
             )
         rate = None if rate is None else float(rate)
+        if self._knobs and header.fps is not None:
+            part = {**self._knobs, **part}
         first, last = stretch(part, header.frames, rate)
         temporal = 1 if rule is None else rule.temporal
         taken = chosen_frames(part, first, last, rate, temporal)

@@ -40,6 +40,8 @@ class Inputs:
             measurement, `cut` trains what is left of it, `drop` leaves the sample out.
         task: `chat`, or `text`: documents are trained as they are, without a chat template.
         text_options: options of the task `text`: bos, eos.
+        template_options: options of the template that are not at their default: chat_template,
+            allow_dropped, train_on, reasoning, min_pixels, max_pixels, fps, max_frames.
     """
 
     source: str
@@ -64,6 +66,7 @@ class Inputs:
     long_audio: str = "error"
     task: str = "chat"
     text_options: dict[str, Any] = field(default_factory=dict)
+    template_options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of_config(cls, config: RunConfig, *, validation: bool = False) -> Inputs:
@@ -107,6 +110,7 @@ class Inputs:
             long_audio=data.long_audio,
             task=data.task,
             text_options=dict(data.text_options),
+            template_options=config.template.options(),
         )
 
     @classmethod
@@ -133,6 +137,11 @@ class Inputs:
             path = values[name]
             if path is not None and Path(path).exists():
                 values[name] = str(Path(path).resolve())
+        chosen = values["template_options"]
+        if chosen.get("chat_template") not in (None, "trl"):
+            chosen["chat_template"] = str(Path(chosen["chat_template"]).resolve())
+        if not chosen:
+            del values["template_options"]
         return values
 
     def open_source(self) -> Any:
@@ -171,8 +180,13 @@ class Inputs:
 
             processor = load_processor(_path(self.processor))
             return TextTemplate(processor, model_limit=self.model_limit, **self.text_options)
+        from ..train.config.sections import PROCESSOR_OPTIONS
+
+        options = dict(self.template_options)
+        limits = {name: options.pop(name) for name in PROCESSOR_OPTIONS if name in options}
         return HFTemplate(
-            load_processor(_path(self.processor)),
+            load_processor(_path(self.processor), **limits),
+            **options,
             system=self.system,
             max_length=self.max_length,
             truncation=self.truncation,

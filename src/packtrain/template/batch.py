@@ -15,7 +15,7 @@ from ..errors import SampleError
 from ..extend import Measured
 from ..measuring.counter import TextCounter, open_counter
 from ..measuring.expansion import Expansion, Spliced
-from .layout import Layout, runs_mismatch
+from .layout import Layout, check_supervised, runs_mismatch
 from .render import Rendered
 
 __all__ = ["Measurable", "Measurer"]
@@ -158,6 +158,7 @@ class Measurer:
         begin, end = self.template.cut(layout)
         costs = self._costs(expansions)
         costs["supervised"] = int(layout.expand(layout.trained)[begin:end][1:].sum())
+        check_supervised(layout, costs["supervised"], begin, end)
         if self.template.truncation != "error":
             costs["truncated"] = int(end - begin < layout.total)
         return Measured(end - begin, **costs)

@@ -7,6 +7,7 @@ processor class hands to its parts (`videos_kwargs` …) goes before the attribu
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +37,7 @@ def bind_media(
     *,
     tokens_per_second: float | None = None,
     trust_hints: bool = False,
+    sampling: Mapping[str, Any] | None = None,
 ) -> MediaRules | None:
     """The rules by which this processor's media are counted; None for a family of text.
 
@@ -62,6 +64,12 @@ def bind_media(
             video = replace(video, clock=clock)
     if "video" in tokens and hasattr(processor, "video_processor"):
         sampler = VideoSampler(processor.video_processor, options["video"])
+    if sampling and (sampler is None or not sampler.samples):
+        raise ConfigError(
+            f"{type(processor).__name__} does not choose frames of videos, so it has no "
+            f"{' and '.join(sampling)}",
+            hint="leave template.fps and template.max_frames out",
+        )
     if family.audio_rule is not None:
         audio = audio_rule(processor, tokens["audio"])
     rules = {"image": image, "video": video, "audio": audio}
@@ -75,6 +83,7 @@ def bind_media(
         video=video,
         audio=audio,
         sampler=sampler,
+        sampling=sampling,
         oracle=oracle,
         trust_hints=trust_hints,
         unequal_videos=family.video_rule in _UNEQUAL,

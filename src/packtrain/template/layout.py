@@ -7,7 +7,7 @@ number of tokens it becomes. So their lengths, labels and cuts come from the sam
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,15 @@ from ..errors import SampleError
 from ..measuring.expansion import Block, Spliced
 from ..measuring.text import TokenizedText, supervised_mask
 
-__all__ = ["TRUNCATIONS", "Layout", "aligned", "media_layout", "runs_mismatch", "text_layout"]
+__all__ = [
+    "TRUNCATIONS",
+    "Layout",
+    "aligned",
+    "check_supervised",
+    "media_layout",
+    "runs_mismatch",
+    "text_layout",
+]
 
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -37,6 +45,7 @@ class Layout:
         media: bool[K], media tokens and what stands between those of one medium.
         runs: int64[R], which entries are runs.
         blocks: grid of each run.
+        scale: float32[K] weight of each token in the loss, 0 where it is not trained; None: all weigh 1.
     """
 
     ids: I64
@@ -45,6 +54,7 @@ class Layout:
     media: Mask
     runs: I64
     blocks: tuple[Block | None, ...] = ()
+    scale: NDArray[np.float32] | None = None
 
     @property
     def total(self) -> int:
@@ -93,8 +103,13 @@ def media_layout(tokens: TokenizedText, spliced: Spliced, media_ids: Collection[
         SampleError: `placeholder_mismatch`, when the tokens hold more or fewer runs.
     """
     trained = supervised_mask(tokens, spliced.spans)
+    scale = None
+    if spliced.weights:
+        scale = np.zeros(len(tokens.ids), dtype=np.float32)
+        for span, weight in zip(spliced.spans, spliced.weights, strict=True):
+            scale[supervised_mask(tokens, [span])] = weight
     if not media_ids:
-        return text_layout(tokens.ids, trained)
+        return replace(text_layout(tokens.ids, trained), scale=scale)
     is_run = np.isin(tokens.ids, list(media_ids))
     runs = np.flatnonzero(is_run)
     if len(runs) != len(spliced.widths):
@@ -104,7 +119,21 @@ def media_layout(tokens: TokenizedText, spliced: Spliced, media_ids: Collection[
         media = is_run | supervised_mask(tokens, spliced.inserted)
     width = np.ones(len(tokens.ids), dtype=np.int64)
     width[runs] = spliced.widths
-    return Layout(tokens.ids, width, trained & ~media, media, runs, spliced.blocks)
+    return Layout(tokens.ids, width, trained & ~media, media, runs, spliced.blocks, scale)
+
+
+def check_supervised(layout: Layout, supervised: int, begin: int, end: int) -> None:
+    """Refuse a sample of which a cut left nothing to train.
+
+    Raises:
+        SampleError: `unsupervised`.
+    """
+    if supervised == 0 and end - begin < layout.total and layout.trained[1:].any():
+        raise SampleError(
+            "unsupervised",
+            f"cutting {layout.total} tokens to {end - begin} leaves no answer to train",
+            hint="raise max_length, cut the other side, or use truncation: error",
+        )
 
 
 def runs_mismatch(found: int, wanted: int) -> SampleError:
@@ -147,7 +176,7 @@ def aligned(layout: Layout, theirs: I64) -> Layout:
         if k:
             width[edges[k]] = place - cursor
         cursor = place + (last - first) - left - right
-    return Layout(layout.ids, width, layout.trained, layout.media, layout.runs, layout.blocks)
+    return replace(layout, width=width)
 
 
 def _find(theirs: I64, piece: I64, start: int, *, head: bool, tail: bool) -> tuple[int, int, int] | None:

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import ConfigError, InputError, MissingExtraError, PacktrainError, one_line
 from ._torchvision_shim import ensure_torchvision
 
-__all__ = ["load_processor"]
+__all__ = ["chat_template_of", "load_processor"]
 
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "image_processor_config.json")
 
@@ -172,3 +172,41 @@ def _set_pixel_limits(processor: Any, name: str, low: int | None, high: int | No
     for key, value in (("min_pixels", size["shortest_edge"]), ("max_pixels", size["longest_edge"])):
         if getattr(image_processor, key, None) is not None:
             setattr(image_processor, key, value)
+
+
+def chat_template_of(given: str, processor: Any) -> str:
+    """A chat template as text.
+
+    Args:
+        given: Jinja text, a file of it, or `trl`: the training template that TRL publishes for the
+            processor's own (it renders every turn as it was generated, and marks it).
+
+    Raises:
+        InputError: no such file.
+        MissingExtraError: TRL is not installed.
+        ConfigError: TRL has no training template for this one.
+    """
+    if given == "trl":
+        return _trl_template(processor)
+    if "{" in given:
+        return given
+    path = Path(given).expanduser()
+    if not path.is_file():
+        raise InputError(f"chat template {given} is no file", hint="give a .jinja file, or trl")
+    return path.read_text(encoding="utf-8")
+
+
+def _trl_template(processor: Any) -> str:
+    try:
+        from trl.chat_template_utils import get_training_chat_template
+    except ImportError:
+        raise MissingExtraError("trl", "trl") from None
+    try:
+        found = get_training_chat_template(processor)
+    except ValueError as error:
+        raise ConfigError(
+            f"TRL has no training template for this chat template: {one_line(error, 120)}",
+            hint="leave template.chat_template out: each turn is located in the rendering",
+        ) from None
+    own = getattr(processor, "chat_template", None)
+    return str(found if found is not None else own)

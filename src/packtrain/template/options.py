@@ -7,7 +7,12 @@ from typing import Any
 
 from ..errors import ConfigError, UnknownNameError
 from ..families import BACKENDS, Family, family_of
+from .account import DROPPABLE
 from .layout import TRUNCATIONS
+
+#: Which answers are trained, and what becomes of reasoning.
+TRAIN_ON = ("all", "last")
+REASONING = ("keep", "mask", "drop_history")
 
 #: What a processor needs for each modality.
 PARTS = {"image": "image_processor", "video": "video_processor", "audio": "feature_extractor"}
@@ -80,6 +85,13 @@ def check_options(template: Any) -> None:
         raise ConfigError(
             f"truncation {template.truncation!r} has no max_length to cut to", hint="set template.max_length"
         )
+    for kind in template.allow_dropped:
+        if kind not in DROPPABLE:
+            raise UnknownNameError("allow_dropped", str(kind), DROPPABLE)
+    if template.train_on not in TRAIN_ON:
+        raise UnknownNameError("train_on", str(template.train_on), TRAIN_ON)
+    if template.reasoning not in REASONING:
+        raise UnknownNameError("reasoning", str(template.reasoning), REASONING)
     if not getattr(template.tokenizer, "is_fast", False):
         raise ConfigError(
             f"{type(template.tokenizer).__name__} cannot say which characters a token covers",

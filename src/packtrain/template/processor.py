@@ -29,9 +29,10 @@ from ..measuring.text import TokenizedText, check_text, tokenize
 from ._torchvision_shim import ensure_torchvision
 from .batch import Measurer
 from .binding import bind_media, media_ids
+from .control import check_control, control_tokens
 from .identity import processor_identity
-from .layout import Layout, media_layout
-from .load import load_processor
+from .layout import Layout, check_supervised, media_layout
+from .load import chat_template_of, load_processor
 from .options import check_options, choose_family, positive
 from .positions import layout_positions, text_positions
 from .render import ChatRenderer, Rendered
@@ -67,6 +68,14 @@ class HFTemplate:
         variables: further variables of the chat template, for example `{"enable_thinking": False}`.
         long_audio: what measuring a source does with a clip that the processor would cut: `cut` counts it,
             `drop` leaves the sample out, `error` stops.
+        chat_template: Jinja text, a file of it, or `trl` (`load.chat_template_of`), instead of its own.
+        allow_dropped: what the chat template may leave out of a sample: text, system, reasoning, tools,
+            tool_calls, tool_results. Anything else that it drops is an error.
+        train_on: `all` answers, or the `last`: those behind the last question.
+        reasoning: `keep`, `mask` (rendered and not trained), `drop_history` (taken out of answers in front
+            of the last question).
+        fps, max_frames: frames taken of a second of video, and the most of one video, instead of the
+            processor's settings.
 
     Raises:
         ConfigError: no chat template, a tokenizer without offsets, or options that cannot hold.
@@ -86,6 +95,12 @@ class HFTemplate:
         text_counter: str = "auto",
         variables: Mapping[str, Any] | None = None,
         long_audio: str = "cut",
+        chat_template: str | None = None,
+        allow_dropped: Sequence[str] = (),
+        train_on: str = "all",
+        reasoning: str = "keep",
+        fps: float | None = None,
+        max_frames: int | None = None,
     ) -> None:
         ensure_torchvision()
         if isinstance(processor, (str, Path)):
@@ -102,6 +117,11 @@ class HFTemplate:
         self.trust_hints = trust_hints
         self.text_counter = text_counter
         self.long_audio = long_audio
+        self.chat_template = None if chat_template is None else chat_template_of(chat_template, processor)
+        self.allow_dropped = tuple(sorted(set(allow_dropped)))
+        self.train_on = train_on
+        self.reasoning = reasoning
+        self.sampling = {k: v for k, v in (("fps", fps), ("max_frames", max_frames)) if v is not None}
         check_options(self)
         self.media = bind_media(
             processor,
@@ -109,6 +129,7 @@ class HFTemplate:
             self.family,
             tokens_per_second=tokens_per_second,
             trust_hints=trust_hints,
+            sampling=self.sampling,
         )
         self.media_ids = () if self.media is None else media_ids(processor, self.tokenizer, self.media)
         self.renderer = ChatRenderer(
@@ -117,7 +138,12 @@ class HFTemplate:
             takes=self.family.modalities,
             system=system,
             variables=self.variables,
+            chat_template=self.chat_template,
+            allow_dropped=self.allow_dropped,
+            train_on=train_on,
+            reasoning=reasoning,
         )
+        self._control = control_tokens(self.tokenizer, self.renderer.templates.values(), self.media)
         self._special = int(self.tokenizer.num_special_tokens_to_add(pair=False))
         self._measurer = Measurer(self)
 
@@ -161,7 +187,8 @@ class HFTemplate:
 
         Returns:
             torch tensors `input_ids` int64[T]; `labels` int64[T], -100 except on assistant turns
-            (never on media tokens or the first token); `position_ids` int64[T], or int64[3,T] for
+            (never on media tokens or the first token); `loss_scale` float32[T] where the record weighs its
+            messages; `position_ids` int64[T], or int64[3,T] for
             mRoPE families; and the family's media tensors where the sample has such media.
 
         Raises:
@@ -183,6 +210,9 @@ class HFTemplate:
         trained = layout.expand(layout.trained)[begin:end]
         trained[:1] = False
         ids = ids[begin:end]
+        check_supervised(layout, int(trained.sum()), begin, end)
+        if layout.scale is not None:
+            media["loss_scale"] = torch.from_numpy(layout.expand(layout.scale)[begin:end])
         if self.family.position_rows == 1:
             positions = text_positions(len(ids))
         elif end - begin < layout.total:  # a cut keeps all media
@@ -225,6 +255,8 @@ class HFTemplate:
         """The rendered sample, its text checked."""
         rendered = self.renderer.render(sample)
         check_text(rendered.text)
+        if self._control is not None:
+            check_control(sample, self._control)
         return rendered
 
     def expansions(self, media: Mapping[int, Sequence[Any]], *, trusted: bool = True) -> dict[int, Any]:
@@ -240,7 +272,7 @@ class HFTemplate:
         if isinstance(expansions, SampleError):
             raise expansions
         tokens = {} if self.media is None else self.media.tokens
-        return splice(rendered.text, rendered.spans, tokens, expansions)
+        return splice(rendered.text, rendered.spans, tokens, expansions, rendered.weights)
 
     def layouts(self, items: Sequence[Spliced]) -> list[Layout | SampleError]:
         """Texts as tokens."""
@@ -290,7 +322,21 @@ class HFTemplate:
             "trust_hints": self.trust_hints,
             "variables": self.variables,
             **({"long_audio": "drop"} if self.long_audio == "drop" else {}),
+            **self._chosen(),
         }
+
+    def _chosen(self) -> dict[str, Any]:
+        """Options that are not at their default: digests of runs without them stay what they were."""
+        chosen: dict[str, Any] = {}
+        if self.allow_dropped:
+            chosen["allow_dropped"] = list(self.allow_dropped)
+        if self.train_on != "all":
+            chosen["train_on"] = self.train_on
+        if self.reasoning != "keep":
+            chosen["reasoning"] = self.reasoning
+        if self.sampling:
+            chosen["sampling"] = dict(self.sampling)
+        return chosen
 
     def verify_limits(self, probes: Sequence[tuple[int, int]] | None = None) -> dict[tuple[int, int], int]:
         """Run probe images (height, width) through the real image processor and compare the counts.
@@ -322,6 +368,11 @@ class HFTemplate:
             "text_counter": self.text_counter,
             "variables": self.variables,
             "long_audio": self.long_audio,
+            "chat_template": self.chat_template,
+            "allow_dropped": self.allow_dropped,
+            "train_on": self.train_on,
+            "reasoning": self.reasoning,
+            **self.sampling,
         }
         return (_restore, (pickle.dumps(self.processor), options))
 

@@ -1,10 +1,14 @@
-"""Chat template rendering: one sample -> text, trained character ranges, images in order.
+"""Chat template rendering: one sample -> text, trained character ranges, media in order.
 
 Which characters are trained comes from the template's own `{% generation %}` marks where it has
 them. Otherwise each assistant turn is found by rendering the conversation up to it: without the
-turn (plus the generation prompt) and with it. That only works when both are beginnings of the whole
-text; a template that rewrites earlier turns (drops their reasoning, say) is refused for that sample,
-because guessing the range would train on the wrong tokens.
+turn (plus the generation prompt) and with it. That needs both to be beginnings of the whole text; a
+template that writes earlier turns anew (drops their reasoning, say) is trained as it renders the whole
+conversation, each turn located in that text (`turns`).
+
+Everything that the sample says has to appear in the rendering (`account`). The check of single texts runs
+for every sample that is rendered in full; where they stand exactly is asked once for all conversations that
+the template cannot tell apart (`marked`).
 
 Rendering never reads the clock: `strftime_now("…")` in a template is replaced by a fixed date, so a
 sample has the same length tomorrow.
@@ -15,12 +19,16 @@ from __future__ import annotations
 import datetime
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError, SampleError, one_line
+from .account import Piece, dropped, missing, pieces_of
+from .conversation import Conversation, read_conversation, with_text_arguments, without_history
+from .marked import Placed, Traits, placed, traits, with_marks
 from .skeleton import Skeleton, copies_texts, cut
+from .turns import Span, blank, check_spans, chosen, locate, owners_of, spoken, without_reasoning
 
 __all__ = ["FROZEN_DATE", "ChatRenderer", "Rendered"]
 
@@ -33,10 +41,6 @@ FROZEN_DATE = datetime.datetime(2024, 7, 26)
 Shape = tuple[tuple[str, Any], ...]
 
 _SHAPES = 4096  # remembered
-
-#: Kinds of parts besides text.
-MEDIA = ("image", "video", "audio")
-_ARTICLE = {"image": "an image", "video": "a video", "audio": "audio"}
 
 _MARKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _CLOCK = re.compile(r"""strftime_now\(\s*(?P<quote>['"])(?P<format>[^'"\n]*)(?P=quote)\s*\)""")
@@ -51,11 +55,13 @@ class Rendered:
         text: the whole conversation, media as one placeholder each.
         spans: ascending character ranges that are trained (assistant turns with their end mark).
         media: parts of the media with their references and hints, in order of appearance.
+        weights: weight of each span in the loss; empty: all weigh 1.
     """
 
     text: str
     spans: tuple[tuple[int, int], ...]
     media: tuple[Mapping[str, Any], ...]
+    weights: tuple[float, ...] = ()
 
 
 class ChatRenderer:
@@ -67,6 +73,11 @@ class ChatRenderer:
         takes: modalities of the family; templates of text families expect plain string contents.
         system: system turn for samples that have none.
         variables: further template variables, for example `{"enable_thinking": False}`.
+        chat_template: Jinja text to use instead of theirs.
+        allow_dropped: what the template may leave out (`account.DROPPABLE`).
+        train_on: `all` answers, or the `last`: those behind the last question.
+        reasoning: `keep`, `mask` (rendered, not trained) or `drop_history` (left out before the last
+            question).
     """
 
     def __init__(
@@ -77,14 +88,24 @@ class ChatRenderer:
         takes: Sequence[str],
         system: str | None = None,
         variables: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+        allow_dropped: Collection[str] = (),
+        train_on: str = "all",
+        reasoning: str = "keep",
     ) -> None:
-        self.templates = _templates(processor, tokenizer)
+        self.templates = _templates(processor, tokenizer, chat_template)
         self.takes = tuple(takes)
         self.system = system
         self.variables = dict(variables or {})
+        self.name = str(getattr(tokenizer, "name_or_path", "") or type(processor).__name__)
+        self.allow_dropped = frozenset(allow_dropped)
+        self.train_on = train_on
+        self.reasoning = reasoning
         self._copies = copies_texts(self.templates["plain"], parts=bool(takes))
         self._marked = _MARKS.search(self.templates["plain"]) is not None
         self._skeletons: dict[Shape, Skeleton | None] = {}
+        self._traits: dict[str, Traits] = {}
+        self._vouched: set[Any] = set()
         self._tokens = {str(k): v for k, v in tokenizer.special_tokens_map.items()}
         self._end_marks = tuple(token for token in tokenizer.get_added_vocab() if token.strip())
 
@@ -93,24 +114,183 @@ class ChatRenderer:
 
         Raises:
             SampleError: `malformed_record`, `empty`, `no_assistant_turn`, `unsupported_media`,
-                `template_error` (the template refuses the conversation), `prefix_mismatch`.
+                `template_error` (the template refuses the conversation), `prefix_mismatch`,
+                `unsupervised` (no answer is left to train).
+            ConfigError: the template drops something that `allow_dropped` does not name, or its marks
+                are not those of the assistant's texts.
         """
         quick = self._quick(sample)
         if quick is not None:
             return quick
         return self._whole(sample)
 
+    # ------------------------------------------------------------------------------------ in full
     def _whole(self, sample: Mapping[str, Any]) -> Rendered:
         """Run the template on the sample."""
-        messages, media = self._messages(sample)
-        tools = _tools(sample)
+        talk = read_conversation(sample, self.takes, self.system)
+        messages, tools = talk.messages, talk.tools
+        if self.reasoning == "drop_history":
+            messages = without_history(messages)
         template = self.templates["tools" if tools else "plain"]
-        if _MARKS.search(template):
-            text, spans = self._run(template, messages, tools, marks=True)
-            return Rendered(text, tuple((a, b) for a, b in spans if b > a), media)
-        text, _ = self._run(template, messages, tools)
-        return Rendered(text, tuple(self._turns(template, messages, tools, text)), media)
+        marked = _MARKS.search(template) is not None
+        try:
+            text, ranges = self._run(template, messages, tools, marks=marked)
+        except SampleError:
+            if not any(message.get("tool_calls") for message in messages):
+                raise
+            messages = with_text_arguments(messages)
+            text, ranges = self._run(template, messages, tools, marks=marked)
+        pieces = pieces_of(messages, tools)
+        lost = missing(text, pieces)
+        self._refuse(lost)
+        said = spoken([message["role"] for message in messages], self.train_on)
+        weights = self._weights(talk, messages, said, pieces, lost)
+        others = any(w > 0 and messages[place]["role"] != "assistant" for place, w in weights.items())
+        key = self._key(template, messages, tools)
+        found: Placed | None = None
+        if others or key is None or key not in self._vouched or self.reasoning == "mask":
+            found = self._placed(template, messages, tools, text)
+        if marked:
+            spans = owners_of(ranges, messages, found)
+            if any(span.owner < 0 for span in spans):
+                found = found or self._placed(template, messages, tools, text)
+                spans = owners_of(ranges, messages, found)
+        else:
+            spans = self._turns(template, messages, tools, text)
+        if found is not None:
+            self._refuse([p for p in _unplaced(found) if p not in lost])
+            check_spans(spans, found, [place for place, one in enumerate(said) if one], self.name)
+            if key is not None and len(self._vouched) < _SHAPES:
+                self._vouched.add(key)
+        spans = without_reasoning(spans, text, messages, found, mask=self.reasoning == "mask")
+        return self._finished(talk, messages, text, spans, weights, found)
 
+    def _finished(
+        self,
+        talk: Conversation,
+        messages: Sequence[Mapping[str, Any]],
+        text: str,
+        spans: list[Span],
+        weights: Mapping[int, float],
+        found: Placed | None,
+    ) -> Rendered:
+        """The rendering with the spans that are trained."""
+        if any(span.owner < 0 for span in spans) and any(w != 1 for w in weights.values()):
+            raise SampleError(
+                "prefix_mismatch",
+                "the marks of the chat template cannot be dealt out to the messages, whose weights differ",
+                hint="mark each assistant turn with one pair of {% generation %} … {% endgeneration %}",
+            )
+        for place, weight in weights.items():
+            if weight > 0 and messages[place]["role"] != "assistant":
+                spans += _texts_at(place, found)
+        kept, scale = chosen(sorted(spans, key=lambda span: span.first), weights)
+        if not kept and not all(blank(m) for m in messages if m["role"] == "assistant"):
+            raise SampleError(
+                "unsupervised",
+                "no answer is left to train: all are masked by loss flags or template options",
+                hint="drop the record, or change its loss flags",
+            )
+        return Rendered(text, tuple((span.first, span.last) for span in kept), talk.media, scale)
+
+    def _weights(
+        self,
+        talk: Conversation,
+        messages: Sequence[Mapping[str, Any]],
+        said: Sequence[bool],
+        pieces: Sequence[Piece],
+        lost: Sequence[Piece],
+    ) -> dict[int, float]:
+        """Weights of messages other than 1 for an answer and 0 for all else."""
+        weights = dict(talk.losses)
+        kept = {piece.place for piece in pieces if piece not in lost} if lost else set()
+        for place, message in enumerate(messages):
+            if message["role"] != "assistant":
+                if not weights.get(place):
+                    weights.pop(place, None)
+                continue
+            gone = bool(lost) and place not in kept and any(piece.place == place for piece in lost)
+            if not said[place] or blank(message) or gone:
+                weights[place] = 0.0
+        return weights
+
+    def _refuse(self, lost: Sequence[Piece]) -> None:
+        refused = [piece for piece in lost if piece.kind not in self.allow_dropped]
+        if refused:
+            raise dropped(self.name, refused)
+
+    def _key(self, template: str, messages: Sequence[Mapping[str, Any]], tools: Any) -> Any:
+        found = self._traits.get(template)
+        if found is None:
+            found = self._traits[template] = traits(template)
+        return found.key(messages, bool(tools))
+
+    def _placed(
+        self, template: str, messages: Sequence[Mapping[str, Any]], tools: Any, text: str | None
+    ) -> Placed | None:
+        """The rendering of messages located; None where marks would change it.
+
+        Args:
+            text: their plain rendering; None: not known yet.
+        """
+        return self._located(template, messages, tools, text=text)
+
+    def _located(
+        self,
+        template: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any,
+        *,
+        text: str | None = None,
+        prompt: bool = False,
+    ) -> Placed | None:
+        marked = with_marks(messages)
+        if marked is None:
+            return None
+        try:
+            if text is None:
+                text, _ = self._run(template, messages, tools, prompt=prompt)
+            rendered, _ = self._run(template, marked[0], tools, prompt=prompt)
+        except SampleError:
+            return None
+        found = placed(rendered, marked[1])
+        return found if found is not None and found.text == text else None
+
+    def _turns(
+        self, template: str, messages: list[dict[str, Any]], tools: list[Any] | None, text: str
+    ) -> list[Span]:
+        """Ranges of the assistant turns of a template without marks."""
+        spans = self._by_beginnings(template, messages, tools, text)
+        if spans is not None:
+            return spans
+        return locate(
+            lambda count, prompt: self._located(template, messages[:count], tools, prompt=prompt),
+            messages,
+            self._placed(template, messages, tools, text),
+            self._end_marks,
+        )
+
+    def _by_beginnings(
+        self, template: str, messages: list[dict[str, Any]], tools: list[Any] | None, text: str
+    ) -> list[Span] | None:
+        """The turns by rendering the conversation up to each; None where it is then rendered otherwise."""
+        spans: list[Span] = []
+        for place, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before, _ = self._run(template, messages[:place], tools, prompt=True)
+            through, _ = self._run(template, messages[: place + 1], tools)
+            if not (text.startswith(through) and through.startswith(before)):
+                return None
+            end = len(through)
+            trimmed = through.rstrip()
+            if trimmed.endswith(self._end_marks) and len(trimmed) > len(before):
+                end = len(trimmed)  # the separator after the end-of-turn token is not the model's to say
+            if end > len(before):
+                spans.append(Span(len(before), end, place))
+        return spans
+
+    # --------------------------------------------------------------------------------- by skeletons
     def _quick(self, sample: Mapping[str, Any]) -> Rendered | None:
         """The sample joined from the skeleton of its shape; None where it has to be rendered in full."""
         if not self._copies or not isinstance(sample, Mapping) or sample.get("tools"):
@@ -118,7 +298,7 @@ class ChatRenderer:
         taken = self._shape(sample.get("messages"))
         if taken is None:
             return None
-        shape, texts, media = taken
+        shape, texts, media, odd = taken
         skeleton = self._skeletons.get(shape)
         if skeleton is None:
             if shape in self._skeletons:
@@ -128,23 +308,32 @@ class ChatRenderer:
             skeleton = self._skeletons[shape] = self._skeleton(shape)
             if skeleton is None:
                 return None
+        if odd or ((skeleton.thinks or self.reasoning != "keep") and any("</think>" in t for t in texts)):
+            return self._whole(sample)
         text, spans = skeleton.fill(texts)
         return Rendered(text, spans, tuple(media))
 
-    def _shape(self, messages: Any) -> tuple[Shape, list[str], list[Mapping[str, Any]]] | None:
-        """Roles and kinds of parts, the texts, the media; None for anything out of the ordinary."""
+    def _shape(self, messages: Any) -> tuple[Shape, list[str], list[Mapping[str, Any]], bool] | None:
+        """Roles and kinds of parts, the texts, the media, and whether the loss is not by roles alone; None
+        for anything out of the ordinary."""
         if type(messages) is not list or not messages:
             return None
         shape: list[tuple[str, Any]] = []
         texts: list[str] = []
         media: list[Mapping[str, Any]] = []
         takes = self.takes
+        odd = False
         for message in messages:
-            if type(message) is not dict or len(message) != 2:
+            if type(message) is not dict:
                 return None
             role, content = message.get("role"), message.get("content")
             if type(role) is not str or type(content) is not list:
                 return None
+            if len(message) != 2:
+                if len(message) != 3 or "loss" not in message:
+                    return None
+                loss = message["loss"]
+                odd = odd or (loss is not None and loss != (role == "assistant"))
             kinds: list[str] = []
             joined: list[str] = []
             for part in content:
@@ -161,20 +350,22 @@ class ChatRenderer:
                 else:
                     return None
                 kinds.append(kind)
+            if role == "assistant" and len(joined) == len(kinds):
+                odd = odd or all(not text or text.isspace() for text in joined)
             if takes:
                 texts += joined
                 shape.append((role, tuple(kinds)))
             else:
                 texts.append("".join(joined))
                 shape.append((role, ()))
-        return tuple(shape), texts, media
+        return tuple(shape), texts, media, odd
 
     def _skeleton(self, shape: Shape) -> Skeleton | None:
         """Render a conversation of this shape with a mark in place of every text."""
         marks: list[str] = []
 
         def mark() -> str:
-            marks.append(f"\ue000{len(marks)}\ue001")
+            marks.append(f"\ue010{len(marks)}\ue011")
             return marks[-1]
 
         messages = []
@@ -188,92 +379,14 @@ class ChatRenderer:
             whole = self._whole({"messages": messages})
         except SampleError:
             return None  # it is raised again, in full, for each such sample
-        if any(whole.text[:end].rstrip().endswith("\ue001") for _, end in whole.spans) and not self._marked:
+        if any(whole.text[:end].rstrip().endswith("\ue011") for _, end in whole.spans) and not self._marked:
             return None  # where a turn ends would depend on the text itself
         return cut(whole.text, whole.spans, marks)
-
-    def _messages(self, sample: Mapping[str, Any]) -> tuple[list[dict[str, Any]], tuple[Any, ...]]:
-        """Messages as the template wants them (media replaced by a mark), and the media references."""
-        given = sample.get("messages") if isinstance(sample, Mapping) else None
-        if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
-            raise SampleError("malformed_record", "the sample has no list of messages", hint=_SHAPE_HINT)
-        if not given:
-            raise SampleError("empty", "the sample has no messages")
-        messages: list[dict[str, Any]] = []
-        media: list[Mapping[str, Any]] = []
-        for place, message in enumerate(given):
-            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-                raise SampleError("malformed_record", f"message {place} has no role", hint=_SHAPE_HINT)
-            clean = {key: value for key, value in message.items() if value is not None}
-            clean["content"] = self._content(place, message.get("content"), media)
-            messages.append(clean)
-        if not any(message["role"] == "assistant" for message in messages):
-            raise SampleError("no_assistant_turn", "the sample has no assistant turn, so nothing is trained")
-        if self.system is not None and messages[0]["role"] not in ("system", "developer"):
-            turn: Any = [{"type": "text", "text": self.system}] if self.takes else self.system
-            messages.insert(0, {"role": "system", "content": turn})
-        return messages, tuple(media)
-
-    def _content(self, place: int, content: Any, media: list[Mapping[str, Any]]) -> Any:
-        if content is None:
-            content = []
-        if isinstance(content, str):
-            content = [{"type": "text", "text": content}]
-        if not isinstance(content, Sequence):
-            raise SampleError("malformed_record", f"content of message {place} is not a list of parts")
-        parts: list[dict[str, Any]] = []
-        for part in content:
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if kind == "text" and isinstance(part.get("text"), str):
-                parts.append({"type": "text", "text": part["text"]})
-            elif kind in MEDIA and part.get(kind) is not None:
-                if kind not in self.takes:
-                    raise SampleError(
-                        "unsupported_media",
-                        f"message {place} has {_ARTICLE[kind]}, but the model takes "
-                        + (f"text and {' and '.join(self.takes)} only" if self.takes else "text only"),
-                        hint=f"choose a processor that takes {kind}, or drop such samples",
-                    )
-                media.append(part)
-                parts.append({"type": kind, kind: kind})
-            elif kind in ("text", *MEDIA):
-                raise SampleError("malformed_record", f"a {kind} part of message {place} has no {kind}")
-            else:
-                raise SampleError(
-                    "unsupported_media",
-                    f"message {place} has a part of type {kind!r}; text, image, video and audio are taken",
-                )
-        return parts if self.takes else "".join(part["text"] for part in parts)
-
-    def _turns(
-        self, template: str, messages: list[dict[str, Any]], tools: list[Any] | None, text: str
-    ) -> list[tuple[int, int]]:
-        """Character ranges of the assistant turns, by rendering the conversation up to each."""
-        spans: list[tuple[int, int]] = []
-        for place, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            before, _ = self._run(template, messages[:place], tools, prompt=True)
-            through, _ = self._run(template, messages[: place + 1], tools)
-            if not (text.startswith(through) and through.startswith(before)):
-                raise SampleError(
-                    "prefix_mismatch",
-                    f"the chat template renders message {place} differently as part of the whole "
-                    "conversation, so its trained tokens cannot be located",
-                    hint="mark assistant turns with {% generation %} … {% endgeneration %} in the template",
-                )
-            end = len(through)
-            trimmed = through.rstrip()
-            if trimmed.endswith(self._end_marks) and len(trimmed) > len(before):
-                end = len(trimmed)  # the separator after the end-of-turn token is not the model's to say
-            if end > len(before):
-                spans.append((len(before), end))
-        return spans
 
     def _run(
         self,
         template: str,
-        messages: list[dict[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         tools: list[Any] | None,
         *,
         marks: bool = False,
@@ -284,7 +397,7 @@ class ChatRenderer:
 
         try:
             texts, ranges = render_jinja_template(
-                conversations=[messages],
+                conversations=[list(messages)],
                 tools=tools,
                 chat_template=template,
                 return_assistant_tokens_mask=marks,
@@ -305,21 +418,31 @@ class ChatRenderer:
         return texts[0], [(int(a), int(b)) for a, b in ranges[0]] if marks else []
 
 
-def _tools(sample: Mapping[str, Any]) -> list[Any] | None:
-    tools = sample.get("tools")
-    if not tools:
-        return None
-    if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
-        raise SampleError("malformed_record", "tools is not a list of objects", hint=_SHAPE_HINT)
-    return [dict(tool) for tool in tools]
+def _unplaced(found: Placed) -> list[Piece]:
+    """What was marked and stands nowhere."""
+    there = {number for _, _, number in found.where}
+    return [
+        Piece(leaf.kind, leaf.place, leaf.role, (leaf.text,))
+        for number, leaf in enumerate(found.leaves)
+        if number not in there
+    ]
 
 
-_SHAPE_HINT = "wrap the source in ChatSource, which brings records into this shape"
+def _texts_at(place: int, found: Placed | None) -> list[Span]:
+    """Where the texts of a message that is not the assistant's stand."""
+    spans = [Span(a, b, place) for a, b, n in found.where if found.leaves[n].place == place] if found else []
+    if not spans:
+        raise SampleError(
+            "prefix_mismatch",
+            f"message {place} is to be trained by its loss flag, and its text cannot be located",
+            hint="train assistant messages only",
+        )
+    return spans
 
 
-def _templates(processor: Any, tokenizer: Any) -> dict[str, str]:
+def _templates(processor: Any, tokenizer: Any, given: str | None) -> dict[str, str]:
     """The template for samples without and with tools, the clock frozen."""
-    found = getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None)
+    found = given or getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None)
     if isinstance(found, list):  # older files: [{"name": …, "template": …}]
         found = {entry["name"]: entry["template"] for entry in found}
     if isinstance(found, Mapping):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Skeleton", "copies_texts", "cut"]
+__all__ = ["Skeleton", "copies_texts", "cut", "parsed"]
 
 _TEXTS = ("content", "text")  # keys whose values are texts, or lists of parts
 _COUNTING = ("length", "count")
@@ -34,11 +34,13 @@ class Skeleton:
         fixed: texts around the gaps, one more than these.
         gaps: number of the text in each gap.
         edges: edges of the trained ranges: (gaps before it, characters of fixed text before it).
+        thinks: the template itself writes think blocks.
     """
 
     fixed: tuple[str, ...]
     gaps: tuple[int, ...]
     edges: tuple[tuple[int, int], ...]
+    thinks: bool = False
 
     def fill(self, texts: Sequence[str]) -> tuple[str, tuple[Span, ...]]:
         """The rendered text and its trained ranges for the texts of a conversation."""
@@ -76,7 +78,8 @@ def cut(text: str, spans: Sequence[Span], marks: Sequence[str]) -> Skeleton | No
             elif place < edge:
                 return None
         edges.append((before, edge - removed))
-    return Skeleton(tuple(fixed), tuple(number for _, number in found), tuple(edges))
+    thinks = any("</think>" in piece for piece in fixed)
+    return Skeleton(tuple(fixed), tuple(number for _, number in found), tuple(edges), thinks)
 
 
 def _places(text: str, mark: str) -> list[int]:
@@ -88,13 +91,8 @@ def _places(text: str, mark: str) -> list[int]:
 
 
 # --------------------------------------------------------------------------------------- the proof
-def copies_texts(template: str, *, parts: bool) -> bool:
-    """Whether a chat template provably copies texts as they are and decides by roles and kinds alone.
-
-    Args:
-        template: Jinja source.
-        parts: contents are lists of parts (else they are strings).
-    """
+def parsed(template: str) -> tuple[Any, Any]:
+    """Syntax tree of a chat template (None where it cannot be compiled), and the classes of its nodes."""
     import jinja2
     import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -110,10 +108,22 @@ def copies_texts(template: str, *, parts: bool) -> bool:
         trim_blocks=True, lstrip_blocks=True, extensions=[generation, jinja2.ext.loopcontrols]
     )
     try:
-        tree = environment.parse(template)
+        return environment.parse(template), jinja2.nodes
     except jinja2.TemplateSyntaxError:
+        return None, jinja2.nodes
+
+
+def copies_texts(template: str, *, parts: bool) -> bool:
+    """Whether a chat template provably copies texts as they are and decides by roles and kinds alone.
+
+    Args:
+        template: Jinja source.
+        parts: contents are lists of parts (else they are strings).
+    """
+    tree, nodes = parsed(template)
+    if tree is None:
         return False
-    walk = _Walk(jinja2.nodes, parts)
+    walk = _Walk(nodes, parts)
     try:
         for _ in range(3):  # names may be set after they are read in a loop
             walk.body(tree.body)

@@ -64,8 +64,12 @@ def _template(config: RunConfig) -> Any:
     """The processor, where one is named: tiny models and chunks with media as bytes need it."""
     if config.template.processor is None:
         return None
-    from ..template import HFTemplate
+    from ..template import HFTemplate, load_processor
     from ..testing.demo import is_demo, resolve_demo
+    from .config.sections import PROCESSOR_OPTIONS
 
     name = config.template.processor
-    return HFTemplate(str(resolve_demo(name)) if is_demo(name) else name, system=config.template.system)
+    options = config.template.options()
+    limits = {option: options.pop(option) for option in PROCESSOR_OPTIONS if option in options}
+    processor = load_processor(str(resolve_demo(name)) if is_demo(name) else name, **limits)
+    return HFTemplate(processor, system=config.template.system, **options)

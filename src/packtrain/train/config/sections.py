@@ -13,6 +13,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 __all__ = [
     "ATTENTIONS",
+    "PROCESSOR_OPTIONS",
+    "TEMPLATE_OPTIONS",
     "Count",
     "ExportConfig",
     "Fill",
@@ -69,6 +71,19 @@ class ModelConfig(Section):
     """type of the weights"""
 
 
+_Dropped = Literal["text", "system", "reasoning", "tools", "tool_calls", "tool_results"]
+
+
+#: Options that are set on the loaded processor.
+PROCESSOR_OPTIONS = ("min_pixels", "max_pixels")
+
+#: Options of the template beside its lengths.
+TEMPLATE_OPTIONS = (
+    *("chat_template", "allow_dropped", "train_on", "reasoning", "fps", "max_frames"),
+    *PROCESSOR_OPTIONS,
+)
+
+
 class TemplateConfig(Section):
     """How a sample becomes tokens."""
 
@@ -80,6 +95,31 @@ class TemplateConfig(Section):
     """system turn for samples that have none"""
     truncation: Literal["error", "left", "right"] = "error"
     """`error` never cuts; `left`, `right` cut text"""
+    chat_template: str | None = None
+    """a file with another chat template, or `trl`: TRL's training template for this one"""
+    allow_dropped: list[_Dropped] = Field(default_factory=list)
+    """what the chat template may leave out of a sample; anything else that it drops stops the run ([templates.md](templates.md))"""  # noqa: E501
+    train_on: Literal["all", "last"] = "all"
+    """all answers, or those behind the last question"""
+    reasoning: Literal["keep", "mask", "drop_history"] = "keep"
+    """`mask`: rendered, not trained; `drop_history`: taken out of answers in front of the last question"""
+    min_pixels: Tokens | None = None
+    """smallest area of an image, instead of the processor's"""
+    max_pixels: Tokens | None = None
+    """largest area of an image, instead of the processor's"""
+    fps: Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_switch)] | None = None
+    """frames taken of a second of video, instead of the processor's rate"""
+    max_frames: Count | None = None
+    """the most frames taken of a video"""
+
+    def options(self) -> dict[str, Any]:
+        """Those of `TEMPLATE_OPTIONS` that are not at their default."""
+        plain = TemplateConfig()
+        return {
+            name: getattr(self, name)
+            for name in TEMPLATE_OPTIONS
+            if getattr(self, name) != getattr(plain, name)
+        }
 
 
 class TrainingConfig(Section):

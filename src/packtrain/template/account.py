@@ -1,0 +1,197 @@
+"""Account of a rendering: everything a sample says has to come out of the chat template, in order.
+
+A template that knows nothing of tools, or leaves the reasoning of earlier turns out, says so nowhere: the
+text is only shorter. So every text, tool call, tool result, tool schema and reasoning is looked for in the
+rendering. Texts and results have to stand in the order of the conversation, what belongs to one message in
+any order, system texts and tool schemas anywhere (templates move both to the front). Space around a text
+may be trimmed, quotes and line ends may be escaped as JSON does.
+
+What is missing is an error of the configuration, not of one sample: it would go missing from every such
+sample. `template.allow_dropped` names what may.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError
+
+__all__ = ["DROPPABLE", "Piece", "dropped", "missing", "pieces_of", "segments", "texts_of"]
+
+#: What `template.allow_dropped` may name.
+DROPPABLE = ("text", "system", "reasoning", "tools", "tool_calls", "tool_results")
+
+_THINK = re.compile(r"</?think>")
+_SPACE = re.compile(r"\s+")
+_HINTS = {
+    "reasoning": "template.reasoning: drop_history takes the reasoning of earlier turns out on purpose",
+    "tools": "use a chat template that renders tools (template.chat_template)",
+    "tool_calls": "use a chat template that renders tool calls (template.chat_template)",
+    "text": "use a chat template for contents as this model family gives them",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Something that has to appear.
+
+    Attributes:
+        kind: one of `DROPPABLE`.
+        place: number of its message; -1: the record itself.
+        role: role of that message.
+        texts: what is looked for, each of them.
+    """
+
+    kind: str
+    place: int
+    role: str
+    texts: tuple[str, ...]
+
+
+def segments(text: str, role: str) -> Iterator[tuple[str, int, int]]:
+    """Parts of a text without the space around them: (kind, first character, one past the last).
+
+    What an assistant says before a `</think>` is reasoning.
+    """
+    kind = {"system": "system", "developer": "system", "tool": "tool_results"}.get(role, "text")
+    if role != "assistant" or "think>" not in text:
+        core = text.strip()
+        if core:
+            first = text.index(core)
+            yield kind, first, first + len(core)
+        return
+    at = 0
+    for tag in (*_THINK.finditer(text), None):
+        end = len(text) if tag is None else tag.start()
+        core = text[at:end].strip()
+        if core:
+            first = text.index(core, at)
+            closes = tag is not None and tag.group() == "</think>"
+            yield ("reasoning" if closes else kind), first, first + len(core)
+        if tag is not None:
+            at = tag.end()
+
+
+def texts_of(content: Any) -> list[str]:
+    """The texts of a content: a string, or a list of parts."""
+    if isinstance(content, str):
+        return [content]
+    return [part["text"] for part in content or () if part.get("type") == "text"]
+
+
+def pieces_of(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> list[Piece]:
+    """Everything that has to appear, by message."""
+    out: list[Piece] = []
+    if tools:
+        out.append(Piece("tools", -1, "tools", tuple(_schema(list(tools)))))
+    for place, message in enumerate(messages):
+        role = message["role"]
+        reasoning = message.get("reasoning_content")
+        if isinstance(reasoning, str) and reasoning.strip():
+            out.append(Piece("reasoning", place, role, (reasoning.strip(),)))
+        for text in texts_of(message.get("content")):
+            for kind, first, last in segments(text, role):
+                out.append(Piece(kind, place, role, (text[first:last],)))
+        for call in message.get("tool_calls") or ():
+            out.append(Piece("tool_calls", place, role, tuple(_call(call))))
+    return out
+
+
+def _call(call: Any) -> Iterator[str]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    function = function if isinstance(function, Mapping) else call
+    if not isinstance(function, Mapping):
+        yield str(function)
+        return
+    if function.get("name"):
+        yield str(function["name"])
+    yield from _leaves(function.get("arguments"))
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """Keys and values of arguments."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _leaves(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _leaves(inner)
+    elif isinstance(value, str):
+        if value.strip():
+            yield value.strip()
+    elif value is not None and not isinstance(value, bool):
+        yield json.dumps(value)
+
+
+def _schema(value: Any) -> Iterator[str]:
+    """Names, descriptions, parameters and choices of tool schemas: what no notation of types replaces."""
+    if isinstance(value, Mapping):
+        for key in ("name", "description"):
+            if isinstance(value.get(key), str) and value[key].strip():
+                yield value[key].strip()
+        for key, inner in value.items():
+            if key == "properties" and isinstance(inner, Mapping):
+                for name, field in inner.items():
+                    yield str(name)
+                    yield from _schema(field)
+            elif key == "enum" and isinstance(inner, (list, tuple)):
+                yield from (choice for choice in inner if isinstance(choice, str) and choice.strip())
+            elif isinstance(inner, (Mapping, list, tuple)):
+                yield from _schema(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _schema(inner)
+
+
+def missing(text: str, pieces: Sequence[Piece]) -> list[Piece]:
+    """Pieces that do not appear in a rendered text, in order."""
+    out: list[Piece] = []
+    start = furthest = 0  # where the message before ended, and this one so far
+    place = -1
+    for piece in pieces:
+        if piece.place != place:
+            place, start = piece.place, furthest
+        anywhere = piece.kind in ("system", "tools")
+        for wanted in piece.texts:
+            end = _end(text, wanted, 0 if anywhere else start)
+            if end < 0:
+                out.append(piece)
+                break
+            if not anywhere:
+                furthest = max(furthest, end)
+    return out
+
+
+def _end(text: str, wanted: str, start: int) -> int:
+    """One past the first place of a text at or behind `start`, in any of its spellings; -1: nowhere."""
+    at = text.find(wanted, start)
+    if at >= 0:
+        return at + len(wanted)
+    for ascii_only in (False, True):
+        escaped = json.dumps(wanted, ensure_ascii=ascii_only)[1:-1]
+        at = text.find(escaped, start) if escaped != wanted else -1
+        if at >= 0:
+            return at + len(escaped)
+    words = [re.escape(word) for word in _SPACE.split(wanted)]
+    found = re.compile(r"\s+".join(words)).search(text, start) if len(words) > 1 else None
+    return -1 if found is None else found.end()
+
+
+def dropped(name: str, lost: Sequence[Piece]) -> ConfigError:
+    """The error for pieces that a template leaves out."""
+    first = lost[0]
+    kinds = list(dict.fromkeys(piece.kind for piece in lost))
+    what = {"tools": "the tool schemas", "text": "the text"}.get(first.kind, f"the {first.kind}")
+    whose = "the record" if first.place < 0 else f"{first.role} messages (message {first.place})"
+    shown = " ".join(", ".join(first.texts).split())[:60]
+    hint = _HINTS.get(first.kind, "use another chat template")
+    return ConfigError(
+        f"the chat template of {name} drops {what.replace('_', ' ')} of {whose}: {shown!r} is not in the "
+        "rendering",
+        hint=f"{hint}; template.allow_dropped: [{', '.join(kinds)}] trains without",
+    )

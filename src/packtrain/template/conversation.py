@@ -1,0 +1,185 @@
+"""One sample as a chat template takes it: messages, tools, and the media beside them.
+
+Tool arguments that come as JSON text (as OpenAI writes them) are parsed, so that a template that writes
+JSON does not quote them again. `loss` of a message stays here: no template sees it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import SampleError
+from .turns import loss_of
+
+__all__ = ["Conversation", "read_conversation", "with_text_arguments", "without_history"]
+
+#: Kinds of parts besides text.
+MEDIA = ("image", "video", "audio")
+_ARTICLE = {"image": "an image", "video": "a video", "audio": "audio"}
+_SHAPE_HINT = "wrap the source in ChatSource, which brings records into this shape"
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A sample read for its template.
+
+    Attributes:
+        messages: as the template wants them, media replaced by a mark.
+        tools: tool schemas, or None.
+        media: the media parts in order of appearance.
+        losses: message -> weight that the record gives it; only those it names.
+    """
+
+    messages: list[Message]
+    tools: list[Any] | None
+    media: tuple[Mapping[str, Any], ...]
+    losses: dict[int, float]
+
+
+def read_conversation(sample: Mapping[str, Any], takes: Sequence[str], system: str | None) -> Conversation:
+    """Read a sample.
+
+    Args:
+        takes: modalities of the family; without any, contents are strings.
+        system: system turn for samples that have none.
+
+    Raises:
+        SampleError: `malformed_record`, `empty`, `no_assistant_turn`, `unsupported_media`.
+    """
+    given = sample.get("messages") if isinstance(sample, Mapping) else None
+    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+        raise SampleError("malformed_record", "the sample has no list of messages", hint=_SHAPE_HINT)
+    if not given:
+        raise SampleError("empty", "the sample has no messages")
+    messages: list[Message] = []
+    media: list[Mapping[str, Any]] = []
+    losses: list[float | None] = []
+    for place, message in enumerate(given):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise SampleError("malformed_record", f"message {place} has no role", hint=_SHAPE_HINT)
+        clean = {key: value for key, value in message.items() if value is not None and key != "loss"}
+        clean["content"] = _content(place, message.get("content"), media, takes)
+        if clean.get("tool_calls"):
+            clean["tool_calls"] = [_parsed_call(call) for call in clean["tool_calls"]]
+        messages.append(clean)
+        losses.append(loss_of(message, place))
+    if not any(message["role"] == "assistant" for message in messages):
+        raise SampleError("no_assistant_turn", "the sample has no assistant turn, so nothing is trained")
+    if system is not None and messages[0]["role"] not in ("system", "developer"):
+        turn: Any = [{"type": "text", "text": system}] if takes else system
+        messages.insert(0, {"role": "system", "content": turn})
+        losses.insert(0, None)
+    named = {place: value for place, value in enumerate(losses) if value is not None}
+    return Conversation(messages, _tools(sample), tuple(media), named)
+
+
+def _content(place: int, content: Any, media: list[Mapping[str, Any]], takes: Sequence[str]) -> Any:
+    if content is None:
+        content = []
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    if not isinstance(content, Sequence):
+        raise SampleError("malformed_record", f"content of message {place} is not a list of parts")
+    parts: list[dict[str, Any]] = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "text" and isinstance(part.get("text"), str):
+            parts.append({"type": "text", "text": part["text"]})
+        elif kind in MEDIA and part.get(kind) is not None:
+            if kind not in takes:
+                raise SampleError(
+                    "unsupported_media",
+                    f"message {place} has {_ARTICLE[kind]}, but the model takes "
+                    + (f"text and {' and '.join(takes)} only" if takes else "text only"),
+                    hint=f"choose a processor that takes {kind}, or drop such samples",
+                )
+            media.append(part)
+            parts.append({"type": kind, kind: kind})
+        elif kind in ("text", *MEDIA):
+            raise SampleError("malformed_record", f"a {kind} part of message {place} has no {kind}")
+        else:
+            raise SampleError(
+                "unsupported_media",
+                f"message {place} has a part of type {kind!r}; text, image, video and audio are taken",
+            )
+    return parts if takes else "".join(part["text"] for part in parts)
+
+
+def _tools(sample: Mapping[str, Any]) -> list[Any] | None:
+    tools = sample.get("tools")
+    if not tools:
+        return None
+    if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise SampleError("malformed_record", "tools is not a list of objects", hint=_SHAPE_HINT)
+    return [dict(tool) for tool in tools]
+
+
+# ------------------------------------------------------------------------------------ tool arguments
+def _parsed_call(call: Any) -> Any:
+    """A call whose arguments are an object where they came as its JSON text."""
+    return _with_arguments(call, _parsed)
+
+
+def _parsed(arguments: Any) -> Any:
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(arguments)
+            if isinstance(found, dict):
+                return found
+    return arguments
+
+
+def with_text_arguments(messages: Sequence[Message]) -> list[Message]:
+    """The messages with arguments as JSON text, for templates that join them to other text (DeepSeek's)."""
+    return [
+        {**message, "tool_calls": [_with_arguments(call, _as_text) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
+def _as_text(arguments: Any) -> Any:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _with_arguments(call: Any, change: Any) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    inner = call.get("function")
+    if isinstance(inner, Mapping):
+        return {**call, "function": _with_arguments(inner, change)}
+    return {**call, "arguments": change(call["arguments"])} if "arguments" in call else dict(call)
+
+
+# ----------------------------------------------------------------------------------------- reasoning
+def without_history(messages: Sequence[Message]) -> list[Message]:
+    """The messages without the reasoning of answers in front of the last question."""
+    last = max((place for place, message in enumerate(messages) if message["role"] == "user"), default=-1)
+    return [
+        _unreasoned(message) if place < last and message["role"] == "assistant" else message
+        for place, message in enumerate(messages)
+    ]
+
+
+def _unreasoned(message: Message) -> Message:
+    copy = {key: value for key, value in message.items() if key != "reasoning_content"}
+    content = copy["content"]
+    if isinstance(content, str):
+        copy["content"] = _answer(content)
+    else:
+        copy["content"] = [
+            {**part, "text": _answer(part["text"])} if part["type"] == "text" else part for part in content
+        ]
+    return copy
+
+
+def _answer(text: str) -> str:
+    """What stands behind the last `</think>`."""
+    return text.rpartition("</think>")[2].lstrip() if "</think>" in text else text

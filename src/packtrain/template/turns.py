@@ -1,0 +1,288 @@
+"""Which characters of a rendering are trained: the turns of a conversation as spans with owners and weights.
+
+Spans come from the template's own marks, from renderings of the beginnings of a conversation, or, where a
+template writes earlier turns anew once later ones are there, from where the texts of a turn stand in the
+final rendering (`locate`). Then the same rules hold for all of them: an empty think block that the template
+put in front is not trained, reasoning may be masked, each message weighs what its `loss` says, and an
+answer that says nothing is not trained as a bare end mark.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError, SampleError
+from .account import texts_of
+from .marked import Placed
+
+__all__ = ["Span", "check_spans", "chosen", "locate", "loss_of", "owners_of", "spoken", "without_reasoning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A range of characters and the message it belongs to (-1: not known)."""
+
+    first: int
+    last: int
+    owner: int = -1
+
+
+_EMPTY_THINK = re.compile(r"\s*(?:<think>)?\s*</think>\s*")
+_OPENING = re.compile(r"<think>\s*\Z")
+_CLOSING = re.compile(r"\s*</think>\s*")
+
+_HINT = "mark assistant turns with {% generation %} … {% endgeneration %} in the template"
+
+
+def loss_of(message: Mapping[str, Any], place: int) -> float | None:
+    """What the record says of a message: its weight, or None where it says nothing.
+
+    Raises:
+        SampleError: `malformed_record`, no weight at all.
+    """
+    value = message.get("loss")
+    if value is None:
+        return None
+    if isinstance(value, (bool, int, float)) and math.isfinite(value) and value >= 0:
+        return float(value)
+    raise SampleError(
+        "malformed_record",
+        f"loss of message {place} is {value!r}",
+        hint="true or false, or a weight of 0 or more",
+    )
+
+
+def blank(message: Mapping[str, Any]) -> bool:
+    """Whether a message says nothing: no text, no call, no reasoning, no medium."""
+    if message.get("tool_calls") or message.get("reasoning_content"):
+        return False
+    content = message.get("content")
+    if not isinstance(content, str) and any(part["type"] != "text" for part in content or ()):
+        return False
+    return all(not text or text.isspace() for text in texts_of(content))
+
+
+def spoken(roles: Sequence[str], train_on: str) -> list[bool]:
+    """Which messages are answers that may be trained: those of the assistant, or those behind the last
+    question only."""
+    last = max((place for place, role in enumerate(roles) if role == "user"), default=-1)
+    after = last if train_on == "last" else -1
+    return [role == "assistant" and place > after for place, role in enumerate(roles)]
+
+
+def chosen(spans: Sequence[Span], weights: Mapping[int, float]) -> tuple[list[Span], tuple[float, ...]]:
+    """Spans that are trained, and the weight of each (empty: all weigh 1).
+
+    Args:
+        weights: message -> weight; one that is not named weighs 1.
+    """
+    kept = [span for span in spans if span.last > span.first and weights.get(span.owner, 1.0) > 0]
+    scale = tuple(weights.get(span.owner, 1.0) for span in kept)
+    return kept, () if all(weight == 1.0 for weight in scale) else scale
+
+
+def owners_of(
+    spans: Sequence[tuple[int, int]], messages: Sequence[Mapping[str, Any]], found: Placed | None
+) -> list[Span]:
+    """Ranges that the template marked, with the message each belongs to."""
+    answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    if len(spans) == len(answers):
+        return [Span(a, b, place) for (a, b), place in zip(spans, answers, strict=True)]
+    out: list[Span] = []
+    for a, b in spans:
+        inside: set[int] = set()
+        if found is not None:
+            inside = {found.leaves[number].place for x, y, number in found.where if x >= a and y <= b}
+        out.append(Span(a, b, inside.pop() if len(inside) == 1 else -1))
+    return out
+
+
+def check_spans(spans: Sequence[Span], found: Placed, trained: Collection[int], name: str) -> None:
+    """Every text of an answer is inside of a span, and no text of anybody else.
+
+    Args:
+        trained: messages that are trained.
+
+    Raises:
+        ConfigError: the marks of the template say otherwise.
+    """
+    seen: dict[int, bool] = {}
+    for a, b, number in found.where:
+        leaf = found.leaves[number]
+        inside = any(span.first <= a and b <= span.last for span in spans)
+        if leaf.place in trained and leaf.kind in ("text", "tool_calls"):
+            seen[number] = seen.get(number, False) or inside
+        elif leaf.role != "assistant" and any(span.first < b and a < span.last for span in spans):
+            raise ConfigError(
+                f"the chat template of {name} marks the text of a {leaf.role} message (message "
+                f"{leaf.place}) as generated",
+                hint="repair the {% generation %} marks of the chat template",
+            )
+    lost = next((number for number, inside in seen.items() if not inside), None)
+    if lost is not None:
+        leaf = found.leaves[lost]
+        raise ConfigError(
+            f"the chat template of {name} leaves {leaf.kind.replace('_', ' ')} of message {leaf.place} "
+            "(assistant) outside of its marks, so it would not be trained",
+            hint="repair the {% generation %} marks of the chat template, or train_on: last",
+        )
+
+
+def without_reasoning(
+    spans: Sequence[Span],
+    text: str,
+    messages: Sequence[Mapping[str, Any]],
+    found: Placed | None,
+    *,
+    mask: bool,
+) -> list[Span]:
+    """Spans without the empty think blocks of the template, and without reasoning where it is masked.
+
+    Raises:
+        SampleError: `prefix_mismatch`, reasoning is to be masked and cannot be located.
+    """
+    out: list[Span] = []
+    for span in spans:
+        first = span.first
+        message = messages[span.owner] if span.owner >= 0 else {}
+        own = any("</think>" in held for held in texts_of(message.get("content")))
+        empty = None if own else _EMPTY_THINK.match(text, first, span.last)
+        if empty is not None:
+            first = empty.end()
+        out.append(Span(first, span.last, span.owner))
+    if not mask:
+        return out
+    if found is None:
+        thinks = any(
+            message.get("reasoning_content")
+            or any("</think>" in held for held in texts_of(message["content"]))
+            for message in messages
+        )
+        if thinks:
+            raise SampleError(
+                "prefix_mismatch", "reasoning is to be masked and cannot be located", hint=_HINT
+            )
+        return out
+    for a, b, number in found.where:
+        if found.leaves[number].kind != "reasoning":
+            continue
+        opening = _OPENING.search(text, 0, a)
+        closing = _CLOSING.match(text, b)
+        begin = a if opening is None else opening.start()
+        end = b if closing is None else closing.end()
+        out = [piece for span in out for piece in _less(span, begin, end)]
+    return out
+
+
+def _less(span: Span, first: int, last: int) -> list[Span]:
+    """A span without a range."""
+    if last <= span.first or first >= span.last:
+        return [span]
+    pieces = [Span(span.first, first, span.owner), Span(last, span.last, span.owner)]
+    return [piece for piece in pieces if piece.last > piece.first]
+
+
+# ----------------------------------------------------------------------------------------- locating
+def locate(
+    render: Callable[[int, bool], Placed | None],
+    messages: Sequence[Mapping[str, Any]],
+    found: Placed | None,
+    end_marks: tuple[str, ...],
+) -> list[Span]:
+    """Assistant turns in a final rendering whose beginnings are not renderings of beginnings.
+
+    A turn begins where the prompt for it ends: what stands between the text before it and its own first
+    text begins like that prompt, perhaps without its `<think>`. It ends behind the mark that also ends it
+    as the last turn, or behind the first end mark there is.
+
+    Args:
+        render: (number of messages, with a generation prompt) -> that beginning, located.
+        messages: the conversation.
+        found: its rendering, located; None: it cannot be.
+        end_marks: added tokens of the tokenizer.
+
+    Raises:
+        SampleError: `prefix_mismatch`.
+    """
+    spans: list[Span] = []
+    for place, message in enumerate(messages):
+        if message["role"] != "assistant" or blank(message):
+            continue
+        mine = (
+            [k for k, (_, _, n) in enumerate(found.where) if found.leaves[n].place == place] if found else []
+        )
+        if found is None or (not mine and not _silent(message)):
+            raise _mismatch(place)
+        if not mine:
+            continue
+        begin = _begins(render(place, True), found, mine[0], place)
+        end = _ends(render(place + 1, False), found, mine[-1], place, end_marks)
+        spans.append(Span(begin, end, place))
+    return spans
+
+
+def _silent(message: Mapping[str, Any]) -> bool:
+    """Whether all that a message says may have been dropped on purpose."""
+    return not any(text.strip() for text in texts_of(message.get("content")))
+
+
+def _begins(prompt: Placed | None, found: Placed, leaf: int, place: int) -> int:
+    """Where the turn begins whose first text is entry `leaf` of `found.where`."""
+    if prompt is None:
+        raise _mismatch(place)
+    start = found.where[leaf][0]
+    before, number = (found.where[leaf - 1][1], found.where[leaf - 1][2]) if leaf else (0, None)
+    end, last = (prompt.where[-1][1], prompt.where[-1][2]) if prompt.where else (0, None)
+    if _same(prompt, last) != _same(found, number):
+        raise _mismatch(place)
+    wanted = prompt.text[end:]
+    for form in (wanted, wanted.rstrip(), _OPENING.sub("", wanted)):
+        if found.text.startswith(form, before) and before + len(form) <= start:
+            return before + len(form)
+    raise _mismatch(place)
+
+
+def _ends(alone: Placed | None, found: Placed, leaf: int, place: int, end_marks: tuple[str, ...]) -> int:
+    """Where the turn ends whose last text is entry `leaf` of `found.where`."""
+    if alone is None or not alone.where:
+        raise _mismatch(place)
+    behind = found.where[leaf][1]
+    limit = found.where[leaf + 1][0] if leaf + 1 < len(found.where) else len(found.text)
+    if _same(alone, alone.where[-1][2]) != _same(found, found.where[leaf][2]):
+        raise _mismatch(place)
+    closing = alone.text[alone.where[-1][1] :]
+    tail = found.text[behind:limit]
+    size = _common(closing, tail)
+    pattern = re.compile("|".join(map(re.escape, end_marks)) or r"(?!)")
+    ends = [mark.end() for mark in pattern.finditer(closing[:size])]
+    if ends:
+        return behind + ends[-1]
+    if size == len(closing):
+        return behind + size
+    first = pattern.search(tail)
+    if first is None:
+        raise _mismatch(place)
+    return behind + first.end()
+
+
+def _same(found: Placed, number: int | None) -> tuple[Any, ...] | None:
+    """What tells a text among those of the conversation: numbers ascend with messages."""
+    return None if number is None else (number, found.leaves[number])
+
+
+def _common(one: str, other: str) -> int:
+    size = min(len(one), len(other))
+    return next((k for k in range(size) if one[k] != other[k]), size)
+
+
+def _mismatch(place: int) -> SampleError:
+    return SampleError(
+        "prefix_mismatch",
+        f"the chat template renders message {place} differently as part of the whole conversation, so its "
+        "trained tokens cannot be located",
+        hint=_HINT,
+    )
