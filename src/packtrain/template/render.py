@@ -279,7 +279,9 @@ class ChatRenderer:
             if message["role"] != "assistant":
                 continue
             before, _ = self._run(template, messages[:place], tools, prompt=True)
-            through, _ = self._run(template, messages[: place + 1], tools)
+            through = text
+            if place + 1 < len(messages):
+                through, _ = self._run(template, messages[: place + 1], tools)
             if not (text.startswith(through) and through.startswith(before)):
                 return None
             end = len(through)
