@@ -200,7 +200,7 @@ def test_video_positions(name: str, demo: Path, any_template: Any) -> None:
     kind, bare = vision(name, template)
     bare.get_vision_position_ids = lambda *a, **k: kind.get_vision_position_ids(bare, *a, **k)
     picture, frames = part("image", str(demo / "3.jpg")), [str(demo / "1.jpg")] * 7
-    videos = [part("video", str(demo / "4.mp4")), part("video", frames)]
+    videos = [part("video", str(demo / "4.mp4")), {**part("video", frames), "fps": 24.0}]
     encoded = template.encode(ask("a", picture, "b", videos[0], videos[1], picture, "c"))
     token = template.tokenizer.convert_tokens_to_ids
     row = encoded["input_ids"]
