@@ -133,3 +133,14 @@ def test_a_video_file(template: Callable[[str], HFTemplate], data: Path) -> None
     lengths = [length(made, {**part, **knobs}) for knobs in ({"nframes": 2}, {"nframes": 4}, {"fps": 1.0})]
     assert lengths[0] < lengths[1]
     assert length(made, {**part, "video_start": 0, "video_end": 0.5, "nframes": 2}) == lengths[0]
+
+
+def test_sampling_of_the_template(data: Path, processor: Callable[[str], Any]) -> None:
+    """`fps` and `max_frames` of the template hold for videos that do not say their own."""
+    clip = {"type": "video", "video": str(data / "mllm_demo" / "mllm_demo_data" / "4.mp4")}
+    plain = HFTemplate(processor("qwen2_5_vl"))
+    few = HFTemplate(processor("qwen2_5_vl"), fps=1.0, max_frames=4)
+    assert few.measure(sample(clip)).costs["video_frames"] == 4
+    assert length(few, clip) < length(plain, clip)
+    assert length(few, {**clip, "nframes": 6}) == length(plain, {**clip, "nframes": 6})
+    assert few.config() == {**plain.config(), "sampling": {"fps": 1.0, "max_frames": 4}}
