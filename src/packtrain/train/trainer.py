@@ -100,7 +100,7 @@ class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
         self.loss_is_scaled_for_ga = True
         source = pack_source(
             train_data,
-            rank=args.process_index if rank is None else rank,
+            rank=_rank_of(train_data, args) if rank is None else rank,
             world_size=_ranks_of(train_data, args),
             seed=args.seed,
             shuffle=shuffle,
@@ -214,6 +214,12 @@ class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
             if self.trace is not None and self.trace.with_means:
                 logs.update(self.trace.means(self.packs_summed))
         super().log(logs, start_time)
+
+
+def _rank_of(data: Any, args: Any) -> int:
+    """This process; one process alone may stand for any rank that its source was made for."""
+    own = getattr(data, "rank", None) if args.world_size == 1 else None
+    return int(args.process_index) if own is None else int(own)
 
 
 def _ranks_of(data: Any, args: TrainingArguments) -> int:
