@@ -10,11 +10,16 @@ where the source has `set_epoch`, in the next epoch, and compares ids, content a
 - in the next epoch another content of the same length (say, objects listed in another order): allowed.
 
 What 16 items cannot show is caught later: every fetch in training compares the length with the plan.
+
+`probe_once` is the same look at a few items, for a source that nobody has probed yet in this process:
+every source of packs over a plan takes it, whatever the entrance.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -23,13 +28,21 @@ import numpy as np
 from ..errors import InputError, SampleError
 from ..files import canonical_json
 
-__all__ = ["PROBED", "epoch_of", "listens", "probe_static", "set_epoch"]
+__all__ = ["PROBED", "epoch_of", "listens", "probe_once", "probe_static", "set_epoch"]
 
 #: Items that are encoded, evenly spaced, the last one included.
 PROBED = 16
 
+#: Items of a source that is probed when its packs are opened, after it was measured.
+FEW = 4
+
 _FIX = "write the samples of all epochs to one file, or use a mixture with fixed weights, and train on that"
 _EPOCHS = ("epoch", "_epoch", "current_epoch")
+#: Where wrappers keep what they wrap: one object, or several.
+_INNER = ("source", "dataset", "datasets", "sources", "samples", "rows", "inner")
+_MANY = 4096  # wrapped objects of one wrapper that are looked at
+
+_probed: dict[int, Any] = {}  # id -> weak reference to a source that was probed
 
 #: id the record carries (None without), digest of the content, tokens; or the reason of a faulty sample.
 Seen = tuple[Any, str, int | str]
@@ -64,7 +77,71 @@ def probe_static(
             )
     if _epochs(source):
         _probe_next_epoch(source, encode, forward, total)
+    for layer in _layers(source):
+        _remember(layer)
     return {i: seen[2] for i, seen in forward.items()}
+
+
+def probe_once(source: Any, encode: Callable[[Any], Mapping[str, Any]] | None, *, count: int = FEW) -> None:
+    """`probe_static`, for a source that was not probed before. What cannot be read says so in training.
+
+    Args:
+        source: indexable samples.
+        encode: sample -> encoded sample; None: the samples are encoded.
+        count: items to encode.
+
+    Raises:
+        InputError: as `probe_static`.
+    """
+    held = _probed.get(id(source))
+    if held is not None and held() is source:
+        return
+
+    if not hasattr(source, "__len__"):
+        return
+    with contextlib.suppress(_Unread):
+        probe_static(_Readable(source, encode), _as_it_is, count=count)
+
+
+class _Unread(Exception):
+    """An item could not be read: whether the source moves is not known."""
+
+
+class _Readable:
+    """Encoded items of a source; `_Unread` where one fails in another way than as a faulty sample."""
+
+    def __init__(self, source: Any, encode: Callable[[Any], Mapping[str, Any]] | None) -> None:
+        self.source, self.encode = source, encode
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        try:
+            sample = self.source[index]
+            encoded = sample if self.encode is None else self.encode(sample)
+            np.shape(encoded["input_ids"])[-1]
+        except SampleError:
+            raise
+        except Exception as error:
+            raise _Unread from error
+        return encoded
+
+    def where(self, index: int) -> str:
+        where = getattr(self.source, "where", None)
+        return str(where(index)) if callable(where) else type(self.source).__name__
+
+
+def _as_it_is(encoded: Mapping[str, Any]) -> Mapping[str, Any]:
+    return encoded
+
+
+def _remember(source: Any) -> None:
+    number = id(source)
+    try:
+        _probed[number] = weakref.ref(source, lambda gone: _probed.pop(number, None))
+    except TypeError:
+        return  # a list: read again, which costs little
 
 
 def probed_ids(total: int, count: int) -> list[int]:
@@ -98,16 +175,28 @@ def epoch_of(source: Any) -> int:
 
 
 def _epochs(source: Any) -> list[Any]:
-    """The source and what it wraps (`.source`, `.dataset`), as far as they have `set_epoch`."""
+    """The source and what it wraps, as far as they have `set_epoch`."""
     return [inner for inner in _layers(source) if callable(getattr(inner, "set_epoch", None))]
 
 
 def _layers(source: Any) -> Iterator[Any]:
+    """The source and what it wraps, the outer ones first: one object (Subset) or several (ConcatDataset)."""
     seen: set[int] = set()
-    while source is not None and id(source) not in seen:
-        seen.add(id(source))
-        yield source
-        source = getattr(source, "source", None) or getattr(source, "dataset", None)
+    waiting = [source]
+    while waiting:
+        layer = waiting.pop(0)
+        if layer is None or isinstance(layer, str | bytes) or id(layer) in seen:
+            continue
+        seen.add(id(layer))
+        yield layer
+        for name in _INNER:
+            held = getattr(layer, name, None)
+            if isinstance(held, Mapping):
+                held = list(held.values())
+            if not isinstance(held, list | tuple):
+                waiting.append(held)
+            elif len(held) <= _MANY and any(hasattr(type(one), "__getitem__") for one in held):
+                waiting += [one for one in held if not isinstance(one, Mapping)]
 
 
 def _probe_next_epoch(

@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 from ..collate import FILLER, IGNORE
 from ..errors import DriftError, InputError, LawError, SampleError
 from ..files import append_line
-from ..measuring.eligibility import set_epoch
+from ..measuring.eligibility import probe_once, set_epoch
 from ..planning.align import AlignedPlan
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
@@ -99,6 +99,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         self.repeat_loss = repeat_loss
         self.replan = replan
         self.cache = cache
+        self._still = False  # nobody looked yet whether the samples move
         self._chosen = SharedEpoch()
         self._listed = _Listed(self.ledger_file)
 
@@ -163,6 +164,20 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         for member in members:
             self._check_one(member["sample_id"], _length(member))
         return members
+
+    def check_still(self) -> None:
+        """Refuse samples that move: others in another order of reading, or resampled in the next epoch.
+
+        A few are encoded, once for these samples. What was encoded ahead lies still, lists of encoded samples
+        too.
+
+        Raises:
+            InputError: a plan cannot describe them; see `measuring.eligibility`.
+        """
+        still = self.encode is None and isinstance(self.samples, list | tuple)
+        if not self._still and not still and self.cache is None:
+            probe_once(self.samples, self.encode)
+        self._still = True
 
     def is_repeat(self, position: int) -> bool:
         """Does this position hold a pack that another position of the epoch holds too?"""

@@ -30,6 +30,8 @@ __all__ = ["PlannedSource"]
 class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
     """Packs of one rank over a plan. Picklable as its dataset is.
 
+    Samples that listen to `set_epoch`, wrapped or not, follow it; those that move otherwise are refused.
+
     Args:
         data: PackedDataset, ShardedPacks or ChunkedPacks; a raw plan is aligned for the world size.
         rank, world_size: None: the aligned plan's world size, else from the launcher.
@@ -55,6 +57,8 @@ class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
         cost: Any = None,
     ) -> None:
         self.kind = "planned" if isinstance(data, PackedDataset) else "exported"
+        if isinstance(data, PackedDataset):
+            data.check_still()
         view = data.packs if isinstance(data, PackedDataset) else data.aligned
         if not isinstance(view, AlignedPlan):
             view = data.plan.align(world(rank, world_size).size, drop_last)
