@@ -236,3 +236,32 @@ def test_a_call_that_a_medium_stopped_goes_on_with_skip(made: Callable[..., Set]
     assert sorted(path.name for path in out.glob("[a-z]*")) == ["a.jpg", "a.json", "b.jpg", "b.json"]
     with pytest.raises(ForeignArtefactError):  # a whole folder is of one kind
         split_pairs(held.source, out)
+
+
+def test_pairs_account_for_every_key(tmp_path: Path, made: Callable[..., Set]) -> None:
+    """Keys that nothing read are counted once a record; those that change training stop, also with skip."""
+    rows = captions(NAMES[:2], 6)
+    held = made(rows=[{**row, "mood": "x"} for row in rows], names=NAMES[:2])
+    assert split_pairs(held.source, held.folder / "pairs")["keys"] == {"mood": 6}
+    merged = merge_images(held.source, held.folder / "merged.jsonl", lambda _: 1, 9)
+    assert merged["keys"] == {"mood": 6}
+    lines = [rows[0], {**rows[1], "token_mask": [0, 1]}]
+    held.path.write_text("".join(f"{json.dumps(row)}\n" for row in lines), encoding="utf-8")
+    bad = ChatSource(open_source(held.path))
+    for way in (split_pairs, lambda *a, **k: merge_images(*a, lambda _: 1, 9, **k)):
+        with pytest.raises(InputError, match="token_mask"):
+            way(bad, tmp_path / "out")
+        with pytest.raises(InputError, match=r"1 of 2 records.*token_mask") as error:
+            way(bad, tmp_path / "out", skip=True)
+        assert error.value.exit_code == 2 and "--ignore-key" in str(error.value.hint)
+        assert not (tmp_path / "out").exists()
+    out, ignore = str(tmp_path / "out"), ("--ignore-key", "token_mask", "--json")
+    said_ = json.loads(call("pairs", str(held.path), out, *ignore).stdout)
+    assert said_["records"] == 2 and said_["keys"] == {}
+
+
+def test_a_setting_of_an_image_is_not_lost_in_pairs(made: Callable[..., Set]) -> None:
+    rows = [{**row, "max_pixels": 3136} for row in captions(NAMES[:1], 1)]
+    held = made(rows=rows, names=NAMES[:1])
+    with pytest.raises(InputError, match="max_pixels"):
+        split_pairs(held.source, held.folder / "pairs")

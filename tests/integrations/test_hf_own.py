@@ -234,3 +234,15 @@ def test_speeds_are_of_samples(make: Callable[..., Any], files: Any) -> None:  #
     assert told["train_samples_per_second"] / told["train_steps_per_second"] == pytest.approx(8, rel=0.01)
     loader = trainer.get_eval_dataloader()
     assert len(loader) < 24 == trainer.evaluation_loop(loader, "x", metric_key_prefix="eval").num_samples
+
+
+def test_keys_of_rows_that_measuring_does_not_read_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    from packtrain.hosts._rows import ChatReader, _by_template
+
+    class Words:
+        def measure(self, sample: Any) -> int:
+            return sum(len(part["text"]) for message in sample["messages"] for part in message["content"])
+
+    turns = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]
+    found = _by_template([{"messages": turns, "mood": 1}] * 3, Words(), ChatReader(), None)
+    assert found == [3, 3, 3] and "not read: mood (3)" in caplog.text

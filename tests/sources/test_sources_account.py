@@ -109,9 +109,11 @@ def test_absent_values_do_not_count(place: str, key: str, data: Any) -> None:
     assert counts(record) == {} and one(record) == one({"messages": QA})
 
 
-@pytest.mark.parametrize("key", sorted({*keys.TRAINING} - {"label"}))
+@pytest.mark.parametrize("key", sorted({*keys.TRAINING, *keys.LOSS} - {"label"}))
 def test_keys_that_change_training_are_refused_where_no_shape_reads_them(key: str) -> None:
-    assert reason({"messages": QA, key: 1}) == "unread_key"
+    assert reason({"messages": QA, key: [1, 0]}) == "unread_key"
+    if key not in keys.LOSS:
+        assert reason({"messages": QA, key: 1}) == "unread_key"
 
 
 @pytest.mark.parametrize("key", sorted(keys.HARMLESS))
@@ -197,6 +199,34 @@ def test_flags_that_disagree_and_preference_labels() -> None:
     assert reason(kto) == "unsupervised"
     assert one({**kto, "label": True}) == one(kto, ignore_keys=["label"]) == one({"messages": QA})
     assert counts({"messages": QA, "label": 3}) == {"label": 1}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(sorted(keys.LOSS)),
+    st.sampled_from([True, False, 0, 1, 0.25, 3.0]),
+    st.sampled_from([{}, {"loss": False}, {"weight": 0.5}]),
+)
+def test_a_flag_on_a_record_holds_for_all_its_answers(flag: str, value: Any, own: dict[str, Any]) -> None:
+    record = {"messages": [USER, BOT, USER, {**BOT, **own}], flag: value}
+    if value not in (0, 1) and flag not in ("weight", "loss_weight", "loss_scale"):
+        assert reason(record) == "unread_key"  # a recorded loss is no weight
+        return
+    asked = float(value) if keys.LOSS[flag] else 1.0 - value
+    if not asked:
+        assert reason(record) == "unsupervised"
+        return
+    weights = [asked, asked * float(own.get("loss", own.get("weight", 1.0)))]
+    assert [m.get("loss", 1.0) for m in one(record)["messages"][1::2]] == weights
+    assert counts(record) == {f"{flag} -> loss of its answers": 1}
+    assert one(record, ignore_keys=[flag, *own]) == one({"messages": QA * 2})
+
+
+def test_flags_of_a_record_that_are_none_or_disagree() -> None:
+    assert reason({"messages": QA, "loss_mask": [0, 1]}) == "unread_key"
+    assert reason({"messages": QA, "train": "split-a"}) == "unread_key"
+    assert reason({"messages": QA, "train": True, "mask": True}) == "malformed_record"
+    assert reason({"messages": QA, "weight": -1}) == "malformed_record"
 
 
 def test_empty_answers_in_the_middle_are_not_trained() -> None:

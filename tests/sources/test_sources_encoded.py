@@ -8,12 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from packtrain.errors import SampleError, SourceError, UnknownNameError
 from packtrain.extend import Source, Template
 from packtrain.sources import open_source
-from packtrain.sources.encoded import EncodedTemplate, read_row
+from packtrain.sources._memory import as_source
+from packtrain.sources.encoded import EncodedRows, EncodedTemplate, read_row
+from packtrain.sources.keys import ENCODED, ENCODED_TRAINING, ENCODED_TYPES, HARMLESS, LOSS, TRAINING
 
+MASKS = ENCODED["mask"]
 Write = Callable[..., Path]
 ROWS: list[dict[str, Any]] = [
     {"input_ids": [5, 6, 7], "labels": [-100, 6, 7], "attention_mask": [1, 1, 1]},
@@ -93,3 +98,59 @@ def test_bad_options(write: Write) -> None:
             open_source(path, kind="encoded", **options)  # type: ignore[arg-type]
     with pytest.raises(SourceError):
         open_source(path, kind="encoded", rows="encoded")
+
+
+# ------------------------------------------------------------------------------------------ columns
+ROW: dict[str, Any] = {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}
+
+
+def opened(*rows: dict[str, Any], **options: Any) -> EncodedRows:
+    return EncodedRows(as_source(list(rows)), "labels", {}, **options)
+
+
+def reason(row: dict[str, Any], **options: Any) -> str:
+    with pytest.raises(SampleError) as error:
+        opened(row, **options)[0]
+    return error.value.reason
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.text("bcdfghjklmnpqrstvwxz_", min_size=3, max_size=9), st.integers() | st.text("cxyz", min_size=2))
+def test_an_unknown_column_is_counted_by_name(name: str, value: Any) -> None:
+    source = opened({**ROW, name: value})
+    assert source[0]["labels"].tolist() == ROW["labels"]
+    assert source.account.drain() == ({} if name in HARMLESS else {name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, [0.5, 1.0]) for name in ENCODED_TRAINING),
+        *((name, [0, 1, 1]) for name in ENCODED_TYPES),
+        *((name, 1) for name in sorted({*TRAINING, *LOSS} - {"labels", "input_ids", "label", *MASKS})
+          if name not in ("reasoning_content", "reasoning", "thinking", "tool_calls", "function_call")),
+        ("images", ["a.png"]), ("video", "a.mp4"), ("else", "x/b.wav"), ("token_mask", [0, 1, 1]),
+    ],
+)  # fmt: skip
+def test_a_column_that_changes_training_is_never_lost(name: str, value: Any) -> None:
+    assert reason({**ROW, name: value}) == "unread_key"
+    source = opened({**ROW, name: value}, ignore_keys=[name])
+    assert source[0]["input_ids"].tolist() == ROW["input_ids"]
+    assert source.account.drain() == {} and source.fingerprint != opened({**ROW, name: value}).fingerprint
+
+
+def test_columns_that_the_tokenizer_leaves_behind_and_texts() -> None:
+    left = {"special_tokens_mask": [1, 0, 0], "offset_mapping": [[0, 1], [1, 2], [2, 3]], "num_tokens": 3}
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    said = {"images": [], "messages": turns, "text": "a b"}
+    source = opened({**ROW, **left, "token_type_ids": [0, 0, 0], **said})
+    assert source[0]["labels"].tolist() == ROW["labels"]
+    assert source.account.drain() == {"messages": 1, "text": 1}
+
+
+def test_labels_and_masks_that_disagree_are_refused() -> None:
+    assert opened({**ROW, "loss_mask": [0, 1, 1]})[0]["labels"].tolist() == ROW["labels"]
+    assert reason({**ROW, "completion_mask": [0, 0, 1]}) == "malformed_record"
+    masks = {"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1], "assistant_masks": [0, 0, 1]}
+    assert reason(masks) == "malformed_record"
+    assert opened(masks, ignore_keys=["completion_mask"])[0]["labels"].tolist() == [-100, -100, 7]

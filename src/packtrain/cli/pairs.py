@@ -28,6 +28,7 @@ __all__ = ["command"]
 @click.option("--column", "columns", multiple=True, metavar="NAME=FIELD", help="As for measure; repeatable.")
 @click.option("--placeholder", "placeholders", multiple=True, help="As for measure; repeatable.")
 @click.option("--media-root", help="As for measure.")
+@click.option("--ignore-key", "ignore_keys", multiple=True, metavar="KEY", help="Leave KEY out; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
     source: str, out: Path, way: str, max_length: int | None, skip: bool, as_json: bool, **options: Any
@@ -39,15 +40,18 @@ def command(
     Example:
       packtrain pairs vqa.jsonl pairs/
       packtrain pairs vqa.jsonl pairs/ --skip
+      packtrain pairs vqa.jsonl pairs/ --ignore-key bbox
       packtrain pairs vqa.jsonl merged.jsonl --way merge -p ./qwen --max-length 8192
     """
     from ..pipeline.inputs import Inputs
     from ..pipeline.pairs import merge_images, split_pairs
+    from ..pipeline.unread import told
 
     if way not in ("split", "merge"):
         raise InputError(f"--way {way!r}", hint="split or merge")
     options["columns"] = _pairs("--column", options["columns"])
     options["placeholders"] = _placeholders(options["placeholders"])
+    options["ignore_keys"] = list(options["ignore_keys"])
     if out.exists() and Path(source).exists() and out.samefile(source):
         raise InputError(f"{out} is the source itself", hint="choose another output")
     inputs = Inputs(source=source, **options)
@@ -60,7 +64,9 @@ def command(
         if max_length is None or not options["processor"]:
             raise InputError("a merge needs its limit", hint="add --processor P --max-length N")
         done = merge_images(opened, out, inputs.open_template(opened).measure, max_length, skip=skip)
+    counts = done.pop("keys", {})
     if as_json:
-        emit({"out": str(out), **done})
+        emit({"out": str(out), **done, "keys": counts})
     else:
-        table(f"{way.capitalize()} in {out}", {name: f"{value:,}" for name, value in done.items()})
+        rows = {name: f"{value:,}" for name, value in done.items()}
+        table(f"{way.capitalize()} in {out}", {**rows, **({"keys": told(counts)} if counts else {})})

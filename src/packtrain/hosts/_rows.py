@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError, InputError, SampleError
+from ..errors import ConfigError, InputError, SampleError, one_line
 from ..extend import Measured, measure_many
+from ..measuring.run import drained
+from ..pipeline.unread import told
 from ..planning.lengths import STATUS_EMPTY, STATUS_FAILED, Lengths
 from ..sources.chat import ChatSource
 
@@ -160,6 +162,7 @@ def _by_chats(
     """By metadata; what we cannot read as a chat, the host's collator may: it is encoded to be measured."""
     found = _by_template(rows, _template(rows, reader), reader, progress)
     odd = [index for index, value in enumerate(found) if isinstance(value, SampleError)]
+    first = one_line(found[odd[0]]) if odd else ""
     failure: Exception | None = None
     for index in odd:
         try:
@@ -174,7 +177,10 @@ def _by_chats(
     encoded = sum(not isinstance(found[index], SampleError) for index in odd)
     if encoded:
         logger.warning(
-            "%d of %d rows are no chats that we can read: encoded to be measured", encoded, len(found)
+            "%d of %d rows are no chats that we can read: encoded to be measured; the first: %s",
+            encoded,
+            len(found),
+            first,
         )
     return _lengths(found)
 
@@ -197,6 +203,9 @@ def _by_template(
         found += [chat if isinstance(chat, SampleError) else next(good) for chat in chats]
         if progress is not None:
             progress(stop, len(rows))
+    counts = drained(samples)
+    if unread := {name: count for name, count in counts.items() if " -> " not in name}:
+        logger.warning("keys of the rows that measuring does not read, %s", told(unread))
     return found
 
 

@@ -146,7 +146,10 @@ class Inputs:
 
     def open_source(self) -> Any:
         """The samples, as chats (encoded rows as they are). Demo spellings are made on the way."""
-        opened = open_source(_path(self.source), kind=self.kind, **self.source_options)
+        options = dict(self.source_options)
+        if self.kind == "encoded" and self.ignore_keys:
+            options.setdefault("ignore_keys", self.ignore_keys)
+        opened = open_source(_path(self.source), kind=self.kind, **options)
         if getattr(opened, "encoded", False):
             return opened
         if self.task == "text":

@@ -10,6 +10,8 @@ from typing import Any
 from .. import files
 from ..errors import InputError, SampleError
 from ..extend import Source
+from ..measuring.run import drained
+from .unread import refuse_unread
 
 __all__ = ["Faults", "samples_of"]
 
@@ -20,6 +22,8 @@ class Faults:
     def __init__(self, source: Source, skip: bool) -> None:
         self._source, self._skip = source, skip
         self._rows: dict[int, dict[str, Any]] = {}
+        self._keys: dict[str, int] = {}
+        drained(source)
 
     def add(self, number: int, error: SampleError) -> None:
         where = self._source.where(number)
@@ -34,9 +38,21 @@ class Faults:
     def __contains__(self, number: int) -> bool:
         return number in self._rows
 
+    def read_once(self) -> None:
+        """Every record was read once: what nothing read is counted, or refused.
+
+        Raises:
+            UnreadKeys: more than 1 % of the records hold a key that changes training and is not read.
+        """
+        self._keys = drained(self._source)
+        rows = [(number, row["reason"], row["message"]) for number, row in self._rows.items()]
+        refuse_unread(rows, len(self._source))
+
     @property
-    def counted(self) -> dict[str, int]:
-        return {"skipped": len(self._rows)} if self._skip else {}
+    def counted(self) -> dict[str, Any]:
+        """`skipped`, where records may be; `keys`, where nothing read some (`sources._account`)."""
+        skipped = {"skipped": len(self._rows)} if self._skip else {}
+        return {**skipped, **({"keys": self._keys} if self._keys else {})}
 
     def publish(self, path: Path) -> None:
         """Write the ledger; without faults there is none."""

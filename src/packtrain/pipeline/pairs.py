@@ -29,6 +29,7 @@ from typing import Any
 from .. import files
 from ..errors import ForeignArtefactError, InputError, SampleError
 from ..extend import Source
+from ..media.knobs import KNOB_KEYS
 from ..media.location import exists, identity_name, name_of, read_bytes
 from ..sources.chat import media_refs
 from .pair_faults import Faults, samples_of
@@ -41,7 +42,7 @@ _MARKER = ".packtrain-split.json"
 _LEDGER = ".packtrain-ledger.jsonl"
 
 
-def split_pairs(source: Source, out: str | Path, *, skip: bool = False) -> dict[str, int]:
+def split_pairs(source: Source, out: str | Path, *, skip: bool = False) -> dict[str, Any]:
     """Write every record as a pair of its own.
 
     Args:
@@ -50,7 +51,7 @@ def split_pairs(source: Source, out: str | Path, *, skip: bool = False) -> dict[
         skip: leave records out that cannot be used, into the ledger, instead of stopping at the first.
 
     Returns:
-        {"records", "images", "without_image"}, and "skipped" where `skip`.
+        {"records", "images", "without_image"}, "skipped" where `skip`, and "keys" where nothing read some.
 
     Raises:
         ForeignArtefactError: `out` holds something else. InputError: a record or medium cannot be read.
@@ -62,7 +63,7 @@ def split_pairs(source: Source, out: str | Path, *, skip: bool = False) -> dict[
     root = getattr(source, "media_root", None)
     stems = _stems(source, root, faults)
     files.publish_json(out / _MARKER, {**key, "whole": False})
-    done = {"records": 0, "images": 0, "without_image": 0}
+    done: dict[str, Any] = {"records": 0, "images": 0, "without_image": 0}
     for number, sample in samples_of(source, faults):
         try:
             record = _plain(sample, number)
@@ -92,7 +93,7 @@ def split_pairs(source: Source, out: str | Path, *, skip: bool = False) -> dict[
 
 def merge_images(
     source: Source, out: str | Path, measure: Callable[[Any], int], limit: int, *, skip: bool = False
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Write a JSONL file in which records of the same images are one sample of several turns.
 
     Args:
@@ -104,7 +105,7 @@ def merge_images(
 
     Returns:
         {"records", "samples", "merged"}: read, written, and how many of those hold several records; and
-        "skipped" where `skip`.
+        "skipped" where `skip`, and "keys" where nothing read some.
 
     Raises:
         ForeignArtefactError: `out` is a file that no merge wrote.
@@ -123,7 +124,8 @@ def merge_images(
             faults.add(number, error)
             continue
         groups.setdefault(_group(sample, number), []).append(number)
-    done = {"records": len(source), "samples": 0, "merged": 0}
+    faults.read_once()
+    done: dict[str, Any] = {"records": len(source), "samples": 0, "merged": 0}
     with files.publish(out) as handle:
         for ids in groups.values():
             for held, sample in _joined(source, ids, measure, limit, faults):
@@ -198,6 +200,7 @@ def _stems(source: Source, root: Any, faults: Faults) -> dict[int, str]:
             stems[number] = wish
         else:
             wanted[number] = (wish, len(refs))
+    faults.read_once()
     for number, (wish, images) in wanted.items():
         suffix = 1
         while not _take(f"{wish}_{suffix}", images, taken):
@@ -243,6 +246,12 @@ def _plain(sample: Mapping[str, Any], number: int) -> dict[str, Any]:
                     )
                 text += part["text"]
             elif part["type"] == "image":
+                if knobs := KNOB_KEYS & set(part):
+                    raise SampleError(
+                        "unread_key",
+                        f"record {number} sets {', '.join(sorted(knobs))} of an image",
+                        hint=f"pairs hold no such setting: --ignore-key {min(knobs)} leaves it out",
+                    )
                 text += "<image>"
             else:
                 raise SampleError(

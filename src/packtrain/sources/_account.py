@@ -15,11 +15,11 @@ from typing import Any
 
 from ..errors import SampleError
 from ._values import absent, kind_of_ref, meaning
-from .keys import FIELDS, HARMLESS, ORIGIN, PREFERENCE, TRAINING
+from .keys import FIELDS, HARMLESS, LOSS, ORIGIN, PREFERENCE, TRAINING
 
 __all__ = ["Account", "unread"]
 
-_CHANGES = frozenset(TRAINING)
+_CHANGES = frozenset((*TRAINING, *LOSS))
 _FIELDS = frozenset(name for names in FIELDS.values() for name in names)
 
 
@@ -65,6 +65,10 @@ class Account:
     def alias(self, spelling: str, field: str) -> None:
         if spelling != field:
             self._notes.add(f"{spelling} -> {field}")
+
+    def note(self, name: str) -> None:
+        """Nothing reads this key, and it changes nothing."""
+        self._notes.add(name)
 
     def rest(
         self,

@@ -39,6 +39,7 @@ from ..media.knobs import KNOB_KEYS, knobs_of
 from ..media.location import Ref, is_url, resolve
 from ._account import Account, unread
 from ._content import MODALITIES, Media, fault, listed_media, media_list, read_content
+from ._loss import weigh
 from ._memory import as_source
 from ._open import open_source
 from ._shapes import FIELDS, SHAPES, Draft, Fields, Plan, Turn, detect
@@ -208,6 +209,7 @@ class ChatSource:
             left = ()  # nothing but harmless names of plain values
         messages = self._messages(draft, listed)
         if left:
+            left = weigh(record, left, messages, account)
             held = fields.get(shape if shape == "messages" else "conversations")
             self._account_for(record, left, messages, held if shape in ("messages", "sharegpt") else None)
         if record.get("label") is False and "label" not in account.ignore:

@@ -9,7 +9,9 @@
 
 A sample holds numpy int64 arrays under `input_ids`, `labels` and `position_ids`, ready for `EncodedTemplate`,
 which measures and encodes it without a tokenizer. The first label is -100: nothing precedes it. Rows without
-labels are refused unless `train_on="all"`. Media tensors are not carried: encode media where they are used.
+labels are refused unless `train_on="all"`. Media tensors are not carried: a row that has some is refused
+(`unread_key`), as is every other column that changes what is trained; texts and other columns are counted.
+Labels and masks that are there must agree.
 """
 
 from __future__ import annotations
@@ -24,12 +26,20 @@ from numpy.typing import NDArray
 from ..errors import SampleError, SourceError, UnknownNameError
 from ..extend import Measured, Source
 from ..files import digest_json
+from . import keys
+from ._account import Account, unread
+from ._values import absent, kind_of_ref
 
 __all__ = ["EncodedRows", "EncodedTemplate", "open_source"]
 
 IGNORED = -100
-_MASKS = ("loss_mask", "assistant_masks", "completion_mask")
-_LENGTHS = ("input_length", "length", "num_tokens")
+_MASKS = keys.ENCODED["mask"]
+_LENGTHS = keys.ENCODED["length"]
+_READ = frozenset(name for names in keys.ENCODED.values() for name in names) | {*keys.ENCODED_HARMLESS}
+#: What a row was encoded from: its texts are in `input_ids`.
+_TEXTS = frozenset(
+    name for field, names in keys.FIELDS.items() if field not in keys.MEDIA for name in (field, *names)
+) | {*keys.TEXT, "reasoning_content", "reasoning", "thinking", "tool_calls", "function_call"}
 
 
 class EncodedRows:
@@ -37,10 +47,13 @@ class EncodedRows:
 
     encoded = True  # its samples go to `EncodedTemplate`, not through `ChatSource`
 
-    def __init__(self, source: Source, train_on: str, columns: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: Source, train_on: str, columns: Mapping[str, str], ignore_keys: Sequence[str] = ()
+    ) -> None:
         self._source = source
         self._train_on = train_on
         self._columns = dict(columns)
+        self.account = Account(ignore_keys)
 
     @property
     def source(self) -> Source:
@@ -49,27 +62,62 @@ class EncodedRows:
 
     @property
     def fingerprint(self) -> str:
-        options = {"train_on": self._train_on, "columns": self._columns}
-        return digest_json({"source": self._source.fingerprint, "encoded": options})
+        return digest_json({"source": self._source.fingerprint, "encoded": self._options()})
 
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON."""
         inner = getattr(self._source, "fields", None)
         source = inner() if callable(inner) else {"fingerprint": self._source.fingerprint}
-        return {"kind": "encoded", "source": source, "train_on": self._train_on, "columns": self._columns}
+        return {"kind": "encoded", "source": source, **self._options()}
+
+    def _options(self) -> dict[str, Any]:
+        ignored = sorted(self.account.ignore)
+        options = {"train_on": self._train_on, "columns": self._columns}
+        return {**options, "ignore_keys": ignored} if ignored else options
 
     def __len__(self) -> int:
         return len(self._source)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = self._source[index]
+        row = {name: value for name, value in row.items() if name not in self.account.ignore}
         renamed = {ours: row.get(self._columns.get(ours, ours)) for ours in ("input_ids", "labels")}
         try:
-            return read_row({**row, **renamed}, self._train_on)
+            sample = read_row({**row, **renamed}, self._train_on)
+            self._account_for(row)
+            return sample
         except SampleError as error:
             raise SampleError(
                 error.reason, f"{self.where(index)}: {error.message}", hint=error.hint
             ) from None
+
+    def _account_for(self, row: Mapping[str, Any]) -> None:
+        """Columns that nothing read.
+
+        Raises:
+            SampleError: unread_key.
+        """
+        account = self.account
+        account.begin()
+        left = [name for name in row if name not in _READ and name not in self._columns.values()]
+        for ours, name in self._columns.items():
+            account.alias(name, ours)
+            left += [ours] if name != ours and ours in row else []
+        rest = []
+        for name in left:
+            value = row[name]
+            if name in keys.ENCODED_TRAINING and not absent(value):
+                raise unread(name, "changes what is trained", hint=f"ignore_keys: [{name}] leaves it out")
+            if name in keys.ENCODED_TYPES and not absent(value) and not np.any(np.asarray(value)):
+                continue
+            if name in keys.ENCODED_TYPES and not absent(value):
+                raise unread(name, "tells tokens apart", hint=f"ignore_keys: [{name}] leaves it out")
+            if name in _TEXTS and not absent(value) and kind_of_ref(value) is None:
+                account.note(name)
+            else:
+                rest.append(name)
+        account.rest(row, rest, media=False)
+        account.end()
 
     def where(self, index: int) -> str:
         return self._source.where(index)
@@ -106,6 +154,7 @@ def open_source(
     rows: str | None = None,
     train_on: str = "labels",
     columns: Mapping[str, str] | None = None,
+    ignore_keys: Sequence[str] = (),
     **options: Any,
 ) -> EncodedRows:
     """Open encoded rows.
@@ -115,6 +164,7 @@ def open_source(
         rows: kind of that source; default by its name.
         train_on: "labels", or "all": rows without labels are trained on whole.
         columns: `{"input_ids": name in the data, "labels": …}`.
+        ignore_keys: columns that are left out.
         **options: passed to that source.
 
     Raises:
@@ -129,7 +179,7 @@ def open_source(
             raise UnknownNameError("columns key", name, ("input_ids", "labels"))
     if rows == "encoded":
         raise SourceError("rows='encoded' would open encoded rows of encoded rows", hint="name a file kind")
-    return EncodedRows(open_any(path, kind=rows, **options), train_on, columns or {})
+    return EncodedRows(open_any(path, kind=rows, **options), train_on, columns or {}, ignore_keys)
 
 
 def read_row(row: Mapping[str, Any], train_on: str = "labels") -> dict[str, Any]:
@@ -162,19 +212,24 @@ def read_row(row: Mapping[str, Any], train_on: str = "labels") -> dict[str, Any]
 
 # --------------------------------------------------------------------------------------------
 def _labels(row: Mapping[str, Any], ids: NDArray[np.int64], train_on: str) -> NDArray[np.int64]:
-    mask = next((row[name] for name in _MASKS if row.get(name) is not None), None)
+    masks = {name: _sized(row[name], name, len(ids)) != 0 for name in _MASKS if row.get(name) is not None}
+    mask = next(iter(masks.values()), None)
     if row.get("labels") is not None:
         labels = _sized(row["labels"], "labels", len(ids)).copy()
         odd = (labels < 0) & (labels != IGNORED)
         if odd.any():
             raise _fault(f"labels holds {int(labels[odd][0])}: not a token and not {IGNORED}")
     elif mask is not None:
-        labels = np.where(_sized(mask, "the loss mask", len(ids)) != 0, ids, IGNORED)
+        labels = np.where(mask, ids, IGNORED)
     elif train_on == "all":
         labels = ids.copy()
     else:
         raise _fault("has no labels and no loss mask", hint='train_on="all" trains on every token')
     labels[0] = IGNORED
+    for name, held in masks.items():
+        if (held[1:] != (labels[1:] != IGNORED)).any():
+            other = "labels" if row.get("labels") is not None else next(iter(masks))
+            raise _fault(f"{name} and {other} train different tokens", hint=f"ignore_keys: [{name}] decides")
     return labels
 
 

@@ -12,6 +12,10 @@ from collections.abc import Iterable
 from ..media.knobs import ENDS, KNOBS, STARTS
 
 __all__ = [
+    "ENCODED",
+    "ENCODED_HARMLESS",
+    "ENCODED_TRAINING",
+    "ENCODED_TYPES",
     "FIELDS",
     "HARMLESS",
     "LOSS",
@@ -114,10 +118,34 @@ PREFERENCE = (
 
 #: Further keys of a record that change training and that no shape reads.
 TRAINING = (
-    *("objects", "bbox", "bboxes", "spans", "mask", "masks", "labels", "input_ids", "weights"),
+    *("objects", "bbox", "bboxes", "spans", "masks", "labels", "input_ids", "weights"),
     *("reasoning_content", "reasoning", "thinking", "tool_calls", "function_call", "reasoning_effort"),
     *PREFERENCE,
-    *LOSS,
+)
+
+#: Columns of rows that are encoded already (`sources.encoded`), and what is done with each.
+ENCODED: dict[str, tuple[str, ...]] = {
+    "ids": ("input_ids",),
+    "labels": ("labels",),
+    "mask": ("loss_mask", "assistant_masks", "completion_mask"),
+    "positions": ("position_ids",),
+    "padding": ("attention_mask",),
+    "length": ("input_length", "length", "num_tokens"),
+}
+
+#: Columns of encoded rows that the tokenizer leaves behind and training does not need.
+ENCODED_HARMLESS = ("special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping")
+
+#: Columns of encoded rows that say nothing where all their entries are 0.
+ENCODED_TYPES = ("token_type_ids", "mm_token_type_ids")
+
+#: Columns of encoded rows that a model would need and that are not carried.
+ENCODED_TRAINING = (
+    *("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw", "second_per_grid_ts"),
+    *("image_sizes", "image_sizes_videos", "pixel_attention_mask", "image_position_ids"),
+    *("input_features", "feature_attention_mask", "input_features_mask", "audio_feature_lengths"),
+    *("inputs_embeds", "decoder_input_ids", "cross_attention_mask", "prompt_input_ids"),
+    *("seq_lengths", "seq_lens", "cu_seqlens", "cu_seq_lens_q", "segment_ids", "sequence_ids"),
 )
 
 #: Plain text of a record: what `task: text` trains.
@@ -198,6 +226,9 @@ Media stand on a message as in a record. Loss flags (true, false, 0, 1, or a wei
 |---|---|
 {loss}
 
+A flag on the record holds for all its answers, times what an answer says itself; there a weight needs
+`weight`, `loss_weight` or `loss_scale`, and a list is a mask, which is not read.
+
 ## Part
 
 | type | read as |
@@ -213,6 +244,15 @@ Media stand on a message as in a record. Loss flags (true, false, 0, 1, or a wei
 `offset` with `duration`, and `start` with `end`, are seconds; `duration` alone tells how long a clip is.
 `fps` of a video file that comes without `frames`, `width` or `height` is the rate its frames are taken at;
 beside a list of frames it is their rate, as `sample_fps` is. `detail` may be `auto` or `high`.
+
+## Encoded rows
+
+| column | spellings |
+|---|---|
+{encoded}
+
+Refused (`unread_key`): {encoded_training}, a medium, and every key above that changes training; {types} where
+an entry is not 0. Passed over: {encoded_harmless}. Texts and turns beside `input_ids` are counted.
 
 ## Harmless
 
@@ -238,6 +278,10 @@ def page() -> str:
         loss=_rows((f"`{name}`", told) for name, told in meant.items()),
         part=_rows((f"`{name}`", kind) for name, kind in PART.items()),
         knobs=_rows(knobs),
+        encoded=_rows((f"`{names[0]}`", _names(names)) for names in ENCODED.values()),
+        encoded_training=_names(ENCODED_TRAINING),
+        encoded_harmless=_names(ENCODED_HARMLESS),
+        types=_names(ENCODED_TYPES),
         harmless=_names(sorted(HARMLESS)),
     )
 
