@@ -29,6 +29,7 @@ from ..waiting.poll import Clock
 from ..world import world
 from ._acknowledge import Cursor, check_reachable, mark_completed, publish_cursor
 from ._lazy_views import SlotSampler, SlotStream
+from ._sharded_again import check_not_sharded
 from ._slot_reader import SlotReader
 from .handed_out import HandedOut
 from .loader import SourceLoader
@@ -135,6 +136,8 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
 
     def slots(self, all_ranks: bool = False) -> Iterator[int]:
         """This rank's slots (or all), from where a pass begins, when all ranks can take their micro step."""
+        if not all_ranks:
+            check_not_sharded(self.world_size)
         self._begin()
         cursor = self._here()
         step = cursor.step if self._resumed else 0

@@ -12,7 +12,7 @@ from torch.utils.data import get_worker_info
 
 from ..errors import InputError
 
-__all__ = ["HandedOut"]
+__all__ = ["HandedOut", "unknown"]
 
 
 class HandedOut:
@@ -64,7 +64,10 @@ class HandedOut:
             return self._from + self._given
         if self._dealt or (get_worker_info() is None and int(self._elsewhere[0]) != self._seen):
             who = "another loader deals out" if self._dealt else "the workers of a loader read"
-            raise InputError(
-                f"{who} the packs: this process does not know how far they were used", hint=self.hint
-            )
+            raise unknown(who, self.hint)
         return own
+
+
+def unknown(who: str, hint: str) -> InputError:
+    """Nobody counted what `who` took: a state would be that of another place."""
+    return InputError(f"{who} the packs: this process does not know how far they were used", hint=hint)

@@ -17,6 +17,7 @@ from ..planning.balance import Balance
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
 from ..world import world
+from ._sharded_again import check_not_sharded
 from ._shared_epoch import SharedEpoch
 from .handed_out import HandedOut
 from .loader import PackLoader, spawned
@@ -118,6 +119,7 @@ class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Pack]:
         info = get_worker_info()
         mine, of = (0, 1) if info is None else (info.id, info.num_workers)
+        check_not_sharded(self.world_size)
         self.handed.read()
         if info is None:
             self.handed.restart()

@@ -18,6 +18,8 @@ from ..planning.balance import Balance
 from ..planning.order import EpochOrder
 from ..planning.replan import EpochPlans
 from ..world import World, world
+from ._sharded_again import check_not_sharded, is_read_ahead
+from .handed_out import unknown
 
 __all__ = ["PackBatches", "PackSampler"]
 
@@ -77,6 +79,7 @@ class PackSampler(DistributedSampler[int]):  # type: ignore[misc]
         self.epoch = 0
         self.micro_step = 0
         self._start = 0
+        self._is_ahead = False  # a loader of another kind fetches before training asks
         if rank == 0:
             self.order.warn_of_effect()
 
@@ -112,6 +115,8 @@ class PackSampler(DistributedSampler[int]):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[int]:
         self.order.aligned.check_epoch(self.epoch)
+        check_not_sharded(self.num_replicas)
+        self._is_ahead = is_read_ahead()
         self.micro_step = self._start  # at once: a loader may ask for the state before the first position
         return self._pass(self.epoch, self._start)
 
@@ -129,6 +134,7 @@ class PackSampler(DistributedSampler[int]):  # type: ignore[misc]
         if not 0 <= micro_step <= len(self):
             raise InputError(f"micro step {micro_step} of {len(self)}")
         self.micro_step = self._start = micro_step
+        self._is_ahead = False
 
     def batches(self, packs: int) -> PackBatches:
         """This sampler as a batch sampler: `packs` positions at a time (the last batch may be smaller)."""
@@ -144,14 +150,21 @@ class PackSampler(DistributedSampler[int]):  # type: ignore[misc]
             raise InputError(f"epoch is {epoch}, expected >= 0")
         if epoch != self.epoch:
             self.epoch, self.micro_step, self._start = epoch, 0, 0
+            self._is_ahead = False
 
     def state_dict(self, micro_step: int | None = None) -> dict[str, Any]:
         """Where the stream stands.
 
         Args:
-            micro_step: micro steps of this epoch that were really consumed. None: those handed out, which
-                is more than consumed when a loader fetches ahead.
+            micro_step: micro steps of this epoch that were really consumed. None: those handed out.
+
+        Raises:
+            InputError: `micro_step` is None and a loader fetched ahead: more was handed out than consumed.
         """
+        if micro_step is None and self._is_ahead:
+            raise unknown(
+                "a loader fetches", "use PackLoader, source.loader(collate), or state_dict(micro_step=…)"
+            )
         return self.order.state(self.epoch, self.micro_step if micro_step is None else micro_step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -163,6 +176,7 @@ class PackSampler(DistributedSampler[int]):  # type: ignore[misc]
         """
         self.epoch, self.micro_step = self.order.resume(state)
         self._start = self.micro_step
+        self._is_ahead = False
 
     def check_state(self, state: Mapping[str, Any]) -> int:
         """The micro step at which `state` stands; raises as `load_state_dict` does. Nothing is changed."""

@@ -43,6 +43,7 @@ from ..planning.window import MAX_AGE, WindowPacker
 from ..world import World, world
 from ._keywords import flag, may_drop, whole
 from ._readers import reader_of
+from ._sharded_again import check_not_sharded
 from ._shared_epoch import SharedEpoch
 from ._stream_run import Run
 from ._stream_state import check_run
@@ -197,6 +198,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Pack]:
         info = get_worker_info()
+        check_not_sharded(self.world_size)
         self.handed.read()
         if info is None:
             self.handed.restart()
