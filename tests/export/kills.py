@@ -37,7 +37,7 @@ def produce(inputs: str, output: str) -> None:
         window=16,
         kind="encoded",
         flush_s=0.1,
-        poll_interval=0.02,
+        poll_s=0.02,
         max_ahead=6,
         keep_completed=1,
     ).run(watch=True)
@@ -46,7 +46,7 @@ def produce(inputs: str, output: str) -> None:
 def read(output: str, checkpoint: str) -> None:
     from packtrain.data import LazyShardedDataset
 
-    dataset = LazyShardedDataset(output, max_wait_time=120, poll_interval=0.02)
+    dataset = LazyShardedDataset(output, timeout_s=120, poll_s=0.02)
     used: list[int] = []
     if os.path.exists(checkpoint):
         with open(checkpoint, encoding="utf-8") as handle:

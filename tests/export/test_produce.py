@@ -50,7 +50,7 @@ def read_all(output: Path, world: int = 1) -> list[int]:
     return [
         one
         for rank in range(world)
-        for pack in LazyShardedDataset(output, rank, world, start="beginning", max_wait_time=5)
+        for pack in LazyShardedDataset(output, rank, world, start="beginning", timeout_s=5)
         for one in pack["sample_ids"]
     ]
 
@@ -257,7 +257,7 @@ def test_crash_while_cleaning_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def prepare(folder: Path) -> None:
         with pytest.raises(RuntimeError):
             halted(producer(tmp_path / "in", folder, window=10), after=6).run()
-        reader = LazyShardedDataset(folder, start="beginning", max_wait_time=1)
+        reader = LazyShardedDataset(folder, start="beginning", timeout_s=1)
         for _, _ in zip(range(14), reader, strict=False):
             pass
         assert reader.acknowledge() == [0, 1, 2]
@@ -271,7 +271,7 @@ def test_crash_while_cleaning_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert crash_points(verb, tmp_path / "scratch", prepare=prepare, check=check, ignore=CLAIMS, every=5) > 20
     out = tmp_path / "scratch" / "out"
     assert sorted(int(path.name[6:14]) for path in out.glob("chunk_*.arrow"))[:2] == [2, 3]
-    rest = list(LazyShardedDataset(out, max_wait_time=1))
+    rest = list(LazyShardedDataset(out, timeout_s=1))
     assert rest[0].slot == 14 and len(rest) == sum(files.read_json(out / "index.json")["packs"]) - 14
 
 
@@ -355,7 +355,7 @@ def test_back_pressure_and_clean_up(tmp_path: Path) -> None:
     """The producer waits for its reader, and removes only what the reader has acknowledged."""
     put(tmp_path / "in", "a.jsonl", lengths_of(200))
     out = tmp_path / "out"
-    reader = LazyShardedDataset(out, max_wait_time=5)
+    reader = LazyShardedDataset(out, timeout_s=5)
     seen: list[int] = []
     most = 0
 
@@ -383,8 +383,8 @@ def test_back_pressure_and_clean_up(tmp_path: Path) -> None:
     assert sorted(seen) == list(range(200)) and stats.packed == 200
     assert most <= 6 and len(list(out.glob("chunk_*.arrow"))) < stats.chunks // 2
     with pytest.raises(FormatError, match="was removed: it had been acknowledged"):
-        list(LazyShardedDataset(out, start="beginning", max_wait_time=5))
-    assert list(LazyShardedDataset(out, max_wait_time=5)) != []
+        list(LazyShardedDataset(out, start="beginning", timeout_s=5))
+    assert list(LazyShardedDataset(out, timeout_s=5)) != []
 
 
 def test_completeness(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -566,7 +566,7 @@ def test_output_among_the_raw_shards_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "in").iterdir()] == ["a.jsonl"]
 
 
-@pytest.mark.parametrize("option", ["poll_interval", "flush_s", "stable_s"])
+@pytest.mark.parametrize("option", ["poll_s", "flush_s", "stable_s"])
 def test_seconds_that_nobody_can_wait(tmp_path: Path, option: str) -> None:
     for value in (-1.0, float("nan")):
         with pytest.raises(InputError, match=option):

@@ -65,7 +65,7 @@ def test_bursts_and_four_readers(data: Path, template: HFTemplate, tmp_path: Pat
         packs_per_chunk=2,
         window=12,
         flush_s=0.2,
-        poll_interval=0.02,
+        poll_s=0.02,
         chat={"allow_outside": True},
     )
     read: list[list[Any]] = [[] for _ in range(WORLD)]
@@ -83,7 +83,7 @@ def test_bursts_and_four_readers(data: Path, template: HFTemplate, tmp_path: Pat
         return thread
 
     def reader(rank: int) -> None:
-        dataset = LazyShardedDataset(out, rank, WORLD, max_wait_time=60, poll_interval=0.02)
+        dataset = LazyShardedDataset(out, rank, WORLD, timeout_s=60, poll_s=0.02)
         for pack in dataset:
             read[rank].append(pack)
             dataset.acknowledge()

@@ -178,7 +178,7 @@ def test_going_on_anyway(tmp_path: Path) -> None:
     stats = producer(tmp_path / "in", tmp_path / "out", stop_after_failures=0).run()
     assert (stats.read, stats.packs, stats.dropped) == (250, 0, {"malformed_record": 250})
     assert [one["id"] for one in ledger_of(tmp_path / "out")] == list(range(250))
-    assert list(LazyShardedDataset(tmp_path / "out", max_wait_time=1)) == []
+    assert list(LazyShardedDataset(tmp_path / "out", timeout_s=1)) == []
 
 
 def test_one_good_record_is_enough(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_a_stream_without_a_chunk_is_begun_anew(tmp_path: Path) -> None:
             if self.time == 2:
                 producer(tmp_path / "in", out).run()
 
-    reader = LazyShardedDataset(out, clock=Turn(), max_wait_time=9)
+    reader = LazyShardedDataset(out, clock=Turn(), timeout_s=9)
     assert sorted(one for pack in reader for one in pack["sample_ids"]) == list(range(30))
 
 
@@ -340,7 +340,7 @@ def test_a_link_to_nothing_is_named_with_its_target(tmp_path: Path) -> None:
     link.symlink_to(tmp_path / "gone.jsonl")
     for ready in ("rename", "stable"):
         with pytest.raises(SourceError, match=r"in/b\.jsonl is a link to \S+/gone\.jsonl, which does not"):
-            producer(tmp_path / "in", tmp_path / ready, ready=ready, stable_s=0, poll_interval=0.01).run()
+            producer(tmp_path / "in", tmp_path / ready, ready=ready, stable_s=0, poll_s=0.01).run()
         assert not (tmp_path / ready / "END").exists()
     link.unlink()
     (tmp_path / "in" / "clips").symlink_to(tmp_path / "no-folder")
@@ -418,7 +418,7 @@ def test_what_is_passed_over_is_told_once(tmp_path: Path, caplog: pytest.LogCapt
     (tmp_path / "in" / "pictures").mkdir()
     (tmp_path / "in" / "pictures" / "x.png").touch()
     os.mkfifo(tmp_path / "in" / "pipe.jsonl")
-    assert producer(tmp_path / "in", tmp_path / "out", poll_interval=0.01).run().read == 2
+    assert producer(tmp_path / "in", tmp_path / "out", poll_s=0.01).run().read == 2
     assert caplog.text.count("below holds files of records, and is passed over") == 1
     assert caplog.text.count("pipe.jsonl is no file and no folder") == 1 and "pictures" not in caplog.text
 

@@ -31,7 +31,7 @@ class Producing:
             "window": chance.choice([3, 10, 40]),
             "keep_completed": chance.choice([None, 0, 1]),
             "flush_s": 1,
-            "poll_interval": 1,
+            "poll_s": 1,
         }
         (root / "in").mkdir(parents=True)
 

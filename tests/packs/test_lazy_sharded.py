@@ -107,17 +107,17 @@ def test_locate(tmp_path: Path) -> None:
     out = tmp_path / "out"
     Feed(out, []).begin()
     files.publish_json(out / INDEX, sealed({"stream": "s1", "packs": [1000] * 12}))
-    reader = Reader(out, rank=3, world_size=8, max_wait_time=1)
+    reader = Reader(out, rank=3, world_size=8, timeout_s=1)
     assert [reader.locate(local) for local in (0, 999, 1000, 1500)] == [(3, 0), (3, 999), (11, 0), (11, 500)]
     with pytest.raises(WaitTimeoutError):
-        Reader(out, rank=3, world_size=8, max_wait_time=0.1, clock=Ticks()).locate(2000)
+        Reader(out, rank=3, world_size=8, timeout_s=0.1, clock=Ticks()).locate(2000)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7, 9])
 def test_union_once_and_equal_steps(stream: Feed, world: int) -> None:
     steps, seen = set(), []
     for rank in range(world):
-        reader = Reader(stream.folder, rank, world, max_wait_time=1)
+        reader = Reader(stream.folder, rank, world, timeout_s=1)
         packs = list(reader)
         assert {pack.chunk % world for pack in packs if not pack.is_filler} <= {rank}
         assert [pack.slot for pack in packs] == [rank + step * world for step in range(len(packs))]
@@ -137,7 +137,7 @@ def test_no_rank_starts_a_step_that_another_cannot_take(tmp_path: Path) -> None:
     started: list[int] = []
     readers = []
     for rank in range(3):
-        readers.append(Reader(feed.folder, rank, 3, max_wait_time=0.1, clock=Ticks()))
+        readers.append(Reader(feed.folder, rank, 3, timeout_s=0.1, clock=Ticks()))
     with pytest.raises(WaitTimeoutError, match=r"rank 0 waited .*stream\.json.*no producer has begun"):
         next(iter(readers[0]))
     feed.begin()
@@ -484,17 +484,17 @@ def test_wait_messages_tell_of_the_producer(tmp_path: Path) -> None:
         claim.say("encoding chunk 0")
         claim.pulse()
         with pytest.raises(WaitTimeoutError, match=r"is encoding chunk 0"):
-            next(iter(Reader(feed.folder, max_wait_time=3, clock=Ticks())))
+            next(iter(Reader(feed.folder, timeout_s=3, clock=Ticks())))
         claim.fail(InputError("no space"))
     with pytest.raises(WaitTimeoutError, match=r"failed: no space"):
-        next(iter(Reader(feed.folder, max_wait_time=3, clock=Ticks())))
+        next(iter(Reader(feed.folder, timeout_s=3, clock=Ticks())))
 
 
 def test_bad_arguments(tmp_path: Path) -> None:
     for options in (
         {"rank": 2, "world_size": 2},
-        {"max_wait_time": -1},
-        {"poll_interval": 0},
+        {"timeout_s": -1},
+        {"poll_s": 0},
         {"start": "x"},
     ):
         with pytest.raises(InputError):
@@ -560,7 +560,7 @@ def test_folders_and_seconds_that_are_none(stream: Feed) -> None:
     with pytest.raises(InputError, match="is a file"):
         Reader(stream.folder / END)
     for wait, poll in ((float("nan"), 1.0), (0, float("nan"))):
-        with pytest.raises(InputError, match="poll_interval"):
+        with pytest.raises(InputError, match="poll_s"):
             Reader(stream.folder, 0, 1, wait, poll)
 
 
@@ -647,12 +647,12 @@ def test_a_folder_of_another_kind_is_not_waited_for(tmp_path: Path, name: str) -
     """No producer will begin there: exported chunks are read by ChunkedPacks, a plan by PackedDataset."""
     (tmp_path / name).touch()
     with pytest.raises(ForeignArtefactError, match=f"is no folder of a stream: it holds {name}"):
-        next(iter(Reader(tmp_path, max_wait_time=1, clock=Ticks())))
+        next(iter(Reader(tmp_path, timeout_s=1, clock=Ticks())))
     (tmp_path / name).unlink()
     (tmp_path / "notes.txt").touch()
     (tmp_path / "chunk_00000000.arrow").touch()  # listed before stream.json
     with pytest.raises(WaitTimeoutError):
-        next(iter(Reader(tmp_path, max_wait_time=1, clock=Ticks())))
+        next(iter(Reader(tmp_path, timeout_s=1, clock=Ticks())))
 
 
 def test_a_producer_that_waits_for_readers_who_cannot_begin(tmp_path: Path) -> None:
@@ -667,7 +667,7 @@ def test_a_producer_that_waits_for_readers_who_cannot_begin(tmp_path: Path) -> N
         claim.pulse()
         with pytest.raises(WaitTimeoutError, match=r"rank 1 cannot begin: .*2 chunks.*larger --max-ahead"):
             next(iter(Reader(feed.folder, 1, 3, clock=Ticks(claim.pulse))))
-        two = iter(Reader(feed.folder, 0, 2, max_wait_time=70, clock=Ticks(claim.pulse)))
+        two = iter(Reader(feed.folder, 0, 2, timeout_s=70, clock=Ticks(claim.pulse)))
         next(two)  # it has begun: a checkpoint may come, so it waits, and says so
         with pytest.raises(
             WaitTimeoutError, match=r"is waiting for readers.*neither goes on: raise --max-ahead"
@@ -677,3 +677,21 @@ def test_a_producer_that_waits_for_readers_who_cannot_begin(tmp_path: Path) -> N
         claim.pulse()
         turns = iter([*[claim.pulse] * 40, feed.chunk, feed.end])
         assert len(list(Reader(feed.folder, 1, 3, clock=Ticks(lambda: next(turns)())))) == 1
+
+
+def test_old_keywords_of_waiting_are_taken_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from packtrain import moved
+    from packtrain.data import LazyShardedDataset
+
+    monkeypatch.setattr(moved, "_told", set())
+    with pytest.warns(DeprecationWarning) as told:
+        old = LazyShardedDataset(tmp_path, max_wait_time=3, poll_interval=0.5)
+    assert [str(one.message).partition(": ")[2] for one in told] == [
+        "keyword max_wait_time is timeout_s now",
+        "keyword poll_interval is poll_s now",
+    ]
+    with pytest.raises(InputError, match="max_wait_time and timeout_s are one option"):
+        LazyShardedDataset(tmp_path, timeout_s=3, max_wait_time=3)
+    for now in (old, LazyShardedDataset(tmp_path, 0, 1, 3, 0.5), LazyShardedDataset(tmp_path, timeout_s=3)):
+        assert now.timeout_s == 3
+    assert (old.poll_s, LazyShardedDataset(tmp_path, None, None, 0, 0.5).poll_s) == (0.5, 0.5)

@@ -48,7 +48,7 @@ def producer(root: Path, tokenizer: Path, **options: Any) -> PackingProducer:
         pack_length=128,
         packs_per_chunk=2,
         window=20,
-        poll_interval=0.02,
+        poll_s=0.02,
         open_shard=lambda path: ChatSource(open_source(path), columns=columns),
         **options,
     )

@@ -61,9 +61,7 @@ _READING = (
 @click.option("--max-ahead", type=int, help="Wait while so many chunks are not acknowledged.")
 @click.option("--keep-completed", type=int, help="Remove acknowledged chunks but the newest so many.")
 @click.option("--workers", default=1, show_default=True, help="Processes that encode.")
-@click.option(
-    "--poll", "poll_interval", default=1.0, show_default=True, help="Seconds between two looks at IN."
-)
+@click.option("--poll", "poll_s", default=1.0, show_default=True, help="Seconds between two looks at IN.")
 @click.option(
     "--shape", default="auto", show_default=True, help="Chat shape: auto messages sharegpt alpaca columns."
 )

@@ -59,12 +59,12 @@ def check_least(least: int, **values: int | None) -> None:
             raise InputError(f"{name} is {value}, expected >= {least}")
 
 
-def check_times(poll_interval: float, flush_s: float, stable_s: float) -> None:
+def check_times(poll_s: float, flush_s: float, stable_s: float) -> None:
     """InputError for seconds that nobody can wait."""
-    if not 0 < poll_interval < math.inf or not flush_s >= 0 or not stable_s >= 0:
+    if not 0 < poll_s < math.inf or not flush_s >= 0 or not stable_s >= 0:
         raise InputError(
-            f"poll_interval is {poll_interval}, flush_s {flush_s}, stable_s {stable_s}",
-            hint="seconds: poll_interval > 0, flush_s >= 0 (0 = only full windows), stable_s >= 0",
+            f"poll_s is {poll_s}, flush_s {flush_s}, stable_s {stable_s}",
+            hint="seconds: poll_s > 0, flush_s >= 0 (0 = only full windows), stable_s >= 0",
         )
 
 

@@ -29,6 +29,7 @@ import numpy as np
 from .. import files
 from ..errors import SampleError
 from ..extend import Source, Template
+from ..moved import renamed
 from ..planning.spec import PlanSpec
 from ..planning.window import MAX_AGE, WindowPacker
 from ..store.chunks import ChunkWriter
@@ -76,7 +77,7 @@ class PackingProducer:
         chat: options of `ChatSource`.
         kind, source_options: as of `open_source`.
         workers: processes that encode; chunks do not depend on it.
-        poll_interval: seconds between two looks at the input.
+        poll_s: seconds between two looks at the input.
         clock: this process's time.
         progress: called with (samples published or dropped, samples read).
         stop_after_failures: stop when the first so many records all fail for one reason, or all records of
@@ -89,6 +90,7 @@ class PackingProducer:
         SourceError: a raw shard was written again after it was read, or is gone while it is still needed.
     """
 
+    @renamed("poll_interval")
     def __init__(
         self,
         inputs: str | Path,
@@ -117,7 +119,7 @@ class PackingProducer:
         kind: str | None = None,
         source_options: Mapping[str, Any] | None = None,
         workers: int = 1,
-        poll_interval: float = 1.0,
+        poll_s: float = 1.0,
         clock: Clock | None = None,
         progress: Callable[[int, int], None] | None = None,
         stop_after_failures: int = STOP_AFTER,
@@ -140,11 +142,11 @@ class PackingProducer:
         check_limits(self.spec.limits, getattr(template, "cost_names", None))
         self.output, self.stop_after_failures = Path(output), stop_after_failures
         marks.check_apart(Path(inputs), self.output)
-        marks.check_times(poll_interval, flush_s, stable_s)
+        marks.check_times(poll_s, flush_s, stable_s)
         self._full = (packs_per_chunk, chunk_mb << 20)
         self.media, self.max_age = media, max_age
         self.flush_s, self.max_ahead, self.keep_completed = flush_s, max_ahead, keep_completed
-        self.workers, self.poll_interval, self.progress = workers, poll_interval, progress
+        self.workers, self.poll_s, self.progress = workers, poll_s, progress
         self._clock = clock or SystemClock()
         self._raw = RawFolder(inputs, ready=ready, stable_s=stable_s, clock=self._clock)
         self._setup = (template, open_shard or Opener(chat or {}, kind, source_options or {}))
@@ -214,7 +216,7 @@ class PackingProducer:
         self._say(why)
         if self._house is not None and self.keep_completed is not None:
             self._house.clean(self.keep_completed)
-        self._clock.sleep(self.poll_interval)
+        self._clock.sleep(self.poll_s)
 
     def where(self, sample_id: int) -> str:
         """Raw shard and record of a sample: `part-3.jsonl:17`."""

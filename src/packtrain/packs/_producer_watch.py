@@ -108,7 +108,7 @@ def wait_for(
             raise WaitTimeoutError(
                 f"rank {rank} waited {waited:.1f} s for {what} in {view.folder}; "
                 f"{len(view.counts)} chunks are there; {watch.said()}",
-                hint="raise max_wait_time (0 = for ever), or see the producer's output",
+                hint="raise timeout_s (0 = for ever), or see the producer's output",
             )
         if first and waited >= TELL_S and watch.is_held_back:
             raise WaitTimeoutError(

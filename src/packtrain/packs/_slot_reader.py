@@ -29,8 +29,8 @@ class SlotReader:
         self,
         directory: Path,
         place: World,
-        max_wait_time: float,
-        poll_interval: float,
+        timeout_s: float,
+        poll_s: float,
         *,
         start: str,
         cache_chunks: int,
@@ -40,7 +40,7 @@ class SlotReader:
     ) -> None:
         self.directory = directory
         self.rank, self.world_size = place.rank, place.size
-        self.max_wait_time, self.poll_interval = float(max_wait_time), float(poll_interval)
+        self.timeout_s, self.poll_s = float(timeout_s), float(poll_s)
         self.start, self.cache_chunks, self.encode = start, cache_chunks, encode
         self._clock = clock or SystemClock()
         self._view = View(directory, self._clock)
@@ -135,7 +135,7 @@ class SlotReader:
         return self._is_visible(slots) or first < self._end()
 
     def _wait(self, ready: Callable[[], bool], what: str, *, first: bool = False) -> None:
-        seconds = (self.max_wait_time, self.poll_interval)
+        seconds = (self.timeout_s, self.poll_s)
         wait_for(ready, self._view, what, self.rank, *seconds, self._clock, first=first)
 
     def _row(self, slot: int) -> Pack:

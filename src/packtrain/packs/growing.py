@@ -24,6 +24,7 @@ from typing import Any
 from torch.utils.data import Dataset, get_worker_info
 
 from ..errors import InputError
+from ..moved import renamed
 from ..store.growing import Order, raw_place
 from ..waiting.poll import Clock
 from ..world import world
@@ -56,8 +57,8 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
     Args:
         directory: what `packtrain produce` writes; it may be empty or absent as yet.
         rank, world_size: this reader among all; None: from the launcher.
-        max_wait_time: longest wait for one pack in seconds of this process; 0 = for ever.
-        poll_interval: seconds between two looks at the folder.
+        timeout_s: longest wait for one pack in seconds of this process; 0 = for ever.
+        poll_s: seconds between two looks at the folder.
         total_steps: micro steps that will be read, for samplers that ask for a length before the stream has
             ended; slots behind the end of the stream are fillers then.
         start: `acknowledged`: go on behind what was acknowledged in this folder; `beginning`: slot 0.
@@ -69,18 +70,19 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
     A pass starts at the start, the first one after `load_state_dict` where the state stands.
 
     Raises (reading):
-        WaitTimeoutError: a pack did not come within `max_wait_time`.
+        WaitTimeoutError: a pack did not come within `timeout_s`.
         FormatError: a chunk is torn, or was removed; names it.
         ChecksumError: the bytes of a chunk are not those that were written.
     """
 
+    @renamed("max_wait_time", "poll_interval")
     def __init__(
         self,
         directory: str | Path,
         rank: int | None = None,
         world_size: int | None = None,
-        max_wait_time: float = 0,
-        poll_interval: float = 1.0,
+        timeout_s: float = 0,
+        poll_s: float = 1.0,
         *,
         total_steps: int | None = None,
         start: str = "acknowledged",
@@ -95,16 +97,16 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
             raise InputError(f"total_steps is {total_steps}, expected >= 1")
         if Path(directory).is_file():
             raise InputError(f"{directory} is a file", hint="name the folder that `packtrain produce` writes")
-        if not max_wait_time >= 0 or not poll_interval > 0 or cache_chunks < 1:
+        if not timeout_s >= 0 or not poll_s > 0 or cache_chunks < 1:
             raise InputError(
-                f"max_wait_time {max_wait_time}, poll_interval {poll_interval}, cache_chunks {cache_chunks}",
-                hint="max_wait_time >= 0 (0 = for ever), poll_interval > 0, cache_chunks >= 1",
+                f"timeout_s {timeout_s}, poll_s {poll_s}, cache_chunks {cache_chunks}",
+                hint="timeout_s >= 0 (0 = for ever), poll_s > 0, cache_chunks >= 1",
             )
         super().__init__(
             Path(directory),
             world(rank, world_size),
-            max_wait_time,
-            poll_interval,
+            timeout_s,
+            poll_s,
             start=start,
             cache_chunks=cache_chunks,
             encode=encode,
