@@ -11,7 +11,8 @@ import pytest
 from packtrain.cli._app import main
 from packtrain.errors import ConfigError
 from packtrain.train import versions
-from packtrain.train.doctor import _installed, diagnose
+from packtrain.train.attention import is_installed
+from packtrain.train.doctor import diagnose
 from packtrain.train.model import load_model
 
 
@@ -47,7 +48,7 @@ def test_unsafe_setups_name_reason_and_fix(tmp_path: Path, capsys: Any) -> None:
 
 @pytest.mark.parametrize("attn", ["flash_attention_2", "flash_attention_3"])
 def test_a_kernel_that_is_not_installed_is_not_safe(attn: str, capsys: Any) -> None:
-    if _installed(attn):
+    if is_installed(attn):
         pytest.skip(f"{attn} is installed")
     code, out = _run(capsys, "--model", "tiny:qwen3", "--attn", attn, "--json")
     found = json.loads(out)

@@ -64,6 +64,7 @@ def _train_stream(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json:
     """Train on samples that are packed as they come: a stream, or a token budget."""
     from ..pipeline.inputs import Inputs
     from ..pipeline.validation import validation
+    from ..train.early import check_template
     from ..train.streaming import train_streaming
 
     if dry_run:
@@ -74,6 +75,7 @@ def _train_stream(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json:
     inputs = Inputs.of_config(config)
     source = inputs.open_source()
     template = inputs.open_template(source)
+    check_template(config, template)
     stage = _stage(as_json)
     with validation(config, overwrite=overwrite, stage=stage) as val, stage("training") as report:
         trained = train_streaming(
@@ -93,9 +95,11 @@ def _train_exported(config: RunConfig, *, dry_run: bool, overwrite: bool, as_jso
     from ..pipeline.validation import validation
     from ..train import train
     from ..train.config import Exported
+    from ..train.early import check_template
 
     assert isinstance(config.data, Exported)
     data, template = open_exported(config, config.data)
+    check_template(config, template)
     if dry_run:
         figures = {"packs": len(data.plan), "checksum": data.plan.checksum, **data.plan.stats()}
         emit(figures) if as_json else table(f"Packs in {config.data.path}", plan_rows(data.plan))

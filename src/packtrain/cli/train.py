@@ -52,6 +52,7 @@ def command(
     """
     from ..pipeline.run import run
     from ..train.config import load_config
+    from ..train.early import check_early
 
     show_runtime()
     if recipe.pop("no_proof"):
@@ -60,6 +61,7 @@ def command(
     settings = settings.resumed()
     if settings.data.kind in TRAIN:
         settings = settings.evaluated(settings.data.val is not None)
+        check_early(settings, needs_model=not dry_run)
         TRAIN[settings.data.kind](settings, dry_run=dry_run, overwrite=overwrite, as_json=as_json)
         return
     if dry_run:

@@ -33,6 +33,7 @@ from ..planning.align import AlignedPlan
 from ..planning.balance import Balance
 from ..template import ensure_torchvision
 from ..train.loss import bare_model
+from ..train.match import check_match
 from ..world import World
 from ._checks import (
     check_evaluation,
@@ -98,7 +99,8 @@ def pack(
         The same trainer.
 
     Raises:
-        ConfigError: a setting of the trainer that packs cannot keep, with the reason.
+        ConfigError: a setting of the trainer that packs cannot keep, with the reason; or the processing class
+            is not one of the model.
         IsolationError: packed samples would read each other in this model.
     """
     if isinstance(trainer, PackingMixin):
@@ -108,6 +110,7 @@ def pack(
     kind = mixin or HostMixin
     with unchanged_on_failure(trainer):
         check_trainer(trainer, samples_per_step, has_packs=source is not None)
+        check_match(bare_model(trainer.model).config, getattr(trainer, "processing_class", None))
         if source is None:
             given = {"plan": plan, "measure": measure, "audited": audited, "timeout_s": timeout_s}
             return _pack_rows(

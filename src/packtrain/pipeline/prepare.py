@@ -91,6 +91,10 @@ def prepare(
     inputs = Inputs.of_config(config, validation=validation)
     source = inputs.open_source()
     template = inputs.open_template(source)
+    if not validation and config.export.format is None:
+        from ..train.early import check_template
+
+        check_template(config, template)
     if not validation and hasattr(template, "verify_limits"):
         template.verify_limits()
     lengths_folder, plan_folder = folder / f"{prefix}lengths", folder / f"{prefix}plan"

@@ -72,11 +72,13 @@ def run(
         PacktrainError: what any stage raises; see `prepare`, `train.train`.
     """
     from ..train import train
+    from ..train.early import check_early
     from ..train.runtime import check_runtime, resolve_runtime
 
     place = place or world()
     check_runtime(config, place.size)
     config = config.evaluated(config.data.val is not None)
+    check_early(config, page=config.report.html if html is None else html, place=place)
     shown = stage if stage is not None and place.is_writer else silent
     folder = Path(config.training.output_dir)
     files.make_folder(folder)
@@ -133,11 +135,14 @@ def dry_run(
     The world size may be any: this one process makes the artefacts, a later run finds them. A plan by steps
     of samples depends on the world size and is not written.
     """
+    from ..train.early import check_early
     from ..train.runtime import check_runtime, resolve_runtime
     from ..train.steps import announce_steps
 
     place = place or world()
     check_runtime(config, place.size)
+    config = config.evaluated(config.data.val is not None)
+    check_early(config, needs_model=False, place=place)
     folder = Path(config.training.output_dir)
     files.make_folder(folder)
     alone = World(0, 1)

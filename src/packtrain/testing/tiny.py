@@ -20,7 +20,7 @@ from ..template import ensure_torchvision
 from .tiny_media import internvl, llava_1_5, llava_next, llava_onevision, qwen2_5_omni, qwen2_audio
 from .tiny_parts import HIDDEN, LAYERS, TOWER, Vocabulary, rope, text_layers, vision_tower
 
-__all__ = ["TINY_MODELS", "is_tiny", "tiny_model"]
+__all__ = ["TINY_MODELS", "is_tiny", "tiny_config", "tiny_model"]
 
 _PREFIX = "tiny:"
 
@@ -44,14 +44,10 @@ def tiny_model(name: str, tokenizer_or_processor: Any = None, seed: int = 0, *, 
         UnknownNameError: no such tiny model.
         ConfigError: the tokenizer lacks a special token the family needs.
     """
-    key = name.removeprefix(_PREFIX)
-    if key not in TINY_MODELS:
-        raise UnknownNameError("tiny model", name, [_PREFIX + known for known in TINY_MODELS])
-    ensure_torchvision()
+    config = tiny_config(name, tokenizer_or_processor)
     import transformers
 
-    class_name, build = TINY_MODELS[key]
-    config = build(transformers, Vocabulary(tokenizer_or_processor, name))
+    class_name = TINY_MODELS[name.removeprefix(_PREFIX)][0]
     config._attn_implementation = attn
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -59,6 +55,17 @@ def tiny_model(name: str, tokenizer_or_processor: Any = None, seed: int = 0, *, 
     model.config.use_cache = False
     model.config.get_text_config().use_cache = False
     return model.float().eval()
+
+
+def tiny_config(name: str, tokenizer_or_processor: Any = None) -> Any:
+    """The config of a tiny model; arguments and errors as `tiny_model`."""
+    key = name.removeprefix(_PREFIX)
+    if key not in TINY_MODELS:
+        raise UnknownNameError("tiny model", name, [_PREFIX + known for known in TINY_MODELS])
+    ensure_torchvision()
+    import transformers
+
+    return TINY_MODELS[key][1](transformers, Vocabulary(tokenizer_or_processor, name))
 
 
 def _qwen3(transformers: Any, vocabulary: Vocabulary) -> Any:

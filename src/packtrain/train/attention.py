@@ -88,6 +88,17 @@ def choose_backend(model_or_type: Any, attn: str = "auto", *, dtype: str = "auto
     return attn
 
 
+def is_installed(backend: str) -> bool:
+    """Can transformers load this backend here?"""
+    from transformers import utils
+
+    check = {
+        "flash_attention_2": utils.is_flash_attn_2_available,
+        "flash_attention_3": utils.is_flash_attn_3_available,
+    }.get(backend)
+    return check is None or bool(check())
+
+
 def check_attention(model: Any) -> AttentionSetup:
     """Decide for a loaded model.
 

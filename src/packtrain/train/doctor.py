@@ -20,13 +20,13 @@ import torch
 from ..collate.boundaries import attention_of, family_for, state_layers, text_config
 from ..errors import IsolationError
 from ..template import ensure_torchvision
-from ..testing.tiny import is_tiny, tiny_model
-from .attention import choose_backend
+from ..testing.tiny import is_tiny, tiny_config
+from .attention import choose_backend, is_installed
 from .model import load_model, read_config
 from .proof import prove_isolation
 from .varlen import VARLEN, varlen_refusal
 from .varlen_kernel import kernel_available
-from .versions import standings, told
+from .versions import missing_features, standings, told
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -79,7 +79,7 @@ def diagnose(model: str, attn: str = "auto", *, dtype: str = "auto", prove: bool
         ConfigError: the model cannot be found or loaded.
     """
     shimmed = ensure_torchvision()
-    config = tiny_model(model).config if is_tiny(model) else read_config(model)
+    config = tiny_config(model) if is_tiny(model) else read_config(model)
     family = family_for(config)
     found = Diagnosis(model, str(config.model_type), attn, None if family is None else family.name)
     if shimmed:
@@ -87,6 +87,7 @@ def diagnose(model: str, attn: str = "auto", *, dtype: str = "auto", prove: bool
             "torchvision is built for another torch: import packtrain before transformers, or install "
             "the torchvision of this torch build"
         )
+    found.versions += missing_features()
     try:
         found.backend = choose_backend(config, attn, dtype=dtype)
         _judge(found, config)
@@ -129,21 +130,10 @@ def _judge(found: Diagnosis, config: Any) -> None:
             f"{family.name} on {backend}: restarting positions do not isolate packed samples there",
             hint="use model.attn: sdpa",
         )
-    if not _installed(backend):
+    if not is_installed(backend):
         found.settle("unknown", f"{backend} is not installed here", "install it, or use model.attn: sdpa")
     elif told():
         found.settle("unknown", told(), "run packtrain doctor with --prove; the start-up proof decides")
-
-
-def _installed(backend: str) -> bool:
-    """Can transformers load this backend here?"""
-    from transformers import utils
-
-    check = {
-        "flash_attention_2": utils.is_flash_attn_2_available,
-        "flash_attention_3": utils.is_flash_attn_3_available,
-    }.get(backend)
-    return check is None or bool(check())
 
 
 def _judge_unknown(found: Diagnosis, config: Any) -> None:

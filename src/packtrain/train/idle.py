@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..template import dummy_samples
 from .loss import bare_model
 
-__all__ = ["keep_towers_busy"]
+__all__ = ["check_towers", "keep_towers_busy"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +32,24 @@ def keep_towers_busy(trainer: Any, wanted: bool, template: Any) -> None:
     """
     if not wanted:
         return
+    check_towers(wanted, template)
+    dummies = dummy_samples(template)
+    trainer.packs_collator = PaddingFreeCollator(bare_model(trainer.model), dummy_media=dummies)
+    tokens = [len(sample["input_ids"]) for sample in dummies]
+    logger.info("rows without media get a weightless one of %s tokens", tokens)
+
+
+def check_towers(wanted: bool, template: Any) -> None:
+    """Refuse `training.dummy_media` for a template without media.
+
+    Raises:
+        ConfigError: names the template or its family.
+    """
+    if not wanted:
+        return
     family = getattr(template, "family", None)
     if family is None or not family.towers:
         name = type(template).__name__ if family is None else f"family {family.name}"
         raise ConfigError(
             f"training.dummy_media has no effect: {name} has no media", hint="leave it out, or set false"
         )
-    dummies = dummy_samples(template)
-    trainer.packs_collator = PaddingFreeCollator(bare_model(trainer.model), dummy_media=dummies)
-    tokens = [len(sample["input_ids"]) for sample in dummies]
-    logger.info("rows without media get a weightless one of %s tokens", tokens)

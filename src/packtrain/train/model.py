@@ -21,7 +21,7 @@ from .attention import choose_backend
 from .segments import isolate_states
 from .varlen import VARLEN, use_varlen
 
-__all__ = ["load_model", "no_progress_bars", "read_config", "switch_cache_off"]
+__all__ = ["class_for", "load_model", "no_progress_bars", "read_config", "switch_cache_off"]
 
 
 def load_model(
@@ -64,7 +64,7 @@ def load_model(
     backend = choose_backend(config, attn, dtype=dtype)
     try:
         with no_progress_bars():
-            model = _class_for(transformers, config).from_pretrained(
+            model = class_for(transformers, config).from_pretrained(
                 name_or_path, config=config, dtype=dtype, attn_implementation=_loadable(attn, backend)
             )
     except ImportError as error:
@@ -131,7 +131,7 @@ def read_config(name: str) -> Any:
         raise MissingExtraError(error.name or "transformers", "train") from error
 
 
-def _class_for(transformers: Any, config: Any) -> Any:
+def class_for(transformers: Any, config: Any) -> Any:
     """AutoModelForImageTextToText for configs with a tower, else AutoModelForCausalLM."""
     for auto in (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM):
         if type(config) in auto._model_mapping:

@@ -21,9 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..collate.boundaries import text_config
 from ..data import EncodeCache, PackedDataset
 from ..errors import ConfigError, InputError
 from ..files import make_folder, remove
@@ -31,9 +28,9 @@ from ..packs.source import pack_source
 from ..planning.align import AlignedPlan
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
-from ..template import ensure_torchvision
 from ..world import World, world
 from .ahead import encode_ahead
+from .arguments import refuse_auxiliary_loss, training_arguments
 from .attention import check_attention
 from .config import RunConfig
 from .epochs import epoch_plans
@@ -145,7 +142,7 @@ def train(
     model = _loaded(config, template) if model is None else model
     setup = check_attention(bare_model(model))
     logger.info("attention: %s", setup.why)
-    _refuse_auxiliary_loss(bare_model(model))
+    refuse_auxiliary_loss(bare_model(model).config)
     make_folder(folder)
     if packs is None:
         packs = _planned(config, plan, source, template, lengths, place, accumulation)
@@ -154,7 +151,7 @@ def train(
     if place.is_writer and resumed is None:
         remove(log_file)
     by_epochs = packs.kind in ("planned", "exported")
-    arguments = _arguments(config, accumulation, has_eval=by_epochs and val_data is not None)
+    arguments = training_arguments(config, accumulation, has_eval=by_epochs and val_data is not None)
     if packs.kind == "growing" and arguments.max_steps <= 0:
         arguments.max_steps = steps_of(packs, begun, accumulation, resumed)
 
@@ -248,14 +245,6 @@ def _loaded(config: RunConfig, template: Any) -> Any:
     )
 
 
-def _refuse_auxiliary_loss(model: Any) -> None:
-    if getattr(text_config(model.config), "output_router_logits", False):
-        raise ConfigError(
-            "the model adds a router loss (output_router_logits)",
-            hint="set output_router_logits to false in the model's config",
-        )
-
-
 def _dataset(
     config: RunConfig,
     aligned: AlignedPlan,
@@ -300,41 +289,6 @@ def _last_evaluation(trainer: Any) -> dict[str, float]:
     last = {key: value for row in rows for key, value in row.items()}
     found = last if any(key.startswith("eval_") for key in last) else trainer.evaluate()
     return {key: value for key, value in found.items() if key.startswith("eval_")}
-
-
-def _arguments(config: RunConfig, accumulation: int, *, has_eval: bool) -> Any:
-    """TrainingArguments of the run: ours first, then what the file passes through."""
-    ensure_torchvision()
-    from transformers import TrainingArguments
-
-    training = config.training
-    has_cuda = torch.cuda.is_available()
-    defaults = {
-        "disable_tqdm": True,
-        "eval_strategy": "epoch" if has_eval else "no",
-        "logging_first_step": True,
-        "logging_steps": 10,
-        "report_to": "none",
-        "use_cpu": not has_cuda,
-    }
-    further = {key: value for key, value in training.trainer.items() if key != "resume_from_checkpoint"}
-    try:
-        return TrainingArguments(
-            **{**defaults, **further},
-            output_dir=training.output_dir,
-            seed=training.seed,
-            num_train_epochs=training.num_train_epochs,
-            max_steps=training.max_steps,
-            learning_rate=training.learning_rate,
-            per_device_train_batch_size=1,
-            per_device_eval_batch_size=1,
-            gradient_accumulation_steps=accumulation,
-            remove_unused_columns=False,
-        )
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"training: {str(error).splitlines()[0]}", hint="correct the key; it is one of TrainingArguments"
-        ) from error
 
 
 def _run(

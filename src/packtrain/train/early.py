@@ -1,0 +1,207 @@
+"""What can be known before anything is measured, told then: one line and a hint each.
+
+    check_early(config)                 # the configuration, packages, model config, output folder
+    check_early(config, template)       # and the model against the processor
+
+`run`, `train` and a dry run ask the same here, so a dry run refuses what a run would. Nothing is loaded but
+the model's config; the output folder is made, and a probe file written into it and removed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from pathlib import Path
+from typing import Any
+
+from .. import files
+from ..collate.boundaries import family_for, text_config
+from ..errors import ConfigError, InputError, MissingExtraError, one_line
+from ..testing.tiny import is_tiny, tiny_config
+from ..world import World, world
+from .arguments import refuse_auxiliary_loss, training_arguments
+from .attention import choose_backend, is_installed
+from .config import RunConfig
+from .idle import check_towers
+from .match import check_match
+from .model import class_for, read_config
+from .versions import missing_features
+
+__all__ = ["check_early", "check_template", "memory_floor"]
+
+logger = logging.getLogger(__name__)
+
+#: Packages of a training -> the extra that brings them.
+_PACKAGES = {"torch": "train", "transformers": "train", "accelerate": "train"}
+
+_WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+
+
+def check_early(
+    config: RunConfig,
+    template: Any = None,
+    *,
+    page: bool = False,
+    needs_model: bool = True,
+    place: World | None = None,
+) -> list[str]:
+    """Refuse what a run could not carry out, before it measures.
+
+    Args:
+        config: from `load_config`.
+        template: also check its processor against the model (`check_template`).
+        page: a `report.html` will be written.
+        needs_model: False (a dry run): that no model is named is a warning.
+        place: rank and world size; None: from the launcher's environment.
+
+    Returns:
+        Warnings; the writing rank has logged them.
+
+    Raises:
+        MissingExtraError: a package is not installed.
+        IsolationError: the model cannot run packed on `model.attn`.
+        ConfigError: the model cannot be found, keys do not go together, the output folder cannot be written.
+    """
+    place = place or world()
+    for package, extra in {**_PACKAGES, **({"jinja2": "report"} if page else {})}.items():
+        if not _is_there(package):
+            raise MissingExtraError(package, extra)
+    if world().size == 1:  # on more ranks it would begin the process group
+        by_epochs = config.data.kind in ("planned", "exported")
+        training_arguments(config, 1, has_eval=by_epochs and config.data.val is not None)
+    warnings = missing_features()
+    if config.model.name_or_path is not None:
+        warnings += _check_model(config, place)
+    elif needs_model:
+        raise ConfigError("no model is named", hint="set model.name_or_path")
+    else:
+        warnings.append("no model is named: a run would be refused; set model.name_or_path")
+    if template is not None:
+        check_template(config, template)
+    _check_folder(Path(config.training.output_dir), place)
+    if place.is_writer:
+        for line in warnings:
+            logger.warning("%s", line)
+    return warnings
+
+
+def check_template(config: RunConfig, template: Any) -> None:
+    """The template of a run against its model; without a model or a processor there is nothing to check.
+
+    Raises:
+        ConfigError: see `check_match`; or `training.dummy_media` without media.
+    """
+    check_towers(config.training.dummy_media, template)
+    name, processor = config.model.name_or_path, getattr(template, "processor", None)
+    if name is None or processor is None:
+        return
+    found = tiny_config(name, processor) if is_tiny(name) else read_config(name)
+    check_match(found, processor, getattr(template, "family", None))
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # a module that somebody made by hand
+        return True
+
+
+def _check_model(config: RunConfig, place: World) -> list[str]:
+    """Everything that the model's config says."""
+    import transformers
+
+    name, asked = str(config.model.name_or_path), config.model
+    tiny = is_tiny(name)
+    found = tiny_config(name) if tiny else read_config(name)
+    dtype = "float32" if tiny and asked.dtype == "auto" else asked.dtype
+    backend = choose_backend(found, asked.attn, dtype=dtype)
+    if not is_installed(backend):
+        raise ConfigError(f"{backend} is not installed here", hint="install it, or use model.attn: sdpa")
+    refuse_auxiliary_loss(found)
+    if tiny:
+        return []
+    class_for(transformers, found)
+    folder = Path(name).expanduser()
+    if folder.is_dir() and not any(any(folder.glob(kind)) for kind in _WEIGHTS):
+        raise ConfigError(f"model folder {name} holds no weights", hint="check model.name_or_path")
+    return _check_memory(config, found, dtype, place)
+
+
+# ---------------------------------------------------------------------------------------- memory
+def memory_floor(model_config: Any, tokens: int, *, size: int, states: int = 4) -> int:
+    """Bytes that training the language layers on one pack takes at least.
+
+    Weights with gradients and optimizer states, and what every layer got as its input. Towers, kernels,
+    and logits (the chunked loss has none) come on top.
+
+    Args:
+        tokens: of a pack.
+        size: bytes of a number.
+        states: numbers a parameter: weight, gradient, two moments.
+    """
+    text = text_config(model_config)
+    wide, layers = _whole(text, "hidden_size"), _whole(text, "num_hidden_layers")
+    heads = _whole(text, "num_attention_heads")
+    grouped = _whole(text, "num_key_value_heads") or heads
+    head = _whole(text, "head_dim") or (wide // heads if heads else 0)
+    matrices = 3 if getattr(text, "hidden_act", "") == "silu" else 2
+    inner = _whole(text, "intermediate_size")
+    layer = wide * head * (2 * heads + 2 * grouped) + matrices * wide * inner
+    tied = bool(getattr(model_config, "tie_word_embeddings", True))
+    weights = layers * layer + _whole(text, "vocab_size") * wide * (1 if tied else 2)
+    return size * (states * weights + layers * tokens * wide)
+
+
+def _whole(thing: Any, name: str) -> int:
+    value = getattr(thing, name, None)
+    return value if isinstance(value, int) else 0
+
+
+def _check_memory(config: RunConfig, model_config: Any, dtype: str, place: World) -> list[str]:
+    import torch
+
+    if family_for(model_config) is None:
+        return []
+    length = config.template.max_length or config.model.max_model_len or 0
+    named = str(getattr(model_config, "dtype", None) if dtype == "auto" else dtype).removeprefix("torch.")
+    trainer = config.training.trainer
+    plain = str(trainer.get("optim") or "adamw_torch").startswith("adamw_torch")
+    sharded = bool(trainer.get("fsdp") or trainer.get("deepspeed"))
+    least = memory_floor(model_config, length, size=_BYTES.get(named, 4), states=4 if plain else 2)
+    least = least // place.size if sharded else least
+    if torch.cuda.is_available():
+        there, where = torch.cuda.get_device_properties(0).total_memory, "the GPU"
+    else:
+        there, where = _main_memory(), "this machine"
+    if there is None or least <= there:
+        return []
+    return [
+        f"one pack of {length} tokens takes at least {least / 2**30:.1f} GiB to train ({named}, weights, "
+        f"gradients, optimizer), {where} has {there / 2**30:.1f}: use a smaller model, 16 bit, or FSDP"
+    ]
+
+
+def _main_memory() -> int | None:
+    try:
+        import psutil
+    except ImportError:
+        return None
+    return int(psutil.virtual_memory().total)
+
+
+# ---------------------------------------------------------------------------------------- the folder
+def _check_folder(folder: Path, place: World) -> None:
+    probe = folder / f".writable-{place.rank}"
+    try:
+        files.make_folder(folder)
+        files.publish_text(probe, "")
+        files.remove(probe)
+    except InputError as error:
+        raise ConfigError(f"training.output_dir: {error.message}", hint=error.hint) from None
+    except OSError as error:
+        raise ConfigError(
+            f"training.output_dir {folder} cannot be written: {one_line(error, 120)}",
+            hint="choose a folder on a disk with space that you may write",
+        ) from None

@@ -1,0 +1,224 @@
+"""What is known before measuring is told then: by a run, by a dry run, in the same words."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from packtrain.errors import ConfigError, MissingExtraError, PacktrainError
+from packtrain.pipeline.run import dry_run, run
+from packtrain.template import ensure_torchvision, load_processor
+from packtrain.testing.tiny import TINY_MODELS, tiny_config, tiny_model
+from packtrain.train import versions
+from packtrain.train.config import load_config
+from packtrain.train.early import check_early, memory_floor
+from packtrain.train.match import check_match
+
+ensure_torchvision()
+
+
+def model_folder(tmp_path: Path, *, weights: bool = True, **change: Any) -> str:
+    config = tiny_config("tiny:qwen3")
+    for name, value in {"vocab_size": 1024, **change}.items():
+        setattr(config, name, value)
+    config.save_pretrained(tmp_path / "model")
+    if weights:
+        (tmp_path / "model" / "model.safetensors").write_bytes(b"")
+    return str(tmp_path / "model")
+
+
+def no_model(values: dict[str, Any], tmp_path: Path) -> None:
+    values["model"]["name_or_path"] = str(tmp_path / "nowhere")
+
+
+def small_vocabulary(values: dict[str, Any], tmp_path: Path) -> None:
+    values["model"]["name_or_path"] = model_folder(tmp_path, vocab_size=64)
+
+
+def no_weights(values: dict[str, Any], tmp_path: Path) -> None:
+    values["model"]["name_or_path"] = model_folder(tmp_path, weights=False)
+
+
+def refused_backend(values: dict[str, Any], tmp_path: Path) -> None:
+    values["model"] = {"name_or_path": "tiny:qwen2_vl", "attn": "flex_attention"}
+
+
+def absent_kernel(values: dict[str, Any], tmp_path: Path) -> None:
+    values["model"]["attn"] = "flash_attention_3"
+
+
+def another_family(values: dict[str, Any], tmp_path: Path) -> None:
+    values["model"]["name_or_path"] = "tiny:llava_1_5"
+
+
+def no_such_optimizer(values: dict[str, Any], tmp_path: Path) -> None:
+    values["training"]["optim"] = "no_such_optimizer"
+
+
+def dummies_of_text(values: dict[str, Any], tmp_path: Path) -> None:
+    values["training"]["dummy_media"] = True
+
+
+def folder_is_a_file(values: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    values["training"]["output_dir"] = str(tmp_path / "taken")
+
+
+def folder_of_the_kernel(values: dict[str, Any], tmp_path: Path) -> None:
+    values["training"]["output_dir"] = "/proc/packtrain"
+
+
+REFUSALS: list[tuple[Callable[[dict[str, Any], Path], None], str]] = [
+    (no_model, "does not exist"),
+    (small_vocabulary, "qwen3 has 64 embeddings"),
+    (no_weights, "holds no weights"),
+    (refused_backend, "cannot run packed on flex_attention"),
+    (absent_kernel, "flash_attention_3 is not installed here"),
+    (another_family, "tokenizer has no"),
+    (no_such_optimizer, "no_such_optimizer"),
+    (dummies_of_text, "training.dummy_media has no effect"),
+    (folder_is_a_file, "training.output_dir"),
+    (folder_of_the_kernel, "training.output_dir"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSALS, ids=[one.__name__ for one, _ in REFUSALS])
+def test_a_dry_run_refuses_what_a_run_refuses_and_nothing_is_measured(
+    change: Callable[[dict[str, Any], Path], None],
+    message: str,
+    text_run: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+) -> None:
+    if change is absent_kernel and _has_flash_3():
+        pytest.skip("flash attention 3 is installed")
+    values = text_run()
+    change(values, tmp_path)
+    (tmp_path / "run.yaml").write_text(json.dumps(values))
+    told = []
+    for begin in (run, dry_run):
+        with pytest.raises(PacktrainError) as refused:
+            begin(load_config(tmp_path / "run.yaml"))
+        assert refused.value.exit_code == 2 and refused.value.hint and "\n" not in str(refused.value)
+        told.append(str(refused.value))
+    assert message in told[0] and told[0] == told[1]
+    assert not list(tmp_path.rglob("lengths")) and not list(tmp_path.rglob("plan"))
+
+
+def _has_flash_3() -> bool:
+    from packtrain.train.attention import is_installed
+
+    return is_installed("flash_attention_3")
+
+
+def settings(text_run: Callable[..., dict[str, Any]], tmp_path: Path, **model: Any) -> Any:
+    values = text_run()
+    values["model"] |= model
+    (tmp_path / "run.yaml").write_text(json.dumps(values))
+    return load_config(tmp_path / "run.yaml")
+
+
+def test_a_sound_run_is_told_nothing_and_leaves_no_probe(text_run: Any, tmp_path: Path) -> None:
+    config = settings(text_run, tmp_path)
+    assert check_early(config, page=True) == versions.missing_features()
+    assert list((tmp_path / "run").iterdir()) == []
+    assert "no model is named" in check_early(
+        config.model_copy(update={"model": config.model.model_copy(update={"name_or_path": None})}),
+        needs_model=False,
+    )[-1]  # fmt: skip
+
+
+@pytest.mark.parametrize(("package", "extra"), [("accelerate", "train"), ("jinja2", "report")])
+def test_a_missing_package_is_named_with_its_extra(
+    package: str, extra: str, text_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(text_run, tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=rf"{package} is not installed.*packtrain\[{extra}\]"):
+        check_early(config, page=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_pack_that_cannot_fit_is_a_warning(
+    text_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("packtrain.train.early._main_memory", lambda: 2**20)
+    config = settings(text_run, tmp_path, name_or_path=model_folder(tmp_path))
+    assert "one pack of 128 tokens takes at least" in check_early(config)[-1]
+    assert "one pack of 128 tokens" in caplog.text
+    monkeypatch.setattr("packtrain.train.early._main_memory", lambda: 2**40)
+    assert check_early(config) == versions.missing_features()
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral"])
+def test_the_floor_of_memory_is_below_what_the_weights_take(name: str) -> None:
+    model = tiny_model(f"tiny:{name}")
+    held = sum(p.numel() * p.element_size() for p in model.parameters())
+    floor = memory_floor(model.config, 0, size=4, states=1)
+    assert 0.95 * held < floor <= held
+    assert memory_floor(model.config, 10, size=4, states=1) - floor == 4 * 10 * 2 * 64
+
+
+# --------------------------------------------------------------------------------------- the match
+@pytest.mark.realdata
+@pytest.mark.parametrize("family", ["internvl3", "llava_onevision", "qwen2_5_vl", "qwen2_audio", "qwen3_vl"])
+def test_processors_fit_their_model_and_no_text_model(family: str, data: Path) -> None:
+    processor = load_processor(str(data / "processors" / family))
+    check_match(tiny_config(f"tiny:{family}", processor), processor)
+    assert family in TINY_MODELS
+    with pytest.raises(ConfigError, match="takes no media"):
+        check_match(tiny_config("tiny:qwen3", processor), processor)
+
+
+@pytest.mark.realdata
+def test_every_difference_is_named_with_both_values(data: Path) -> None:
+    processor = load_processor(str(data / "processors" / "qwen2_5_vl"))
+    config = tiny_config("tiny:qwen2_5_vl", processor)
+    check_match(config, processor.tokenizer)  # text only, on a model with towers
+    others: list[tuple[Callable[[Any], None], str]] = [
+        (lambda c: setattr(c, "image_token_id", 7), r"image token of the processor is \d+ .*looks for 7"),
+        (lambda c: setattr(c, "video_token_id", 7), r"video token of the processor is"),
+        (lambda c: setattr(c.vision_config, "patch_size", 16), "patch_size of the processor is 14.* is 16"),
+        (lambda c: setattr(c.vision_config, "spatial_merge_size", 4), "merge_size of the processor is 2"),
+        (lambda c: setattr(c.get_text_config(), "vocab_size", 1000), "has 1000 embeddings"),
+    ]
+    for change, message in others:
+        changed = copy.deepcopy(config)
+        change(changed)
+        with pytest.raises(ConfigError, match=message):
+            check_match(changed, processor)
+    one_row = load_processor(str(data / "processors" / "llava_onevision"))
+    with pytest.raises(ConfigError, match=r"1 rows of positions\), qwen2_5_vl takes 3"):
+        check_match(config, one_row)
+
+
+def test_a_pad_token_beyond_the_embedding_is_no_fault() -> None:
+    config = tiny_config("tiny:qwen3")
+    vocabulary = {"a": 0, "<pad>": 512}
+    check_match(config, SimpleNamespace(get_vocab=lambda: vocabulary, pad_token="<pad>"))
+    with pytest.raises(ConfigError, match=r"ids up to 512 \(<pad>\), qwen3 has 512 embeddings"):
+        check_match(config, SimpleNamespace(get_vocab=lambda: vocabulary, pad_token=None))
+
+
+def test_what_an_api_change_costs_is_told(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    from packtrain.cli import main
+
+    gone = versions.Feature("transformers.masking_utils", "renamed", "no masks")
+    nowhere = versions.Feature("transformers.nowhere", "gone", "nothing")
+    monkeypatch.setattr(versions, "FEATURES", (gone, nowhere))
+    lines = versions.missing_features()
+    assert lines == [
+        "transformers.masking_utils.renamed is missing here: no masks",
+        "transformers.nowhere.gone is missing here: nothing",
+    ]
+    with pytest.raises(SystemExit):
+        main(["doctor", "--model", "tiny:qwen3", "--json"])
+    assert set(lines) <= set(json.loads(capsys.readouterr().out)["versions"])
