@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.packtrain-ready
 
-.PHONY: demo test test-hosts test-versions lint bench clean
+.PHONY: demo test test-hosts test-versions test-install lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 	PYTHON=$(PYTHON) VENV=$(VENV) sh scripts/setup.sh
@@ -21,6 +21,9 @@ test-hosts: $(STAMP)  ## tests in virtual environments of other packages, made o
 
 test-versions: $(STAMP)  ## the training laws on the lowest, a middle and the newest versions; writes docs/attention.md
 	$(BIN)/python -m pytest tests/hosts/test_versions.py -m versions
+
+test-install: $(STAMP)  ## the built wheel with each extra, in clean environments kept in PACKTRAIN_HOSTS
+	$(BIN)/python -m pytest tests/install -m install
 
 lint: $(STAMP)  ## style and types
 	$(BIN)/ruff check .

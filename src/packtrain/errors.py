@@ -23,6 +23,7 @@ A message says what, the value seen and the limit; the hint says what to set.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "UnknownNameError",
     "WaitTimeoutError",
     "described",
+    "missing_package",
     "nearest",
     "one_line",
 ]
@@ -132,10 +134,19 @@ class IsolationError(InputError):
 
 
 class MissingExtraError(InputError, ImportError):
-    """An optional dependency that is not installed."""
+    """An optional dependency that is not installed, or that is there and cannot be imported.
+
+    Raised where an ImportError is handled, it tells that one's cause unless the package itself is absent.
+    """
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed", hint=f"pip install 'packtrain[{extra}]'")
+        held = sys.exc_info()[1]
+        said = f"{package} is not installed"
+        if isinstance(held, ImportError) and not isinstance(held, MissingExtraError):
+            root = (held.name or "").partition(".")[0]
+            if not (isinstance(held, ModuleNotFoundError) and root in package):
+                said = f"{package} cannot be imported ({one_line(held, 200)})"
+        super().__init__(said, hint=f"pip install 'packtrain[{extra}]'")
 
 
 class WaitTimeoutError(InputError, TimeoutError):
@@ -167,3 +178,43 @@ class DriftError(LawError):
 
 class ChecksumError(LawError):
     """Stored bytes differ from the digest that vouches for them."""
+
+
+#: Extras of modules that our own code imports without asking.
+_EXTRAS = {
+    **dict.fromkeys(("torch", "transformers", "tokenizers", "accelerate", "psutil"), "train"),
+    **dict.fromkeys(("matplotlib", "jinja2"), "report"),
+    "pyarrow": "arrow",
+    "megatron": "energon",
+}
+
+
+def missing_package(error: BaseException, what: str) -> InputError | None:
+    """The fault of an environment behind an error, or None: an artefact is never blamed for it.
+
+    Args:
+        what: what could not be done, for the message: "… cannot be checked here".
+
+    Returns:
+        The MissingExtraError on the chain of causes, else an InputError that names the module of the first
+        ImportError and what Python said.
+    """
+    chain: list[BaseException] = []
+    held: BaseException | None = error
+    while held is not None and held not in chain:
+        chain.append(held)
+        held = held.__cause__ or held.__context__
+    faults = [one for one in chain if isinstance(one, ImportError)]
+    for one in faults:
+        if isinstance(one, MissingExtraError):
+            return one
+    if not faults:
+        return None
+    first = faults[-1]
+    name = (first.name or "").partition(".")[0]
+    return InputError(
+        f"{what}: {first.name or 'a package'} cannot be imported ({one_line(first, 200)})",
+        hint=f"pip install 'packtrain[{_EXTRAS[name]}]'"
+        if name in _EXTRAS
+        else f"install {name or 'what it names'}",
+    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
 import shutil
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from export_sets import Set
 from verbs import call
 
-from packtrain.errors import ChecksumError, InputError, LawError
+from packtrain.errors import ChecksumError, InputError, LawError, MissingExtraError
 from packtrain.pipeline.export import export
 from packtrain.pipeline.verify_export import _check_members, verify_export
 from packtrain.planning.distribution import distribution
@@ -274,3 +276,95 @@ def test_the_source_is_compared_where_only_the_processor_is_gone(
     assert "the processor is not at hand" in call("verify", f"{out}-chunks", "--json").output
     for option in ("--distribution", "--ledger", "--pack=0", f"--html={tmp_path / 'x.html'}"):
         assert "plan" in call("show", out, option, code=2).output
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.zst", "train.parquet"])
+def test_a_missing_package_is_the_environments_fault(
+    name: str,
+    text_run: Callable[..., dict[str, Any]],
+    tokenizer_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever reader needs it: exit 2 with the package's name and no word against the export."""
+    rows = [
+        {"messages": [{"role": "user", "content": f"q {i}"}, {"role": "assistant", "content": "a"}]}
+        for i in range(9)
+    ]
+    _written(tmp_path / name, rows)
+    lengths, plan = (str(tmp_path / part) for part in ("lengths", "plan"))
+    call("measure", str(tmp_path / name), "-p", str(tokenizer_folder), "-o", lengths, "--workers", "1")
+    call("plan", lengths, "-n", "64", "-o", plan)
+    needed = {"train.jsonl": "none", "train.jsonl.zst": "zstandard", "train.parquet": "pyarrow"}[name]
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+    for fmt in ("webdataset", "chunks"):
+        out = str(tmp_path / fmt)
+        call("export", plan, out, "-f", fmt)
+        for package in ("webdataset", "zstandard", "pyarrow", "transformers"):
+            used = package in (needed, "transformers") or (fmt, package) == ("chunks", "pyarrow")
+            shutil.rmtree(tmp_path / "cache", ignore_errors=True)  # unpacked text
+            with monkeypatch.context() as own:
+                for held in [one for one in sys.modules if one.startswith(package + ".")] + [package]:
+                    own.setitem(sys.modules, held, None)
+                told = call("verify", out, code=2 if used else 0).output
+            assert "again" not in told
+            assert not used or package in told, told
+
+
+def _written(path: Path, rows: list[dict[str, Any]]) -> None:
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    if path.suffix == ".parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        importlib.import_module("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".zst":
+        path.write_bytes(pytest.importorskip("zstandard").compress(text))
+    else:
+        path.write_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (ModuleNotFoundError("No module named 's3fs'", name="s3fs"), "s3fs"),
+        (ImportError("DSO libarrow.so.26 not found", name="pyarrow.lib"), "libarrow.so.26"),
+        (ImportError("cannot import name 'x' from 'google.protobuf'", name="google.protobuf"), "protobuf"),
+    ],
+)
+def test_what_energon_lacks_is_named_with_its_cause(
+    made: Callable[..., Set], monkeypatch: pytest.MonkeyPatch, error: ImportError, named: str
+) -> None:
+    """However deep in the library it comes from, and whatever the library makes of it."""
+    from packtrain.hosts import energon_reading
+
+    held = made(count=12)
+    out = held.folder / "out"
+    export(held.plan_folder, out, format="energon", source=held.source)
+
+    def broken(out: Path) -> Any:
+        try:
+            raise error
+        except ImportError as cause:
+            raise RuntimeError("the dataset is broken") from cause
+
+    monkeypatch.setattr(energon_reading, "has_energon", lambda: True)
+    monkeypatch.setattr(energon_reading, "_rows", broken)
+    told = call("verify", str(out), "--encode", "0", code=2).output
+    assert named in told and "again" not in told
+
+
+def test_a_package_that_is_there_but_broken_is_not_called_absent() -> None:
+    for error, said in [
+        (ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow"), "pyarrow is not installed"),
+        (
+            ImportError("libarrow.so.26: no such file", name="pyarrow.lib"),
+            "pyarrow cannot be imported (libarrow",
+        ),
+        (
+            ModuleNotFoundError("No module named 'numpy.x'", name="numpy.x"),
+            "pyarrow cannot be imported (No mod",
+        ),
+    ]:
+        try:
+            raise error
+        except ImportError:
+            assert MissingExtraError("pyarrow", "arrow").message.startswith(said)

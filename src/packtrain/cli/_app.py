@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from .. import extend
-from ..errors import InputError, PacktrainError, nearest
+from ..errors import InputError, PacktrainError, missing_package, nearest
 from ..version import __version__
 from ..world import world
 
@@ -106,7 +106,11 @@ def main(args: list[str] | None = None) -> None:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}", "check the path, its permissions and free space", 2, False)
     except Exception as error:
-        _unexpected(error, arguments)
+        fault = missing_package(error, "this cannot run here") if isinstance(error, ImportError) else None
+        if fault is None or str(getattr(error, "name", "")).startswith("packtrain"):
+            _unexpected(error, arguments)
+        else:
+            _fail(fault.message, fault.hint, fault.exit_code, "--json" in arguments)
 
 
 def end_of_training() -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, LawError, MissingExtraError, PacktrainError
+from ..errors import InputError, LawError, MissingExtraError, PacktrainError, missing_package
 from ..planning.packplan import PackPlan
 from ..store import shards
 from ..store.pack_files import PackFiles
@@ -128,12 +128,8 @@ def _told(error: BaseException, out: Path) -> PacktrainError:
     for one in chain:
         if isinstance(one, PacktrainError):
             return one
-    missing = next((one for one in reversed(chain) if isinstance(one, ImportError)), None)
-    if missing is not None:  # the environment's fault, not the export's
-        package, told = missing.name or "a package", " ".join(str(missing).split())[:200]
-        return InputError(
-            f"energon cannot read {out} here: {package} cannot be imported ({told})",
-            hint=f"install {package.partition('.')[0]}; the export itself was not looked at",
-        )
+    fault = missing_package(error, f"energon cannot read {out} here")
+    if fault is not None:
+        return fault
     said = "; ".join(f"{type(one).__name__}: {' '.join(str(one).split())[:200]}" for one in chain[:3])
     return LawError(f"{out} cannot be read through energon: {said}", hint="export again")

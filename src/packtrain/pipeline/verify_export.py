@@ -16,7 +16,13 @@ from typing import Any
 import numpy as np
 
 from .. import files
-from ..errors import ChecksumError, FormatError, LawError, PacktrainError
+from ..errors import (
+    ChecksumError,
+    FormatError,
+    LawError,
+    PacktrainError,
+    missing_package,
+)
 from ..media.location import read_bytes
 from ..planning.packplan import PackPlan
 from ..sources.chat import media_refs
@@ -54,8 +60,21 @@ def verify_export(
         ChecksumError: a shard was cut, edited or is missing; names shard and key.
         LawError: a sample is missing, twice, or not the planned one.
         FormatError: no export, or an unfinished one.
+        InputError: a package that a reader needs cannot be imported here; the export is not blamed for it.
     """
-    out = Path(out)
+    try:
+        return _verified(Path(out), source, template, encode, progress)
+    except (PacktrainError, ImportError) as error:
+        fault = missing_package(error, f"{out} cannot be checked here")
+        if fault is None or fault is error:
+            raise
+        raise fault from error
+
+
+# --------------------------------------------------------------------------------------------
+def _verified(
+    out: Path, source: Any, template: Any, encode: int, progress: Progress | None
+) -> dict[str, str]:
     marker, plan, parts = _manifests(out)
     rows = [row for part in parts for row in part["files"]] + list(marker["files"])
     for row in rows:
@@ -82,7 +101,6 @@ def verify_export(
     return done
 
 
-# --------------------------------------------------------------------------------------------
 def _manifests(out: Path) -> tuple[dict[str, Any], PackPlan, list[dict[str, Any]]]:
     """Marker, plan and parts of an export that was finished: what of them is torn since breaks a law."""
     if not shards.hidden(out, shards.EXPORT).is_file():
@@ -108,7 +126,11 @@ def _manifests(out: Path) -> tuple[dict[str, Any], PackPlan, list[dict[str, Any]
 
 
 def _inputs(out: Path, template: Any, *, wanted: bool) -> tuple[Any, Any, str]:
-    """Source and template that the export names, each where it can still be opened."""
+    """Source and template that the export names, each where it can still be opened.
+
+    Raises:
+        MissingExtraError, ImportError: it is there, and a package that reads it is not.
+    """
     try:
         origin = files.read_json(shards.hidden(out, "origin.json"))
         inputs = Inputs(**origin["inputs"])
@@ -116,12 +138,16 @@ def _inputs(out: Path, template: Any, *, wanted: bool) -> tuple[Any, Any, str]:
         if source.fingerprint != shards.export_of(out)["key"]["source"]:
             return None, template, "; the source changed since: not compared with it"
     except (PacktrainError, OSError, KeyError, TypeError) as error:
+        if missing_package(error, "") is not None:
+            raise
         return None, template, f"; the source is not at hand ({type(error).__name__})"
     if not wanted or template is not None:
         return source, template, ""
     try:
         return source, inputs.open_template(source), ""
     except (PacktrainError, OSError) as error:
+        if missing_package(error, "") is not None:
+            raise
         return source, None, f"; the processor is not at hand ({type(error).__name__}): nothing encoded"
 
 
