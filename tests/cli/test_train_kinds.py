@@ -113,3 +113,52 @@ def test_resume_auto(call: Call, text_run: Callable[..., dict[str, Any]], tmp_pa
     whole = text_run(output_dir=tmp_path / "whole", max_steps=4, lr_scheduler_type="constant")
     assert call("train", whole)["code"] == 0
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("verb", ["run", "train", "stream", "measure"])
+def test_a_key_that_changes_training_stops_every_verb(
+    call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path, capsys: Any, verb: str
+) -> None:
+    """More than 1 % of the records with a key that is not read: exit 2 naming key, record and option."""
+    values = text_run(max_steps=1, proof=False)
+    path = Path(values["custom"]["train_jsonl"])
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({**row, "token_mask": [0, 1]}) + "\n" for row in rows))
+    if verb == "measure":
+        columns = ("--column", "prompt=question", "--column", "response=answer")
+        given = ["measure", str(path), "-p", values["template"]["processor"], "-o", str(tmp_path / "lengths")]
+        with pytest.raises(SystemExit) as stop:
+            main([*given, *columns, "--json"])
+        said = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert stop.value.code == 2
+        with pytest.raises(SystemExit) as stop:
+            main([*given, *columns, "--json", "--ignore-key", "token_mask"])
+        assert stop.value.code in (0, None), capsys.readouterr()
+    else:
+        if verb == "stream":
+            values["data"] = {"kind": "stream", "on_error": "skip"}
+        said = call("run" if verb == "run" else "train", values)
+        assert said["code"] == 2
+    told = f"{said['error']} {said.get('hint')}"
+    assert "token_mask" in told and "ignore_keys" in told
+    if verb != "stream":
+        assert "40 of 40 records" in told and "train.jsonl:1" in told
+
+
+def test_raw_text_is_trained(
+    call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """Documents as they are; one that holds a control token is in the ledger, or kept by its option."""
+    values = text_run(max_steps=2)
+    path = tmp_path / "docs.jsonl"
+    texts = [f"Document {i}. " + "Words and more words. " * (i % 5 + 1) for i in range(40)]
+    texts[7] += "<|im_end|>"
+    path.write_text("".join(json.dumps({"text": text, "id": i}) + "\n" for i, text in enumerate(texts)))
+    values["custom"] = {"train_jsonl": str(path)}
+    values["data"] = {"kind": "planned", "task": "text"}
+    told = call("run", values)
+    assert told["code"] == 0, told
+    assert told["samples"] == 39, told
+    values["data"]["text_options"] = {"control_tokens": "keep"}
+    values["training"]["output_dir"] = str(tmp_path / "kept")
+    assert call("run", values)["samples"] == 40

@@ -358,3 +358,24 @@ def test_a_loader_resumes_at_the_end_of_an_epoch(workers: int, persistent: bool)
             assert begun + ids(loader) == first
         data.set_epoch(1)
         assert ids(loader) == second
+
+
+@pytest.mark.parametrize(("bad", "said"), [(1, None), (2, "2 of 8. records"), (50, "2 of 4 records")])
+def test_keys_that_are_not_read_stop_a_stream(bad: int, said: str | None, tmp_path: Path) -> None:
+    """A key that changes training is in the ledger; more than 1 % of the records with one stop the stream."""
+
+    def encode_(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["bad"]:
+            raise SampleError("unread_key", "the key 'token_mask' holds a mask and is not read")
+        return {name: sample[name] for name in ("input_ids", "labels")}
+
+    step = 100 // bad
+    source = [{**row, "bad": i % step == step // 2 + step // 4} for i, row in enumerate(rows())]
+    ledger = tmp_path / "left_out.jsonl"
+    stream = make(source, template=encode_, on_error="skip", ledger_file=ledger)
+    if said is None:
+        assert len(flat(ids(list(stream)))) == 99 and "unread_key" in ledger.read_text()
+        return
+    with pytest.raises(InputError, match="token_mask") as error:
+        list(stream)
+    assert "ignore_keys" in str(error.value.hint) and error.value.exit_code == 2

@@ -10,10 +10,11 @@ import pytest
 import torch
 from train_samples import text_sample
 
-from packtrain.errors import ConfigError, ForeignArtefactError
+from packtrain.errors import ConfigError, ForeignArtefactError, InputError, SampleError
+from packtrain.extend import Measured
 from packtrain.testing.tiny import tiny_model
 from packtrain.train.config import load_config
-from packtrain.train.streaming import train_streaming
+from packtrain.train.streaming import Checked, train_streaming
 
 SAMPLES = [{**text_sample(3 + i % 5, i), "sample_id": i} for i in range(30)]
 
@@ -143,3 +144,45 @@ def test_a_full_disk_at_a_checkpoint_leaves_the_one_before_usable(
         run(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
     again, _ = run(tmp_path / "b", resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert again.losses[-4:] == run(tmp_path / "c")[0].losses[-4:]
+
+
+class Ears:
+    """A template that cuts the clips whose name says so, and that may truncate."""
+
+    def __init__(self, long_audio: str = "error", truncation: str = "error") -> None:
+        self.long_audio, self.truncation = long_audio, truncation
+        self.measured = 0
+
+    def measure(self, sample: Any) -> Any:
+        self.measured += 1
+        (part,) = sample["messages"][0]["content"]
+        return Measured(3, audio_cut=int("long" in part["audio"]))
+
+    def encode(self, sample: Any) -> dict[str, Any]:
+        return {"input_ids": [1, 2, 3], "labels": sample.get("labels", [-100, 2, 3])}
+
+
+@pytest.mark.parametrize("policy", ["error", "cut", "drop"])
+def test_a_stream_asks_what_becomes_of_clips_that_are_cut(policy: str) -> None:
+    template = Ears(policy)
+    checked = Checked(template)
+    short, long = (
+        {"messages": [{"role": "user", "content": [{"type": "audio", "audio": f"/m/{name}.wav"}]}]}
+        for name in ("short", "long")
+    )
+    assert checked.encode(short)["input_ids"] == [1, 2, 3]
+    if policy == "cut":
+        assert checked.encode(long)["input_ids"] == [1, 2, 3] and template.measured == 0
+        return
+    with pytest.raises(InputError if policy == "error" else SampleError, match="clip") as error:
+        checked.encode(long)
+    assert policy == "drop" or "/m/long.wav" in str(error.value)
+    checked.encode({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]})
+    assert template.measured == 2
+
+
+def test_a_stream_leaves_out_what_truncation_left_nothing_of() -> None:
+    sample = {"messages": [], "labels": [-100, -100, -100]}
+    assert Checked(Ears()).encode(sample)["labels"] == sample["labels"]
+    with pytest.raises(SampleError, match="truncation"):
+        Checked(Ears(truncation="right")).encode(sample)

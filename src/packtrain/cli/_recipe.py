@@ -62,7 +62,9 @@ def _train_growing(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json
 
 def _train_stream(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: bool) -> None:
     """Train on samples that are packed as they come: a stream, or a token budget."""
+    from ..measuring.run import drained
     from ..pipeline.inputs import Inputs
+    from ..pipeline.unread import told
     from ..pipeline.validation import validation
     from ..train.early import check_template
     from ..train.streaming import train_streaming
@@ -85,7 +87,9 @@ def _train_stream(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json:
             val=None if val is None else (val.plan, val.source, val.lengths),
             progress=report,
         )
-    _print(config, {"source": inputs.source}, trained, as_json=as_json)
+    keys = drained(source)
+    named: dict[str, Any] = {"source": inputs.source}
+    _print(config, {**named, "keys": keys if as_json else told(keys) or "all read"}, trained, as_json=as_json)
     end_of_training()
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from ..extend import Source, Template, measure_many
 from ..media.location import identity
 from ..planning.lengths import STATUS_BEYOND, STATUS_EMPTY, STATUS_FAILED, STATUS_OK
 
-__all__ = ["BATCH", "RangeResult", "drained", "measure_range", "media_refs", "walk_media"]
+__all__ = ["BATCH", "RangeResult", "drained", "left_out", "measure_range", "media_refs", "walk_media"]
 
 I64 = NDArray[np.int64]
 
@@ -87,7 +88,7 @@ def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> R
             if isinstance(outcome, SampleError):
                 errors[i] = outcome
                 continue
-            if (fault := _left_out(outcome, template, source, i)) is not None:
+            if (fault := left_out(outcome, template, partial(_named, source, i))) is not None:
                 errors[i] = fault
                 continue
             tokens[i - start] = _length(source, i, outcome)
@@ -123,7 +124,11 @@ def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> R
     )
 
 
-def _left_out(outcome: Any, template: Template, source: Source, i: int) -> SampleError | None:
+def _named(source: Source, i: int) -> str:
+    return f"{source.where(i)} (id {i})"
+
+
+def left_out(outcome: Any, template: Template, where: Callable[[], str]) -> SampleError | None:
     """Why a measured sample is not trained: nothing of it is supervised, or its sound would be cut.
 
     Raises:
@@ -135,7 +140,7 @@ def _left_out(outcome: Any, template: Template, source: Source, i: int) -> Sampl
     policy = getattr(template, "long_audio", "cut") if found.get("audio_cut") else "cut"
     if policy == "error":
         raise InputError(
-            f"{source.where(i)} (id {i}): a clip is longer than the model hears, and its text stays whole",
+            f"{where()}: a clip is longer than the model hears, and its text stays whole",
             hint="long_audio: drop leaves such samples out, cut trains them as they are (--long-audio)",
         )
     if policy == "drop":

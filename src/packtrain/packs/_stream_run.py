@@ -33,6 +33,9 @@ __all__ = ["Run", "Stream"]
 
 logger = logging.getLogger(__name__)
 
+#: Share of the records of a stream that may hold keys which are not read; records read before it counts.
+_MOST_UNREAD, _FEW = 0.01, 100
+
 Sample = dict[str, Any]
 Pack = tuple[list[int], list[Sample]]  # places, encoded samples
 
@@ -85,6 +88,7 @@ class Run:
         self.window: list[int] = []  # numbers since the last window
         self.lengths: list[int] = []  # their tokens
         self.ready: deque[Pack] = deque()
+        self._unread = ""  # the last record with a key that is not read
         self._again: list[Item] = []  # in flight when the state was saved
         if state is None:
             self.left_out: dict[str, int] = {}
@@ -117,6 +121,7 @@ class Run:
             if len(self.window) >= window:
                 self._plan(last=False)
                 yield from self._hand_out()
+        self._check_unread(self.read)
         self._plan(last=True)
         yield from self._hand_out()
 
@@ -211,6 +216,19 @@ class Run:
             ) from error
         logger.warning("sample %d left out (%s): %s", sample_id, error.reason, error.message)
         self.stream.leave_out(sample_id, error.reason, error.message)
+        if error.reason == "unread_key":
+            self._unread = f"sample {sample_id}: {error.message}"
+            self._check_unread(max(self.read, _FEW))
+
+    def _check_unread(self, total: int) -> None:
+        """Stop where more than 1 % of the records read hold a key that changes training and is not read."""
+        unread = self.left_out.get("unread_key", 0)
+        if unread > _MOST_UNREAD * total and self._unread:
+            raise InputError(
+                f"{unread:,} of {self.read:,} records hold a key that changes training and is not read: "
+                f"{self._unread}",
+                hint="name it in ignore_keys where it does not matter, map it with columns, or fix the shape",
+            )
 
     def _empty(self, sample: Sample) -> None:
         if self.stream.ledger_file is None:

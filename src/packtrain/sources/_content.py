@@ -91,11 +91,10 @@ class Media:
 
     def complete(self) -> bool:
         """Whether every listed medium was asked for exactly once."""
-        return all(
-            self.asked[kind] == len(self.listed[kind])
-            and all(place <= len(self.listed[kind]) for held, place in self.numbered if held == kind)
-            for kind in MODALITIES
-        )
+        for kind in MODALITIES:
+            if self.asked[kind] != len(self.listed[kind]):
+                return False
+        return not self.numbered or all(place <= len(self.listed[kind]) for kind, place in self.numbered)
 
     def check(self, placeholders: Mapping[str, Sequence[str]]) -> None:
         """Every listed medium was asked for exactly once."""
@@ -284,18 +283,17 @@ def _marked(
     text: str, media: Media, plain: list[tuple[int, int, re.Match[str]]]
 ) -> list[tuple[int, int, re.Match[str]]]:
     """Placeholders, numbered placeholders and media named in the text, in order, without overlaps."""
-    tagged = [
+    tagged = "</" in text and [
         m
         for m in _TAGGED.finditer(text)
         if kind_of_ref(m["ref"]) is not None or m["ref"].startswith(("http://", "https://", "data:"))
     ]
-    defaults = [kind for kind in MODALITIES if f"<{kind}>" in media.kinds]
-    numbered = [m for m in _NUMBERED.finditer(text) if m["kind"] in defaults]
+    numbered = [m for m in _NUMBERED.finditer(text) if f"<{m['kind']}>" in media.kinds]
     if not tagged and not numbered:
         return plain
     out: list[tuple[int, int, re.Match[str]]] = []
     reached = 0
-    named = [(m.start(), m.end(), m) for m in (*tagged, *numbered)]
+    named = [(m.start(), m.end(), m) for m in (*(tagged or ()), *numbered)]
     for item in sorted([*named, *plain], key=lambda item: (item[0], -item[1])):
         if item[0] >= reached:
             out.append(item)

@@ -71,6 +71,7 @@ class Plan(NamedTuple):
     aliases: tuple[tuple[str, str], ...]
     rest: tuple[str, ...]
     numbered: tuple[str, ...]
+    shape: str | None  # None: not told by the keys that hold something
 
     @classmethod
     def of(cls, names: tuple[str, ...], columns: Mapping[str, str]) -> Plan:
@@ -85,7 +86,9 @@ class Plan(NamedTuple):
                     aliases.append((name, field))
         numbered = tuple(sorted((n for n in names if _NUMBERED.fullmatch(n)), key=_number))
         taken = {*fields.values(), *numbered}
-        return cls(fields, tuple(aliases), tuple(name for name in names if name not in taken), numbered)
+        rest = tuple(name for name in names if name not in taken)
+        shape = next((shape for shape, needed in _TELLS if needed <= fields.keys()), None)
+        return cls(fields, tuple(aliases), rest, numbered, shape)
 
 
 def _number(name: str) -> int:
@@ -151,11 +154,12 @@ def detect(fields: Fields) -> str:
     columns = fields.columns
     if "prompt" in columns or "response" in columns:
         return "columns"
-    for empty in (False, True):
-        held = {field for field in _TOLD if fields.has(field, empty=empty)}
-        for shape, needed in _TELLS:
-            if needed <= held:
-                return shape
+    if fields.plan.shape is not None:
+        return fields.plan.shape
+    held = {field for field in _TOLD if fields.has(field, empty=True)}
+    for shape, needed in _TELLS:
+        if needed <= held:
+            return shape
     raise fault("has no shape that is known here", hint=fields.hint())
 
 

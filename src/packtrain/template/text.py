@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, SampleError
+from ..errors import ConfigError, SampleError, UnknownNameError
 from ..extend import Measured
 from ..families import Family
 from ..measuring.text import check_text, tokenize
+from .control import control_tokens as written
 from .identity import processor_identity
 from .options import choose_family, positive
 
@@ -27,6 +28,8 @@ class TextTemplate:
         processor: loaded processor or tokenizer; only its tokenizer is used.
         bos: put the tokenizer's begin-of-text token in front; None: where the tokenizer does so by itself.
         eos: put its end-of-text token behind.
+        control_tokens: what becomes of a document that holds a control token (of the chat template, begin or
+            end of text) in writing: `error` leaves it out, `keep` trains it as that token.
         family: as for `HFTemplate`.
         model_limit: longest document the model takes; longer ones are "beyond model".
 
@@ -43,6 +46,7 @@ class TextTemplate:
         *,
         bos: bool | None = None,
         eos: bool = True,
+        control_tokens: str = "error",
         family: Family | str | None = None,
         model_limit: int | None = None,
     ) -> None:
@@ -54,6 +58,12 @@ class TextTemplate:
             first = self.tokenizer("a")["input_ids"][:1]
             bos = self.tokenizer.bos_token_id is not None and first == [self.tokenizer.bos_token_id]
         self.bos, self.eos = bool(bos), bool(eos)
+        if control_tokens not in ("error", "keep"):
+            raise UnknownNameError("control_tokens", str(control_tokens), ("error", "keep"))
+        self.control_tokens = control_tokens
+        templates = [getattr(one, "chat_template", None) for one in (processor, self.tokenizer)]
+        held = [text for one in templates for text in (one.values() if isinstance(one, dict) else [one])]
+        self._control = written(self.tokenizer, [text for text in held if isinstance(text, str)], None)
         for name, wanted in (("bos", self.bos), ("eos", self.eos)):
             if wanted and getattr(self.tokenizer, f"{name}_token_id") is None:
                 raise ConfigError(
@@ -64,7 +74,7 @@ class TextTemplate:
         """Tokens of a document.
 
         Raises:
-            SampleError: malformed_record.
+            SampleError: malformed_record, control_token.
         """
         (outcome,) = self.measure_batch([sample])
         if isinstance(outcome, SampleError):
@@ -77,7 +87,7 @@ class TextTemplate:
         good: list[str] = []
         for sample in samples:
             try:
-                check_text(sample["text"])
+                self._check(sample["text"])
                 good.append(sample["text"])
                 out.append(Measured(0))
             except SampleError as error:
@@ -98,7 +108,7 @@ class TextTemplate:
         """
         import torch
 
-        check_text(sample["text"])
+        self._check(sample["text"])
         (ids,) = self._ids([sample["text"]])
         labels = ids.copy()
         labels[:1] = IGNORED
@@ -116,8 +126,19 @@ class TextTemplate:
             "family": self.family.name,
             "bos": self.bos,
             "eos": self.eos,
+            "control_tokens": self.control_tokens,
             "model_limit": self.model_limit,
         }
+
+    def _check(self, text: str) -> None:
+        check_text(text)
+        found = None if self._control is None or self.control_tokens == "keep" else self._control.search(text)
+        if found is not None:
+            raise SampleError(
+                "control_token",
+                f"the text holds the control token {found.group()!r}, which the model would read as such",
+                hint="take it out of the data, or train it as it is: text_options: {control_tokens: keep}",
+            )
 
     def _ids(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         begin = [self.tokenizer.bos_token_id] if self.bos else []

@@ -9,19 +9,65 @@ waited again and goes on with the next pack. With `dyn_bsz` a micro batch takes
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..data import StreamingPackedDataset, TokenBudgetDataset
-from ..errors import ConfigError
+from ..errors import ConfigError, SampleError
+from ..measuring.run import left_out, media_refs
+from ..media.location import name_of
 from ..world import World, world
 from .config import RunConfig, Stream, TokenBudget
 from .sft import TrainResult, Validations, train
 
-__all__ = ["stream_of", "train_streaming"]
+__all__ = ["Checked", "stream_of", "train_streaming"]
 
 #: Tokens of the first row of a warm-up that names none.
 _FIRST_TOKENS = 200
+
+IGNORED = -100
+
+
+class Checked:
+    """The encoding of a template, with what measuring would leave out: a stream measures nothing.
+
+    Args:
+        template: an `extend.Template`.
+    """
+
+    def __init__(self, template: Any) -> None:
+        self.template = template
+
+    def encode(self, sample: Any) -> Any:
+        """The encoded sample.
+
+        Raises:
+            SampleError: `long_audio` where it is dropped; `unsupervised` where truncation left nothing.
+            InputError: a clip would be cut, and nobody said that it may (`long_audio: error`).
+        """
+        template = self.template
+        if getattr(template, "long_audio", "cut") != "cut" and _has_sound(sample):
+            fault = left_out(template.measure(sample), template, partial(_sounds, sample))
+            if fault is not None:
+                raise fault
+        encoded = template.encode(sample)
+        cut = getattr(template, "truncation", "error") != "error"
+        if cut and "labels" in encoded and not any(int(label) != IGNORED for label in encoded["labels"][1:]):
+            raise SampleError("unsupervised", "truncation leaves no token that is trained")
+        return encoded
+
+
+def _has_sound(sample: Any) -> bool:
+    return any(
+        part.get("type") in ("audio", "video")
+        for message in sample.get("messages", ())
+        for part in message["content"]
+    )
+
+
+def _sounds(sample: Any) -> str:
+    return ", ".join(name_of(ref) for ref in media_refs(sample))
 
 
 def stream_of(config: RunConfig, source: Any, template: Any, place: World) -> StreamingPackedDataset:
@@ -48,6 +94,8 @@ def stream_of(config: RunConfig, source: Any, template: Any, place: World) -> St
     }
     if data.on_error == "skip" or getattr(data, "drop_last", False):
         further["ledger_file"] = Path(config.training.output_dir) / "left_out.jsonl"
+    if hasattr(template, "measure"):
+        template = Checked(template)
     if isinstance(data, Stream):
         return StreamingPackedDataset(source, template, pack_length=length, window=data.window, **further)
     return TokenBudgetDataset(

@@ -65,7 +65,7 @@ class Records(Section):
     task: Literal["chat", "text"] = "chat"
     """`chat`: conversations; `text`: raw documents"""
     text_options: dict[str, Any] = Field(default_factory=dict)
-    """options of raw text: bos, eos"""
+    """options of raw text: bos, eos, control_tokens"""
     ignore_keys: list[str] = Field(default_factory=list)
     """keys of the records that are left out"""
     frame_rate: Annotated[float, Field(gt=0)] | None = None
