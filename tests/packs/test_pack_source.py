@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from packtrain.data import (
 from packtrain.errors import InputError, SampleError
 from packtrain.media.image import _strict_pillow
 from packtrain.packs.open_chunks import OpenChunks
+from packtrain.store.chunks import ChunkWriter
 
 LENGTHS = np.random.default_rng(5).integers(2, 12, 60)
 SAMPLES = [
@@ -271,3 +274,15 @@ def test_one_call_opens_chats_and_one_loads_packs(tmp_path: Path) -> None:
     data = PackedDataset(pt.plan(LENGTHS, 24), SAMPLES)
     loader = pt.loader(data, seed=3)
     assert [list(batch.sample_ids) for batch in loader] == [pack.ids for pack in planned()]
+
+
+def test_1200_chunks_are_read_in_order_with_256_descriptors(tmp_path: Path) -> None:
+    for number in range(1200):
+        chunk = ChunkWriter(tmp_path / f"{number}.arrow", media="tensor")
+        chunk.add([{**SAMPLES[number % 60], "sample_id": number}])
+        chunk.close()
+    script = Path(__file__).with_name("descriptors_script.py")
+    told = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), "1200"], capture_output=True, text=True, timeout=300
+    )
+    assert (told.returncode, told.stdout.strip()) == (0, "1200"), told.stderr

@@ -130,8 +130,8 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
         out: the export's folder.
         encode: `template.encode`; only for chunks that hold media as their bytes.
         aligned: of this plan: positions are then aligned positions, as in `PackedDataset`.
-        verify: hash each chunk when its first pack is read (`ChecksumError` where its bytes changed). Off: a
-            chunk is mapped and a pack costs what its own bytes cost; `packtrain verify` hashes all at once.
+        verify: hash each chunk once before its first pack is read: damaged bytes are named, never trained
+            (`ChecksumError`). False: a chunk is mapped and a pack costs what its own bytes cost.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
         encode: Callable[[Any], Mapping[str, Any]] | None = None,
         *,
         aligned: AlignedPlan | None = None,
-        verify: bool = False,
+        verify: bool = True,
     ) -> None:
         self.verify = verify
         self.out = Path(out).absolute()

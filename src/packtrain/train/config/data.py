@@ -198,7 +198,7 @@ class Exported(Records):
     """drop, instead of repeat, packs that do not fill the last step of all ranks"""
     balance: Literal["step", "window", "global"] | None = "step"
     """packs of a step rearranged so that ranks finish it together; `window`, `global`, or null"""
-    verify: bool = False
+    verify: bool = True
     """hash each chunk before its first pack is read"""
 
 
