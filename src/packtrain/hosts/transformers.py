@@ -110,8 +110,8 @@ def pack(
     kind = mixin or HostMixin
     with unchanged_on_failure(trainer):
         check_trainer(trainer, samples_per_step, has_packs=source is not None)
-        check_match(bare_model(trainer.model).config, getattr(trainer, "processing_class", None))
-        if source is None:
+        if source is None:  # packs that are made already were encoded by another processor
+            check_match(bare_model(trainer.model).config, getattr(trainer, "processing_class", None))
             given = {"plan": plan, "measure": measure, "audited": audited, "timeout_s": timeout_s}
             return _pack_rows(
                 trainer, pack_length, samples_per_step, eval_packing, balance, kind, options, **given
