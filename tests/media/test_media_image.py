@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import types
 import warnings
 import zlib
 from pathlib import Path
@@ -245,11 +246,36 @@ def test_a_bomb_is_a_reason_and_a_warning_is_nothing(monkeypatch: pytest.MonkeyP
     assert read_header(data)[:2] == (60, 50)
 
 
-def test_a_switch_that_hides_cuts_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = encoded(picture(40, 30), "JPEG")
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP"])
+def test_a_switch_that_hides_cuts_is_neither_heard_nor_changed(
+    format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is global: a thread that decodes by it while others read pictures here goes on as it was set."""
+    whole = picture(40, 30)
+    data = encoded(whole, format)
+    seen: list[object] = []
+
+    class Watched(types.ModuleType):
+        def __setattr__(self, name: str, value: object) -> None:
+            if name == "LOAD_TRUNCATED_IMAGES":
+                seen.append(value)
+            super().__setattr__(name, value)
+
+    def outcome(size: int) -> str:
+        try:
+            read_header(data[:size])
+            open_image(data[:size])
+        except SampleError as error:
+            return error.reason
+        return "whole"
+
+    sizes = range(len(data) // 3, len(data) + 1, max(1, len(data) // 40))
+    plain = [outcome(size) for size in sizes]
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    assert reason(data[: len(data) // 2]) == "truncated_media"
-    assert ImageFile.LOAD_TRUNCATED_IMAGES is True
+    monkeypatch.setattr(ImageFile, "__class__", Watched)
+    assert [outcome(size) for size in sizes] == plain
+    assert plain[0] == "truncated_media" and outcome(len(data)) == "whole"
+    assert seen == [] and ImageFile.LOAD_TRUNCATED_IMAGES is True
 
 
 def test_formats_by_pillow() -> None:

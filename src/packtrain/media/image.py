@@ -29,7 +29,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import SampleError
 from . import _bmp, _gif, _jpeg, _png, _tiff, _webp
@@ -197,10 +197,12 @@ def _decode(data: bytes, head: Head, *, whole: bool, formats: tuple[str, ...] | 
     """Pillow's image, loaded. `whole`: the end marker was seen, so a failure is not a cut."""
     from PIL import Image
 
-    with _strict_pillow():
+    with _QUIET:
         try:
-            picture = Image.open(io.BytesIO(data), formats=formats)
-            picture.load()
+            stream = _Whole(data)
+            picture = Image.open(stream, formats=formats)
+            # Decoders of formats without an own reader (JPEG 2000) read on to the end themselves.
+            stream.load(picture) if formats is None and hasattr(picture, "load_end") else picture.load()
         except Image.DecompressionBombError as error:
             raise head.fail("unreadable_media", f"is refused by Pillow: {error}") from None
         except Exception as error:  # OSError, SyntaxError, ValueError, EOFError, struct.error …
@@ -217,7 +219,7 @@ def _decode_other(data: bytes, head: Head) -> tuple[Image.Image, str]:
     """(image, format) of a file that has no own header reader."""
     from PIL import Image, ImageOps
 
-    with _strict_pillow():
+    with _QUIET:
         try:
             with Image.open(io.BytesIO(data), formats=BY_PILLOW) as probe:
                 name = probe.format or "?"
@@ -257,11 +259,43 @@ def _turn(picture: Image.Image, orientation: int) -> Image.Image:
     return picture.transpose(method)
 
 
-class _StrictPillow:
-    """Pillow without warnings and without its switch that fills cut images up with grey, in all threads.
+class _Whole(io.BytesIO):
+    """Bytes whose end is an error while a picture is decoded: Pillow reads there only where the file is cut.
 
-    Both are global. They are changed by the first thread that decodes and put back by the last one: each
-    thread on its own would put back what another one had changed.
+    With `ImageFile.LOAD_TRUNCATED_IMAGES` set, Pillow would fill a cut picture up with grey. The switch is
+    the user's, and global: other threads decode by it, so it is never changed.
+    """
+
+    loading = False
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        found = super().read(size)
+        if self.loading and not found and size:
+            raise OSError("image file is truncated")
+        return found
+
+    def load(self, picture: Image.Image) -> None:
+        """Decode `picture`, which was opened from here. OSError: the file ends before its last pixel."""
+        finish = picture.load_end
+
+        def load_end() -> None:
+            self.loading = False
+            finish()
+
+        picture.load_end = load_end
+        self.loading = True
+        try:
+            picture.load()
+        finally:
+            self.loading = False
+            del picture.load_end
+
+
+class _QuietPillow:
+    """Pillow without warnings, in all threads: filters of warnings are global before Python 3.14.
+
+    They are changed by the first thread that decodes and put back by the last one: each thread on its own
+    would put back what another one had changed.
     """
 
     def __init__(self) -> None:
@@ -275,16 +309,7 @@ class _StrictPillow:
                 self._before = contextlib.ExitStack()
                 self._before.enter_context(warnings.catch_warnings())
                 warnings.simplefilter("ignore")
-                self._switch_off(self._before)
             self._inside += 1
-
-    def _switch_off(self, before: contextlib.ExitStack) -> None:
-        from PIL import ImageFile
-
-        switch: Any = ImageFile
-        if switch.LOAD_TRUNCATED_IMAGES:
-            before.callback(setattr, switch, "LOAD_TRUNCATED_IMAGES", switch.LOAD_TRUNCATED_IMAGES)
-            switch.LOAD_TRUNCATED_IMAGES = False
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
@@ -293,11 +318,7 @@ class _StrictPillow:
                 self._before.close()
 
 
-_STRICT = _StrictPillow()
-
-
-def _strict_pillow() -> _StrictPillow:
-    return _STRICT
+_QUIET = _QuietPillow()
 
 
 def _all(head: Head) -> bytes:
