@@ -326,11 +326,11 @@ def test_pb82_two_packs_in_a_row_equal_two_micro_steps(setup: Any) -> None:
 def test_a_run_takes_its_dummies_from_its_template(processor: Any, setup: Any) -> None:
     model, _samples, _ = setup("qwen2_vl")
     template = HFTemplate(small(processor("qwen2_vl"), "qwen2_vl"))
-    trainer = SimpleNamespace(model=model, data_collator="before")
+    trainer = SimpleNamespace(model=model, packs_collator="before")
     keep_towers_busy(trainer, False, template)
-    assert trainer.data_collator == "before"
+    assert trainer.packs_collator == "before"
     with pytest.raises(ConfigError, match="family text has no media"):
         keep_towers_busy(trainer, True, HFTemplate(template.tokenizer))
     keep_towers_busy(trainer, True, template)
-    assert len(trainer.data_collator._dummies) == 1
-    assert trainer.data_collator._dummies[0][1]["labels"].count(-100) == 3
+    assert len(trainer.packs_collator._dummies) == 1
+    assert trainer.packs_collator._dummies[0][1]["labels"].count(-100) == 3

@@ -146,14 +146,14 @@ def test_skipping_no_data_is_what_happens_and_asking_for_it_is_refused(
     checkpoint = next(iter(whole.glob("checkpoint-*")))
     from packtrain.train import sft
 
-    made = sft._arguments
+    made = sft.training_arguments
 
     def arguments(*given: Any, **options: Any) -> Any:
         found = made(*given, **options)
         found.ignore_data_skip = True
         return found
 
-    monkeypatch.setattr(sft, "_arguments", arguments)
+    monkeypatch.setattr(sft, "training_arguments", arguments)
     with pytest.raises(ConfigError, match="ignore_data_skip=True would begin the epoch again"):
         resume_script.run(tmp_path, 0, str(checkpoint))
     assert not list(tmp_path.glob("read.*"))

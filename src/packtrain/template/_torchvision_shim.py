@@ -49,6 +49,10 @@ def ensure_torchvision() -> bool:
     spec = importlib.util.find_spec("torchvision")
     if spec is None or not spec.submodule_search_locations or importlib.util.find_spec("torch") is None:
         return False
+    if (
+        _library is not None
+    ):  # the finder of scripts/torchvision_beside_cpu_torch.py did it while it was looked for
+        return True
     import torch
 
     if _extension_loads(torch, Path(next(iter(spec.submodule_search_locations)))):
