@@ -26,8 +26,8 @@ def test_which_names_the_packs_of_every_epoch(
     told = json.loads((result.folder / "run.json").read_text())
     assert told["config"]["data"]["replan"] == "epoch"
     order = order_of(result.folder, world_size=None, grad_accum=None, seed=None, balance=None)
-    assert order.replan is not None and order.epochs == 2
-    plans = EpochPlans(result.plan, order.replan.lengths)
+    assert order.packs_order.replan is not None and order.epochs == 2
+    plans = EpochPlans(result.plan, order.packs_order.replan.lengths)
     assert f"epoch 1 is planned anew: checksum {plans.plan(1).checksum}" in caplog.text
     for epoch in (0, 1):
         packs = {tuple(pack.tolist()) for pack in plans.plan(epoch)}
