@@ -89,7 +89,12 @@ def installed(wheel: Path, extras: list[str], folder: Path, *, pinned: bool = Fa
         asked += ["--constraint", str(place)]
         pins = [hashlib.sha256(place.read_bytes()).hexdigest()[:8]]
     name = "-".join(["install", *(extras or ["bare"])[:2], *pins])
-    python = build(name, asked, torch=torch)
+    try:
+        python = build(name, asked, torch=torch)
+    except pytest.skip.Exception as reason:
+        if "ResolutionImpossible" in str(reason):  # not the network's fault: what we ask for cannot be had
+            pytest.fail(str(reason))
+        raise
     held = Installed(python, folder)
     held.call("python", "-m", "pip", "uninstall", "--quiet", "--yes", "packtrain")
     target = f"{wheel}[{','.join(extras)}]" if extras else str(wheel)
