@@ -16,7 +16,9 @@ from ..extend import Source, Template
 from ..measuring.run import measure_range
 from ..planning.lengths import Lengths
 from ..sources import open_source
+from ..sources._account import Account
 from ..sources.chat import ChatSource
+from ._carried import CARRIED
 from ._journal import Journal, RawShard
 from ._raw_shards import content_digest, stamp_of
 
@@ -175,7 +177,12 @@ class Opener:
 
     def __call__(self, path: Path) -> Source:
         source = open_source(path, kind=self.kind, **self.source_options)
-        return source if getattr(source, "encoded", False) else ChatSource(source, **self.chat)
+        if not getattr(source, "encoded", False):
+            return ChatSource(source, **self.chat)
+        source.account = Account(
+            (*source.account.ignore, *CARRIED, "loss_scale")
+        )  # they travel with the sample
+        return source
 
     def config(self) -> dict[str, Any]:
         """What decides the samples of a shard."""
