@@ -179,9 +179,9 @@ class Opener:
         source = open_source(path, kind=self.kind, **self.source_options)
         if not getattr(source, "encoded", False):
             return ChatSource(source, **self.chat)
-        source.account = Account(
-            (*source.account.ignore, *CARRIED, "loss_scale")
-        )  # they travel with the sample
+        rows: Any = source
+        carried = (*CARRIED, "loss_scale")  # they travel with the sample
+        rows.account = Account((*rows.account.ignore, *carried))
         return source
 
     def config(self) -> dict[str, Any]:
