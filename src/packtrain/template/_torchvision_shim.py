@@ -52,7 +52,7 @@ def ensure_torchvision() -> bool:
     if (
         _library is not None
     ):  # the finder of scripts/torchvision_beside_cpu_torch.py did it while it was looked for
-        return True
+        return True  # type: ignore[unreachable]
     import torch
 
     if _extension_loads(torch, Path(next(iter(spec.submodule_search_locations)))):

@@ -19,6 +19,7 @@ remembered with the code it ran, so asking again for the same object costs nothi
 from __future__ import annotations
 
 import logging
+import math
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -335,7 +336,7 @@ def _compare_gradients(
 
 def _size(values: torch.Tensor) -> float:
     """Root of the mean square."""
-    return float(values.norm()) / max(1, values.numel()) ** 0.5
+    return float(values.norm()) / math.sqrt(max(1, values.numel()))
 
 
 def _gap(one: torch.Tensor, other: torch.Tensor) -> float:
