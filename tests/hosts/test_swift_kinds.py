@@ -2,51 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kinds import CAP, KINDS, open_kind, write_folders
+from kinds import CAP, KINDS, open_kind
 from swift_sft import losses, sft
 
 pytestmark = pytest.mark.hosts
 
 RATE, ACCUMULATION = 0.05, 2
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("kinds")
-    write_folders(root)
-    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    rows = (json.dumps({"messages": talk}) + "\n") * 4  # ms-swift wants some; they are not read
-    (root / "rows.jsonl").write_text(rows, encoding="utf-8")
-    return root
-
-
-@pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Qwen3 on disk, with a tokenizer of a few hundred tokens."""
-    from packtrain.template import load_processor
-    from packtrain.testing.demo.processor import save_processor, train_tokenizer
-    from packtrain.testing.tiny import tiny_model
-
-    folder = tmp_path_factory.mktemp("network")
-    save_processor(folder / "processor", train_tokenizer([f"word {number}" for number in range(999)], 900))
-    processor = load_processor(str(folder / "processor"))
-    made = tiny_model("tiny:qwen3", processor)
-    made.config.use_cache = True
-    made.save_pretrained(folder / "model")
-    tokenizer = processor.tokenizer
-    tokenizer.chat_template = tokenizer.chat_template or processor.chat_template
-    tokenizer.save_pretrained(folder / "model")
-    path = folder / "model" / "tokenizer_config.json"
-    held = json.loads(path.read_text(encoding="utf-8"))
-    held.pop("processor_class", None)
-    path.write_text(json.dumps(held), encoding="utf-8")
-    return folder / "model"
 
 
 def own(kind: str, network: Path, root: Path, out: Path, steps: dict[str, int]) -> list[float]:

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from test_start_up import packs, plain_causal
+from leaks import plain_causal
+from test_start_up import packs
 
 from packtrain.collate import PaddingFreeCollator
 from packtrain.errors import IsolationError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import os
 import random
 import subprocess
@@ -11,13 +10,14 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
+from leaks import LEAKS, on_the_object
 from train_samples import ALL, samples_for, text_sample
 
 from packtrain.collate import PaddingFreeCollator
@@ -42,130 +42,21 @@ def packs() -> list[list[dict[str, Any]]]:
     return [[text_sample(n, i) for i, n in enumerate((7, 5, 12))]]
 
 
-# --------------------------------------------------------------------------------------- the leaks
-def plain_causal(
-    self: Any, hidden_states: Any, position_embeddings: Any, attention_mask: Any = None, **kwargs: Any
-) -> Any:
-    """As acceleration libraries patch an attention: causal over the whole row, whatever the mask says."""
-    from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
-
-    shape = (*hidden_states.shape[:-1], -1, self.head_dim)
-    query = self.q_norm(self.q_proj(hidden_states).view(shape)).transpose(1, 2)
-    key = self.k_norm(self.k_proj(hidden_states).view(shape)).transpose(1, 2)
-    value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
-    query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
-    key, value = (part.repeat_interleave(self.num_key_value_groups, 1) for part in (key, value))
-    made = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-    return self.o_proj(made.transpose(1, 2).reshape(*hidden_states.shape[:-1], -1)), None
-
-
-def on_the_object(model: Any, patch: pytest.MonkeyPatch) -> None:
-    for layer in model.model.layers:
-        layer.self_attn.forward = types.MethodType(plain_causal, layer.self_attn)
-
-
-def on_the_class(model: Any, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(type(model.model.layers[0].self_attn), "forward", plain_causal)
-
-
-def mask_ignored(model: Any, patch: pytest.MonkeyPatch) -> None:
-    def no_mask(*args: Any, **kwargs: Any) -> None:
-        return None
-
-    patch.setattr("transformers.models.qwen3.modeling_qwen3.create_causal_mask", no_mask)
-
-
-def registered(model: Any, patch: pytest.MonkeyPatch) -> None:
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    def causal_only(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
-        groups = module.num_key_value_groups
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        made = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return made.transpose(1, 2).contiguous(), None
-
-    patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", causal_only)
-
-
-def inside_torch(model: Any, patch: pytest.MonkeyPatch) -> None:
-    inner = functional.scaled_dot_product_attention
-
-    def fast_sdpa(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        kept = {name: v for name, v in kwargs.items() if name in ("scale", "enable_gqa")}
-        return inner(query, key, value, is_causal=True, **kept)
-
-    patch.setattr(functional, "scaled_dot_product_attention", fast_sdpa)
-
-
-def cache_forced(model: Any, patch: pytest.MonkeyPatch) -> None:
-    forward = model.model.forward
-
-    @functools.wraps(forward)
-    def with_cache(*args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **{**kwargs, "use_cache": True})
-
-    model.model.forward = with_cache
-
-
-def positions_ignored(model: Any, patch: pytest.MonkeyPatch) -> None:
-    forward = model.model.forward
-
-    def without_positions(*args: Any, position_ids: Any = None, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs)
-
-    model.model.forward = without_positions
-
-
-def pooled(model: Any, patch: pytest.MonkeyPatch) -> None:
-    mlp = model.model.layers[1].mlp
-    forward = mlp.forward
-
-    def with_mean(hidden: Any) -> Any:
-        return forward(hidden) + 1e-3 * hidden.mean(1, keepdim=True)
-
-    mlp.forward = with_mean
-
-
-def hooked(model: Any, patch: pytest.MonkeyPatch) -> None:
-    def ones(module: Any, args: Any, kwargs: Any) -> Any:
-        row = kwargs.get("input_ids", args[0] if args else None)
-        return args, {**kwargs, "attention_mask": torch.ones_like(row)}
-
-    model.register_forward_pre_hook(ones, with_kwargs=True)
-
-
-ATTENTION = "first in model.layers.0.self_attn"
-LEAKS: list[tuple[Callable[..., None], str, str]] = [
-    (on_the_object, ATTENTION, "forward of Qwen3Attention is plain_causal in"),
-    (on_the_class, ATTENTION, "forward of Qwen3Attention is plain_causal in"),
-    (mask_ignored, ATTENTION, "create_causal_mask is mask_ignored.<locals>.no_mask in"),
-    (registered, ATTENTION, "the attention function is registered.<locals>.causal_only in"),
-    (inside_torch, ATTENTION, "scaled_dot_product_attention is inside_torch.<locals>.fast_sdpa in"),
-    (cache_forced, ATTENTION, "forward of Qwen3Model is cache_forced.<locals>.with_cache in"),
-    (
-        positions_ignored,
-        ATTENTION,
-        "forward of Qwen3Model is positions_ignored.<locals>.without_positions in",
-    ),
-    (pooled, "first in model.layers.1.mlp", "forward of Qwen3MLP is pooled.<locals>.with_mean in"),
-    (hooked, ATTENTION, "a forward hook is hooked.<locals>.ones in"),
-]
-
-
 @pytest.mark.parametrize(("leak", "where", "what"), LEAKS, ids=[leak.__name__ for leak, _, _ in LEAKS])
 def test_a_patched_model_is_refused_with_layer_function_and_file(
-    leak: Callable[..., None], where: str, what: str, monkeypatch: pytest.MonkeyPatch
+    leak: Callable[..., None], where: str, what: str
 ) -> None:
     model = fresh()
     assert prove_before_training(model, packs()) is not None  # clean before, and remembered
-    leak(model, monkeypatch)
-    for attempt in range(2):  # what leaked is never remembered as proven
-        with pytest.raises(IsolationError) as caught:
-            prove_before_training(model, packs())
-        line = str(caught.value)
-        assert "packed samples read each other in qwen3" in line and where in line, attempt
-        assert what in line and f"{Path(__file__).name}:" in line and "\n" not in line
-        assert "take that function out" in line
+    with ExitStack() as stack:
+        leak(model, stack)
+        for attempt in range(2):  # what leaked is never remembered as proven
+            with pytest.raises(IsolationError) as caught:
+                prove_before_training(model, packs())
+            line = str(caught.value)
+            assert "packed samples read each other in qwen3" in line and where in line, attempt
+            assert what in line and "leaks.py:" in line and "\n" not in line
+            assert "take that function out" in line
 
 
 def test_a_layer_of_the_user_that_mixes_tokens_is_named() -> None:
@@ -257,9 +148,7 @@ def test_what_trains_in_other_ways_is_proven_as_it_is(made: Callable[[Any], Any]
         assert model.model.gradient_checkpointing or model.model.layers[0].gradient_checkpointing
 
 
-def test_a_compiled_model_is_proven_through_its_graph_and_a_leak_found_in_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_compiled_model_is_proven_through_its_graph_and_a_leak_found_in_it() -> None:
     calls = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -271,8 +160,11 @@ def test_a_compiled_model_is_proven_through_its_graph_and_a_leak_found_in_it(
     assert report.ok and calls
     torch._dynamo.reset()
     leaking = fresh()
-    on_the_object(leaking, monkeypatch)
-    with pytest.raises(IsolationError, match=rf"{ATTENTION}: forward of Qwen3Attention is plain_causal"):
+    on_the_object(leaking, ExitStack())
+    with pytest.raises(
+        IsolationError,
+        match=r"first in model\.layers\.0\.self_attn: forward of Qwen3Attention is plain_causal",
+    ):
         prove(torch.compile(leaking, backend=backend), packs())
     torch._dynamo.reset()
 

@@ -32,6 +32,7 @@ from ..packs.source import is_packs
 from ..planning.lengths import Lengths
 from ..template import ensure_torchvision
 from ..train.attention import segments_of
+from ..train.culprit import foreign_functions
 from ..train.loss import bare_model
 from ..train.meter import supervised
 from ..world import World
@@ -323,7 +324,13 @@ def _cache_off(bare: Any) -> Any:
             return args, kwargs
         positions = kwargs.get("position_ids")
         flash = "cu_seq_lens_q" in kwargs and str(module.config._attn_implementation).startswith("flash")
-        if kwargs.get("attention_mask") is not None or positions is None or (
+        if kwargs.get("attention_mask") is not None:
+            made = "; ".join(foreign_functions(module)) or "the template"
+            raise IsolationError(
+                f"packed samples would read each other: the model is given an attention_mask ({made})",
+                hint="take that function out of the model before training, or train it unpacked",
+            )
+        if positions is None or (
             not flash and (positions.shape[0] != rows or (positions.ndim == 3) != (rows > 1))
         ):  # fmt: skip
             raise IsolationError("the template changed the positions of a pack", hint="train it unpacked")

@@ -1,0 +1,67 @@
+"""Every leak of `leaks.py` in every trainer: refused before the first step with the function and its file.
+
+The ms-swift row is `tests/hosts/test_swift_proof.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kinds import write_folders
+from test_kinds import HF, OWN, TRL, hf, own, pytestmark, trl
+
+from packtrain.errors import IsolationError
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))
+
+from leaks import LEAKS
+
+__all__ = ["pytestmark"]
+
+MAKERS = {OWN: own, HF: hf, TRL: trl}
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("planned")
+    write_folders(root)
+    return root
+
+
+@pytest.fixture
+def made(
+    request: pytest.FixtureRequest, planned: Path, tmp_path: Path, saved_model: Callable[[str], Path]
+) -> Any:
+    """A trainer of the host on packs, before its first step."""
+    more = ()
+    if request.param == TRL:
+        from transformers import AutoTokenizer
+
+        more = (AutoTokenizer.from_pretrained(saved_model("tiny:qwen3")),)
+    return MAKERS[request.param]("planned", planned, tmp_path, {"max_steps": 2}, *more)
+
+
+@pytest.mark.parametrize("made", MAKERS, indirect=True)
+@pytest.mark.parametrize(("leak", "where", "what"), LEAKS, ids=[leak.__name__ for leak, _, _ in LEAKS])
+def test_a_leak_is_refused_by_name_before_the_first_step(
+    leak: Callable[..., None], where: str, what: str, made: Any
+) -> None:
+    with ExitStack() as stack:
+        leak(made.model, stack)
+        with pytest.raises(IsolationError) as caught:
+            made.train()
+    line = str(caught.value)
+    assert "packed samples read each other in qwen3" in line and where in line and what in line
+    assert "leaks.py:" in line and "\n" not in line
+    assert not hasattr(made, "notes") and made.state.global_step == 0
+
+
+@pytest.mark.parametrize("made", MAKERS, indirect=True)
+def test_the_clean_model_trains(made: Any) -> None:
+    made.train()
+    assert made.state.global_step == 2 and len(made.notes) == 2
