@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from ..errors import SampleError
 
@@ -112,7 +113,7 @@ def splice(
             )
     if not any(expansions.values()):
         return Spliced(text, tuple(spans), weights=weights)
-    pattern = re.compile("|".join(f"(?P<{kind}>{re.escape(token)})" for kind, token in tokens.items()))
+    pattern = _pattern(tuple(tokens.items()))
     following = {kind: iter(items) for kind, items in expansions.items()}
     pieces: list[str] = []
     edits: list[tuple[int, int]] = []  # end of a placeholder in the old text -> growth up to there
@@ -135,6 +136,12 @@ def splice(
     pieces.append(text[last:])
     moved = tuple((_moved(first, edits), _moved(end, edits)) for first, end in spans)
     return Spliced("".join(pieces), moved, tuple(inserted), tuple(widths), tuple(blocks), weights)
+
+
+@lru_cache(maxsize=64)
+def _pattern(tokens: tuple[tuple[str, str], ...]) -> re.Pattern[str]:
+    """Matches a placeholder; the group names its kind."""
+    return re.compile("|".join(f"(?P<{kind}>{re.escape(token)})" for kind, token in tokens))
 
 
 def _moved(place: int, edits: Sequence[tuple[int, int]]) -> int:

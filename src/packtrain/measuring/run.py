@@ -79,6 +79,7 @@ def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> R
     errors: dict[int, SampleError] = {}
     media: set[MediaRow] = set()
     limit = getattr(template, "model_limit", None)
+    cuts = getattr(template, "truncation", "error") != "error"
     drained(source)
     for first in range(start, stop, BATCH):
         last = min(first + BATCH, stop)
@@ -88,11 +89,15 @@ def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> R
             if isinstance(outcome, SampleError):
                 errors[i] = outcome
                 continue
-            if (fault := left_out(outcome, template, partial(_named, source, i))) is not None:
+            found = getattr(outcome, "costs", {})
+            fault = None
+            if cuts or found.get("audio_cut"):
+                fault = left_out(outcome, template, partial(_named, source, i))
+            if fault is not None:
                 errors[i] = fault
                 continue
             tokens[i - start] = _length(source, i, outcome)
-            for name, value in getattr(outcome, "costs", {}).items():
+            for name, value in found.items():
                 if name not in costs:
                     costs[name] = np.zeros(stop - start, dtype=np.int64)
                 costs[name][i - start] = _length(source, i, value)
@@ -175,14 +180,18 @@ def media_refs(sample: Mapping[str, Any]) -> list[Any]:
     """References of the media of a chat sample, in order; empty for samples of another shape."""
     found: list[Any] = []
     messages = sample.get("messages") if isinstance(sample, Mapping) else None
-    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+    if type(messages) is not list and (
+        not isinstance(messages, Sequence) or isinstance(messages, (str, bytes))
+    ):
         return found
     for message in messages:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if not isinstance(content, Sequence) or isinstance(content, (str, bytes)):
+        content = message.get("content") if type(message) is dict or isinstance(message, Mapping) else None
+        if type(content) is not list and (
+            not isinstance(content, Sequence) or isinstance(content, (str, bytes))
+        ):
             continue
         for part in content:
-            kind = part.get("type") if isinstance(part, Mapping) else None
+            kind = part.get("type") if type(part) is dict or isinstance(part, Mapping) else None
             if kind in ("image", "video", "audio") and part.get(kind) is not None:
                 reference = part[kind]
                 found += reference if isinstance(reference, (list, tuple)) else [reference]
@@ -252,6 +261,8 @@ def _fault(source: Source, i: int, culprit: str, error: Exception) -> InputError
 
 
 def _length(source: Source, i: int, value: Any) -> int:
+    if type(value) is int and value >= 0:
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
         raise LengthError(
             f"{source.where(i)}: the template measured {value!r}", hint="a length is an integer >= 0"

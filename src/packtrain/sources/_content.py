@@ -31,10 +31,21 @@ from ..media.hints import HINTS, checked
 from ..media.knobs import knobs_of
 from ..media.location import Ref
 from . import keys
+from ._account import unread
 from ._sound import wave_of
 from ._values import absent, kind_of_ref, sniffed
 
-__all__ = ["MODALITIES", "Media", "check_text", "fault", "listed_media", "media_list", "read_content"]
+__all__ = [
+    "MODALITIES",
+    "Media",
+    "check_text",
+    "fault",
+    "listed_media",
+    "media_list",
+    "read_content",
+    "ref_of",
+    "refuse_file_name",
+]
 
 MODALITIES = ("image", "video", "audio")
 
@@ -370,9 +381,11 @@ def _medium(kind: str, value: Any, what: str, account: Any = None) -> Part:
     if kind == "video" and isinstance(value, (list, tuple)):
         if not value:
             raise fault(f"{what} has a video without frames")
-        return {kind: [_ref("image", item, f"frame {number} of {what}") for number, item in enumerate(value)]}
+        return {
+            kind: [ref_of("image", item, f"frame {number} of {what}") for number, item in enumerate(value)]
+        }
     if not isinstance(value, Mapping):
-        return {kind: _ref(kind, value, what)}
+        return {kind: ref_of(kind, value, what)}
     live = {key: held for key, held in value.items() if not absent(held)}
     if kind == "video" and isinstance(live.get("video") or live.get("frames"), (list, tuple)):
         name = "video" if "video" in live else "frames"
@@ -391,14 +404,35 @@ def _medium(kind: str, value: Any, what: str, account: Any = None) -> Part:
         left = [key for key in live if key not in known]
         if left:
             account.rest(live, left, f"{kind}.")
-    return {kind: _ref(kind, value if inner is None else inner, what), **hints, **knobs}
+    return {kind: ref_of(kind, value if inner is None else inner, what), **hints, **knobs}
 
 
 def _hints(kind: str, holder: Mapping[str, Any]) -> Part:
     return {name: checked(name, holder[name]) for name in HINTS[kind] if holder.get(name) is not None}
 
 
-def _ref(kind: str, value: Any, what: str) -> Ref:
+def refuse_file_name(text: str, what: str) -> None:
+    """A turn of a user that is nothing but a file name: never trained as text.
+
+    Raises:
+        SampleError: `unread_key`.
+    """
+    if len(text) > 2048 or not ("." in text[-64:] or text.startswith("data:")) or " " in text.strip():
+        return
+    if kind_of_ref(text.strip()):
+        raise unread(
+            "content",
+            f"of {what} is a file name",
+            hint='give the turn its type ("type": "image"), or list the file in images, videos or audios',
+        )
+
+
+def ref_of(kind: str, value: Any, what: str) -> Ref:
+    """What a value names: a path, a URL or bytes.
+
+    Raises:
+        SampleError: malformed_record.
+    """
     if isinstance(value, Mapping):
         if kind == "audio" and not absent(value.get("sampling_rate")) and value.get("array") is not None:
             return wave_of(value["array"], value["sampling_rate"], what)

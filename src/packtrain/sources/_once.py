@@ -19,7 +19,12 @@ def loads(text: str | bytes) -> Any:
         Twice: an object gives a key twice.
         ValueError: the text is no JSON.
     """
-    return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8"))
+    text = text if isinstance(text, str) else text.decode("utf-8")
+    try:
+        held, end = _SCAN(text, 0)
+    except StopIteration:  # space ahead of it, or no JSON: the decoder says which
+        end = -1
+    return held if end == len(text) else _DECODER.decode(text)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -31,3 +36,4 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_once)
+_SCAN: Any = vars(_DECODER)["scan_once"]

@@ -24,9 +24,9 @@ from ._content import check_text, fault
 from ._loss import loss_of
 from ._values import absent, kind_of_ref
 
-__all__ = ["FIELDS", "SHAPES", "Draft", "Fields", "Plan", "Turn", "detect"]
+__all__ = ["CALLS", "FIELDS", "ROLES", "SHAPES", "Draft", "Fields", "Plan", "Turn", "detect"]
 
-_ROLES = {
+ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("user", "human", "prompter"), "user"),
     **dict.fromkeys(
@@ -34,7 +34,7 @@ _ROLES = {
     ),
     **dict.fromkeys(("tool", "observation", "function", "tool_response", "ipython"), "tool"),
 }
-_CALLS = ("function_call", "tool_call")
+CALLS = ("function_call", "tool_call")
 _TYPES = ("message", "function", *keys.PART)
 _NUMBERED = re.compile(keys.NUMBERED)
 
@@ -286,7 +286,7 @@ def _all(messages: Any, name: str | None, structured: bool, account: Account, to
     called = False
     for number, message in enumerate(messages):
         turn = _turn(message, f"message {number}{beside}", structured, account, tools)
-        calls = structured and "tool_calls" in turn.extra and _role_of(message) in _CALLS
+        calls = structured and "tool_calls" in turn.extra and _role_of(message) in CALLS
         if calls and called:
             last = turns[-1]
             joined = [*last.extra["tool_calls"], *turn.extra["tool_calls"]]
@@ -325,16 +325,16 @@ def _turn(message: Any, what: str, structured: bool, account: Account, tools: li
     if type(message) is dict and len(message) == 2 and message.keys() in _PLAIN:
         names = ("role", "content") if "role" in message else ("from", "value")
         plain, content = message[names[0]], message[names[1]]
-        if type(plain) is str and plain in _ROLES and plain not in _CALLS:
-            return Turn(_ROLES[plain], content, {}, {})
+        if type(plain) is str and plain in ROLES and plain not in CALLS:
+            return Turn(ROLES[plain], content, {}, {})
     role = _one(message, "role", "from", what, roles=True)
-    known = _ROLES.get(role) if isinstance(role, str) else None
+    known = ROLES.get(role) if isinstance(role, str) else None
     if known is None:
         given = _role_of(message)
-        known = _ROLES.get(given)
+        known = ROLES.get(given)
         if known is None:
             shown = message.get("role") if message.get("role") is not None else message.get("from")
-            raise fault(f"{what} has the unknown role {shown!r}", hint=f"roles: {', '.join(_ROLES)}")
+            raise fault(f"{what} has the unknown role {shown!r}", hint=f"roles: {', '.join(ROLES)}")
         role = given
     extra: dict[str, Any] = {}
     media: dict[str, Any] = {}
@@ -343,7 +343,7 @@ def _turn(message: Any, what: str, structured: bool, account: Account, tools: li
     else:
         content = _one(message, "content", "value", what)
         content, extra, media = _rest(message, content, known, what, account, tools)
-    if role in _CALLS:
+    if role in CALLS:
         calls = calls_of(content, what)
         if structured:
             if "tool_calls" in extra:
@@ -362,7 +362,7 @@ def _one(message: Mapping[str, Any], first: str, second: str, what: str, *, role
     if value is None or value == other:
         return other
     if roles and isinstance(value, str) and isinstance(other, str):
-        if _ROLES.get(value.lower()) == _ROLES.get(other.lower(), ""):
+        if ROLES.get(value.lower()) == ROLES.get(other.lower(), ""):
             return value
         raise fault(f"{what} has role {value!r} beside another from {other!r}")
     if absent(other):

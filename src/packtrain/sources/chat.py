@@ -38,12 +38,13 @@ from ..media.hints import HINTS, checked
 from ..media.knobs import KNOB_KEYS, knobs_of
 from ..media.location import Ref, is_url, resolve
 from ._account import Account, unread
-from ._content import MODALITIES, Media, fault, listed_media, media_list, read_content
+from ._content import MODALITIES, Media, fault, listed_media, media_list, read_content, refuse_file_name
 from ._loss import weigh
 from ._memory import as_source
 from ._open import open_source
+from ._plain import PLAIN_TYPES, Form, read_plain
 from ._shapes import FIELDS, SHAPES, Draft, Fields, Plan, Turn, detect
-from ._values import absent, kind_of_ref
+from ._values import absent
 from .keys import HARMLESS, MEDIA, ORIGIN, USES
 
 __all__ = ["ChatSource", "media_refs", "open_chats"]
@@ -56,7 +57,6 @@ _PLANS = 4096  # remembered
 _MEDIA_FIELDS = frozenset(MEDIA)
 #: Harmless names whose plain values need no look.
 _QUIET = HARMLESS - frozenset(ORIGIN) - _OF_MEDIUM
-_SCALARS = (str, int, float, bool, type(None))
 _PLACEHOLDERS = {"image": ("<image>",), "video": ("<video>",), "audio": ("<audio>",)}
 
 
@@ -133,6 +133,10 @@ class ChatSource:
             raise ConfigError(f"ignore_keys is {ignore_keys!r}", hint="a list of keys: ignore_keys: [meta]")
         self._frame_rate = None if frame_rate is None else checked("fps", frame_rate)
         self.account = Account(ignore_keys)
+        # records with nothing special are read by the form of their keys (`_plain`)
+        tagged = all(name.startswith("<") for names in self._placeholders.values() for name in names)
+        self._plain = tagged and shape == "auto" and not self._columns and not self._normalised
+        self._forms: dict[tuple[str, ...], Form | None] = {}
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._left: dict[tuple[int, str], tuple[str, ...]] = {}
 
@@ -178,7 +182,11 @@ class ChatSource:
     def __getitem__(self, index: int) -> dict[str, Any]:
         record = self._source[index]
         try:
-            return self._passed(record) if self._normalised else self._normalise(record)
+            return (
+                self._passed(record)
+                if self._normalised
+                else self._read_plain(record) or self._normalise(record)
+            )
         except SampleError as error:
             raise SampleError(
                 error.reason, f"{self.where(index)}: {error.message}", hint=error.hint
@@ -191,6 +199,22 @@ class ChatSource:
         return f"<chat over {self._source!r}, {self.fingerprint[:7]}>"
 
     # ----------------------------------------------------------------------------------------
+    def _read_plain(self, record: Any) -> dict[str, Any] | None:
+        """The sample of a record that holds nothing special; None for any other."""
+        if not self._plain or type(record) is not dict:
+            return None
+        names = tuple(record)
+        try:
+            form = self._forms[names]
+        except KeyError:
+            if len(self._forms) >= _PLANS:
+                self._forms.clear()
+            plain = self.account.ignore.isdisjoint(names)
+            form = self._forms[names] = Form.of(names, _QUIET) if plain else None
+        if form is None:
+            return None
+        return read_plain(record, form, self._kinds, self._pattern, self.account, self._open)
+
     def _normalise(self, record: Any) -> dict[str, Any]:
         if not isinstance(record, Mapping):
             raise fault(f"the record is {type(record).__name__}, not an object")
@@ -203,7 +227,7 @@ class ChatSource:
         draft = SHAPES[shape](fields, self._calls == "structured")
         listed = self._listed(fields)
         left = self._rest(fields, shape)
-        if left and not all(name in _QUIET and type(record[name]) in _SCALARS for name in left):
+        if left and not all(name in _QUIET and type(record[name]) in PLAIN_TYPES for name in left):
             left = self._of_medium(record, left, listed)
         else:
             left = ()  # nothing but harmless names of plain values
@@ -391,7 +415,7 @@ class ChatSource:
             what = _name(number, turn)
             pattern = self._pattern if answers or turn.role != "assistant" else None
             if turn.role == "user" and isinstance(turn.content, str):
-                _refuse_file_name(turn.content, what)
+                refuse_file_name(turn.content, what)
             if turn.media:
                 content = self._with_own(turn, pattern, what, media)
             else:
@@ -470,18 +494,6 @@ def _check_said(messages: list[dict[str, Any]]) -> None:
 def _parts(messages: Sequence[Mapping[str, Any]], role: str | None = None) -> list[dict[str, Any]]:
     """The parts of messages, of one role or of all."""
     return [part for message in messages if role in (None, message["role"]) for part in message["content"]]
-
-
-def _refuse_file_name(text: str, what: str) -> None:
-    """A turn of a user that is nothing but a file name: never trained as text."""
-    if len(text) > 2048 or " " in text.strip() or not ("." in text[-64:] or text.startswith("data:")):
-        return
-    if kind_of_ref(text.strip()):
-        raise unread(
-            "content",
-            f"of {what} is a file name",
-            hint='give the turn its type ("type": "image"), or list the file in images, videos or audios',
-        )
 
 
 def _holds_text(message: Mapping[str, Any]) -> bool:

@@ -10,17 +10,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from os.path import commonpath
+from typing import Any, NamedTuple
 
 from ..errors import SampleError
 
-__all__ = ["check_control", "control_tokens"]
+__all__ = ["Control", "check_control", "control_tokens"]
 
 _NAMED = ("bos_token", "eos_token", "pad_token", "cls_token", "sep_token")
 
 
-def control_tokens(tokenizer: Any, templates: Iterable[str], media: Any) -> re.Pattern[str] | None:
-    """What matches the control tokens of a tokenizer under a chat template; None: there are none."""
+class Control(NamedTuple):
+    """The control tokens of a tokenizer: what matches them, and what all of them begin with."""
+
+    pattern: re.Pattern[str]
+    lead: str
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """The first control token in a text."""
+        return self.pattern.search(text) if self.lead in text else None
+
+
+def control_tokens(tokenizer: Any, templates: Iterable[str], media: Any) -> Control | None:
+    """The control tokens of a tokenizer under a chat template; None: there are none."""
     written = "\n".join(templates)
     named = {getattr(tokenizer, name, None) for name in _NAMED}
     placeholders = set() if media is None else set(media.tokens.values())
@@ -32,41 +44,35 @@ def control_tokens(tokenizer: Any, templates: Iterable[str], media: Any) -> re.P
         and (token.content in written or token.content in named)
         and token.content not in placeholders
     )
-    return re.compile("|".join(map(re.escape, found))) if found else None
+    return Control(re.compile("|".join(map(re.escape, found))), commonpath(found)) if found else None
 
 
-def check_control(sample: Mapping[str, Any], control: re.Pattern[str]) -> None:
+def check_control(sample: Mapping[str, Any], control: Control) -> None:
     """Refuse a sample one of whose texts holds a control token.
 
     Raises:
         SampleError: `control_token`.
     """
+    lead = control.lead
     for place, message in enumerate(sample["messages"]):
-        for text in _texts(message):
-            found = control.search(text)
-            if found is not None:
-                raise SampleError(
-                    "control_token",
-                    f"the text of message {place} ({message['role']}) holds the control token "
-                    f"{found.group()!r}, which the model would read as such",
-                    hint="take the marks of the chat template out of the data",
-                )
+        content = message.get("content")
+        for part in ({"type": "text", "text": content},) if isinstance(content, str) else content or ():
+            if part["type"] == "text" and lead in part["text"]:
+                _refuse(part["text"], place, message["role"], control)
+        if len(message) > 2:
+            for text in _strings([message.get("reasoning_content"), message.get("tool_calls")]):
+                _refuse(text, place, message["role"], control)
 
 
-def _texts(message: Mapping[str, Any]) -> Iterator[str]:
-    content = message.get("content")
-    if isinstance(content, str):
-        yield content
-    else:
-        for part in content or ():
-            if part["type"] == "text":
-                yield part["text"]
-    if len(message) > 2:
-        reasoning = message.get("reasoning_content")
-        if isinstance(reasoning, str):
-            yield reasoning
-        if message.get("tool_calls"):
-            yield from _strings(message["tool_calls"])
+def _refuse(text: str, place: int, role: str, control: Control) -> None:
+    found = control.search(text)
+    if found is not None:
+        raise SampleError(
+            "control_token",
+            f"the text of message {place} ({role}) holds the control token {found.group()!r}, which the "
+            "model would read as such",
+            hint="take the marks of the chat template out of the data",
+        )
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -353,7 +353,11 @@ class ChatRenderer:
                     return None
                 kinds.append(kind)
             if role == "assistant" and len(joined) == len(kinds):
-                odd = odd or all(not text or text.isspace() for text in joined)
+                for text in joined:
+                    if text and not text.isspace():
+                        break
+                else:
+                    odd = True
             if takes:
                 texts += joined
                 shape.append((role, tuple(kinds)))

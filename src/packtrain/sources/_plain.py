@@ -1,0 +1,224 @@
+"""Records that hold nothing but plain turns and listed media, read without a walk over their keys.
+
+What the keys of a record are is told once for each tuple of keys (`Form`); of later records with the same
+keys only values are looked at. A record that holds anything else (flags, tool calls, keys that nothing reads,
+a medium that is no plain reference, an empty turn) is no plain one, and `chat` reads it in full. What is
+read here, `chat` reads the same way: a law test compares the two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ..errors import SampleError
+from ..media.location import Ref
+from ._account import Account
+from ._content import Media, check_text, read_content, ref_of, refuse_file_name
+from ._shapes import CALLS, ROLES, Plan
+from ._values import absent
+from .keys import USES
+
+__all__ = ["PLAIN_TYPES", "Form", "read_plain"]
+
+#: Types whose values of harmless keys need no look.
+PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
+
+_MANY = {"image": "image", "images": "image", "videos": "video", "audio": "audio", "audios": "audio"}
+_ONE = {**_MANY, "video": "video"}
+#: Shape -> field of its conversation, or fields of what is asked and said.
+_TALKS = {"messages": "messages", "sharegpt": "conversations"}
+_PAIRS = {"alpaca": (("instruction", "input"), "output"), "columns": (("prompt",), "response")}
+_NOTHING: dict[str, list[dict[str, Any]]] = {}
+
+
+class Form(NamedTuple):
+    """What the keys of a record are.
+
+    Attributes:
+        talk: key of the conversation; "" for a question and its answer.
+        asked, said: keys of the texts of a question and its answer.
+        system: key of the system text, or "".
+        media: (key, modality, whether a list is several media) of every field of media.
+        harmless: keys whose plain values change nothing.
+        rest: all other keys: they have to hold nothing.
+        aliases: (key, field) of spellings.
+    """
+
+    talk: str
+    asked: tuple[str, ...]
+    said: str
+    system: str
+    media: tuple[tuple[str, str, bool], ...]
+    harmless: tuple[str, ...]
+    rest: tuple[str, ...]
+    aliases: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, names: tuple[str, ...], quiet: frozenset[str]) -> Form | None:
+        """The form of records with these keys; None where they are of no plain shape.
+
+        Args:
+            names: keys.
+            quiet: harmless keys that say nothing of a medium either.
+        """
+        if not all(type(name) is str for name in names):
+            return None
+        plan = Plan.of(names, {})
+        talk = said = ""
+        asked: tuple[str, ...] = ()
+        if plan.shape in _TALKS:
+            talk = plan.fields[_TALKS[plan.shape]]
+        elif plan.shape in _PAIRS and {*_PAIRS[plan.shape][0][:1], _PAIRS[plan.shape][1]} <= set(plan.fields):
+            fields, answer = _PAIRS[plan.shape]
+            asked = tuple(plan.fields[field] for field in fields if field in plan.fields)
+            said = plan.fields[answer]
+        else:
+            return None
+        media = tuple(
+            (name, _ONE[field], field in _MANY) for field, name in plan.fields.items() if field in _ONE
+        )
+        system = plan.fields.get("system", "")
+        used = {talk, *asked, said, system, *(name for name, _, _ in media)}
+        left = tuple(name for name in names if name not in used)
+        harmless = tuple(name for name in left if name in quiet)
+        rest = tuple(name for name in left if name not in quiet)
+        aliases = tuple(pair for pair in plan.aliases if pair[0] in used and pair[1] in USES[plan.shape])
+        return cls(talk, asked, said, system, media, harmless, rest, aliases)
+
+
+def read_plain(
+    record: Mapping[str, Any],
+    form: Form,
+    kinds: Mapping[str, str],
+    pattern: re.Pattern[str] | None,
+    account: Account,
+    ready: Callable[[Ref], Ref],
+) -> dict[str, Any] | None:
+    """The sample of a plain record; None for one that has to be read in full.
+
+    Args:
+        record: the record.
+        form: of its keys.
+        kinds, pattern: the placeholders of media, each beginning with `<`.
+        account: counts the spellings.
+        ready: makes a reference ready to open.
+    """
+    for name in form.harmless:
+        if type(record[name]) not in PLAIN_TYPES:
+            return None
+    for name in form.rest:
+        if record[name] is not None and not absent(record[name]):
+            return None
+    turns = _turns(record, form)
+    if turns is None:
+        return None
+    media: Media | None = None
+    if form.media:
+        listed = _listed(record, form)
+        if listed is None:
+            return None
+        media = Media(listed, kinds, account) if listed else None
+    messages: list[dict[str, Any]] = []
+    said = asked = False
+    account.begin()
+    try:
+        for role, content in turns:
+            if type(content) is not str:
+                if type(content) is not list:
+                    return None
+                media = media or Media(_NOTHING, kinds, account)
+                parts = read_content(content, media, pattern if role != "assistant" else None, "")
+            elif "<" in content and role != "assistant":
+                media = media or Media(_NOTHING, kinds, account)
+                parts = read_content(content, media, pattern, "")
+            else:
+                if not content.isascii():
+                    check_text(content, "")
+                parts = [{"type": "text", "text": content}]
+            if not any(part["type"] != "text" or not _blank(part["text"]) for part in parts):
+                return None  # an empty turn
+            if role == "assistant":
+                said = True
+                if len(parts) != 1 or parts[0]["type"] != "text":
+                    return None
+            elif role == "user":
+                asked = True
+                if type(content) is str:
+                    refuse_file_name(content, "")
+            messages.append({"role": role, "content": parts})
+        if not said or not asked or (media is not None and not media.complete()):
+            return None
+        if media is not None:
+            for message in messages:
+                for part in message["content"]:
+                    kind = part["type"]
+                    if kind != "text":
+                        held = part[kind]
+                        part[kind] = ready(held) if type(held) is not list else [ready(ref) for ref in held]
+    except SampleError:
+        return None  # it is raised again, named, where the record is read in full
+    for name, field in form.aliases:
+        if record[name] is not None and not absent(record[name]):
+            account.alias(name, field)
+    account.end()
+    return {"messages": messages}
+
+
+def _turns(record: Mapping[str, Any], form: Form) -> list[tuple[str, Any]] | None:
+    """(role, content) of every turn; None where one has more than these."""
+    turns: list[tuple[str, Any]] = []
+    system = record[form.system] if form.system else None
+    if system is not None and type(system) is not str:
+        return None
+    if system:
+        turns.append(("system", system))
+    if not form.talk:
+        asked = [record[name] for name in form.asked]
+        said = record[form.said]
+        if type(said) is not str or not all(type(text) is str for text in asked) or not asked[0]:
+            return None
+        turns += [("user", "\n".join(text for text in asked if text)), ("assistant", said)]
+        return turns
+    talk = record[form.talk]
+    if type(talk) is not list:
+        return None
+    for message in talk:
+        if type(message) is not dict or len(message) != 2:
+            return None
+        role = message.get("role")
+        if role is not None:
+            content = message.get("content")
+        else:
+            role, content = message.get("from"), message.get("value")
+        if type(role) is not str or content is None or role in CALLS or role not in ROLES:
+            return None
+        known = ROLES[role]
+        if system and known == "system":
+            return None
+        turns.append((known, content))
+    return turns
+
+
+def _listed(record: Mapping[str, Any], form: Form) -> dict[str, list[dict[str, Any]]] | None:
+    """Media that the record lists, by modality; None where one is no plain reference."""
+    listed: dict[str, list[dict[str, Any]]] = {}
+    for name, kind, several in form.media:
+        held = record[name]
+        if held is None or held == [] or held == "":
+            continue
+        if kind in listed:
+            return None
+        if type(held) is str:
+            held = [held]
+        elif type(held) is not list or not several or not all(type(ref) is str for ref in held):
+            return None
+        if not all(held):
+            return None
+        listed[kind] = [{kind: ref_of(kind, ref, "")} for ref in held]
+    return listed
+
+
+def _blank(text: str) -> bool:
+    return not text or text.isspace()
