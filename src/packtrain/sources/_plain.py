@@ -115,15 +115,15 @@ def read_plain(
     if turns is None:
         return None
     media: Media | None = None
-    if form.media:
-        listed = _listed(record, form)
-        if listed is None:
-            return None
-        media = Media(listed, kinds, account) if listed else None
     messages: list[dict[str, Any]] = []
     said = asked = False
     account.begin()
     try:
+        if form.media:
+            listed = _listed(record, form)
+            if listed is None:
+                return None
+            media = Media(listed, kinds, account) if listed else None
         for role, content in turns:
             if type(content) is not str:
                 if type(content) is not list:
