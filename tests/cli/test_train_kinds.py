@@ -115,7 +115,7 @@ def test_resume_auto(call: Call, text_run: Callable[..., dict[str, Any]], tmp_pa
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("verb", ["run", "train", "stream", "measure"])
+@pytest.mark.parametrize("verb", ["run", "train", "stream", "measure", "produce"])
 def test_a_key_that_changes_training_stops_every_verb(
     call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path, capsys: Any, verb: str
 ) -> None:
@@ -124,9 +124,10 @@ def test_a_key_that_changes_training_stops_every_verb(
     path = Path(values["custom"]["train_jsonl"])
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps({**row, "token_mask": [0, 1]}) + "\n" for row in rows))
-    if verb == "measure":
+    if verb in ("measure", "produce"):
         columns = ("--column", "prompt=question", "--column", "response=answer")
-        given = ["measure", str(path), "-p", values["template"]["processor"], "-o", str(tmp_path / "lengths")]
+        out = [str(tmp_path / "out"), "-n", "512"] if verb == "produce" else ["-o", str(tmp_path / "out")]
+        given = [verb, str(path), "-p", values["template"]["processor"], *out]
         with pytest.raises(SystemExit) as stop:
             main([*given, *columns, "--json"])
         said = json.loads(capsys.readouterr().out.splitlines()[-1])

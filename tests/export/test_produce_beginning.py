@@ -508,3 +508,32 @@ def wait_until(true: Callable[[], bool], seconds: float = 60) -> None:
     while not true():
         assert time.monotonic() < end, "it did not come to pass"
         time.sleep(0.05)
+
+
+# --------------------------------------------------------------------------------------------
+# the account of keys
+# --------------------------------------------------------------------------------------------
+def test_keys_that_nothing_reads_are_counted(tmp_path: Path) -> None:
+    with_rows(tmp_path / "in", [{**row(2), "odd": 3} for _ in range(90)])
+    out = tmp_path / "out"
+    assert run(out, EncodedTemplate()).keys == {"odd": 90}
+    assert json.loads((out / "END").read_text())["stats"]["keys"] == {"odd": 90}
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "stops"), [(0, 1, True), (99, 1, False), (98, 2, True), (300, 4, True)]
+)
+def test_more_than_one_percent_of_unread_records_stops(
+    tmp_path: Path, good: int, bad: int, stops: bool
+) -> None:
+    rows = [row(2)] * good + [{**row(2), "pixel_values": [1.0]}] * bad
+    with_rows(tmp_path / "in", rows)
+    options = {"stop_after_failures": 0, "packs_per_chunk": 1000}
+    if not stops:
+        assert run(tmp_path / "out", EncodedTemplate(), **options).dropped == {"unread_key": bad}
+        return
+    with pytest.raises(InputError, match="pixel_values") as error:
+        run(tmp_path / "out", EncodedTemplate(), **options)
+    assert "ignore_keys" in str(error.value.hint) and not (tmp_path / "out" / "stream.json").exists()
+    again = {**options, "source_options": {"ignore_keys": ["pixel_values"]}}
+    assert run(tmp_path / "out", EncodedTemplate(), **again).packed == good + bad

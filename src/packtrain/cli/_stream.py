@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import files
 from ..errors import FormatError, LawError
+from ..pipeline.unread import told
 from ..store.growing import COMPLETED, PRODUCER, View, acknowledged, chunk_name, number_of, read_stream
 from ..waiting.claim import look
 from ._show import artefact_kind
@@ -70,6 +71,8 @@ def stream_rows(figures: dict[str, Any]) -> dict[str, str]:
         "ledger": f"{sum(figures.get('dropped', {}).values()):,} samples",
     }
     rows.update({f"  {reason}": f"{count:,}" for reason, count in figures.get("dropped", {}).items()})
+    if keys := told(figures.get("keys", {})):
+        rows["keys"] = keys
     if "producer" in figures:
         rows["readers"] = (
             f"{figures['packs_acknowledged']:,} packs acknowledged; chunks: "

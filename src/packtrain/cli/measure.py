@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -13,32 +12,10 @@ from ..errors import InputError
 from ..measuring.audit import audit as run_audit
 from ..planning.lengths import STATUS_OK, Lengths
 from ._app import emit, progress
+from ._reading import inputs_of, reading_options
 from ._show import lengths_figures, print_lengths
 
 __all__ = ["command"]
-
-
-def _pairs(option: str, values: tuple[str, ...]) -> dict[str, str]:
-    out: dict[str, str] = {}
-    for value in values:
-        name, equals, field = value.partition("=")
-        if not equals or not name or not field:
-            raise InputError(
-                f"{option} {value!r} is not NAME=FIELD", hint="for example --column prompt=question"
-            )
-        out[name] = field
-    return out
-
-
-def _placeholders(values: tuple[str, ...]) -> dict[str, list[str]] | None:
-    """Texts by modality; a text without one stands for an image."""
-    out: dict[str, list[str]] = {}
-    for value in values:
-        modality, equals, text = value.partition("=")
-        if not equals or modality not in ("image", "video", "audio"):
-            modality, text = "image", value
-        out.setdefault(modality, []).append(text)
-    return out or None
 
 
 def _shard(text: str | None) -> tuple[int, int] | None:
@@ -66,42 +43,8 @@ def _audited(text: str, usable: int) -> int:
 @click.argument("source", metavar="SOURCE")
 @click.option("--processor", "-p", default="", help="Folder or hub name of the processor or tokenizer.")
 @click.option("--out", "-o", required=True, type=click.Path(path_type=Path), help="Lengths folder to write.")
-@click.option(
-    "--shape", default="auto", show_default=True, help="Chat shape: auto messages sharegpt alpaca columns."
-)
-@click.option(
-    "--column", "columns", multiple=True, metavar="NAME=FIELD", help="Field of plain pairs; repeatable."
-)
-@click.option("--placeholder", "placeholders", multiple=True, help="[image=|video=|audio=]TEXT; repeatable.")
-@click.option("--kind", help="Kind of source [default: by name, then by content].")
-@click.option("--option", "source_options", multiple=True, metavar="NAME=VALUE", help="Option of the kind.")
-@click.option("--media-root", help="Folder of relative media paths [default: the source's folder].")
-@click.option("--media-prefix", help="Cut from the front of relative media paths.")
+@reading_options
 @click.option("--trust-hints", is_flag=True, help="Take sizes from the data, after an audit of a sample.")
-@click.option("--allow-outside", is_flag=True, help="Let media paths leave the media root.")
-@click.option("--media-without-placeholder", default="error", show_default=True, help="error or prepend.")
-@click.option("--ignore-key", "ignore_keys", multiple=True, metavar="KEY", help="Leave KEY out; repeatable.")
-@click.option("--frame-rate", type=float, help="Frames a second of lists of frames that do not say theirs.")
-@click.option(
-    "--long-audio", default="error", show_default=True, help="Clips the model would cut: error cut drop."
-)
-@click.option("--prompt", help="What the user says beside the media of a caption [sources that take one].")
-@click.option("--task", default="chat", show_default=True, help="chat, or text: documents as they are.")
-@click.option("--system", help="System turn for samples that have none.")
-@click.option(
-    "--chat-template", metavar="FILE", help="Another chat template, or trl: TRL's training template."
-)
-@click.option(
-    "--allow-dropped", multiple=True, metavar="KIND", help="What the template may drop; repeatable."
-)
-@click.option(
-    "--train-on", type=click.Choice(["all", "last"]), help="All answers, or the last [default: all]."
-)
-@click.option("--reasoning", type=click.Choice(["keep", "mask", "drop_history"]), help="[default: keep]")
-@click.option("--min-pixels", type=int, help="Smallest area of an image.")
-@click.option("--max-pixels", type=int, help="Largest area of an image.")
-@click.option("--fps", type=float, help="Frames taken of a second of video.")
-@click.option("--max-frames", type=int, help="The most frames taken of a video.")
 @click.option("--model-limit", type=int, help="Longest sample the model takes, in tokens.")
 @click.option("--workers", type=int, help="Processes [default: one per core for more than 2,048 samples].")
 @click.option("--executor", default="local", show_default=True, help="Where ranges are measured: local ray.")
@@ -128,10 +71,8 @@ def command(out: Path, as_json: bool, audit: str, **options: Any) -> None:
       packtrain measure qa.jsonl -p ./tokenizer -o lengths --column prompt=question --column response=answer
       packtrain measure train.jsonl -p ./qwen -o lengths --shard $SLURM_ARRAY_TASK_ID/64
     """
-    from ..pipeline.inputs import Inputs
     from ..pipeline.measure import measure
     from ..pipeline.shards import measure_shard, shard_lengths
-    from ..train.config.sections import TEMPLATE_OPTIONS
 
     given = {name: options.pop(name) for name in ("executor", "workers", "overwrite")}
     address, shard = options.pop("address"), _shard(options.pop("shard"))
@@ -142,16 +83,7 @@ def command(out: Path, as_json: bool, audit: str, **options: Any) -> None:
         raise InputError("--shard measures a whole source, --append a part", hint="leave one of them out")
     given["executor_options"] = {} if address is None else {"address": address}
     _audited(audit, 0)
-    options["columns"] = _pairs("--column", options["columns"])
-    options["source_options"] = _pairs("--option", options["source_options"])
-    options["placeholders"] = _placeholders(options["placeholders"])
-    options["ignore_keys"] = list(options["ignore_keys"])
-    if (prompt := options.pop("prompt")) is not None:
-        options["source_options"]["prompt"] = prompt
-    options["allow_dropped"] = list(options["allow_dropped"])
-    chosen = {name: options.pop(name) for name in TEMPLATE_OPTIONS}
-    options["template_options"] = {name: value for name, value in chosen.items() if value not in (None, [])}
-    inputs = Inputs(**{f.name: options[f.name] for f in dataclasses.fields(Inputs) if f.name in options})
+    inputs = inputs_of(options["source"], options)
     source = inputs.open_source()
     template = inputs.open_template(source)
     with progress("measuring", quiet=as_json) as report:

@@ -9,8 +9,8 @@ import click
 
 from ..errors import InputError
 from ._app import emit
+from ._reading import pairs, placeholders
 from ._show import table
-from .measure import _pairs, _placeholders
 
 __all__ = ["command"]
 
@@ -49,8 +49,8 @@ def command(
 
     if way not in ("split", "merge"):
         raise InputError(f"--way {way!r}", hint="split or merge")
-    options["columns"] = _pairs("--column", options["columns"])
-    options["placeholders"] = _placeholders(options["placeholders"])
+    options["columns"] = pairs("--column", options["columns"])
+    options["placeholders"] = placeholders(options["placeholders"])
     options["ignore_keys"] = list(options["ignore_keys"])
     if out.exists() and Path(source).exists() and out.samefile(source):
         raise InputError(f"{out} is the source itself", hint="choose another output")

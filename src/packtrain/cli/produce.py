@@ -10,9 +10,9 @@ import click
 
 from ..errors import InputError
 from ._app import emit, progress
+from ._reading import inputs_of, reading_options
 from ._show import table
 from ._stream import stream_rows
-from .measure import _pairs, _placeholders
 from .plan import _numbers
 
 __all__ = ["command"]
@@ -21,12 +21,15 @@ __all__ = ["command"]
 _READING = (
     "allow_outside",
     "columns",
+    "frame_rate",
+    "ignore_keys",
     "kind",
     "media_prefix",
     "media_without_placeholder",
     "placeholders",
     "shape",
     "source_options",
+    "task",
 )
 
 
@@ -62,20 +65,7 @@ _READING = (
 @click.option("--keep-completed", type=int, help="Remove acknowledged chunks but the newest so many.")
 @click.option("--workers", default=1, show_default=True, help="Processes that encode.")
 @click.option("--poll", "poll_s", default=1.0, show_default=True, help="Seconds between two looks at IN.")
-@click.option(
-    "--shape", default="auto", show_default=True, help="Chat shape: auto messages sharegpt alpaca columns."
-)
-@click.option(
-    "--column", "columns", multiple=True, metavar="NAME=FIELD", help="Field of plain pairs; repeatable."
-)
-@click.option("--placeholder", "placeholders", multiple=True, help="[image=|video=|audio=]TEXT; repeatable.")
-@click.option("--kind", help="Kind of the raw shards [default: by name, then by content].")
-@click.option("--option", "source_options", multiple=True, metavar="NAME=VALUE", help="Option of the kind.")
-@click.option("--media-root", help="Folder of relative media paths [default: the shard's folder].")
-@click.option("--media-prefix", help="Cut from the front of relative media paths.")
-@click.option("--allow-outside", is_flag=True, help="Let media paths leave the media root.")
-@click.option("--media-without-placeholder", default="error", show_default=True, help="error or prepend.")
-@click.option("--system", help="System turn for samples that have none.")
+@reading_options
 @click.option("--max-length", type=int, help="Cap of a sample with --truncation left or right.")
 @click.option("--truncation", default="error", show_default=True, help="error, left or right.")
 @click.option(
@@ -96,13 +86,8 @@ def command(inputs: Path, output: Path, watch: bool, as_json: bool, **options: A
       packtrain produce rows/ packed/ --kind encoded -n 8192 --limit supervised=6000
     """
     from ..export import PackingProducer
-    from ..pipeline.inputs import Inputs
 
-    options["columns"] = _pairs("--column", options["columns"])
-    options["source_options"] = _pairs("--option", options["source_options"])
-    options["placeholders"] = _placeholders(options["placeholders"])
-    names = {field.name for field in dataclasses.fields(Inputs)} & options.keys()
-    opened = Inputs(source=str(inputs), **{name: options.pop(name) for name in names})
+    opened = inputs_of(str(inputs), options)
     options["ready"] = options["ready"] or ("stable" if watch else "rename")
     options["limits"] = _numbers("--limit", options["limits"])
     with progress("packing", quiet=as_json) as report:

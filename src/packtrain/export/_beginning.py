@@ -16,6 +16,7 @@ import numpy as np
 from .. import files
 from ..errors import PlanError, SourceError, nearest
 from ..planning.lengths import STATUS_OK, Lengths
+from ..sources._account import UNREAD, UnreadKeys, check_share
 from ..store.growing import COMPLETED, END, INDEX, JOURNAL, STREAM, number_of
 from ..waiting.poll import fresh_names
 from ._journal import Journal
@@ -24,6 +25,7 @@ from ._produce_stats import ProduceStats
 __all__ = [
     "FAULTY",
     "STOP_AFTER",
+    "check_account",
     "check_limits",
     "check_readable",
     "check_usable",
@@ -126,6 +128,26 @@ def check_usable(
         hint="check the processor, the kind, the columns, the media folder and the pack length; nothing was "
         "published; --stop-after-failures 0 goes on and puts them into the ledger",
     )
+
+
+def check_account(
+    output: Path, stats: ProduceStats, ledger: Iterable[Mapping[str, Any]], *, last: bool
+) -> None:
+    """Stop where more than 1 % of the records hold a key that changes training and is not read.
+
+    Args:
+        ledger: rows of samples that were left out.
+        last: nothing follows.
+
+    Raises:
+        UnreadKeys: what was begun is taken back before, where nothing of it was published.
+    """
+    first = next((str(row["detail"]) for row in ledger if row["reason"] == UNREAD), "")
+    try:
+        check_share(stats.dropped.get(UNREAD, 0), stats.read, first, last=last)
+    except UnreadKeys:
+        undo_beginning(output)
+        raise
 
 
 def undo_beginning(output: Path) -> bool:

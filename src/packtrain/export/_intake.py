@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,7 @@ class Intake:
     def __init__(self, journal: Journal, template: Template, open_shard: Callable[[Path], Source]) -> None:
         self.journal = journal
         self.details: dict[int, str] = {}
+        self.keys: Counter[str] = Counter()
         self._open_shard = open_shard
         self._template = template
         self._sources: dict[int, Source] = {}
@@ -127,9 +129,12 @@ class Intake:
         return self.source(shard).where(sample_id - shard.start)
 
     def measure(self, start: int, stop: int) -> Lengths:
-        """Lengths of the ids start … stop - 1; `details` then holds a line on each that cannot be used."""
+        """Lengths of the ids start … stop - 1.
+
+        `details` then holds a line on each that cannot be used, `keys` the counts of keys.
+        """
         parts: list[tuple[RawShard, Any]] = []
-        self.details = {}
+        self.details, self.keys = {}, Counter()
         place = start
         while place < stop:
             shard = self.journal.shard_of(place)
@@ -138,6 +143,7 @@ class Intake:
                 (self.source(shard), self._template), (place - shard.start, end - shard.start)
             )
             parts.append((shard, part))
+            self.keys.update(part.keys)
             self.details.update({shard.start + row: line for row, line in part.details.items()})
             place = end
         names = sorted({name for _, part in parts for name in part.costs})
@@ -194,7 +200,7 @@ def reading(options: Mapping[str, Any]) -> dict[str, Any]:
 
     Where media lie is none of them: they may be mounted elsewhere.
     """
-    plain = {"shape": "auto", "media_without_placeholder": "error"}
+    plain = {"shape": "auto", "media_without_placeholder": "error", "task": "chat"}
     return {
         name: value
         for name, value in sorted(options.items())

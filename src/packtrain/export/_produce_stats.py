@@ -20,6 +20,7 @@ class ProduceStats:
         dropped: samples by reason; read = packed + dropped + waiting, always.
         shards: raw shards that were taken; of these `faulty` could not be read, `duplicates` had been read
             under another name.
+        keys: counts of keys that nothing read, and of spellings that were read as a field.
 
     >>> stats = ProduceStats(pack_length=1000, read=100, packed=100, packs=10, tokens=8000)
     >>> stats.samples_per_pack, stats.efficiency
@@ -36,6 +37,7 @@ class ProduceStats:
     shards: int = 0
     faulty: int = 0
     duplicates: int = 0
+    keys: dict[str, int] = field(default_factory=dict)
 
     @property
     def waiting(self) -> int:
@@ -56,11 +58,19 @@ class ProduceStats:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "dropped": dict(sorted(self.dropped.items()))}
+        plain = {**asdict(self), "dropped": dict(sorted(self.dropped.items()))}
+        plain["keys"] = dict(sorted(self.keys.items()))
+        return plain if self.keys else {name: value for name, value in plain.items() if name != "keys"}
+
+    def tell(self, keys: Mapping[str, int]) -> None:
+        """Add counts of keys."""
+        for name, count in keys.items():
+            self.keys[name] = self.keys.get(name, 0) + count
 
     @classmethod
     def of_dict(cls, values: Mapping[str, Any]) -> ProduceStats:
-        return cls(**{**values, "dropped": dict(values["dropped"])})
+        counts = {name: dict(values.get(name, {})) for name in ("dropped", "keys")}
+        return cls(**{**values, **counts})
 
     def figures(self, **more: Any) -> dict[str, Any]:
         """For people and machines: the counts and what follows from them."""

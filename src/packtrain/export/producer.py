@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from .. import files
-from ..errors import SampleError
+from ..errors import ConfigError, SampleError
 from ..extend import Source, Template
 from ..moved import renamed
 from ..planning.spec import PlanSpec
@@ -37,7 +37,16 @@ from ..store.growing import HELD_BACK, PRODUCER, chunk_name
 from ..waiting.claim import Claim
 from ..waiting.poll import Clock, SystemClock
 from . import _stream as marks
-from ._beginning import FAULTY, STOP_AFTER, check_limits, check_readable, check_usable, limited
+from ._beginning import (
+    FAULTY,
+    STOP_AFTER,
+    check_account,
+    check_limits,
+    check_readable,
+    check_usable,
+    limited,
+    undo_beginning,
+)
 from ._encoding import Encoding, is_full
 from ._housekeeping import Housekeeping
 from ._intake import Intake, Opener
@@ -88,6 +97,7 @@ class PackingProducer:
         ForeignArtefactError: `output` holds a stream that was made with other options; names them.
         InputError: another producer is at work in `output`.
         SourceError: a raw shard was written again after it was read, or is gone while it is still needed.
+        UnreadKeys: more than 1 % of the records hold a key that changes training and is not read.
     """
 
     @renamed("poll_interval")
@@ -258,6 +268,7 @@ class PackingProducer:
         assert self._house is not None  # there is a shard
         if backlog or len(self._packer.waiting):
             self._plan(backlog, last=True)
+        check_account(self.output, self.stats, self._ledger, last=True)
         self._write_chunks(last=True)
         self._check_usable(last=True)
         self._house.publish_index()
@@ -273,13 +284,19 @@ class PackingProducer:
         """Plan the next `count` samples with those that wait."""
         first = self.stats.read
         self._say(f"measuring from sample {first}")
-        lengths = self._intake.measure(first, first + count)
+        try:
+            lengths = self._intake.measure(first, first + count)
+        except ConfigError:  # of the template: it drops something, say
+            undo_beginning(self.output)
+            raise
         planned = limited(lengths, self.spec.limits, check=not first)
         made = self._packer.push(np.arange(first, first + count), planned, last=last)
         self.stats.read += count
         for sample_id, reason in sorted(made.left_out.items()):
             reason = lengths.reasons.get(sample_id - first, reason)
             self._leave_out(sample_id, reason, self._intake.details.get(sample_id, ""))
+        self.stats.tell(self._intake.keys)
+        check_account(self.output, self.stats, self._ledger, last=False)
         bounds, ids = made.offsets.tolist(), made.ids.tolist()
         self._pending += [ids[a:b] for a, b in itertools.pairwise(bounds)]
         self._check_usable()

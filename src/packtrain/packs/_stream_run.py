@@ -25,6 +25,7 @@ from torch.utils.data import get_worker_info
 from ..errors import DriftError, InputError, PlanError, SampleError
 from ..planning.lengths import Lengths
 from ..planning.spec import PlanSpec
+from ..sources._account import UNREAD, check_share
 from ..world import World
 from ._encode_pool import Item, encoded
 from ._shuffle import Shuffle
@@ -32,9 +33,6 @@ from ._shuffle import Shuffle
 __all__ = ["Run", "Stream"]
 
 logger = logging.getLogger(__name__)
-
-#: Share of the records of a stream that may hold keys which are not read; records read before it counts.
-_MOST_UNREAD, _FEW = 0.01, 100
 
 Sample = dict[str, Any]
 Pack = tuple[list[int], list[Sample]]  # places, encoded samples
@@ -121,7 +119,7 @@ class Run:
             if len(self.window) >= window:
                 self._plan(last=False)
                 yield from self._hand_out()
-        self._check_unread(self.read)
+        self._check_unread(last=True)
         self._plan(last=True)
         yield from self._hand_out()
 
@@ -216,19 +214,14 @@ class Run:
             ) from error
         logger.warning("sample %d left out (%s): %s", sample_id, error.reason, error.message)
         self.stream.leave_out(sample_id, error.reason, error.message)
-        if error.reason == "unread_key":
+        if error.reason == UNREAD:
             self._unread = f"sample {sample_id}: {error.message}"
-            self._check_unread(max(self.read, _FEW))
+            self._check_unread(last=False)
 
-    def _check_unread(self, total: int) -> None:
+    def _check_unread(self, *, last: bool) -> None:
         """Stop where more than 1 % of the records read hold a key that changes training and is not read."""
-        unread = self.left_out.get("unread_key", 0)
-        if unread > _MOST_UNREAD * total and self._unread:
-            raise InputError(
-                f"{unread:,} of {self.read:,} records hold a key that changes training and is not read: "
-                f"{self._unread}",
-                hint="name it in ignore_keys where it does not matter, map it with columns, or fix the shape",
-            )
+        if self._unread:
+            check_share(self.left_out.get(UNREAD, 0), self.read, self._unread, last=last)
 
     def _empty(self, sample: Sample) -> None:
         if self.stream.ledger_file is None:

@@ -10,22 +10,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from .. import files
-from ..errors import InputError
+from ..sources._account import UNREAD, UnreadKeys, check_share
 
 __all__ = ["KEYS", "UnreadKeys", "read_keys", "refuse_unread", "save_keys", "told"]
 
 KEYS = "keys.json"
 
-REASON = "unread_key"
-
-#: Share of records that may hold keys which change training and are not read.
-MOST = 0.01
-
 _SHOWN = 12  # keys named in one line
-
-
-class UnreadKeys(InputError):
-    """Too many records hold a key that changes training and that is not read."""
 
 
 def refuse_unread(rows: Iterable[tuple[int, str, str]], total: int) -> int:
@@ -43,14 +34,9 @@ def refuse_unread(rows: Iterable[tuple[int, str, str]], total: int) -> int:
     """
     count, first = 0, ""
     for _, reason, detail in rows:
-        if reason == REASON:
+        if reason == UNREAD:
             count, first = count + 1, first or detail
-    if count > MOST * total:
-        raise UnreadKeys(
-            f"{count:,} of {total:,} records hold a key that changes training and is not read: {first}",
-            hint="name it in ignore_keys (--ignore-key KEY) where it does not matter, map it with columns "
-            "(--column images=KEY), or fix the shape (--shape)",
-        )
+    check_share(count, total, first)
     return count
 
 

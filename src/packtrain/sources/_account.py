@@ -13,11 +13,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..errors import SampleError
+from ..errors import InputError, SampleError
 from ._values import absent, kind_of_ref, meaning
 from .keys import FIELDS, HARMLESS, LOSS, ORIGIN, PREFERENCE, TRAINING
 
-__all__ = ["Account", "unread"]
+__all__ = ["MOST", "UNREAD", "Account", "UnreadKeys", "check_share", "unread"]
+
+#: Reason of a record that holds a key which changes training and is not read.
+UNREAD = "unread_key"
+
+#: Share of the records that may have that reason, and records that are read before a share is one.
+MOST, FEW = 0.01, 100
 
 _CHANGES = frozenset((*TRAINING, *LOSS))
 _FIELDS = frozenset(name for names in FIELDS.values() for name in names)
@@ -26,11 +32,36 @@ _FIELDS = frozenset(name for names in FIELDS.values() for name in names)
 def unread(key: str, why: str, *, hint: str | None = None) -> SampleError:
     """A key that would change what is trained and that is not read."""
     return SampleError(
-        "unread_key",
+        UNREAD,
         f"the key {key!r} {why} and is not read",
         hint=hint
         or f"ignore_keys: [{key}] leaves it out; columns= maps it to a field; shape= settles what is read",
     )
+
+
+class UnreadKeys(InputError):
+    """Too many records hold a key that changes training and that is not read."""
+
+
+def check_share(count: int, read: int, first: str, *, last: bool = True) -> None:
+    """Stop where more than 1 % of the records hold a key that changes training and is not read.
+
+    Args:
+        count: records that do.
+        read: records that were read so far.
+        first: one of them and its key, for people.
+        last: nothing follows; else a share of few records is none as yet.
+
+    Raises:
+        UnreadKeys: names the key, a record, and the option that settles it.
+    """
+    if count and count > MOST * (read if last else max(read, FEW)):
+        raise UnreadKeys(
+            f"{count:,} of {read:,} records hold a key that changes training and is not read: "
+            f"{first or 'see the ledger'}",
+            hint="name it in ignore_keys (--ignore-key KEY) where it does not matter, map it with columns "
+            "(--column images=KEY), or fix the shape (--shape)",
+        )
 
 
 class Account:

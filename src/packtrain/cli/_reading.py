@@ -1,0 +1,116 @@
+"""Options of reading and rendering that `measure` and `produce` share, and the inputs they make."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from ..errors import InputError
+
+__all__ = ["inputs_of", "pairs", "placeholders", "reading_options"]
+
+_OPTIONS = (
+    click.option(
+        "--shape",
+        default="auto",
+        show_default=True,
+        help="Chat shape: auto messages sharegpt alpaca columns.",
+    ),
+    click.option(
+        "--column", "columns", multiple=True, metavar="NAME=FIELD", help="Field of plain pairs; repeatable."
+    ),
+    click.option(
+        "--placeholder", "placeholders", multiple=True, help="[image=|video=|audio=]TEXT; repeatable."
+    ),
+    click.option("--kind", help="Kind of source [default: by name, then by content]."),
+    click.option(
+        "--option", "source_options", multiple=True, metavar="NAME=VALUE", help="Option of the kind."
+    ),
+    click.option("--media-root", help="Folder of relative media paths [default: the source's folder]."),
+    click.option("--media-prefix", help="Cut from the front of relative media paths."),
+    click.option("--allow-outside", is_flag=True, help="Let media paths leave the media root."),
+    click.option("--media-without-placeholder", default="error", show_default=True, help="error or prepend."),
+    click.option(
+        "--ignore-key", "ignore_keys", multiple=True, metavar="KEY", help="Leave KEY out; repeatable."
+    ),
+    click.option(
+        "--frame-rate", type=float, help="Frames a second of lists of frames that do not say theirs."
+    ),
+    click.option(
+        "--long-audio", default="error", show_default=True, help="Clips the model would cut: error cut drop."
+    ),
+    click.option(
+        "--prompt", help="What the user says beside the media of a caption [sources that take one]."
+    ),
+    click.option("--task", default="chat", show_default=True, help="chat, or text: documents as they are."),
+    click.option("--system", help="System turn for samples that have none."),
+    click.option(
+        "--chat-template", metavar="FILE", help="Another chat template, or trl: TRL's training template."
+    ),
+    click.option(
+        "--allow-dropped", multiple=True, metavar="KIND", help="What the template may drop; repeatable."
+    ),
+    click.option(
+        "--train-on", type=click.Choice(["all", "last"]), help="All answers, or the last [default: all]."
+    ),
+    click.option("--reasoning", type=click.Choice(["keep", "mask", "drop_history"]), help="[default: keep]"),
+    click.option("--min-pixels", type=int, help="Smallest area of an image."),
+    click.option("--max-pixels", type=int, help="Largest area of an image."),
+    click.option("--fps", type=float, help="Frames taken of a second of video."),
+    click.option("--max-frames", type=int, help="The most frames taken of a video."),
+)
+
+
+def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options on a command; `inputs_of` takes what they gave."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def inputs_of(source: str, options: dict[str, Any]) -> Any:
+    """The `Inputs` that the options ask for; what they name is taken out of `options`."""
+    from ..pipeline.inputs import Inputs
+    from ..train.config.sections import TEMPLATE_OPTIONS
+
+    given = dict(options)
+    given["columns"] = pairs("--column", given["columns"])
+    given["source_options"] = pairs("--option", given["source_options"])
+    given["placeholders"] = placeholders(given["placeholders"])
+    given["ignore_keys"] = list(given["ignore_keys"])
+    given["allow_dropped"] = list(given["allow_dropped"])
+    if given["prompt"] is not None:
+        given["source_options"]["prompt"] = given["prompt"]
+    chosen = {name: given[name] for name in TEMPLATE_OPTIONS}
+    given["template_options"] = {name: value for name, value in chosen.items() if value not in (None, [])}
+    names = {field.name for field in dataclasses.fields(Inputs)} & given.keys()
+    for name in (*names, *TEMPLATE_OPTIONS, "prompt"):
+        options.pop(name, None)
+    return Inputs(**{**{name: given[name] for name in names}, "source": source})
+
+
+def pairs(option: str, values: tuple[str, ...]) -> dict[str, str]:
+    """NAME=FIELD texts as a mapping."""
+    out: dict[str, str] = {}
+    for value in values:
+        name, equals, field = value.partition("=")
+        if not equals or not name or not field:
+            raise InputError(
+                f"{option} {value!r} is not NAME=FIELD", hint="for example --column prompt=question"
+            )
+        out[name] = field
+    return out
+
+
+def placeholders(values: tuple[str, ...]) -> dict[str, list[str]] | None:
+    """Texts by modality; a text without one stands for an image."""
+    out: dict[str, list[str]] = {}
+    for value in values:
+        modality, equals, text = value.partition("=")
+        if not equals or modality not in ("image", "video", "audio"):
+            modality, text = "image", value
+        out.setdefault(modality, []).append(text)
+    return out or None
