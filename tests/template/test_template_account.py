@@ -180,7 +180,9 @@ def test_everything_appears_or_is_refused(tokenizer: Any, draw: st.DataObject) -
         turns.append(say("user", draw.draw(words) + "q"))
         kind = draw.draw(st.sampled_from(["plain", "call", "reasoning", "think"]))
         if kind == "call":
-            arguments: Any = {draw.draw(st.sampled_from(["k", "place"])): draw.draw(words)}
+            scalars = st.booleans() | st.integers(-5, 10**6) | st.floats(-9, 9) | words
+            held = scalars | st.lists(scalars | st.none(), max_size=3) | st.just({"in": True})
+            arguments: Any = {draw.draw(st.sampled_from(["k", "place"])): draw.draw(held)}
             turns.append(call("look", arguments))
             turns.append(say("tool", draw.draw(words) + "r"))
         more = {"reasoning_content": draw.draw(words) + "h"} if kind == "reasoning" else {}
@@ -210,6 +212,7 @@ def test_everything_appears_or_is_refused(tokenizer: Any, draw: st.DataObject) -
     assert all(any(answer.strip() in span for span in spans) for answer in answers)
     encoded = template.encode(sample)
     assert template.measure(sample) == len(encoded["input_ids"])
+    template.check_decoded(sample, encoded)
 
 
 # ------------------------------------------------------------------------- templates that rewrite turns
@@ -352,3 +355,62 @@ def test_options_are_checked_and_only_then_in_the_fingerprint(tokenizer: Any) ->
     for option in ({"allow_dropped": ["toolz"]}, {"train_on": "first"}, {"reasoning": "drop"}):
         with pytest.raises(UnknownNameError):
             made(tokenizer, MARKED, **option)
+
+
+# ------------------------------------------------------------------------------------ order and decoded ids
+def test_order_is_that_of_the_conversation() -> None:
+    """Within a message the kinds may come in any order, each in its own; messages never change places."""
+    turns = [say("user", "one"), call("f", {"a": True, "b": [None, 2.5]}, text="said"), say("user", "two")]
+    turns[1]["tool_calls"] += call("g", {"z": 1})["tool_calls"]
+    pieces = pieces_of(turns, None)
+    for text in ("one f a true b null 2.5 g z 1 said two", "one said f a True b None 2.5 g z 1 two"):
+        assert not missing(text, pieces)
+    assert [p.kind for p in missing("one said f a true b null 2.5 two", pieces)] == ["tool_calls"]
+    assert missing("one said g z 1 f a true b null 2.5 two", pieces)  # calls have changed places
+    assert missing("two said f a true b null 2.5 g z 1 one", pieces)  # turns have changed places
+    for lost in ("one f a false b null 2.5 g z 1 said two", "one f a true b 2.5 g z 1 said two"):
+        assert [p.kind for p in missing(lost, pieces)] == ["tool_calls"]
+    parts = {"role": "user", "content": [{"type": "text", "text": t} for t in ("first", "second")]}
+    assert missing("second first", pieces_of([parts], None))
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_decoded_ids_hold_what_the_sample_says(template, name: str) -> None:
+    """Over scripts, marks, added tokens and white space, on all seven; and losing one id is seen."""
+    used = template(name)
+    texts = [
+        "I can't  wait,\tok?\n\n 12.5%",
+        "e\u0301 漢字 한 \u0915\u093f 👩\u200d👧",
+        "<think>a</think> <|box_start|>(1,2)<|box_end|>",
+    ]
+    turns = [say(("user", "assistant")[n % 2], f"{text} {n}") for n, text in enumerate(texts + texts)]
+    sample = {"messages": turns}
+    encoded = used.encode(sample)
+    used.check_decoded(sample, encoded)
+    for field, where in (("labels", "trained ids"), ("input_ids", "decoded ids")):
+        spoiled = {key: value.clone() for key, value in encoded.items()}
+        first = int((spoiled["labels"] != -100).nonzero()[0]) + 1
+        if field == "labels":
+            spoiled["labels"][first] = -100
+        else:
+            spoiled["input_ids"][first] = spoiled["input_ids"][0]
+        with pytest.raises(ConfigError, match=where):
+            used.check_decoded(sample, spoiled)
+
+
+def test_a_character_without_a_token_is_named(tmp_path: Path) -> None:
+    """A tokenizer that writes <unk> for a character trains another text; the audit says so."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["[UNK]", "[EOS]", "user", "assistant", ":", "hello", "there"]
+    backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    small = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", eos_token="[EOS]")
+    text = "{% for m in messages %}{{ m.role }} : {{ m.content }} [EOS]{% endfor %}"
+    used = made(small, text)
+    good = {"messages": [say("user", "hello"), say("assistant", "there")]}
+    used.check_decoded(good, used.encode(good))
+    bad = {"messages": [say("user", "hello"), say("assistant", "there 漢")]}
+    with pytest.raises(ConfigError, match="decoded ids"):
+        used.check_decoded(bad, used.encode(bad))

@@ -99,7 +99,12 @@ def command(out: Path, as_json: bool, audit: str, **options: Any) -> None:
     audited = 0
     if count := _audited(audit, int((lengths.status == STATUS_OK).sum())):
         with progress("checking", quiet=as_json) as report:
-            checked = run_audit(source, lengths, template.encode, count=count, start=start, progress=report)
+            chosen: dict[str, Any] = {
+                "count": count,
+                "start": start,
+                "check": getattr(template, "check_decoded", None),
+            }
+            checked = run_audit(source, lengths, template.encode, progress=report, **chosen)
         audited = len(checked.ids)
     if as_json:
         emit({**lengths_figures(out, lengths), "audited": audited})

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DriftError, InputError, SampleError
+from ..errors import ConfigError, DriftError, InputError, SampleError
 from ..extend import Source
 
 __all__ = ["AuditReport", "Drift", "audit", "encoded_costs"]
@@ -56,6 +56,7 @@ def audit(
     count: int | None = 32,
     seed: int = 0,
     start: int | None = None,
+    check: Callable[[Mapping[str, Any], Mapping[str, Any]], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> AuditReport:
     """Encode a random subset of the usable samples and compare with what was measured.
@@ -67,6 +68,8 @@ def audit(
         count: how many samples; all usable ones where there are fewer, or for None.
         seed: chooses the subset.
         start: the id of the first length, for lengths of a part of the source; None: of all of it.
+        check: called with each sample and its encoding; raises where something of the sample is not in it
+            (`HFTemplate.check_decoded`).
         progress: called with (samples checked, samples to check).
 
     Returns:
@@ -75,6 +78,7 @@ def audit(
 
     Raises:
         DriftError: a measured value differs; names ids, measured and encoded values.
+        ConfigError: something that a sample says is not in its ids.
         InputError: the lengths are of another source (their number differs).
     """
     first = start or 0
@@ -97,12 +101,15 @@ def audit(
         if progress is not None:
             progress(number, len(chosen))
         try:
-            encoded = encode(source[i])
+            sample = source[i]
+            encoded = encode(sample)
         except SampleError as error:
             failed[i] = error.reason
             continue
         except DriftError as error:
             raise DriftError(f"{source.where(i)} (id {i}): {error.message}", hint=error.hint) from error
+        if check is not None:
+            _checked(check, source, i, sample, encoded)
         found = encoded_costs(encoded)
         total += found["tokens"]
         drifts += _compare(i, place, lengths, found)
@@ -111,6 +118,13 @@ def audit(
             _message(source, drifts, len(chosen)), hint="measure again with the processor used for training"
         )
     return AuditReport(ids=chosen.astype(np.int64) + first, tokens=total, failed=failed)
+
+
+def _checked(check: Any, source: Source, i: int, sample: Any, encoded: Any) -> None:
+    try:
+        check(sample, encoded)
+    except ConfigError as error:
+        raise ConfigError(f"{source.where(i)} (id {i}): {error.message}", hint=error.hint) from error
 
 
 def encoded_costs(encoded: Mapping[str, Any]) -> dict[str, int]:

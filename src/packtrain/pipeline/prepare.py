@@ -112,7 +112,10 @@ def prepare(
         lengths_store.verify(lengths_folder)
     with shown("checking the samples") as report:
         probe_static(source, template.encode)
-        checked = audit(source, lengths, template.encode, count=AUDITED, seed=config.training.seed)
+        said = getattr(template, "check_decoded", None)
+        checked = audit(
+            source, lengths, template.encode, count=AUDITED, seed=config.training.seed, check=said
+        )
         report(1, 1)
     with shown("planning") as report:
         wanted = _plan_options(config, validation, world_size or world().size)

@@ -2,9 +2,11 @@
 
 A template that knows nothing of tools, or leaves the reasoning of earlier turns out, says so nowhere: the
 text is only shorter. So every text, tool call, tool result, tool schema and reasoning is looked for in the
-rendering. Texts and results have to stand in the order of the conversation, what belongs to one message in
-any order, system texts and tool schemas anywhere (templates move both to the front). Space around a text
-may be trimmed, quotes and line ends may be escaped as JSON does.
+rendering. All of them have to stand in the order of the conversation: message by message, and within a
+message the texts among themselves, the calls among themselves, since whether a message's calls come before or
+behind its text and reasoning is the template's to say (records give none). System texts and tool schemas may
+stand anywhere (templates move both to the front), each kind in its order. Space around a text may be
+trimmed, quotes and line ends may be escaped as JSON does; members of arguments may be sorted.
 
 What is missing is an error of the configuration, not of one sample: it would go missing from every such
 sample. `template.allow_dropped` names what may.
@@ -43,13 +45,13 @@ class Piece:
         kind: one of `DROPPABLE`.
         place: number of its message; -1: the record itself.
         role: role of that message.
-        texts: what is looked for, each of them.
+        texts: what is looked for, each of them; of a tuple one of its spellings.
     """
 
     kind: str
     place: int
     role: str
-    texts: tuple[str, ...]
+    texts: tuple[str | tuple[str, ...], ...]
 
 
 def segments(text: str, role: str) -> Iterator[tuple[str, int, int]]:
@@ -86,8 +88,8 @@ def texts_of(content: Any) -> list[str]:
 def pieces_of(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> list[Piece]:
     """Everything that has to appear, by message."""
     out: list[Piece] = []
-    if tools:
-        out.append(Piece("tools", -1, "tools", tuple(_schema(list(tools)))))
+    for tool in tools or ():
+        out.append(Piece("tools", -1, "tools", tuple(_schema(tool))))
     for place, message in enumerate(messages):
         role = message["role"]
         reasoning = message.get("reasoning_content")
@@ -101,7 +103,7 @@ def pieces_of(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None
     return out
 
 
-def _call(call: Any) -> Iterator[str]:
+def _call(call: Any) -> Iterator[str | tuple[str, ...]]:
     function = call.get("function") if isinstance(call, Mapping) else None
     function = function if isinstance(function, Mapping) else call
     if not isinstance(function, Mapping):
@@ -109,10 +111,11 @@ def _call(call: Any) -> Iterator[str]:
         return
     if function.get("name"):
         yield str(function["name"])
-    yield from _leaves(function.get("arguments"))
+    if function.get("arguments") is not None:
+        yield from _leaves(function["arguments"])
 
 
-def _leaves(value: Any) -> Iterator[str]:
+def _leaves(value: Any) -> Iterator[str | tuple[str, ...]]:
     """Keys and values of arguments."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
@@ -124,16 +127,30 @@ def _leaves(value: Any) -> Iterator[str]:
     elif isinstance(value, str):
         if value.strip():
             yield value.strip()
-    elif value is not None and not isinstance(value, bool):
-        yield json.dumps(value)
+    else:
+        yield json.dumps(value), str(value)  # true or True, null or None
 
 
-def _schema(value: Any) -> Iterator[str]:
-    """Names, descriptions, parameters and choices of tool schemas: what no notation of types replaces."""
+#: Types of JSON Schema -> how notations of tools write them.
+_TYPES = {
+    "string": ("string", "str"),
+    "integer": ("integer", "int", "number"),
+    "number": ("number", "float"),
+    "boolean": ("boolean", "bool"),
+    "array": ("array", "list", "[]"),
+    "object": ("object", "dict", "{"),
+    "null": ("null", "None"),
+}
+
+
+def _schema(value: Any) -> Iterator[str | tuple[str, ...]]:
+    """Names, descriptions, parameters, types and choices of tool schemas."""
     if isinstance(value, Mapping):
         for key in ("name", "description"):
             if isinstance(value.get(key), str) and value[key].strip():
                 yield value[key].strip()
+        if isinstance(value.get("type"), str) and value["type"] in _TYPES:
+            yield _TYPES[value["type"]]
         for key, inner in value.items():
             if key == "properties" and isinstance(inner, Mapping):
                 for name, field in inner.items():
@@ -151,19 +168,37 @@ def _schema(value: Any) -> Iterator[str]:
 def missing(text: str, pieces: Sequence[Piece]) -> list[Piece]:
     """Pieces that do not appear in a rendered text, in order."""
     out: list[Piece] = []
-    start = furthest = 0  # where the message before ended, and this one so far
+    begin = furthest = 0  # where the message before ended, and this one so far
     place = -1
+    reached: dict[str, int] = {}  # kind -> where its last piece ended
     for piece in pieces:
-        if piece.place != place:
-            place, start = piece.place, furthest
         anywhere = piece.kind in ("system", "tools")
+        if not anywhere and piece.place != place:
+            place, begin = piece.place, furthest
+            reached = {kind: end for kind, end in reached.items() if kind in ("system", "tools")}
+        start = reached.get(piece.kind, 0 if anywhere else begin)
+        ends: list[int] = []
         for wanted in piece.texts:
-            end = _end(text, wanted, 0 if anywhere else start)
+            end = min(
+                (
+                    e
+                    for w in ((wanted,) if isinstance(wanted, str) else wanted)
+                    if (e := _end(text, w, start)) >= 0
+                ),
+                default=-1,
+            )
+            ends.append(end)
             if end < 0:
-                out.append(piece)
                 break
-            if not anywhere:
-                furthest = max(furthest, end)
+        if not ends:
+            continue
+        if ends[-1] < 0:
+            out.append(piece)
+            continue
+        # of a tool the name decides: a notation may write its description in front
+        reached[piece.kind] = ends[0] if piece.kind == "tools" else max(ends)
+        if not anywhere:
+            furthest = max(furthest, *ends)
     return out
 
 
@@ -188,7 +223,8 @@ def dropped(name: str, lost: Sequence[Piece]) -> ConfigError:
     kinds = list(dict.fromkeys(piece.kind for piece in lost))
     what = {"tools": "the tool schemas", "text": "the text"}.get(first.kind, f"the {first.kind}")
     whose = "the record" if first.place < 0 else f"{first.role} messages (message {first.place})"
-    shown = " ".join(", ".join(first.texts).split())[:60]
+    said = (text if isinstance(text, str) else text[0] for text in first.texts)
+    shown = " ".join(", ".join(said).split())[:60]
     hint = _HINTS.get(first.kind, "use another chat template")
     return ConfigError(
         f"the chat template of {name} drops {what.replace('_', ' ')} of {whose}: {shown!r} is not in the "

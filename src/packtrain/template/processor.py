@@ -30,6 +30,7 @@ from ._torchvision_shim import ensure_torchvision
 from .batch import Measurer
 from .binding import bind_media, media_ids
 from .control import check_control, control_tokens
+from .decoded import check_decoded
 from .identity import processor_identity
 from .layout import Layout, check_supervised, media_layout
 from .load import chat_template_of, load_processor
@@ -226,6 +227,19 @@ class HFTemplate:
             "position_ids": torch.from_numpy(positions),
             **media,
         }
+
+    def check_decoded(self, sample: Mapping[str, Any], encoded: Mapping[str, Any]) -> None:
+        """Everything the sample says is in its decoded ids, and its answers in the trained ones.
+
+        Args:
+            encoded: what `encode` gave for the sample.
+
+        Raises:
+            ConfigError: names what is lost.
+        """
+        if self.truncation == "error":
+            pieces, trained = self.renderer.said(sample)
+            check_decoded(self.tokenizer, self.renderer.name, encoded, pieces, trained, self.media_ids)
 
     def run(
         self, rendered: Rendered, layout: Layout, expansions: Mapping[str, Sequence[Expansion]]

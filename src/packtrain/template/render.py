@@ -124,6 +124,16 @@ class ChatRenderer:
             return quick
         return self._whole(sample)
 
+    def said(self, sample: Mapping[str, Any]) -> tuple[list[Piece], set[int]]:
+        """(what has to appear of a sample, messages of it that are trained)."""
+        talk = read_conversation(sample, self.takes, self.system)
+        messages = without_history(talk.messages) if self.reasoning == "drop_history" else talk.messages
+        pieces = [p for p in pieces_of(messages, talk.tools) if p.kind not in self.allow_dropped]
+        spoke = spoken([message["role"] for message in messages], self.train_on)
+        weights = self._weights(talk, messages, spoke, pieces, ())
+        trained = {place for place, one in enumerate(spoke) if one and weights.get(place, 1.0) > 0}
+        return pieces, trained
+
     # ------------------------------------------------------------------------------------ in full
     def _whole(self, sample: Mapping[str, Any]) -> Rendered:
         """Run the template on the sample."""
