@@ -461,3 +461,42 @@ def test_self_instruct_tasks_with_their_one_instance(data: Path) -> None:
     two = {"instruction": "do", "instances": [{"input": "", "output": "a"}, {"input": "", "output": "b"}]}
     with pytest.raises(SampleError, match="exactly one instance"):
         ChatSource(Rows(two))[0]
+
+
+CAPTION = [
+    {"role": "user", "content": [image("/media/a.jpg")]},
+    {"role": "assistant", "content": [text("a cat")]},
+]
+SAID = [{"role": "assistant", "content": [image("/media/a.jpg"), text("a cat")]}]
+
+
+@pytest.mark.parametrize("option", [{}, {"media_without_placeholder": "prepend"}])
+@pytest.mark.parametrize(
+    ("record", "want"),
+    [
+        ({"captions": [{"content": "a cat"}], "images": ["a.jpg"]}, CAPTION),
+        ({"captions": ["a cat"], "images": ["a.jpg"], "id": 3}, CAPTION),
+        ({"caption": "a cat", "image": "a.jpg"}, CAPTION),
+        ({"messages": [{"role": "assistant", "content": "a cat"}], "images": ["a.jpg"]}, SAID),
+        ({"messages": [{"role": "assistant", "content": "<image>a cat"}], "images": ["a.jpg"]}, SAID),
+        ({"conversations": [{"from": "gpt", "value": "a cat"}], "image": "a.jpg"}, SAID),
+    ],
+)
+def test_a_caption_needs_no_question(record: Any, want: Any, option: Any) -> None:
+    assert one(record, **option)["messages"] == want
+
+
+def test_a_caption_under_another_name_is_reached_by_its_hint() -> None:
+    told = ChatSource(Rows({"said": "a cat", "image": "a.jpg"}))
+    with pytest.raises(SampleError, match="columns="):
+        told[0]
+    assert one({"said": "a cat", "image": "a.jpg"}, columns={"response": "said"})["messages"] == SAID
+
+
+def test_captions_that_are_several_or_beside_a_conversation() -> None:
+    assert reason({"captions": ["a", "b"], "images": ["a.jpg"]}) == "malformed_record"
+    assert reason({"captions": ["a"], "caption": "b", "images": ["a.jpg"]}) == "malformed_record"
+    assert reason({"captions": [3], "images": ["a.jpg"]}) == "malformed_record"
+    assert reason({"caption": "a cat"}) == "malformed_record"
+    beside = one({"messages": QA, "caption": "metadata, as before"})
+    assert beside["messages"] == ASK

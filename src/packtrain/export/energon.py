@@ -5,8 +5,8 @@
              .info.yaml .info.json   shard counts (5.0 reads the first, 7.4 the second)
 
 `layout: packtrain` (default) describes crude samples, for `packtrain.hosts.energon.PackedTaskEncoder`.
-`layout: llava` writes LLaVA-OneVision's field `prompts`, its `img0.jpg` and its sample class, with the loader
-that its training code expects; `prompt`/`prompts` can also be chosen alone.
+`layout: llava` writes what LLaVA-OneVision-1.5's encoders read: the field `prompts` with `<image>` in it,
+`img0.jpg`, its sample class and a loader; samples that they would read wrongly are refused (`store._llava`).
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 def write_part(job: Job, part: int) -> list[dict[str, Any]]:
     """Write the shards of a part with their indexes."""
-    layout = job.options["layout"]
-    prompts = "prompts" if layout == "llava" else job.options["prompts"] or "prompt"
-    return write_tars(job, part, index=True, prompts=prompts, width=1 if layout == "llava" else 3)
+    if job.options["layout"] == "llava":
+        return write_tars(job, part, index=True, prompts="prompts", width=1, llava=True)
+    return write_tars(job, part, index=True, prompts=job.options["prompts"] or "prompt")
 
 
 def finish(job: Job, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@
     texts      {"texts": [{"user", "assistant"}, …], "images"?}: media go first where no text names them
     alpaca     {"instruction", "input"?, "output", "history"?: [[q, a], …], "system"?}
     columns    {prompt?, response, "history"?, "system"?, "image" | "images"?}, texts or lists of messages
+    captions   {"caption" | "captions", "image" | "images"}: the medium, and what is said of it
 
 Any of them may list videos and audios as it lists images. Every field has the spellings of `keys.py`; names
 of a data set are mapped with `columns`, so a record with `talk` in place of `messages` needs
@@ -160,6 +161,10 @@ def detect(fields: Fields) -> str:
     for shape, needed in _TELLS:
         if needed <= held:
             return shape
+    if any(not absent(fields.record.get(name)) for name in keys.CAPTION) and any(
+        fields.has(field) for field in keys.MEDIA
+    ):
+        return "captions"
     raise fault("has no shape that is known here", hint=fields.hint())
 
 
@@ -247,12 +252,31 @@ def _columns(fields: Fields, structured: bool) -> Draft:
     return Draft(_with_system([*turns, *answers], fields), _tools(fields, tools))
 
 
+def _captions(fields: Fields, structured: bool) -> Draft:
+    held = [fields.record[name] for name in keys.CAPTION if not absent(fields.record.get(name))]
+    found = held[0] if held and isinstance(held[0], (list, tuple)) else held[:1]
+    if len(held) != 1 or len(found) != 1:
+        raise fault(
+            f"has {max(len(held), len(found))} captions, expected one",
+            hint="write a record for each; packs of LLaVA-OneVision are read by kind llava_packed",
+        )
+    said = found[0]
+    if isinstance(said, Mapping):
+        fields.account.rest(said, [key for key in said if key not in ("content", "role")], "captions[].")
+        said = said.get("content")
+    if not isinstance(said, str):
+        raise fault(f"its caption is {type(said).__name__}, not text")
+    turns = [Turn("user", "", {}, {}), Turn("assistant", check_text(said, "its caption"), {}, {})]
+    return Draft(_with_system(turns, fields), _tools(fields), media_first=True)
+
+
 SHAPES: dict[str, Callable[[Fields, bool], Draft]] = {
     "messages": _messages,
     "sharegpt": _sharegpt,
     "texts": _texts,
     "alpaca": _alpaca,
     "columns": _columns,
+    "captions": _captions,
 }
 
 

@@ -45,7 +45,7 @@ from ._open import open_source
 from ._plain import PLAIN_TYPES, Form, read_plain
 from ._shapes import FIELDS, SHAPES, Draft, Fields, Plan, Turn, detect
 from ._values import absent
-from .keys import HARMLESS, MEDIA, ORIGIN, USES
+from .keys import CAPTION, HARMLESS, MEDIA, ORIGIN, USES
 
 __all__ = ["ChatSource", "media_refs", "open_chats"]
 
@@ -65,8 +65,8 @@ class ChatSource:
 
     Args:
         source: any source whose items are mappings.
-        shape: "auto" (told per record), or one of messages, sharegpt, alpaca, columns: other records are
-            then refused.
+        shape: "auto" (told per record), or one of messages, sharegpt, texts, alpaca, columns, captions: other
+            records are then refused.
         columns: our field name -> name in the data, e.g. `{"prompt": "question", "response": "answer"}`.
         placeholders: what stands for a medium in a text: modality -> texts; default `<image>`, `<video>`,
             `<audio>`. A list or text is for images. `()` for none (`{"video": ()}` where `<video>` is HTML).
@@ -77,7 +77,7 @@ class ChatSource:
         allow_outside: let media paths leave the media root.
         media_without_placeholder: what to do with listed media when the text has no placeholder of their
             kind: "error", or "prepend": all of them go before the text of the first user message, images
-            before videos before sounds.
+            before videos before sounds. Where nobody asks (a caption) they go before the first answer.
         tool_calls: "structured": a sharegpt `function_call` becomes `tool_calls` of an assistant message,
             for templates that render them; "text": it stays the assistant's text.
         ignore_keys: keys that are left out, in records, messages and parts alike.
@@ -273,7 +273,8 @@ class ChatSource:
             other = {field for held in USES.values() for field in held} if named else set()
             reads = {*USES[shape], *other, *self._columns}
             unused = [name for field, name in plan.fields.items() if field not in reads]
-            left = self._left[names] = (*unused, *plan.rest)
+            caption = CAPTION if shape == "captions" else ()
+            left = self._left[names] = (*unused, *(name for name in plan.rest if name not in caption))
         return left
 
     def _of_medium(
@@ -391,8 +392,10 @@ class ChatSource:
                 again, other = self._read(draft, listed, answers=True)
                 if other.complete() or not (self._prepend == "prepend" or draft.media_first):
                     messages, media = again, other
-            first = next((message for message in messages if message["role"] == "user"), None)
-            if (self._prepend == "prepend" or draft.media_first) and first is not None:
+            asked = next((message for message in messages if message["role"] == "user"), None)
+            first = asked or next((m for m in messages if m["role"] == "assistant"), None)
+            ahead_of_all = self._prepend == "prepend" or draft.media_first or asked is None  # a caption
+            if ahead_of_all and first is not None:
                 ahead: list[dict[str, Any]] = []
                 for kind in MODALITIES:
                     if not media.asked[kind] and not media.inline[kind]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from ..media.knobs import ENDS, KNOBS, STARTS
 
 __all__ = [
+    "CAPTION",
     "ENCODED",
     "ENCODED_HARMLESS",
     "ENCODED_TRAINING",
@@ -72,7 +73,11 @@ USES: dict[str, tuple[str, ...]] = {
     "texts": ("texts", *_SHARED),
     "alpaca": ("instruction", "input", "output", "history", "instances", *_SHARED),
     "columns": ("prompt", "response", "history", *_SHARED),
+    "captions": _SHARED,
 }
+
+#: What is said of a medium, in a record that holds no other text: one caption, as a text or `[{"content"}]`.
+CAPTION = ("caption", "captions")
 
 #: Loss flags of a message -> whether a true value means "trained" (`mask` means the opposite).
 LOSS: dict[str, bool] = {
@@ -210,7 +215,8 @@ counted and named once in the summary, as is every spelling that was read as a f
 |---|---|
 {record}
 
-`image_1`, `image_2`, … are items of `images`.
+`image_1`, `image_2`, … are items of `images`. A record that holds media and of texts only {caption} is the
+medium and what is said of it.
 
 Change training and are never read: {training}.
 
@@ -273,6 +279,7 @@ def page() -> str:
     ]
     return _PAGE.format(
         record=_rows((f"`{field}`", _names(names)) for field, names in FIELDS.items()),
+        caption=_names(CAPTION),
         training=_names(dict.fromkeys(TRAINING)),
         message=_rows((f"`{field}`", _names(names)) for field, names in turn.items()),
         loss=_rows((f"`{name}`", told) for name, told in meant.items()),

@@ -6,7 +6,8 @@
 
 The first three fields are for readers that know no other (spec: offline packing). What they cannot hold, such
 as system turns, tools, roles in another order, or where in a text a picture stands, is kept in
-`packtrain.samples`: null where prompts and captions give the sample back exactly, else the sample itself.
+`packtrain.samples`: null where prompts and captions give the sample back exactly, else the sample itself. A
+question that nobody answers stands there alone: beside an empty caption, others would train on one.
 Media are named by us (`img000.jpg`: sample 0; `img000_1.jpg`: its second image), so no name of a data set can
 clash with another in any reader; the names they had are kept beside size and CRC-32 of their bytes.
 """
@@ -24,6 +25,7 @@ from typing import Any
 
 from ..errors import ChecksumError, FormatError, InputError, SampleError
 from ..media.location import Ref, identity_name, read_bytes
+from ._llava import PLACEHOLDER, placed, refusal
 from ._sums import BESIDE, crc32
 
 __all__ = ["MEMBER", "SPELLINGS", "TASKS", "PackRecord", "pack_key", "restore", "task_of"]
@@ -67,7 +69,8 @@ class PackRecord:
         tokens: of each sample, as planned; None where the lengths are gone.
         task: one of `TASKS`.
         prompts: name of the field of prompts.
-        first: width of the number of a medium (`img000`, or `img0` with 1).
+        width: of the number of a medium (`img000`, or `img0` with 1).
+        llava: what LLaVA-OneVision-1.5's own encoders read: `<image>` in prompts, every image `imgI.jpg`.
     """
 
     number: int
@@ -77,6 +80,7 @@ class PackRecord:
     task: str
     prompts: str = "prompt"
     width: int = 3
+    llava: bool = False
     root: str | None = None
     _media: list[list[dict[str, Any]]] = field(default_factory=list)
     _plain: list[dict[str, Any]] = field(default_factory=list)
@@ -90,6 +94,7 @@ class PackRecord:
         """
         self._media, self._plain, self._pending = [], [], []
         for place, sample in enumerate(self.samples):
+            self._check_readable(place, sample)
             held: list[dict[str, Any]] = []
             counts: dict[str, int] = {}
             messages = []
@@ -124,7 +129,7 @@ class PackRecord:
         plain: dict[str, list[Any]] = {"images": [], self.prompts: [], "captions": []}
         kept: list[Any] = []
         for sample, media in zip(self._plain, self._media, strict=True):
-            prompts, captions = _turns(sample["messages"])
+            prompts, captions = _turns(sample["messages"], self.llava)
             images = [one["member"] for one in media if one["member"].startswith("img")]
             if flat and (len(prompts) != 1 or len(images) != 1 or len(media) != 1):
                 raise InputError(
@@ -136,14 +141,16 @@ class PackRecord:
             plain[self.prompts].append(prompts[0] if flat else prompts)
             plain["captions"].append(captions[0] if flat else captions)
             members = [one["member"] for one in media]
-            kept.append(None if _rebuilt(prompts, captions, members) == sample else sample)
-        told = {
+            plainest = _rebuilt(prompts, captions, members, self.llava)
+            kept.append(None if plainest == sample else sample)
+        told: dict[str, Any] = {
             "pack": self.number,
             "task": self.task,
             "ids": list(self.ids),
             "tokens": None if self.tokens is None else list(self.tokens),
             "media": self._media,
             "samples": kept,
+            **({"placed": True} if self.llava else {}),
         }
         try:
             text = json.dumps({**plain, MEMBER: told}, ensure_ascii=False, separators=(",", ":"))
@@ -152,6 +159,15 @@ class PackRecord:
             raise SampleError(
                 "malformed_record", f"pack {self.number} holds a value that JSON cannot: {error}"
             ) from None
+
+    def _check_readable(self, place: int, sample: Mapping[str, Any]) -> None:
+        """InputError where LLaVA-OneVision's encoders would train on something else."""
+        why = refusal(sample, self.task) if self.llava else None
+        if why is not None:
+            raise InputError(
+                f"sample {self.ids[place]} cannot be written for LLaVA-OneVision ({self.task}): {why}",
+                hint="leave it out (packtrain plan --skip-samples), or use --layout packtrain",
+            )
 
     def _check_sum(self, row: dict[str, Any], data: bytes) -> None:
         """Put the CRC-32 into a row; that of a large medium may be taken beside, a few at once."""
@@ -169,7 +185,7 @@ class PackRecord:
     def _name(self, place: int, kind: str, counts: dict[str, int], ref: Ref, data: bytes) -> str:
         number = counts[kind] = counts.get(kind, -1) + 1
         stem = f"{_SHORT[kind]}{place:0{self.width}d}" + (f"_{number}" if number else "")
-        return f"{stem}.{_suffix(ref, data)}"
+        return f"{stem}.{'jpg' if self.llava else _suffix(ref, data)}"  # theirs is named so, whatever it is
 
 
 def restore(
@@ -198,7 +214,8 @@ def restore(
         if sample is None:
             asked, said = prompts[place], record["captions"][place]
             members = [one["member"] for one in media]
-            sample = _rebuilt([asked] if flat else asked, [said] if flat else said, members)
+            turns = ([asked], [said]) if flat else (asked, said)
+            sample = _rebuilt(*turns, members, told.get("placed") is True)
         data = {one["member"]: _checked(one, read, where, check) for one in media}
         out.append({**_with_bytes(sample, data), "sample_id": sample_id})
     return out
@@ -216,6 +233,8 @@ def task_of(samples: Sequence[Mapping[str, Any]]) -> str:
     asked = False
     for sample in samples:
         prompts, _ = _turns(sample["messages"])
+        if sample["messages"][-1]["role"] != "assistant":
+            return "multi_turn"
         kinds = [part["type"] for message in sample["messages"] for part in message["content"]]
         media = [kind for kind in kinds if kind != "text"]
         if len(prompts) != 1 or media != ["image"]:
@@ -230,8 +249,12 @@ def _beside() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(2, thread_name_prefix="packtrain-crc")
 
 
-def _turns(messages: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
-    """(prompts, captions): what was said before each assistant turn, and that turn. All turns are kept."""
+def _turns(messages: Sequence[Mapping[str, Any]], where: bool = False) -> tuple[list[str], list[str]]:
+    """(prompts, captions): what was said before each assistant turn, and that turn.
+
+    Args:
+        where: `<image>` says where an image of a prompt stands.
+    """
     prompts: list[str] = []
     captions: list[str] = []
     waiting: list[str] = []
@@ -243,10 +266,9 @@ def _turns(messages: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]
             captions.append(text)
             waiting = []
         else:
-            waiting.append(text)
-    if waiting:
-        prompts.append("\n".join(waiting))
-        captions.append("")
+            waiting.append(placed(message["content"]) if where else text)
+    if where and [message["role"] for message in messages] == ["assistant"]:
+        prompts = [PLACEHOLDER]  # a caption whose image stands before it
     return prompts, captions
 
 
@@ -262,16 +284,22 @@ def _text(content: Sequence[Mapping[str, Any]], seen: bool) -> tuple[str, bool]:
     return "".join(parts), seen
 
 
-def _rebuilt(prompts: Sequence[str], captions: Sequence[str], members: Sequence[str]) -> dict[str, Any]:
-    """The plainest sample with these turns: media first, then question and answer by turns."""
+def _rebuilt(
+    prompts: Sequence[str], captions: Sequence[str], members: Sequence[str], where: bool = False
+) -> dict[str, Any]:
+    """The plainest sample with these turns: media first (or where `<image>` says), question and answer."""
     kinds = {short: kind for kind, short in _SHORT.items()}
     ahead = [{"type": kinds[name[:3]], kinds[name[:3]]: name} for name in members]
     messages: list[dict[str, Any]] = []
     for asked, said in zip(prompts, captions, strict=True):
-        content = [*ahead, *([{"type": "text", "text": asked}] if asked else [])]
+        content: list[dict[str, Any]] = []
+        for number, text in enumerate(asked.split(PLACEHOLDER) if where else [asked]):
+            count = min(number, 1) if where else len(ahead)
+            content += ahead[:count]
+            ahead = ahead[count:]
+            content += [{"type": "text", "text": text}] if text else []
         messages.append({"role": "user", "content": content})
         messages.append({"role": "assistant", "content": [{"type": "text", "text": said}]})
-        ahead = []
     return {"messages": messages}
 
 

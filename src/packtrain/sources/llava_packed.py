@@ -1,0 +1,241 @@
+"""Packs of LLaVA-OneVision's offline packing, read as the samples that were packed.
+
+    ps_00000000.json         {"images": […], "prompt" or "prompts": […], "captions": […]}
+    ps_00000000.img000.jpg   its images, loose beside it (or `img0.jpg`), or at the paths that `images`
+                             names; in tars: members of the same key
+
+Each place of the lists is one sample: a caption or a question with one image (flat lists), or turns with some
+images or none (lists of lists). `<image>` in a prompt is where an image stands; without it images go first.
+Prompts of captions are random fillers there that training does not read: `task="captions"` leaves them out.
+
+The fingerprint covers the records (of tars: all bytes), not the place.
+"""
+
+from __future__ import annotations
+
+import bisect
+import operator
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from .. import files
+from ..errors import SampleError, SourceError, UnknownNameError
+from ._once import loads
+from ._table import Digested, digest_files
+from .webdataset import SUFFIXES as TARS
+from .webdataset import open_source as open_tars
+
+__all__ = ["LlavaPacked", "open_source"]
+
+TASKS = ("auto", "captions")
+_PLACEHOLDER = "<image>"
+#: What their preparation writes in place of a text that it could not read.
+_FAILED = re.compile(
+    r"\s*(Error: File .* (does not exist|is not in valid JSON format)|An error occurred during )"
+)
+
+
+class _Packs(Protocol):
+    """Packs by number: their records, and where image i of one is."""
+
+    fingerprint: str
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int) -> dict[str, Any]: ...
+
+    def where(self, number: int) -> str: ...
+
+    def image(self, number: int, name: str, place: int) -> str: ...
+
+
+class LlavaPacked:
+    """The samples of packs, one after the other; picklable.
+
+    Args:
+        packs: by number.
+        folder: that relative image paths start from.
+        task: see `open_source`.
+    """
+
+    def __init__(self, packs: _Packs, folder: str, task: str) -> None:
+        self.folder = folder
+        self._packs, self._task = packs, task
+        self._stops: list[int] = []
+        for number in range(len(packs)):
+            captions = packs[number].get("captions")
+            if not isinstance(captions, list):
+                raise SourceError(
+                    f"{packs.where(number)} is no pack: it has no list of captions",
+                    hint="name a folder of ps_00000000.json, or their tars",
+                )
+            self._stops.append((self._stops[-1] if self._stops else 0) + len(captions))
+        self._read: tuple[int, dict[str, Any]] = (-1, {})
+
+    @property
+    def fingerprint(self) -> str:
+        return files.digest_json(self.fields())
+
+    def fields(self) -> dict[str, Any]:
+        """What the fingerprint is made of, as plain JSON."""
+        return {"kind": "llava_packed", "packs": self._packs.fingerprint, "task": self._task}
+
+    def __len__(self) -> int:
+        return self._stops[-1] if self._stops else 0
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number, place = self._place(index)
+        if self._read[0] != number:
+            self._read = (number, self._packs[number])
+        record = self._read[1]
+        prompts = record.get("prompts", record.get("prompt"))
+        images, captions = record.get("images"), record["captions"]
+        for name, held in (("images", images), ("prompts", prompts)):
+            if not isinstance(held, list) or len(held) != len(captions):
+                raise self._fault(number, f"{name} and captions have not the same number of members")
+        asked, said, names = prompts[place], captions[place], images[place]
+        if self._task == "captions":
+            asked = [""] if isinstance(said, list) else ""
+        asked, said = ([one] if isinstance(one, str) else one for one in (asked, said))
+        names = [names] if isinstance(names, str) else names
+        if not (isinstance(asked, list) and isinstance(said, list) and len(asked) == len(said)):
+            raise self._fault(number, f"member {place} has not as many prompts as captions")
+        if not isinstance(names, list) or not all(isinstance(one, str) for one in [*asked, *said, *names]):
+            raise self._fault(number, f"member {place} holds what is neither text nor the name of an image")
+        failed = next((text for text in [*asked, *said] if _FAILED.match(text)), None)
+        if failed is not None:
+            raise self._fault(number, f"member {place} holds a failure in place of a text: {failed!r:.80}")
+        refs = [self._packs.image(number, name, place) for name in names if name]
+        return {"messages": self._messages(number, place, asked, said, refs)}
+
+    def where(self, index: int) -> str:
+        number, place = self._place(index)
+        return f"{self._packs.where(number)}[{place}]"
+
+    def __repr__(self) -> str:
+        return f"<{len(self._packs)} packs in {self.folder}: {len(self)} samples, {self.fingerprint[:7]}>"
+
+    def _place(self, index: int) -> tuple[int, int]:
+        sample = operator.index(index)
+        if not 0 <= sample < len(self):
+            raise IndexError(f"sample {sample} of {len(self)} ({self.folder})")
+        number = bisect.bisect_right(self._stops, sample)
+        return number, sample - (self._stops[number - 1] if number else 0)
+
+    def _messages(
+        self, number: int, place: int, asked: list[str], said: list[str], refs: list[str]
+    ) -> list[dict[str, Any]]:
+        """Turns by turns; images where `<image>` says, else in front."""
+        found = sum(text.count(_PLACEHOLDER) for text in asked)
+        if found not in (0, len(refs)):
+            raise SampleError(
+                "placeholder_mismatch",
+                f"{self._packs.where(number)}: member {place} has {found} {_PLACEHOLDER} and "
+                f"{len(refs)} images",
+            )
+        waiting = [{"type": "image", "image": ref} for ref in refs]
+        messages: list[dict[str, Any]] = []
+        for question, answer in zip(asked, said, strict=True):
+            content: list[dict[str, Any]] = []
+            for piece, text in enumerate(question.split(_PLACEHOLDER)):
+                count = len(waiting) if not found else 1 if piece else 0
+                content += waiting[:count]
+                waiting = waiting[count:]
+                content += [{"type": "text", "text": text}] if text else []
+            messages.append({"role": "user", "content": content})
+            messages.append({"role": "assistant", "content": answer})
+        return messages
+
+    def _fault(self, number: int, what: str) -> SampleError:
+        return SampleError("malformed_record", f"{self._packs.where(number)}: {what}")
+
+
+class _Loose:
+    """Packs as files of one folder."""
+
+    def __init__(self, folder: str, held: Sequence[Digested]) -> None:
+        self._folder, self._held = folder, list(held)
+        self.fingerprint = files.digest_json([[os.path.basename(one.path), one.sha256] for one in self._held])
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        self._held[number].check()
+        with open(self._held[number].path, "rb") as handle:
+            return _record(handle.read(), self.where(number))
+
+    def where(self, number: int) -> str:
+        return os.path.basename(self._held[number].path)
+
+    def image(self, number: int, name: str, place: int) -> str:
+        beside = os.path.join(self._folder, f"{os.path.splitext(self.where(number))[0]}.{name}")
+        return beside if os.path.isfile(beside) else name
+
+
+class _InTars:
+    """Packs as the samples of tars. Their record may name images by where they were packed from."""
+
+    def __init__(self, tars: Any) -> None:
+        self._tars = tars
+        self.fingerprint: str = tars.fingerprint
+
+    def __len__(self) -> int:
+        return len(self._tars)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        record: dict[str, Any] = self._tars[number]
+        return record
+
+    def where(self, number: int) -> str:
+        told: str = self._tars.where(number)
+        return told
+
+    def image(self, number: int, name: str, place: int) -> str:
+        if name.startswith("tar:"):
+            return name
+        tar, _, key = self.where(number).rpartition("!")
+        return f"tar:{os.path.join(self._tars.folder, tar)}!{key}.img{place}.jpg"
+
+
+def open_source(
+    path: str | os.PathLike[str],
+    *,
+    task: str = "auto",
+    cache_dir: str | os.PathLike[str] | None = None,
+    verify_content: bool = False,
+) -> LlavaPacked:
+    """Open packs of LLaVA-OneVision.
+
+    Args:
+        path: a folder of `ps_00000000.json` with their images, or tars (a tar, a folder of them, a glob).
+        task: `auto`, or `captions`: prompts are left out, as its training leaves them out.
+        cache_dir: where tables go when the folder is read-only.
+        verify_content: hash every file again instead of trusting sizes and times.
+
+    Raises:
+        SourceError: missing, or no packs.
+    """
+    if task not in TASKS:
+        raise UnknownNameError("task", task, TASKS)
+    place = os.path.abspath(os.fspath(path))
+    listed = sorted(os.listdir(place)) if os.path.isdir(place) else []
+    records = [os.path.join(place, name) for name in listed if name.endswith(".json") and name[0] != "."]
+    if listed and records and not any(name.endswith(TARS) for name in listed):
+        held = digest_files(records, place, ".packtrain-packs", cache_dir=cache_dir, verify=verify_content)
+        return LlavaPacked(_Loose(place, held), place, task)
+    tars = open_tars(path, cache_dir=cache_dir, verify_content=verify_content)
+    return LlavaPacked(_InTars(tars), tars.folder, task)
+
+
+# --------------------------------------------------------------------------------------------
+def _record(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{where} is not valid JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise SourceError(f"{where} is {type(record).__name__}, not an object")
+    return record
