@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import packtrain as pt
 from packtrain.collate import PaddingFreeCollator
 from packtrain.data import TokenBudgetDataset, WeightedSources
-from packtrain.errors import InputError
+from packtrain.errors import InputError, PacktrainError
 from packtrain.packs._batchers import WarmUp
 
 A, B, C, D, E, F, G, H, I, J = range(1, 11)  # noqa: E741 - the letters of the text
@@ -244,8 +244,15 @@ def test_weighted_sources() -> None:
 
 def test_options_without_effect_are_refused() -> None:
     for options, match in (
-        ({"pad_to_length": 9}, "no effect without pad_packed_input"),
-        ({"pad_packed_input": True, "dyn_bsz": False}, "needs dyn_bsz"),
+        ({"pad_to_length": 9, "pad_packed_input": False}, "pad_packed_input is False"),
+        ({"pad_to_length": 9}, "may have 2048"),
+        ({"pad_packed_input": True, "long_samples": "single"}, "would not fit a row that is padded"),
+        ({"pad_packed_input": True, "count_mode": "effective", "pad_to_length": 2048}, "may have 3072"),
+        ({"warmup_ratio": 0.1}, "nobody says how long"),
+        ({"warmup_ratio": 0.1, "train_steps": 9, "warmup_steps": 1}, "both say"),
+        ({"warmup_ratio": 2, "train_steps": 9}, "in 0..1"),
+        ({"global_batch_size": 3, "micro_batch_size": 2}, "is not grad_accum times 2"),
+        ({"buffer_size": 3, "dyn_bsz_buffer_size": 4}, "one keyword"),
         ({"pad_packed_input": True, "pad_to_length": 9}, "may have 2048"),
         ({"dyn_bsz": False, "order": "arrival"}, "dyn_bsz is off"),
         ({"warmup_steps": 3}, "belong together"),
@@ -263,3 +270,90 @@ def test_options_without_effect_are_refused() -> None:
             TokenBudgetDataset(letters(), **options)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="has no labels"):
         list(TokenBudgetDataset([{"input_ids": [1]}], count_mode="effective"))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"dyn_bsz_buffer_size": 3}, {"buffer_size": 3}),
+        (
+            {"dyn_bsz_count_mode": "effective", "dyn_bsz_physical_overflow_ratio": 1.2},
+            {"count_mode": "effective", "overflow_ratio": 1.2},
+        ),
+        (
+            {"dyn_bsz_count_mode": "effective", "dyn_bsz_overflow_ratio": 1.2},
+            {"count_mode": "effective", "overflow_ratio": 1.2},
+        ),
+        (
+            {"bsz_warmup_ratio": 0.3, "train_steps": 10, "bsz_warmup_init_mbtoken": 5},
+            {"warmup_steps": 3, "warmup_tokens": 5},
+        ),
+        ({"pad_packed_to_length": 50}, {"pad_packed_input": True, "pad_to_length": 50}),
+        ({"pad_to_length": True}, {"pad_packed_input": True}),
+        ({"pad_to_length": False}, {}),
+        ({"dyn_bsz": False, "micro_batch_size": 3}, {"dyn_bsz": False, "micro_batch_size": 3}),
+    ],
+)
+def test_keys_under_veomnis_names(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    samples = rows([4, 9, 2, 14, 7, 7, 3, 1, 20], [2, 4, 2, 7, 1, 7, 1, 1, 9])
+    made = [TokenBudgetDataset(samples, max_seq_len=20, **held) for held in (theirs, ours)]
+    assert ids(made[0]) == ids(made[1]) and made[0].pad_to_length == made[1].pad_to_length
+    assert made[0].state_dict() == made[1].state_dict()
+
+
+def test_a_global_batch_is_micro_batches_of_all_ranks() -> None:
+    lengths = [5] * 40
+    data = TokenBudgetDataset(
+        rows(lengths), micro_batch_size=2, max_seq_len=10, global_batch_size=16, world_size=4, rank=1
+    )
+    assert data.grad_accum == 2
+    planned = TokenBudgetDataset(
+        rows(lengths), micro_batch_size=2, max_seq_len=10, global_batch_size=16, world_size=4, rank=1,
+        lengths=lengths, balance="step",
+    )  # fmt: skip
+    assert planned.grad_accum == 2 and len(planned) == 3
+
+
+def test_padded_rows_hold_what_the_mode_allows() -> None:
+    """effective + padding pads to the hard cap; a sample that fits no row is named, in every mode."""
+    samples = rows([6, 6, 2, 9], [2, 2, 2, 3])
+    data = TokenBudgetDataset(samples, max_seq_len=6, count_mode="effective", pad_packed_input=True)
+    assert data.pad_to_length == 9
+    for batch in data:
+        assert len(collated(batch, pad_to_length=9)[0]) == 9
+    for further in ({}, {"order": "arrival"}, {"warmup_steps": 1, "warmup_tokens": 2}):
+        with pytest.raises(PacktrainError, match=r"sample 3\b.* 9 tokens|9 .*sample 3"):
+            list(TokenBudgetDataset(samples, max_seq_len=8, pad_packed_input=True, **further))
+
+
+def test_rows_of_a_number_of_samples_are_padded_and_planned(caplog: pytest.LogCaptureFixture) -> None:
+    """dyn_bsz off: example 1 of the text pads to 8; without a length micro_batch_size * max_seq_len."""
+    (batch,) = TokenBudgetDataset(
+        [{"input_ids": s, "labels": s} for s in ([A, B, C, D], [E, F])],
+        dyn_bsz=False, micro_batch_size=2, pad_packed_to_length=8,
+    )  # fmt: skip
+    assert collated(batch, pad_to_length=8) == (
+        [A, B, C, D, E, F, 0, 0], [0, 1, 2, 3, 0, 1, 0, 1], [0, 4, 6, 8],
+    )  # fmt: skip
+    data = TokenBudgetDataset(letters(), dyn_bsz=False, micro_batch_size=2, max_seq_len=4, pad_to_length=True)
+    assert data.pad_to_length == 8 and not caplog.records
+    with caplog.at_level("WARNING"):
+        TokenBudgetDataset(letters(), dyn_bsz=False, micro_batch_size=2, max_seq_len=4)
+    assert [r.message for r in caplog.records if "max_seq_len 4 has no effect" in r.message]
+    lengths = [len(row["input_ids"]) for row in letters()]
+    kept = TokenBudgetDataset(letters(), dyn_bsz=False, micro_batch_size=3, lengths=lengths)
+    assert ids(kept) == [[0, 1, 2], [3]] and len(kept) == 2
+    mixed = TokenBudgetDataset(
+        rows([3] * 30), dyn_bsz=False, micro_batch_size=4, lengths=[3] * 30, shuffle_buffer=9
+    )
+    assert sorted(map(len, mixed)) == [2] + [4] * 7 and ids(mixed) != sorted(ids(mixed))
+
+
+def test_drop_last_counts_what_the_budget_counts(tmp_path: Path) -> None:
+    """Nine of ten supervised tokens make a row full, however many others it holds."""
+    options: dict[str, Any] = {"max_seq_len": 10, "count_mode": "effective", "overflow_ratio": 3.0}
+    options |= {"order": "arrival", "drop_last": True}
+    full = TokenBudgetDataset(rows([12, 12], [5, 4]), **options, ledger_file=tmp_path / "a.jsonl")
+    assert ids(full) == [[0, 1]]
+    part = TokenBudgetDataset(rows([12, 12], [5, 3]), **options, ledger_file=tmp_path / "b.jsonl")
+    assert ids(part) == [] and part.left_out == {"partial_batch": 2}

@@ -6,7 +6,7 @@
 
 With `dyn_bsz` a batch takes as many samples as fit `micro_batch_size * max_seq_len` tokens; without it,
 exactly `micro_batch_size` samples, whatever their length. Both are rows of packed samples without padding
-between them.
+between them. Keywords may have VeOmni's names (`dyn_bsz_count_mode`, `bsz_warmup_ratio`, …).
 
 By default the buffer is packed by packtrain's packers (`order="packed"`, windows with carry): on real chat
 lengths under 0.1 % more batches than the bound, where taking samples as they arrive costs several percent.
@@ -18,6 +18,7 @@ State, epochs, ranks, errors and equal steps are those of `StreamingPackedDatase
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -26,7 +27,7 @@ from ..errors import InputError
 from ..planning.build import plan
 from ..planning.window import MAX_AGE, WindowPacker
 from ._batchers import ArrivalPacker, FixedPacker, WarmUp, WarmUpPacker
-from ._keywords import flag, whole
+from ._keywords import VEOMNI, also_named, flag, whole
 from .pack import Pack
 from .packed import PackedDataset
 from .planned import PlannedSource
@@ -34,9 +35,13 @@ from .streaming import StreamingPackedDataset
 
 __all__ = ["TokenBudgetDataset"]
 
+logger = logging.getLogger(__name__)
+
 _COUNT_MODES = ("total", "effective")
 _ORDERS = ("packed", "arrival")
 _EFFECTIVE = "effective"
+_MAX_SEQ_LEN = 2048
+_FIRST_TOKENS = 200  # of the first row of a warm-up that names none
 
 
 class TokenBudgetDataset(StreamingPackedDataset):
@@ -51,26 +56,35 @@ class TokenBudgetDataset(StreamingPackedDataset):
         overflow_ratio: with `effective`, the hard cap in tokens is ceil(budget * overflow_ratio).
         order: `packed` or `arrival`.
         warmup_steps, warmup_tokens: over so many batches of a reader the budget grows from `warmup_tokens`.
-        pad_packed_input: rows are padded to `pad_to_length` by the collator; needs `dyn_bsz`.
-        pad_to_length: None: the budget.
+        warmup_ratio, train_steps: instead of `warmup_steps`: this share of so many batches; from
+            `warmup_tokens`, or 200.
+        pad_packed_input: rows are padded to `pad_to_length` by the collator; a sample that is longer stops
+            the stream (`long_samples="error"`).
+        pad_to_length: a number asks for padding; None: the most tokens that a row may have. True and False
+            are `pad_packed_input`.
         drop_last: leave the last batch of an epoch out where it is not full, into the ledger (needs one).
-        lengths: Lengths (or int[n]) of an indexable source: the epoch is planned.
+        lengths: Lengths (or int[n]) of an indexable source: the epoch is planned, with `dyn_bsz` by total
+            tokens, without it as rows of `micro_batch_size` samples.
         balance, grad_accum: with `lengths`, how batches are rearranged so that ranks finish together; see
             `PackSampler`.
+        global_batch_size: instead of `grad_accum`: samples (with `dyn_bsz`: rows times `micro_batch_size`)
+            of a step over all ranks.
         options: keywords of `StreamingPackedDataset` (`rank`, `world_size`, `seed`, `shuffle_buffer`, …).
 
     Attributes:
         budget: tokens of a batch.
         pad_to_length: what `PaddingFreeCollator` has to be given, or None.
+        grad_accum: batches of a step on this rank.
     """
 
+    @also_named(VEOMNI)
     def __init__(
         self,
         source: Any,
         template: Any = None,
         *,
         micro_batch_size: int = 1,
-        max_seq_len: int = 2048,
+        max_seq_len: int | None = None,
         dyn_bsz: bool = True,
         buffer_size: int = 500,
         count_mode: str = "total",
@@ -78,16 +92,33 @@ class TokenBudgetDataset(StreamingPackedDataset):
         order: str = "packed",
         warmup_steps: int = 0,
         warmup_tokens: int | None = None,
-        pad_packed_input: bool = False,
-        pad_to_length: int | None = None,
+        warmup_ratio: float = 0.0,
+        train_steps: int | None = None,
+        pad_packed_input: bool | None = None,
+        pad_to_length: int | bool | None = None,
         drop_last: bool = False,
         lengths: Any = None,
         balance: str | None = None,
         grad_accum: int = 1,
+        global_batch_size: int | None = None,
         **options: Any,
     ) -> None:
+        if isinstance(pad_to_length, bool):
+            pad_packed_input, pad_to_length = pad_packed_input or pad_to_length, None
+        if pad_packed_input is None:
+            pad_packed_input = pad_to_length is not None
         micro_batch_size = whole("micro_batch_size", micro_batch_size, 1)
-        max_seq_len, buffer_size = whole("max_seq_len", max_seq_len, 1), whole("buffer_size", buffer_size, 1)
+        if max_seq_len is not None and not dyn_bsz and pad_packed_input is not True:
+            logger.warning(
+                "max_seq_len %s has no effect with dyn_bsz off: a row is so many samples", max_seq_len
+            )
+        max_seq_len = _MAX_SEQ_LEN if max_seq_len is None else whole("max_seq_len", max_seq_len, 1)
+        buffer_size = whole("buffer_size", buffer_size, 1)
+        if warmup_ratio:
+            warmup_steps = _warmup_steps(warmup_ratio, train_steps, warmup_steps)
+            warmup_tokens = (
+                min(_FIRST_TOKENS, micro_batch_size * max_seq_len) if warmup_tokens is None else warmup_tokens
+            )
         warmup_steps, grad_accum = whole("warmup_steps", warmup_steps, 0), whole("grad_accum", grad_accum, 1)
         warmup_tokens = None if warmup_tokens is None else whole("warmup_tokens", warmup_tokens, 1)
         pad_to_length = None if pad_to_length is None else whole("pad_to_length", pad_to_length, 1)
@@ -108,9 +139,14 @@ class TokenBudgetDataset(StreamingPackedDataset):
         self.budget = micro_batch_size * max_seq_len
         if warmup_tokens is not None and warmup_tokens > self.budget:
             raise InputError(f"warmup_tokens is {warmup_tokens}, the budget it grows to {self.budget}")
-        self.pad_to_length = _padded(dyn_bsz, pad_packed_input, pad_to_length, self.budget)
+        cap = math.ceil(self.budget * overflow_ratio) if count_mode == _EFFECTIVE else self.budget
+        self.pad_to_length = _padded(pad_packed_input, pad_to_length, cap if dyn_bsz else None, cap)
         _refuse_without_effect(dyn_bsz, count_mode, order, warmup_steps, warmup_tokens)
+        if self.pad_to_length is not None:
+            options["long_samples"] = _fitting(options.get("long_samples"))
         if not dyn_bsz or order != "packed" or warmup_steps:
+            if self.pad_to_length is not None and options["long_samples"] == "error":
+                del options["long_samples"]  # checked for every sample
             _refuse_packer_options(options)
         self.dyn_bsz, self.micro_batch_size, self.order = dyn_bsz, micro_batch_size, order
         self.count_mode, self.drop_last = count_mode, drop_last
@@ -119,7 +155,6 @@ class TokenBudgetDataset(StreamingPackedDataset):
             raise InputError(
                 "drop_last leaves samples out, and they must be written down", hint="name a ledger_file"
             )
-        cap = math.ceil(self.budget * overflow_ratio) if count_mode == _EFFECTIVE else self.budget
         windowed = dyn_bsz and order == "packed"
         super().__init__(source, template, pack_length=cap, window=buffer_size if windowed else 1, **options)
         if count_mode == _EFFECTIVE:
@@ -135,6 +170,9 @@ class TokenBudgetDataset(StreamingPackedDataset):
         }
         if lengths is None and (balance is not None or grad_accum != 1):
             raise InputError("balance and grad_accum need lengths: a stream has no step to rearrange")
+        if global_batch_size is not None:
+            grad_accum = _accumulation(global_batch_size, grad_accum, micro_batch_size * self.place.size)
+        self.grad_accum = grad_accum
         self._planned = None if lengths is None else self._plan_ahead(source, lengths, balance, grad_accum)
 
     kind = "token_budget"
@@ -151,6 +189,14 @@ class TokenBudgetDataset(StreamingPackedDataset):
         return WarmUpPacker(arrival, windows) if self.warm_up.steps else windows
 
     def costs_of(self, samples: list[dict[str, Any]]) -> dict[str, list[int]]:
+        limit = self.pad_to_length
+        for sample in samples if limit is not None else ():
+            if len(sample["input_ids"]) > (limit or 0):
+                raise InputError(
+                    f"sample {sample.get('sample_id')} has {len(sample['input_ids'])} tokens, and rows are "
+                    f"padded to {limit}",
+                    hint="raise pad_to_length (or max_seq_len), or shorten the sample",
+                )
         if self.count_mode != _EFFECTIVE:
             return {}
         return {_EFFECTIVE: [_supervised(sample) for sample in samples]}
@@ -161,16 +207,17 @@ class TokenBudgetDataset(StreamingPackedDataset):
             return True
         if not self.dyn_bsz:
             return len(pack) == self.micro_batch_size
-        return sum(len(sample["input_ids"]) for sample in pack) * 10 >= self.budget * 9
+        counted = _supervised if self.count_mode == _EFFECTIVE else _tokens
+        return sum(map(counted, pack)) * 10 >= self.budget * 9
 
     # -- planned -----------------------------------------------------------------------------
     def _plan_ahead(self, source: Any, lengths: Any, balance: str | None, grad_accum: int) -> PlannedSource:
         if not self.reader.can_seek:
             raise InputError("lengths are of no use: the source cannot be indexed", hint="pass a sequence")
-        if not self.dyn_bsz or self.count_mode != "total" or self.order != "packed" or self.warm_up.steps:
+        if self.count_mode != "total" or self.order != "packed" or self.warm_up.steps:
             raise InputError(
                 "with lengths the epoch is planned by total tokens",
-                hint="leave dyn_bsz, count_mode, order and warmup_steps at their defaults, or lengths out",
+                hint="leave count_mode, order and warmup_steps at their defaults, or lengths out",
             )
         if self.cyclic:
             raise InputError("a planned epoch has an end: cyclic has no effect", hint="use set_epoch")
@@ -190,14 +237,17 @@ class TokenBudgetDataset(StreamingPackedDataset):
                 hint="leave failed samples out when measuring, or lengths out here",
             )
         spec = self.spec
-        made = plan(
-            lengths,
-            pack_length=spec.pack_length,
-            packer=spec.packer,
-            long_samples=spec.long_samples,
-            multiple_of=spec.multiple_of,
-            max_samples=spec.max_samples,
-        )
+        how: dict[str, Any] = {
+            "pack_length": spec.pack_length,
+            "packer": spec.packer,
+            "long_samples": spec.long_samples,
+            "multiple_of": spec.multiple_of,
+            "max_samples": spec.max_samples,
+        }
+        if not self.dyn_bsz:
+            tokens = getattr(lengths, "tokens", lengths)
+            how = rows_of_samples(self.micro_batch_size, int(max(tokens)), self.shuffle_buffer > 0)
+        made = plan(lengths, **how)
         measured = len(getattr(lengths, "tokens", lengths))
         if measured != len(source):
             raise InputError(
@@ -261,19 +311,70 @@ class TokenBudgetDataset(StreamingPackedDataset):
         return self._planned.loader(collate, num_workers=num_workers, **options)
 
 
-def _padded(dyn_bsz: bool, pad_packed_input: bool, pad_to_length: int | None, budget: int) -> int | None:
-    if not pad_packed_input:
-        if pad_to_length is not None:
-            raise InputError("pad_to_length has no effect without pad_packed_input", hint="set it to True")
+def _padded(pad: bool, length: int | None, least: int | None, inferred: int) -> int | None:
+    """Tokens that rows are padded to.
+
+    Args:
+        least: the most tokens that a row may have; None: nobody knows.
+        inferred: without `length`.
+    """
+    if not pad:
+        if length is not None:
+            raise InputError(
+                "pad_to_length has no effect: pad_packed_input is False", hint="keep one of them"
+            )
         return None
-    if not dyn_bsz:
+    if length is not None and least is not None and length < least:
+        raise InputError(f"pad_to_length is {length}, a batch may have {least} tokens")
+    return inferred if length is None else length
+
+
+def _fitting(long_samples: Any) -> Any:
+    """What becomes of a sample that is longer than a padded row."""
+    if long_samples == "single":
         raise InputError(
-            "pad_packed_input needs dyn_bsz: batches of a number of samples have no fixed length",
-            hint="set dyn_bsz=True",
+            "long_samples is 'single', and a longer sample would not fit a row that is padded",
+            hint="use 'error' (the default beside padding) or 'drop', or leave pad_packed_input out",
         )
-    if pad_to_length is not None and pad_to_length < budget:
-        raise InputError(f"pad_to_length is {pad_to_length}, a batch may have {budget} tokens")
-    return budget if pad_to_length is None else pad_to_length
+    return "error" if long_samples is None else long_samples
+
+
+def _warmup_steps(ratio: float, train_steps: int | None, steps: int) -> int:
+    if steps:
+        raise InputError("warmup_steps and warmup_ratio both say how long", hint="keep one of them")
+    if not isinstance(ratio, int | float) or not 0 < ratio <= 1:
+        raise InputError(f"warmup_ratio is {ratio!r}, expected a number in 0..1")
+    if train_steps is None:
+        raise InputError(
+            "warmup_ratio is a share of the run, and nobody says how long that is",
+            hint="give train_steps (batches of the run on a rank), or warmup_steps",
+        )
+    return math.ceil(ratio * whole("train_steps", train_steps, 1))
+
+
+def _accumulation(global_batch_size: int, grad_accum: int, unit: int) -> int:
+    steps, rest = divmod(whole("global_batch_size", global_batch_size, 1), unit)
+    if rest or grad_accum not in (1, steps):
+        raise InputError(
+            f"global_batch_size {global_batch_size} is not grad_accum times {unit} "
+            "(micro_batch_size times ranks)",
+            hint=f"use a multiple of {unit}, without grad_accum",
+        )
+    return steps
+
+
+def rows_of_samples(samples: int, longest: int, shuffled: bool) -> dict[str, Any]:
+    """Options of a plan whose rows hold exactly so many samples (the last one: what is left), of any length.
+
+    Args:
+        longest: tokens of the longest sample.
+        shuffled: samples that share a row are drawn at random; False: neighbours.
+    """
+    return {
+        "pack_length": samples * longest + 1,
+        "packer": "random_fit" if shuffled else "sequential",
+        "max_samples": samples,
+    }
 
 
 def _refuse_without_effect(
@@ -307,6 +408,10 @@ def _with_limit(spec: Any, budget: int) -> Any:
     from dataclasses import replace
 
     return replace(spec, limits={_EFFECTIVE: budget})
+
+
+def _tokens(sample: Mapping[str, Any]) -> int:
+    return len(sample["input_ids"])
 
 
 def _supervised(sample: Mapping[str, Any]) -> int:

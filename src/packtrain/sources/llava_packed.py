@@ -90,11 +90,12 @@ class LlavaPacked:
         if self._read[0] != number:
             self._read = (number, self._packs[number])
         record = self._read[1]
-        prompts = record.get("prompts", record.get("prompt"))
-        images, captions = record.get("images"), record["captions"]
-        for name, held in (("images", images), ("prompts", prompts)):
-            if not isinstance(held, list) or len(held) != len(captions):
-                raise self._fault(number, f"{name} and captions have not the same number of members")
+        captions = record["captions"]
+        prompts, images = record.get("prompts", record.get("prompt")), record.get("images")
+        if not (isinstance(prompts, list) and isinstance(images, list)) or not (
+            len(prompts) == len(images) == len(captions)
+        ):
+            raise self._fault(number, "images, prompts and captions have not the same number of members")
         asked, said, names = prompts[place], captions[place], images[place]
         if self._task == "captions":
             asked = [""] if isinstance(said, list) else ""

@@ -214,8 +214,8 @@ def restore(
         if sample is None:
             asked, said = prompts[place], record["captions"][place]
             members = [one["member"] for one in media]
-            turns = ([asked], [said]) if flat else (asked, said)
-            sample = _rebuilt(*turns, members, told.get("placed") is True)
+            asked, said = ([asked], [said]) if flat else (asked, said)
+            sample = _rebuilt(asked, said, members, told.get("placed") is True)
         data = {one["member"]: _checked(one, read, where, check) for one in media}
         out.append({**_with_bytes(sample, data), "sample_id": sample_id})
     return out
