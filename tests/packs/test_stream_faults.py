@@ -379,3 +379,53 @@ def test_keys_that_are_not_read_stop_a_stream(bad: int, said: str | None, tmp_pa
     with pytest.raises(InputError, match="token_mask") as error:
         list(stream)
     assert "ignore_keys" in str(error.value.hint) and error.value.exit_code == 2
+
+
+class Skipping:
+    """ms-swift's way: a template gives None or nothing for what it skips, or raises."""
+
+    def encode(self, sample: dict[str, Any]) -> Any:
+        n = len(sample["input_ids"])
+        if n == 3:
+            return None
+        if n == 4:
+            return {}
+        if n == 5:
+            raise ValueError("no image")
+        return sample
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_encodes_that_give_nothing_or_raise_are_skipped_and_counted(workers: int, tmp_path: Path) -> None:
+    lengths = [6, 3, 7, 4, 2, 5, 8, 3]
+    ledger = tmp_path / "left_out.jsonl"
+    options: dict[str, Any] = {"pack_length": 10, "encode_workers": workers, "ledger_file": ledger}
+    stream = StreamingPackedDataset(rows(lengths), Skipping(), on_error="skip", **options)
+    assert sorted(flat(ids(stream))) == [0, 2, 4, 6]
+    assert stream.left_out == {"empty": 3, "encode_failed": 1}
+    written = [json.loads(line) for line in ledger.read_text().splitlines()]
+    assert [(row["sample_id"], row["reason"]) for row in written] == [
+        (1, "empty"), (3, "empty"), (5, "encode_failed"), (7, "empty"),
+    ]  # fmt: skip
+    assert "ValueError: no image" in written[2]["detail"]
+    with pytest.raises(SampleError, match="sample 1: it was encoded to nothing"):
+        list(StreamingPackedDataset(rows(lengths), Skipping(), pack_length=10))
+    with pytest.raises(InputError, match="sample 5 cannot be encoded: ValueError: no image"):
+        list(StreamingPackedDataset([*rows([2] * 5), *rows([5])], Skipping(), pack_length=10))
+
+
+def test_a_limit_of_what_is_skipped(tmp_path: Path) -> None:
+    def stream(lengths: list[int], limit: float) -> StreamingPackedDataset:
+        return StreamingPackedDataset(
+            rows(lengths), Skipping(), pack_length=10, on_error="skip", max_skip_fraction=limit,
+            ledger_file=tmp_path / "left_out.jsonl",
+        )  # fmt: skip
+
+    assert len(flat(ids(stream([6] * 9 + [3], 0.1)))) == 9
+    with pytest.raises(InputError, match=r"2 of 10 samples were left out, more than max_skip_fraction 0\.1"):
+        list(stream([6] * 8 + [3, 4], 0.1))
+    with pytest.raises(InputError, match=r"21 of .* left out"):  # before the end of a long source
+        next(iter(stream([3] * 30 + [6] * 5000, 0.2)))
+    for wrong in ({"max_skip_fraction": 1.0, "on_error": "skip"}, {"max_skip_fraction": 0.1}):
+        with pytest.raises(InputError, match="max_skip_fraction"):
+            StreamingPackedDataset(rows(), pack_length=20, ledger_file=tmp_path / "l", **wrong)

@@ -172,6 +172,20 @@ def test_without_packing_a_row_holds_one_sample(finished: Any, tmp_path: Path) -
     assert sorted(made.indices.tolist()) == sorted(packed.indices.tolist()) and len(made) > len(packed)
 
 
+def test_without_packing_a_row_holds_so_many_samples(finished: Any, tmp_path: Path) -> None:
+    """VeOmni's dyn_bsz: false in epochs, ms-swift's padding_free without packing."""
+    packed = set(finished.result.plan.indices.tolist())
+    for shuffle in (True, False):
+        options = {"packing": False, "samples_per_row": 4, "shuffle": shuffle, "long_samples": "single"}
+        out = tmp_path / str(shuffle)
+        named = {f"data__{key}": value for key, value in options.items()}
+        made = prepare(again(finished.config, out, **named), out).plan
+        rows = [made[pack].tolist() for pack in range(len(made))]
+        assert packed <= {i for row in rows for i in row} and sum(map(len, rows)) == len(made.indices)
+        assert sorted(map(len, rows))[1:] == [4] * (len(made) - 1)
+        assert all(row[-1] - row[0] == 3 for row in rows[:3]) == (not shuffle)
+
+
 def test_which_knows_a_run(finished: Any) -> None:
     from packtrain.pipeline.which import order_of, rows_of
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from packtrain.errors import ConfigError
 from packtrain.train.config import load_config
-from packtrain.train.config.aliases import ALIASES, IGNORED, MOVED, Alias
-from packtrain.train.config.data import KINDS
+from packtrain.train.config.aliases import ALIASES, IGNORED, MOVED, Alias, alias_of
+from packtrain.train.config.data import KINDS, Planned
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -44,8 +44,13 @@ VALUES: dict[str, Any] = {
     "shuffle_buffer": 12, "encode_workers": 2, "micro_batch_size": 3, "dyn_bsz": True,
     "count_mode": "effective", "overflow_ratio": 2.0, "warmup_ratio": 0.1, "warmup_tokens": 100,
     "pad_packed_input": True, "pad_to_length": 99, "global_batch_size": 6, "on_error": "zero",
+    "samples_per_row": 4,
 }  # fmt: skip
-NEEDS = {"warmup_tokens": {"warmup_ratio": 0.5}}
+NEEDS = {
+    ("token_budget", "warmup_tokens"): {"warmup_ratio": 0.5},
+    ("planned", "samples_per_row"): {"packing": False},
+    ("planned", "global_batch_size"): {"packing": False},
+}
 
 
 def value_of(row: Alias, kind: str) -> tuple[Any, Any]:
@@ -72,7 +77,7 @@ def test_every_name_says_what_ours_does(row: Alias, kind: str, caplog: pytest.Lo
     base = LEAST[kind]
     if row.new == "data.path":
         base = with_key({**base, "data": {"kind": kind}}, "training.seed", 1)
-    for key, value in NEEDS.get(row.new.partition(".")[2], {}).items():
+    for key, value in NEEDS.get((kind, row.new.partition(".")[2]), {}).items():
         base = with_key(base, f"data.{key}", value)
     theirs, ours = value_of(row, kind)
     with caplog.at_level(logging.WARNING):
@@ -118,6 +123,7 @@ def test_keys_of_other_kinds_are_one_warning(kind: str, caplog: pytest.LogCaptur
     """All of them in one line, in the names of the file; the run is as without them."""
     other = {key for model in KINDS.values() for key in model.model_fields} - set(KINDS[kind].model_fields)
     refused = {"samples_per_step", "skip_samples", "drop_under_filled", "packing", "shuffle", "dyn_bsz"}
+    refused |= {"samples_per_row"} | ({"micro_batch_size"} if kind == "planned" else set())
     values = LEAST[kind]
     for key in sorted(other - refused):
         values = with_key(values, f"data.{key}", VALUES.get(key, 1))
@@ -140,6 +146,7 @@ def test_keys_of_other_kinds_are_one_warning(kind: str, caplog: pytest.LogCaptur
         ({"training": {"packing_mode": "streaming", "dyn_bsz": False, "max_steps": 1}}, "stream"),
         ({"training": {"dyn_bsz": False, "micro_batch_size": 2, "max_steps": 1}}, "token_budget"),
         ({"training": {"micro_batch_size": 2, "max_steps": 1}}, "token_budget"),
+        ({"training": {"dyn_bsz": False, "micro_batch_size": 2}}, "planned"),
         ({"data": {"dyn_bsz": True, "max_seq_len": 8}, "training": {"max_steps": 1}}, "token_budget"),
         ({"custom": {"dataset": "x"}, "training": {"sharded_lazy": True}}, "growing"),
         ({"custom": {"dataset": "x"}}, "growing"),
@@ -167,6 +174,7 @@ def test_the_kind_follows_from_the_keys(values: dict[str, Any], kind: str) -> No
         ({"training": {"sharded_lazy": True, "packing_mode": "streaming"}}, "say different kinds"),
         ({"data": {"kind": "stream"}}, "needs training.max_steps"),
         ({"data": {"kind": "growing", "path": "x", "samples_per_step": 4}}, "other samples would be trained"),
+        ({"data": {"kind": "exported", "path": "x", "samples_per_row": 4}}, "other samples would be trained"),
         ({"data": {"path": "a", "mixture": "b"}}, "both set"),
         ({"data": {"packer": "bdf"}}, "packing_strategy"),
         ({"data": {"pad_to_length": 8}, "global_max_length": 16}, "a row may have 16 tokens"),
@@ -245,3 +253,97 @@ def test_the_page_is_up_to_date() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run: python scripts/config_page.py"
+
+
+# -- rows of a number of samples -------------------------------------------------------------
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"data": {"packing": False, "samples_per_row": 4}},
+        {
+            "template": {"padding_free": True},
+            "training": {"packing": False, "per_device_train_batch_size": 4},
+        },
+        {"train": {"dyn_bsz": False, "micro_batch_size": 4, "num_train_epochs": 2}},
+        {"data": {"dyn_bsz": False, "micro_batch_size": 4}},
+    ],
+)
+def test_rows_of_a_number_of_samples_in_epochs(values: dict[str, Any], caplog: Any) -> None:
+    """ms-swift's padding_free without packing, VeOmni's dyn_bsz: false: the same key here."""
+    data = {"path": "a.jsonl", **values.get("data", {})}
+    config = load_config({"global_max_length": 64, **values, "data": data})
+    assert isinstance(config.data, Planned) and not config.data.packing
+    assert config.data.samples_per_row == 4 and config.accumulation(2) == 1
+    assert not caplog.records
+    step = load_config({"global_max_length": 64, **values, "data": {**data, "global_batch_size": 16}})
+    assert step.accumulation(2) == 2
+    with pytest.raises(ConfigError, match="times samples_per_row 4"):
+        step.accumulation(3)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"samples_per_row": 4}, "data.packing is true"),
+        ({"global_batch_size": 4}, "data.packing is true"),
+        ({"packing": False, "samples_per_row": 4, "samples_per_step": 8}, "rows count samples"),
+        ({"packing": False, "samples_per_row": 4, "replan": "epoch"}, "rows count samples"),
+        ({"packing": False, "samples_per_row": 4, "long_samples": "drop"}, "has no length to be longer than"),
+        ({"packing": False, "samples_per_row": 4, "pad_to_length": 200}, "a row may have 256 tokens"),
+        (
+            {"kind": "token_budget", "pad_packed_input": True, "long_samples": "single"},
+            "would not fit a row that is padded",
+        ),
+        (
+            {"kind": "token_budget", "count_mode": "effective", "pad_to_length": 64},
+            "a row may have 96 tokens",
+        ),
+        ({"kind": "token_budget", "dyn_bsz": False, "micro_batch_size": 2}, "needs training.max_steps"),
+    ],
+)
+def test_rows_that_cannot_be(data: dict[str, Any], said: str) -> None:
+    training = {} if data.get("dyn_bsz") is False else {"max_steps": 3} if data.get("kind") else {}
+    with pytest.raises(ConfigError, match=said):
+        load_config({"global_max_length": 64, "data": {"path": "a.jsonl", **data}, "training": training})
+
+
+@pytest.mark.parametrize(
+    ("data", "length"),
+    [
+        ({"pad_packed_input": True, "micro_batch_size": 2}, 128),
+        ({"pad_to_length": True, "count_mode": "effective"}, 96),
+        ({"pad_to_length": True, "dyn_bsz": False, "micro_batch_size": 2}, 128),
+        ({"pad_packed_to_length": 99, "dyn_bsz": False, "micro_batch_size": 2}, 99),
+        ({"pad_packed_to_length": 200}, 200),
+    ],
+)
+def test_the_length_that_rows_are_padded_to(data: dict[str, Any], length: int) -> None:
+    """effective + padding: the hard cap; dyn_bsz off: micro_batch_size * max_seq_len, or what is said."""
+    config = load_config(
+        {
+            "data": {"kind": "token_budget", "path": "a", "max_seq_len": 64, **data},
+            "training": {"max_steps": 3},
+        }
+    )
+    assert config.row_length == length and getattr(config.data, "long_samples", "") == "error"
+
+
+def test_chunks_are_padded_too(caplog: pytest.LogCaptureFixture) -> None:
+    config = load_config({"data": {"kind": "growing", "path": "d", "pad_to_length": 64}})
+    assert config.row_length == 64 and not caplog.records
+
+
+def test_names_of_a_token_budget_are_those_of_python() -> None:
+    from packtrain.packs._keywords import VEOMNI
+
+    for theirs, ours in VEOMNI.items():
+        row = alias_of(f"training.{theirs}", "token_budget")
+        assert row is not None and row.new == f"data.{ours}"
+
+
+def test_a_section_of_veomni_is_the_training_section() -> None:
+    both = {"train": {"micro_batch_size": 2}, "training": {"max_steps": 4}}
+    config = load_config({"data": {"path": "a.jsonl", "max_seq_len": 64}, **both})
+    assert config.data.kind == "token_budget" and config.training.max_steps == 4
+    with pytest.raises(ConfigError, match="are one key"):
+        load_config({"train": {"max_steps": 2}, "training": {"max_steps": 4}})

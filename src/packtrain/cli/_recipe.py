@@ -1,10 +1,13 @@
-"""The launch recipe of growing directories: options of `train` that stand for keys, and the run itself."""
+"""Options of `run` and `train` that stand for keys, and the runs of data without a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import click
+import yaml
 
 from ..errors import InputError
 from ..world import world
@@ -16,14 +19,41 @@ if TYPE_CHECKING:
     from ..pipeline.prepare import Stage
     from ..train.config import RunConfig
 
-__all__ = ["TRAIN", "recipe_of", "refuse_streams"]
+__all__ = ["KEYS", "TRAIN", "recipe_of", "refuse_streams"]
+
+#: Context settings of a verb that takes every key of the YAML as `--section.key VALUE`.
+KEYS = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+_SECTIONS = ("model", "template", "data", "custom", "training", "train", "report", "export")
 
 
-def recipe_of(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Options that were given, by the section of their key."""
+def recipe_of(options: Mapping[str, Any], further: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """Options that were given, by the section of their key.
+
+    Args:
+        options: those that the verb names.
+        further: `--section.key VALUE` or `--section.key=VALUE`, values as in YAML.
+
+    Raises:
+        click.UsageError: an argument is neither.
+    """
     given = {name: value for name, value in options.items() if value is not None}
     custom = {"dataset": given.pop("dataset")} if "dataset" in given else {}
-    return {"custom": custom, "training": given}
+    recipe: dict[str, dict[str, Any]] = {"custom": custom, "training": given}
+    words = list(further)
+    while words:
+        word = words.pop(0)
+        name, equals, text = word.partition("=")
+        section, dot, key = name.removeprefix("--").partition(".")
+        if not (name.startswith("--") and dot and key and section in _SECTIONS):
+            raise click.UsageError(
+                f"no such option or argument: {word}; keys of CONFIG are --section.key VALUE"
+            )
+        if not equals and not words:
+            raise click.UsageError(f"{name} needs a value")
+        value = yaml.safe_load(text if equals else words.pop(0))
+        recipe.setdefault("training" if section == "train" else section, {})[key] = value
+    return recipe
 
 
 def refuse_streams(config: RunConfig) -> None:

@@ -10,7 +10,7 @@ import click
 from ..pipeline.unread import told
 from ..world import world
 from ._app import emit, end_of_training, progress, show_runtime
-from ._recipe import refuse_streams
+from ._recipe import KEYS, recipe_of, refuse_streams
 from ._show import plan_rows, table
 from .export import show_export
 
@@ -22,7 +22,7 @@ __all__ = ["command"]
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-@click.command("run")
+@click.command("run", context_settings=KEYS)
 @click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")
 @click.option("--output-dir", help="Instead of training.output_dir.")
 @click.option("--overwrite", is_flag=True, help="Replace what the output folder holds of another run.")
@@ -31,21 +31,32 @@ _BARS = "▁▂▃▄▅▆▇█"
 )
 @click.option("--no-html", is_flag=True, help="Write no report.html.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@click.pass_context
 def command(
-    config: Path, output_dir: str | None, overwrite: bool, no_proof: bool, no_html: bool, as_json: bool
+    ctx: click.Context,
+    /,
+    config: Path,
+    output_dir: str | None,
+    overwrite: bool,
+    no_proof: bool,
+    no_html: bool,
+    as_json: bool,
 ) -> None:
     """Measure, plan, then train and report, or export (`export.format`), as CONFIG (YAML) says.
+
+    Every key of CONFIG, under any of its names, can also be given as --section.key VALUE, and wins.
 
     \b
     Example:
       packtrain run examples/demo.yaml
+      packtrain run examples/demo.yaml --training.num_train_epochs 3 --data.packer diverse
     """
     from ..pipeline.run import run
     from ..pipeline.run_export import run_export
     from ..train.config import load_config
 
     show_runtime()
-    settings = load_config(config, {"training": {"proof": False}} if no_proof else None)
+    settings = load_config(config, recipe_of({"proof": False} if no_proof else {}, ctx.args))
     refuse_streams(settings)
     if output_dir is not None:
         training = settings.training.model_copy(update={"output_dir": output_dir})

@@ -10,7 +10,7 @@ import click
 from ..errors import InputError
 from ..world import World, world
 from ._app import emit, end_of_training, progress, show_runtime
-from ._recipe import TRAIN, recipe_of
+from ._recipe import KEYS, TRAIN, recipe_of
 from ._show import table
 from .run import print_run
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command("train")
+@click.command("train", context_settings=KEYS)
 @click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")
 @click.option("--dry-run", is_flag=True, help="Measure, plan, print the resolved runtime, and stop.")
 @click.option("--world-size", type=int, help="Ranks to resolve for [default: as launched]; with --dry-run.")
@@ -35,12 +35,21 @@ __all__ = ["command"]
 )
 @click.option("--max_steps", type=int, help="training.max_steps.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@click.pass_context
 def command(
-    config: Path, dry_run: bool, world_size: int | None, overwrite: bool, as_json: bool, **recipe: Any
+    ctx: click.Context,
+    /,
+    config: Path,
+    dry_run: bool,
+    world_size: int | None,
+    overwrite: bool,
+    as_json: bool,
+    **recipe: Any,
 ) -> None:
     """Train as CONFIG (YAML) says; lengths and plan in its output folder are used when they are equal.
 
-    Unlike `run`, it neither compares packed with unpacked loss nor writes a page.
+    Unlike `run`, it neither compares packed with unpacked loss nor writes a page. Every key of CONFIG, under
+    any of its names, can also be given as --section.key VALUE, and wins.
 
     \b
     Example:
@@ -49,6 +58,7 @@ def command(
       torchrun --nproc-per-node 2 -m packtrain train examples/demo.yaml
       packtrain train run.yaml --dataset packed/ --sharded_lazy true --sharded_lazy_pre_packed true
         --packing false --train_dataloader_shuffle false
+      packtrain train run.yaml --template.max_pixels 602112 --train.dyn_bsz true --train.micro_batch_size 2
     """
     from ..pipeline.run import run
     from ..train.config import load_config
@@ -57,7 +67,7 @@ def command(
     show_runtime()
     if recipe.pop("no_proof"):
         recipe["proof"] = False
-    settings = load_config(config, recipe_of(recipe))
+    settings = load_config(config, recipe_of(recipe, ctx.args))
     settings = settings.resumed()
     if settings.data.kind in TRAIN:
         settings = settings.evaluated(settings.data.val is not None)

@@ -30,7 +30,9 @@ _encode: Callable[[Any], Any] | None = None
 
 
 def encoded(items: Iterator[Item], encode: Callable[[Any], Any] | None, workers: int) -> Iterator[Encoded]:
-    """(place, id, encoded sample, or the SampleError it raised) for every item, in order.
+    """(place, id, encoded sample, or why there is none as a SampleError) for every item, in order.
+
+    None and nothing are `empty`, what is raised and no SampleError is `encode_failed`.
 
     Args:
         items: what to encode.
@@ -38,7 +40,7 @@ def encoded(items: Iterator[Item], encode: Callable[[Any], Any] | None, workers:
         workers: processes; 0 = this one.
 
     Raises:
-        InputError: `encode` cannot be sent to a worker, a worker died, or it raised what is no SampleError.
+        InputError: `encode` cannot be sent to a worker, or a worker died.
     """
     if encode is None or workers == 0:
         for place, sample_id, sample in items:
@@ -113,13 +115,15 @@ def _one(encode: Callable[[Any], Any] | None, sample_id: int, sample: Any) -> An
     if isinstance(sample, SampleError):  # it could not be read
         return sample
     try:
-        return dict(sample) if encode is None else dict(encode(sample))
+        made = sample if encode is None else encode(sample)
+        return dict(made) if made else SampleError("empty", "it was encoded to nothing")
     except SampleError as error:
         return error
     except PacktrainError:
         raise
     except Exception as error:
-        raise InputError(
-            f"sample {sample_id} cannot be encoded: {described(error)}",
-            hint="raise SampleError for a sample that cannot be used; anything else stops the stream",
-        ) from error
+        return SampleError(
+            "encode_failed",
+            f"cannot be encoded: {described(error)}",
+            hint="on_error='skip' leaves such samples out and writes them down",
+        )

@@ -34,6 +34,8 @@ __all__ = ["Run", "Stream"]
 
 logger = logging.getLogger(__name__)
 
+_FEW = 100  # samples read before a share of them counts
+
 Sample = dict[str, Any]
 Pack = tuple[list[int], list[Sample]]  # places, encoded samples
 
@@ -49,6 +51,7 @@ class Stream(Protocol):
     shuffle_buffer: int
     seed: int
     on_error: str
+    max_skip_fraction: float | None
     ledger_file: Any
     left_out: dict[str, int]
 
@@ -120,6 +123,7 @@ class Run:
                 self._plan(last=False)
                 yield from self._hand_out()
         self._check_unread(last=True)
+        self._check_skipped(self.read)
         self._plan(last=True)
         yield from self._hand_out()
 
@@ -208,15 +212,28 @@ class Run:
         yield from self.shuffle.drain()
 
     def _failed(self, sample_id: int, error: SampleError) -> None:
+        if self.stream.on_error == "raise" and error.reason == "encode_failed":
+            raise InputError(f"sample {sample_id} {error.message}", hint=error.hint) from error
         if self.stream.on_error == "raise":
             raise SampleError(
                 error.reason, f"sample {sample_id}: {error.message}", hint=error.hint
             ) from error
         logger.warning("sample %d left out (%s): %s", sample_id, error.reason, error.message)
         self.stream.leave_out(sample_id, error.reason, error.message)
+        self._check_skipped(max(self.read, _FEW))
         if error.reason == UNREAD:
             self._unread = f"sample {sample_id}: {error.message}"
             self._check_unread(last=False)
+
+    def _check_skipped(self, total: int) -> None:
+        """Stop where `on_error="skip"` leaves out a larger share than `max_skip_fraction`."""
+        limit, skipped = self.stream.max_skip_fraction, sum(self.left_out.values())
+        if limit is not None and skipped > limit * total:
+            raise InputError(
+                f"{skipped:,} of {self.read:,} samples were left out, more than max_skip_fraction {limit}: "
+                f"{self.left_out}",
+                hint="see the ledger for each of them; correct the source, or raise max_skip_fraction",
+            )
 
     def _check_unread(self, *, last: bool) -> None:
         """Stop where more than 1 % of the records read hold a key that changes training and is not read."""

@@ -81,7 +81,9 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         encode_workers: processes that encode; 0 = this one.
         cyclic: begin the next epoch at the end of one, for ever.
         exhausted: what a rank does that runs out before others: `fill` or `first` (see `EqualSteps`).
-        on_error: `raise`, or `skip`: a sample that cannot be encoded is left out and written down.
+        on_error: `raise`, or `skip`: a sample that cannot be encoded (None, nothing, or an error) is left out
+            and written down.
+        max_skip_fraction: stop where a larger share of the samples read is left out; None: no limit.
         ledger_file: JSON lines file of what is left out; needed for `skip` and `long_samples="drop"`.
 
     Attributes:
@@ -108,6 +110,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         cyclic: bool = False,
         exhausted: str = "fill",
         on_error: str = "raise",
+        max_skip_fraction: float | None = None,
         ledger_file: str | Path | None = None,
     ) -> None:
         here = world()
@@ -140,7 +143,13 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         self.place = World(int(place.rank), int(place.size))
         self.max_carry, self.shuffle_buffer, self.seed = max_carry, shuffle_buffer, seed
         self.encode_workers, self.cyclic, self.exhausted = encode_workers, flag("cyclic", cyclic), exhausted
-        self.on_error = on_error
+        if max_skip_fraction is not None and not 0 <= max_skip_fraction < 1:
+            raise InputError(f"max_skip_fraction is {max_skip_fraction!r}, expected a number in 0..1")
+        if max_skip_fraction is not None and on_error != "skip":
+            raise InputError(
+                "max_skip_fraction has no effect with on_error 'raise'", hint="use on_error='skip'"
+            )
+        self.on_error, self.max_skip_fraction = on_error, max_skip_fraction
         self.ledger_file = None if ledger_file is None else Path(ledger_file)
         self.epoch = 0
         self._chosen = SharedEpoch()

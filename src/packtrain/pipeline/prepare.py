@@ -266,7 +266,11 @@ def _plan_options(config: RunConfig, validation: bool, world_size: int) -> dict[
     if not isinstance(data, Planned):
         return options
     if not data.packing:
-        options["max_samples"] = 1
+        rows = data.samples_per_row
+        options["max_samples"] = rows
+        if rows > 1:  # so many of any length fit
+            options["pack_length"] = rows * config.pack_length
+            options["packer"] = "random_fit" if data.shuffle and not validation else "sequential"
     if validation:
         return options
     if data.drop_under_filled:

@@ -90,6 +90,7 @@ def stream_of(config: RunConfig, source: Any, template: Any, place: World) -> St
         "world_size": place.size,
         "encode_workers": data.encode_workers,
         "on_error": data.on_error,
+        "max_skip_fraction": data.max_skip_fraction,
         "cyclic": True,
     }
     if data.on_error == "skip" or getattr(data, "drop_last", False):

@@ -65,10 +65,10 @@ def _same(section: str, keys: str, *, of: str = "", kinds: tuple[str, ...] = ())
     return tuple(Alias(f"{section}.{key}", f"data.{key}", of=of, kinds=kinds) for key in keys.split())
 
 
-def _veomni(old: str, new: str) -> tuple[Alias, ...]:
+def _veomni(old: str, new: str, *, kinds: tuple[str, ...] = ()) -> tuple[Alias, ...]:
     """VeOmni has these keys under `train` and `data`; both are accepted."""
-    rows = (Alias(f"training.{old}", new, of="VeOmni"),)
-    return rows if new == f"data.{old}" else (*rows, Alias(f"data.{old}", new, of="VeOmni"))
+    rows = (Alias(f"training.{old}", new, kinds=kinds, of="VeOmni"),)
+    return rows if new == f"data.{old}" else (*rows, Alias(f"data.{old}", new, kinds=kinds, of="VeOmni"))
 
 
 _ATTENTION = {
@@ -143,8 +143,10 @@ ALIASES: tuple[Alias, ...] = (
     ),
     # VeOmni
     *_veomni("micro_batch_size", "data.micro_batch_size"),
+    *_veomni("micro_batch_size", "data.samples_per_row", kinds=("planned",)),
     *_veomni("max_seq_len", "template.max_length"),
     *_veomni("dyn_bsz", "data.dyn_bsz"),
+    *_veomni("dyn_bsz", "data.packing", kinds=("planned",)),
     *_veomni("dyn_bsz_buffer_size", "data.buffer_size"),
     *_veomni("dyn_bsz_count_mode", "data.count_mode"),
     *_veomni("dyn_bsz_overflow_ratio", "data.overflow_ratio"),

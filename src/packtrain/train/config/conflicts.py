@@ -6,6 +6,7 @@ line; one that says what is so anyway (`packing: false` on packs that were made 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -19,6 +20,11 @@ Sections = Mapping[str, Mapping[str, Any]]
 _MADE = ("exported", "growing")  # their packs were made before
 _STREAMS = ("stream", "token_budget")
 _NO_PLAN = ("growing", "stream", "token_budget")
+
+#: Keys without which other samples would be trained, or in other rows.
+_OF_PLANS = tuple(
+    f"data.{key}" for key in ("samples_per_step", "skip_samples", "drop_under_filled", "samples_per_row")
+)
 
 #: Kind -> why keys of others have no effect on it.
 _REASONS = {
@@ -77,8 +83,15 @@ def kind_of(sections: Sections, given: Collection[str] = ()) -> str:
     if streams:
         return _kind_of_stream(budget, training.get("micro_batch_size", data.get("micro_batch_size")))
     if budget is not None or sized:
-        return "token_budget"
+        return "planned" if budget is False and not _goes_on(training, data) else "token_budget"
     return _kind_by_place(sections, lazy)
+
+
+def _goes_on(training: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
+    """Do steps end the run? Rows of a number of samples are planned where epochs do."""
+    steps = training.get("max_steps")
+    padded = any(held.get("pad_packed_input") or held.get("pad_to_length") for held in (training, data))
+    return padded or (isinstance(steps, int) and steps >= 1)
 
 
 def _kind_of_stream(budget: Any, size: Any) -> str:
@@ -145,8 +158,8 @@ def effect(target: str, value: Any, kind: str, name: str) -> bool:
         raise ConfigError(
             f"{name} is true: chunks are read in the order in which they come", hint=f"set {name}: false"
         )
-    if target in ("data.samples_per_step", "data.skip_samples", "data.drop_under_filled"):
-        if value in (None, False):
+    if target in _OF_PLANS:
+        if value in (None, False) or (target == "data.samples_per_row" and value == 1):
             return False
         raise ConfigError(
             f"{name} needs a plan of all samples, and has no effect on data of kind {kind}: other samples "
@@ -208,7 +221,9 @@ def _padding(kind: str, data: Mapping[str, Any], length: Any) -> None:
     padded = data.get("pad_to_length")
     if kind in _MADE or type(padded) is not int or type(length) is not int or data.get("dyn_bsz") is False:
         return
-    longest = length * (data.get("micro_batch_size", 1) if kind == "token_budget" else 1)
+    longest = length * data.get("micro_batch_size" if kind == "token_budget" else "samples_per_row", 1)
+    if data.get("count_mode") == "effective":
+        longest = math.ceil(longest * data.get("overflow_ratio", 1.5))
     if padded < longest:
         raise ConfigError(
             f"data.pad_to_length is {padded}, a row may have {longest} tokens",
@@ -218,6 +233,7 @@ def _padding(kind: str, data: Mapping[str, Any], length: Any) -> None:
 
 def _planned(training: dict[str, Any], data: dict[str, Any]) -> list[str]:
     told = []
+    _agreed_steps(training, data)
     samples, packs = data.get("samples_per_step"), training.get("effective_batch_size")
     if samples is not None and packs is not None:
         raise ConfigError(
@@ -237,13 +253,17 @@ def _planned(training: dict[str, Any], data: dict[str, Any]) -> list[str]:
     return told
 
 
-def _token_budget(training: dict[str, Any], data: dict[str, Any]) -> list[str]:
-    told = []
+def _agreed_steps(training: Mapping[str, Any], data: Mapping[str, Any]) -> None:
     if data.get("global_batch_size") is not None and training.get("effective_batch_size") is not None:
         raise ConfigError(
             "data.global_batch_size and training.effective_batch_size both say what a step is",
             hint="global_batch_size counts micro batches times micro_batch_size, effective_batch_size rows",
         )
+
+
+def _token_budget(training: dict[str, Any], data: dict[str, Any]) -> list[str]:
+    told = []
+    _agreed_steps(training, data)
     if data.get("dyn_bsz") is False:
         of_budgets = ("buffer_size", "count_mode", "overflow_ratio", "order", "warmup_ratio", "warmup_tokens")
         found = [key for key in (*of_budgets, "packer", "long_samples") if data.pop(key, None) is not None]
@@ -273,7 +293,12 @@ def _without_epochs(kind: str, training: dict[str, Any]) -> list[str]:
     if kind in _STREAMS and not ends:
         raise ConfigError(
             "training.packing_mode streaming needs training.max_steps: a stream has no length",
-            hint="set max_steps; the stream begins its next epoch where one ends",
+            hint="set max_steps; the stream begins its next epoch where one ends"
+            + (
+                " (rows of a number of samples in epochs: data.kind planned, packing: false, samples_per_row)"
+                if kind == "token_budget"
+                else ""
+            ),
         )
     epochs = training.get("num_train_epochs", 1)
     if epochs != 1:

@@ -97,7 +97,11 @@ class Planned(Records):
     mixture: str | None = None
     """a static mixture instead of `path`"""
     packing: bool = True
-    """false: every row holds one sample, through the same plan"""
+    """false: every row holds `samples_per_row` samples, through the same plan"""
+    samples_per_row: Count = 1
+    """with `packing: false`: samples of a row, drawn at random (with `shuffle: false` neighbours), whatever their lengths"""  # noqa: E501
+    global_batch_size: Count | None = None
+    """with `packing: false`: samples of an optimizer step, over all ranks"""
     packer: str = "auto"
     """packing strategy"""
     long_samples: Literal["single", "drop"] = "single"
@@ -137,6 +141,7 @@ class Planned(Records):
                 "custom.train_jsonl and custom.fusion_config are both set (data.path, data.mixture)",
                 hint="name the file of samples among the sources of the mixture",
             )
+        self._rows_of_samples()
         if self.samples_per_step is not None:
             self._steps_of_samples(self.samples_per_step)
         if self.replan is not None:
@@ -148,6 +153,30 @@ class Planned(Records):
                 hint="remove one of them",
             )
         return self
+
+    def _rows_of_samples(self) -> None:
+        rows = self.samples_per_row > 1
+        if self.packing and (rows or self.global_batch_size is not None):
+            name, value = (
+                ("samples_per_row", self.samples_per_row)
+                if rows
+                else ("global_batch_size", self.global_batch_size)
+            )
+            raise ConfigError(
+                f"data.{name} is {value}, and data.packing is true: a packed row holds as many as fit",
+                hint="set data.packing: false, or samples_per_step for steps of samples in full packs",
+            )
+        for name in ("samples_per_step", "replan", "drop_under_filled"):
+            if rows and getattr(self, name) not in (None, False):
+                raise ConfigError(
+                    f"data.samples_per_row {self.samples_per_row} and data.{name}: rows count samples",
+                    hint=f"remove data.{name}",
+                )
+        if rows and self.long_samples == "drop":
+            raise ConfigError(
+                "data.long_samples 'drop' with samples_per_row: such a row has no length to be longer than",
+                hint="set model.max_model_len: longer samples go to the ledger (beyond_model)",
+            )
 
     def _steps_of_samples(self, samples: int) -> None:
         if self.drop_under_filled:
@@ -235,6 +264,8 @@ class _Samples(Records):
     """processes that encode; the packs are the same for any number"""
     on_error: Literal["raise", "skip"] = "raise"
     """a sample that cannot be encoded stops the run, or is left out and written to `left_out.jsonl`"""
+    max_skip_fraction: Fraction | None = None
+    """with `on_error: skip`: stop when a larger share of the samples read is left out"""
 
     @model_validator(mode="before")
     @classmethod
@@ -262,6 +293,11 @@ class _Samples(Records):
     @model_validator(mode="after")
     def _agree(self) -> Any:
         _known_packer(self.packer)
+        if self.max_skip_fraction is not None and self.on_error != "skip":
+            raise ConfigError(
+                "data.max_skip_fraction has no effect with data.on_error 'raise'",
+                hint="set data.on_error: skip",
+            )
         if self.path is not None and self.mixture is not None:
             raise ConfigError(
                 "custom.train_jsonl and custom.fusion_config are both set (data.path, data.mixture)",
@@ -309,28 +345,36 @@ class TokenBudget(_Samples):
     @classmethod
     def _switch(cls, given: Any) -> Any:
         """`pad_to_length` as a switch says what `pad_packed_input` does; as a number it asks for it."""
-        if not isinstance(given, dict) or given.get("pad_to_length") is None:
+        if not isinstance(given, dict):
             return given
         given = dict(given)
-        if isinstance(given["pad_to_length"], bool):
+        if isinstance(given.get("pad_to_length"), bool):
             given.setdefault("pad_packed_input", given.pop("pad_to_length"))
-        else:
+        elif given.get("pad_to_length") is not None:
             given.setdefault("pad_packed_input", True)
+        if given.get("pad_packed_input") is True:
+            if given.get("long_samples") == "single":
+                raise ConfigError(
+                    "data.long_samples 'single' (packing_allow_single_long) and data.pad_packed_input: a "
+                    "longer sample would not fit a row that is padded",
+                    hint="remove data.long_samples: such a sample then stops the run",
+                )
+            given.setdefault("long_samples", "error")
         return given
 
     @model_validator(mode="after")
     def _budget(self) -> TokenBudget:
-        if self.pad_packed_input and not self.dyn_bsz and self.pad_to_length is None:
-            raise ConfigError(
-                "data.pad_packed_input without dyn_bsz: rows of a number of samples have no budget to pad to",
-                hint="set data.pad_to_length, or dyn_bsz: true",
-            )
         if self.warmup_tokens is not None and not self.warmup_ratio:
             raise ConfigError(
                 f"data.warmup_tokens {self.warmup_tokens} without data.warmup_ratio: nothing says how long",
                 hint="set data.warmup_ratio (bsz_warmup_ratio), or remove the key",
             )
         return self
+
+    def longest_row(self, length: int) -> int:
+        """The most tokens of a row under this budget, for a pack length."""
+        budget = length * self.micro_batch_size
+        return math.ceil(budget * self.overflow_ratio) if self.count_mode == "effective" else budget
 
     def warmup_steps(self, micro_steps: int) -> int:
         """Micro steps over which the budget grows."""

@@ -110,6 +110,9 @@ class _Reading:
         self.length = values.get("global_max_length")
         self.written: dict[str, dict[str, Any]] = {}
         self.strong: set[str] = set()
+        if "train" in values:  # VeOmni's name of the section
+            values = dict(values)
+            values["training"] = _joined(values.pop("train"), values.get("training"))
         for key in values:
             if key not in _NAMES and key != "global_max_length":
                 raise _unknown("", str(key), [*_NAMES, "global_max_length"])
@@ -136,6 +139,7 @@ class _Reading:
         trainer, told = check_trainer_keys(self.sections["training"].pop("trainer", {}))
         self.sections["training"]["trainer"] = trainer
         self.told += told
+        self._rows_of_a_batch()
         self._fill_lengths()
         self._resolve_paths()
         self.told += check_together(self.kind, self.sections)
@@ -160,6 +164,21 @@ class _Reading:
                 hint="set it to true, and pack raw samples with packtrain produce",
             )
 
+    def _rows_of_a_batch(self) -> None:
+        """ms-swift's `padding_free` without packing: the samples of a batch are one row."""
+        if self.written["template"].get("padding_free") is not True:
+            return
+        data, training = self.sections["data"], self.sections["training"]
+        if self.kind != "planned" or data.get("packing") is not False:
+            self.told.append("template.padding_free has no effect: packed rows never hold padding")
+        elif "per_device_train_batch_size" in training:
+            self._put(
+                "data.samples_per_row",
+                training.pop("per_device_train_batch_size"),
+                self.names.pop("training.per_device_train_batch_size"),
+                None,
+            )
+
     def _take(self, section: str, key: str, value: Any) -> None:
         """Put one key of the file where our layout has it."""
         name = f"{section}.{key}"
@@ -169,6 +188,8 @@ class _Reading:
             if name == "training.packing_mode" and value == "static" and self.kind in ("growing", "exported"):
                 self.idle.append(name)
             return
+        if name == "template.padding_free" and value is True:
+            return  # with the batch size: `_rows_of_a_batch`
         if name in IGNORED:
             self.told.append(f"{name} has no effect: {IGNORED[name]}")
             return
@@ -180,10 +201,10 @@ class _Reading:
             self._put(name, value, name, value)
             return
         others = [row for row in aliases_of(name) if row.new.startswith("data.") and not row.passes]
-        if others:
-            self._without(others[0].new, others[0].here(value), name)
-        elif section == "data" and any(key in kind.model_fields for kind in KINDS.values()):
+        if section == "data" and any(key in kind.model_fields for kind in KINDS.values()):
             self._without(name, value, name)
+        elif others:
+            self._without(others[0].new, others[0].here(value), name)
         elif section == "training" and key in trainer_fields():
             self.sections["training"].setdefault("trainer", {})[key] = value
         else:
@@ -250,7 +271,9 @@ class _Reading:
         if self.kind not in ("exported", "growing") or data.get("val"):
             return
         defaults = {
-            key: held.get_default(call_default_factory=True) for key, held in Records.model_fields.items()
+            key: held.get_default(call_default_factory=True)
+            for key, held in Records.model_fields.items()
+            if key != "pad_to_length"  # of the rows that are trained
         }
         found = [key for key, default in defaults.items() if key in data and data[key] != _dumped(default)]
         if found:
@@ -310,6 +333,16 @@ def _unknown(section: str, key: str, known: Iterable[str]) -> ConfigError:
     else:
         hint = f"keys: {', '.join(list(known)[:24])}"
     return ConfigError(f"unknown key {dotted!r}", hint=hint)
+
+
+def _joined(train: Any, training: Any) -> Any:
+    """The sections `train` and `training` as one."""
+    if training is None or not isinstance(train, Mapping) or not isinstance(training, Mapping):
+        return train if training is None else training
+    both = sorted(set(train) & set(training))
+    if both:
+        raise ConfigError(f"train.{both[0]} and training.{both[0]} are one key", hint="keep one of them")
+    return {**train, **training}
 
 
 def _dumped(value: Any) -> Any:

@@ -91,7 +91,7 @@ class RunConfig(Section):
         """Tokens that rows are padded to; None: they are not padded."""
         data = self.data
         if data.pad_to_length is None and isinstance(data, TokenBudget) and data.pad_packed_input:
-            return self.pack_length * data.micro_batch_size
+            return data.longest_row(self.pack_length)
         return data.pad_to_length
 
     @property
@@ -117,17 +117,19 @@ class RunConfig(Section):
             ConfigError: it is not divisible by the world size.
         """
         wanted, name, unit = self.training.effective_batch_size, "training.effective_batch_size", 1
-        if wanted is None and isinstance(self.data, TokenBudget) and self.data.global_batch_size is not None:
-            unit, wanted, name = (
-                self.data.micro_batch_size,
-                self.data.global_batch_size,
-                "data.global_batch_size",
+        if wanted is None and isinstance(self.data, TokenBudget | Planned) and self.data.global_batch_size:
+            unit = (
+                self.data.micro_batch_size
+                if isinstance(self.data, TokenBudget)
+                else self.data.samples_per_row
             )
+            wanted, name = self.data.global_batch_size, "data.global_batch_size"
         if wanted is None:
             return self.training.per_device_train_batch_size * self.training.gradient_accumulation_steps
         lower, rest = divmod(wanted, world_size * unit)
         if rest:
-            of = f"the world size {world_size}" + (f" times micro_batch_size {unit}" if unit > 1 else "")
+            what = "samples_per_row" if isinstance(self.data, Planned) else "micro_batch_size"
+            of = f"the world size {world_size}" + (f" times {what} {unit}" if unit > 1 else "")
             near = " or ".join(str(n * world_size * unit) for n in (lower, lower + 1) if n)
             raise ConfigError(f"{name} {wanted} is not divisible by {of}", hint=f"use {near}")
         return lower
