@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packtrain.errors import ConfigError, InputError
+from packtrain.errors import ConfigError, ForeignArtefactError, InputError
 from packtrain.planning.build import plan
 from packtrain.train.config import load_config
 from packtrain.train.runtime import check_runtime, resolve_runtime
@@ -163,3 +163,43 @@ def test_a_cache_of_another_source_fails_fast(
     prepare(one, tmp_path / "run")
     with pytest.raises(InputError, match=r"lengths of another samples, source.*--overwrite"):
         prepare(two, tmp_path / "run")
+
+
+def test_evaluation_keeps_long_samples_and_says_what_it_cannot_use(
+    prepared: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """`packing_allow_single_long: false` drops over-long samples of training, none of the validation set."""
+    options = {"cap": 40, "packing_allow_single_long": False}
+    train = prepared(**options)
+    assert train.plan.ledger.counts()["over_long"] > 0
+    val = prepared(validation=True, **options)
+    assert len(val.plan.indices) == len(val.source) and not caplog.records
+    values = Path(val.source.media_root) / "train.jsonl"
+    rows = values.read_text().splitlines()
+    values.write_text("\n".join([*rows[:-1], '{"question": "x"}']) + "\n")
+    broken = prepared(validation=True, output_dir=values.parent / "other", **options)
+    assert len(broken.plan.indices) == len(rows) - 1
+    (line,) = [r.getMessage() for r in caplog.records if "validation samples" in r.getMessage()]
+    assert line.startswith(f"1 of {len(rows)} validation samples cannot be used") and "malformed" in line
+
+
+def test_packs_of_a_step_are_never_more_than_there_are() -> None:
+    config = load_config({"global_max_length": 128, "training": {"effective_batch_size": 64}})
+    told = resolve_runtime(config, plan([100] * 7, pack_length=128), 4)
+    assert (told.packs_per_step_requested, told.packs_per_step_realised, told.n_aligned_packs) == (64, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"packing_strategy": "ffd"}, "packer 'bfd' there, 'ffd' here"),
+        ({"cap": 99}, "pack_length 128 there, 99 here"),
+    ],
+)
+def test_another_plan_in_one_folder_names_the_key(
+    prepared: Callable[..., Any], change: dict[str, Any], said: str
+) -> None:
+    prepared(packing_strategy="bfd")
+    with pytest.raises(ForeignArtefactError) as told:
+        prepared(**{"packing_strategy": "bfd", **change})
+    assert said in str(told.value) and "training.output_dir" in str(told.value.hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,3 +145,24 @@ def test_sampling_of_the_template(data: Path, processor: Callable[[str], Any]) -
     assert length(few, clip) < length(plain, clip)
     assert length(few, {**clip, "nframes": 6}) == length(plain, {**clip, "nframes": 6})
     assert few.config() == {**plain.config(), "sampling": {"fps": 1.0, "max_frames": 4}}
+
+
+def test_the_aspect_ratio_of_the_template(data: Path, processor: Callable[[str], Any]) -> None:
+    """A picture or video beyond it cannot be used, measured or encoded; part of the identity."""
+    narrow = HFTemplate(processor("qwen2_5_vl"), max_aspect_ratio=3)
+    plain = HFTemplate(processor("qwen2_5_vl"))
+    fits, long = ({"type": "image", "image": picture(w, 50)} for w in (150, 151))
+    assert length(narrow, fits) == length(plain, fits)
+    assert length(plain, long) > 0
+    for act in (narrow.measure, narrow.encode):
+        with pytest.raises(
+            SampleError, match="151x50 pixels has an aspect ratio above max_aspect_ratio 3"
+        ) as told:
+            act(sample(long))
+        assert told.value.reason == "unsupported_media"
+    assert narrow.config() == {**plain.config(), "max_aspect_ratio": 3.0}
+    wide = HFTemplate(processor("qwen2_5_vl"), max_aspect_ratio=1.01)
+    clip = {"type": "video", "video": str(data / "mllm_demo" / "mllm_demo_data" / "4.mp4")}
+    with pytest.raises(SampleError, match="max_aspect_ratio"):
+        wide.measure(sample(clip))
+    assert pickle.loads(pickle.dumps(narrow)).config() == narrow.config()

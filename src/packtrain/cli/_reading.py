@@ -61,6 +61,9 @@ _OPTIONS = (
     click.option("--max-pixels", type=int, help="Largest area of an image."),
     click.option("--fps", type=float, help="Frames taken of a second of video."),
     click.option("--max-frames", type=int, help="The most frames taken of a video."),
+    click.option(
+        "--max-aspect-ratio", type=float, help="Samples with a longer or narrower picture are left out."
+    ),
 )
 
 

@@ -40,6 +40,8 @@ class MediaRules:
         image, video, audio: the rules; None where there is none.
         sampler: which frames of a video are taken.
         sampling: `fps` and `max_frames` of every video that does not say its own.
+        max_aspect_ratio: longer side of a picture or frame by its shorter one, at most; None: what the
+            processor takes.
         oracle: answers for kinds without a rule: `oracle.expand(kind, header)`.
         trust_hints: take sizes from the parts where they have them (see `media.hints`).
         unequal_videos: False where all videos of a sample need the same number of frames.
@@ -54,6 +56,7 @@ class MediaRules:
         audio: AudioRule | None = None,
         sampler: Sampler | None = None,
         sampling: Mapping[str, Any] | None = None,
+        max_aspect_ratio: float | None = None,
         oracle: Any = None,
         trust_hints: bool = False,
         unequal_videos: bool = True,
@@ -64,6 +67,7 @@ class MediaRules:
         self.audio = audio
         self.oracle = oracle
         self.trust_hints = trust_hints
+        self.max_aspect_ratio = max_aspect_ratio
         self._sampler = sampler
         names = {"fps": "sample_fps"}
         self._knobs = {names.get(name, name): value for name, value in (sampling or {}).items()}
@@ -148,7 +152,18 @@ class MediaRules:
             found[kind].append(self._video(part, header))
 
     def size_of(self, part: Part, height: int, width: int, frames: int = 1) -> tuple[int, int]:
-        """(height, width) that a picture, or each of so many frames, has when the processor gets it."""
+        """(height, width) that a picture, or each of so many frames, has when the processor gets it.
+
+        Raises:
+            SampleError: `unsupported_media`: it is longer or narrower than `max_aspect_ratio`.
+        """
+        most = self.max_aspect_ratio
+        if most is not None and max(height, width) > most * min(height, width):
+            raise SampleError(
+                "unsupported_media",
+                f"a picture of {width}x{height} pixels has an aspect ratio above max_aspect_ratio {most:g}",
+                hint="crop or drop it, or raise template.max_aspect_ratio",
+            )
         rule: Any = self.image if part["type"] == "image" else getattr(self.video, "pixels", None)
         return sized(part, height, width, rule.factor if isinstance(rule, PixelRule) else 1, frames)
 

@@ -7,6 +7,7 @@ lengths and plans lie in a cache that runs share (`cache`). A planner option nev
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from ..sources.chat import ChatSource
     from ..template import HFTemplate
     from ..train.config import RunConfig
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["Prepared", "Stage", "prepare", "prepare_ranks", "prepare_validation", "silent"]
 
@@ -76,7 +79,8 @@ def prepare(
 ) -> Prepared:
     """Measure, probe, audit and plan the training (or validation) samples.
 
-    Validation never drops a pack for its fill. With `data.eval_packing: false` each of its samples is a
+    Validation drops no pack for its fill and no sample for its length; samples that cannot be used are told
+    in a warning. With `data.eval_packing: false` each of its samples is a
     pack of its own, planned by the same pipeline. `world_size` (None: as launched) only matters to plans
     by steps of samples. Without `keep_plan` the plan is not written to the run's folder.
 
@@ -127,6 +131,11 @@ def prepare(
         if cache is not None or keep_plan:
             plans_store.verify(plan_folder)
         report(1, 1)
+    if validation and len(plan.ledger):
+        logger.warning(
+            "%d of %d validation samples cannot be used, and evaluation does not see them: %s",
+            len(plan.ledger), len(source), plan.ledger.counts(),
+        )  # fmt: skip
     return Prepared(
         source=source,
         template=template,
@@ -263,6 +272,8 @@ def _plan_options(config: RunConfig, validation: bool, world_size: int) -> dict[
         "min_fill_ratio": None,
         "max_drop_fraction": getattr(data, "max_drop_fraction", None),
     }
+    if validation:
+        options["long_samples"] = "single"  # evaluation drops nothing
     if not isinstance(data, Planned):
         return options
     if not data.packing:

@@ -135,7 +135,9 @@ class ChatSource:
         self.account = Account(ignore_keys)
         # records with nothing special are read by the form of their keys (`_plain`)
         tagged = all(name.startswith("<") for names in self._placeholders.values() for name in names)
-        self._plain = tagged and shape == "auto" and not self._columns and not self._normalised
+        self._plain = (
+            tagged and shape == "auto" and not self._columns and frame_rate is None and not self._normalised
+        )
         self._forms: dict[tuple[str, ...], Form | None] = {}
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._left: dict[tuple[int, str], tuple[str, ...]] = {}

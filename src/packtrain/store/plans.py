@@ -163,9 +163,16 @@ def _holds_this(folder: Path, marker: Mapping[str, Any], overwrite: bool) -> boo
         return False  # of another version, or no marker at all
     differs = [key for key in ("lengths_digest", "spec", "checksum") if held.get(key) != marker[key]]
     if differs:
+        there, here = held.get("spec") or {}, marker["spec"]
+        keys = [
+            f"{key} {there.get(key)!r} there, {here.get(key)!r} here"
+            for key in sorted({*there, *here})
+            if there.get(key) != here.get(key)
+        ]
+        what = ", ".join(keys) or " and ".join(differs) + " differ"
         raise ForeignArtefactError(
-            f"{folder} holds another plan: {', '.join(differs)} differ",
-            hint="choose another folder, or replace it with --overwrite",
+            f"{folder} holds another plan: {what}",
+            hint="choose another folder (training.output_dir), or replace it with --overwrite",
         )
     verify(folder)
     return True

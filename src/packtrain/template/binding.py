@@ -38,6 +38,7 @@ def bind_media(
     tokens_per_second: float | None = None,
     trust_hints: bool = False,
     sampling: Mapping[str, Any] | None = None,
+    max_aspect_ratio: float | None = None,
 ) -> MediaRules | None:
     """The rules by which this processor's media are counted; None for a family of text.
 
@@ -84,6 +85,7 @@ def bind_media(
         audio=audio,
         sampler=sampler,
         sampling=sampling,
+        max_aspect_ratio=max_aspect_ratio,
         oracle=oracle,
         trust_hints=trust_hints,
         unequal_videos=family.video_rule in _UNEQUAL,

@@ -77,6 +77,7 @@ class HFTemplate:
             of the last question).
         fps, max_frames: frames taken of a second of video, and the most of one video, instead of the
             processor's settings.
+        max_aspect_ratio: a sample with a picture that is longer or narrower cannot be used.
 
     Raises:
         ConfigError: no chat template, a tokenizer without offsets, or options that cannot hold.
@@ -102,6 +103,7 @@ class HFTemplate:
         reasoning: str = "keep",
         fps: float | None = None,
         max_frames: int | None = None,
+        max_aspect_ratio: float | None = None,
     ) -> None:
         ensure_torchvision()
         if isinstance(processor, (str, Path)):
@@ -123,6 +125,7 @@ class HFTemplate:
         self.train_on = train_on
         self.reasoning = reasoning
         self.sampling = {k: v for k, v in (("fps", fps), ("max_frames", max_frames)) if v is not None}
+        self.max_aspect_ratio = max_aspect_ratio
         check_options(self)
         self.media = bind_media(
             processor,
@@ -131,6 +134,7 @@ class HFTemplate:
             tokens_per_second=tokens_per_second,
             trust_hints=trust_hints,
             sampling=self.sampling,
+            max_aspect_ratio=max_aspect_ratio,
         )
         self.media_ids = () if self.media is None else media_ids(processor, self.tokenizer, self.media)
         self.renderer = ChatRenderer(
@@ -350,6 +354,8 @@ class HFTemplate:
             chosen["reasoning"] = self.reasoning
         if self.sampling:
             chosen["sampling"] = dict(self.sampling)
+        if self.max_aspect_ratio is not None:
+            chosen["max_aspect_ratio"] = float(self.max_aspect_ratio)
         return chosen
 
     def verify_limits(self, probes: Sequence[tuple[int, int]] | None = None) -> dict[tuple[int, int], int]:
@@ -386,6 +392,7 @@ class HFTemplate:
             "allow_dropped": self.allow_dropped,
             "train_on": self.train_on,
             "reasoning": self.reasoning,
+            "max_aspect_ratio": self.max_aspect_ratio,
             **self.sampling,
         }
         return (_restore, (pickle.dumps(self.processor), options))

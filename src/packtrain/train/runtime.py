@@ -35,7 +35,7 @@ class Runtime:
 
     Attributes:
         packs_per_step_requested: what the file asks for per optimizer step, over all ranks.
-        packs_per_step_realised: world_size * gradient_accumulation_steps.
+        packs_per_step_realised: world_size * gradient_accumulation_steps, or all packs of an epoch.
         samples_per_step: mean over the plan; exact where the plan was made by steps of samples.
         repeated: raw pack ids that occur a second time to fill the last step of all ranks.
         steps_per_epoch: optimizer steps; a partial window at the end of an epoch is a step.
@@ -171,7 +171,7 @@ def resolve_runtime(
     training = config.training
     aligned = plan.align(world_size, training.dataloader_drop_last)
     accumulation = accumulation_of(config, plan, world_size)
-    realised = accumulation * world_size
+    realised = min(accumulation * world_size, len(aligned))
     asked = training.per_device_train_batch_size * training.gradient_accumulation_steps * world_size
     if plan.spec.samples_per_step is not None:
         asked = realised  # the file asks for samples, and the packs of a step follow from the plan
@@ -249,6 +249,7 @@ def _eval(config: RunConfig, plan: PackPlan, world_size: int) -> dict[str, Any]:
         "repeated": _repeated(aligned),
         "raw_checksum": plan.checksum,
         "aligned_checksum": aligned.checksum,
+        "dropped_by_reason": plan.ledger.counts(),
     }
 
 

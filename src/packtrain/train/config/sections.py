@@ -79,7 +79,7 @@ PROCESSOR_OPTIONS = ("min_pixels", "max_pixels")
 
 #: Options of the template beside its lengths.
 TEMPLATE_OPTIONS = (
-    *("chat_template", "allow_dropped", "train_on", "reasoning", "fps", "max_frames"),
+    *("chat_template", "allow_dropped", "train_on", "reasoning", "fps", "max_frames", "max_aspect_ratio"),
     *PROCESSOR_OPTIONS,
 )
 
@@ -111,6 +111,10 @@ class TemplateConfig(Section):
     """frames taken of a second of video, instead of the processor's rate"""
     max_frames: Count | None = None
     """the most frames taken of a video"""
+    max_aspect_ratio: (
+        Annotated[float, Field(ge=1, allow_inf_nan=False), BeforeValidator(_no_switch)] | None
+    ) = None
+    """a longer or narrower picture leaves its sample out (ledger, `unsupported_media`); not set: the processor's own limit"""  # noqa: E501
 
     def options(self) -> dict[str, Any]:
         """Those of `TEMPLATE_OPTIONS` that are not at their default."""
