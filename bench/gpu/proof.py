@@ -3,6 +3,8 @@
     PYTHONPATH=src python bench/gpu/proof.py              # on the card, bfloat16
     PYTHONPATH=src python bench/gpu/proof.py --cpu        # on 2 CPU cores, float32: the 0.5 B shape
     PYTHONPATH=src python bench/gpu/proof.py --tiny --cpu # tries the script itself
+    PYTHONPATH=src python bench/gpu/proof.py --quantised  # 4 and 8 bit, int8, adapters, compiled, experts
+    PYTHONPATH=src python bench/gpu/proof.py --ranks 2    # DDP, FSDP1, FSDP2: clean, a leak on one rank
 
 Needs torch and transformers beside the source tree; random weights of the real classes. The target is 3 s on
 the card and 30 s on 2 CPU cores for 0.5 B. One line of JSON per shape and backend: seconds of the first proof
@@ -14,6 +16,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import time
 import types
@@ -107,11 +111,36 @@ def timed(model: Any, packs: Any) -> tuple[float, Any]:
     return time.perf_counter() - began, report
 
 
+def others(ranks: int | None, device: str) -> None:
+    """The scripts of the tests, on this machine's devices."""
+    tests = Path(__file__).resolve().parents[2] / "tests"
+    folders = [str(tests.parent / "src"), str(tests / "train"), *sys.path]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    if ranks is None:
+        script = [str(tests / "hosts" / "quantised_run.py"), json.dumps([str(tests / "train")]), device]
+        subprocess.run([sys.executable, *script], env=env, check=True)
+        return
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    for how in ("ddp", "fsdp", "fully_shard"):
+        for what in ("clean", "leak", "nothing"):
+            sys.stdout.write(f"{how}, {what}\n")
+            sys.stdout.flush()
+            script = [str(tests / "train" / "proof_ranks_script.py"), how, what]
+            subprocess.run([*launch, *script], env=env, check=True)
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--cpu", action="store_true", help="float32 on 2 CPU cores, text only")
     options.add_argument("--tiny", action="store_true", help="two small layers")
+    options.add_argument(
+        "--quantised", action="store_true", help="what the packages here can make, on the card"
+    )
+    options.add_argument("--ranks", type=int, help="so many processes, each on a card of its own")
     asked = options.parse_args()
+    if asked.quantised or asked.ranks:
+        others(asked.ranks, "cpu" if asked.cpu else "cuda")
+        return
     device = "cpu" if asked.cpu else "cuda"
     if asked.cpu:
         torch.set_num_threads(2)

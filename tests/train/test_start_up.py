@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from leaks import LEAKS, on_the_object
+from leaks import LEAKS, on_the_object, pooled
 from train_samples import ALL, samples_for, text_sample
 
 from packtrain.collate import PaddingFreeCollator
@@ -125,13 +125,25 @@ def noisy(model: Any) -> Any:
     return model
 
 
+def experts(model: Any) -> Any:
+    """A small mixture: the kernels of its experts see how many tokens of the row they get."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    size = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 512}
+    torch.manual_seed(1)
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**size, **heads, num_experts=8, num_experts_per_tok=2, use_cache=False)
+    )
+
+
 def frozen(model: Any) -> Any:
     return model.requires_grad_(False)
 
 
 @pytest.mark.parametrize(
     "made",
-    [adapted, checkpointed, dropping, noisy, frozen, torch.nn.Module.bfloat16, torch.nn.Module.half],
+    [adapted, checkpointed, dropping, noisy, experts, frozen, torch.nn.Module.bfloat16, torch.nn.Module.half],
     ids=lambda made: made.__name__,
 )
 def test_what_trains_in_other_ways_is_proven_as_it_is(made: Callable[[Any], Any]) -> None:
@@ -146,6 +158,46 @@ def test_what_trains_in_other_ways_is_proven_as_it_is(made: Callable[[Any], Any]
         assert {one.self_attn.attention_dropout for one in model.model.layers} == {0.5}
     if made is checkpointed:
         assert model.model.gradient_checkpointing or model.model.layers[0].gradient_checkpointing
+
+
+class WholeRow(torch.nn.Module):
+    """A layer that rounds by the largest value of the row, as quantised activations may."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden: Any) -> Any:
+        step = hidden.detach().abs().max() / 8192
+        rounded = (hidden / step).round() * step
+        return self.inner(hidden + (rounded - hidden).detach())
+
+
+def test_rounding_is_excused_in_quantised_layers_alone() -> None:
+    def rounding() -> Any:
+        model = fresh()
+        model.model.layers[1].mlp = WholeRow(model.model.layers[1].mlp)
+        return model
+
+    model = rounding()
+    with pytest.raises(IsolationError, match=r"first in model\.layers\.1\.mlp.*tamper on sdpa.*limit 0\)"):
+        prove(model, packs())
+    model.is_quantized = True
+    report = prove(model, packs())
+    assert any(0 < row.worst <= row.limit for row in report.rows if row.check == "tamper")
+    for leak, what in ((pooled, "with_mean"), (on_the_object, "plain_causal")):
+        model = rounding()
+        model.is_quantized = True
+        leak(model, ExitStack())
+        with pytest.raises(IsolationError, match=what):
+            prove(model, packs())
+
+
+def test_a_leak_among_experts_is_named_though_they_round() -> None:
+    model = experts(None)
+    pooled(model, ExitStack())
+    with pytest.raises(IsolationError, match=r"first in model\.layers\.1\.mlp: .* is pooled\."):
+        prove(model, packs())
 
 
 def test_a_compiled_model_is_proven_through_its_graph_and_a_leak_found_in_it() -> None:

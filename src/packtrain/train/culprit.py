@@ -56,12 +56,16 @@ class Culprit:
         kind: its class.
         functions: functions with their place, the likeliest first.
         foreign: some of them do not come from the file of their class.
+        patched: the module itself has a forward or a hook of somebody.
+        attends: it is an attention.
     """
 
     path: str
     kind: str
     functions: list[str] = field(default_factory=list)
     foreign: bool = False
+    patched: bool = False
+    attends: bool = False
 
     def __str__(self) -> str:
         where = self.path or "the model's own forward"
@@ -110,7 +114,12 @@ def find_culprit(
     usual.append(getattr(type(module), "forward", None))
     told = [*patched, *others] or [place_of(f) for f in usual if f is not None]
     return Culprit(
-        _WRAPPERS.sub("", path), type(module).__name__, list(dict.fromkeys(told)), bool(patched or others)
+        _WRAPPERS.sub("", path),
+        type(module).__name__,
+        list(dict.fromkeys(told)),
+        foreign=bool(patched or others),
+        patched=bool(_own_patches(module)),
+        attends=attends is not None,
     )
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 from .probe import Sample, size_of
 from .untouched import is_wrapper, seeded
 
-__all__ = ["Live", "base_tolerance", "is_compiled", "is_sharded", "unwrapped"]
+__all__ = ["Live", "Passes", "base_tolerance", "is_compiled", "is_sharded", "unwrapped"]
 
 Alter = Callable[[Any], Mapping[str, Any]]
 
@@ -32,6 +32,27 @@ _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 5e-3, tor
 
 
 @dataclass
+class Passes:
+    """A row and its two samples alone.
+
+    Attributes:
+        packed: logits [T, V] of the row.
+        alone: of each sample.
+        gradients: of the row and of each sample, where they come from the same passes; else empty.
+        graph: the passes recorded one, as others must do to have the same bits.
+    """
+
+    packed: torch.Tensor
+    alone: list[torch.Tensor]
+    gradients: list[dict[str, torch.Tensor]]
+    graph: bool
+
+    @property
+    def scale(self) -> float:
+        return max(1.0, float(self.packed.abs().max()))
+
+
+@dataclass
 class Live:
     """The object that trains, and how its rows are made.
 
@@ -39,26 +60,53 @@ class Live:
         model: what is called in training.
         bare: the transformers model inside.
         collate: a list of packs -> a batch, as in training.
+        base: relative difference that another row length may make; set by the first comparison.
+        rounding: absolute difference of logits that this row's rounding makes; set with it.
     """
 
     model: Any
     bare: Any
     collate: Callable[[list[list[Sample]]], Any]
+    base: float = 1e-3
+    rounding: float = 0.0
 
-    def logits(self, pack: Sequence[Sample], alter: Alter | None = None, *, seed: int = 0) -> torch.Tensor:
+    def passes(self, row: list[Sample], gradients: bool) -> Passes:
+        """The row and each sample alone; one pass gives logits and gradients where it can."""
+        packs = (row, row[:1], row[1:])
+        if gradients and not self._apart():
+            both = [self.gradients(pack, True) for pack in packs]
+            return Passes(both[0][0], [both[1][0], both[2][0]], [made for _, made in both], True)
+        packed, *alone = (self.logits(pack) for pack in packs)
+        return Passes(packed, alone, [], False)
+
+    def _apart(self) -> bool:
+        """Models in parts over ranks, wrappers and checkpointing pass otherwise with gradients."""
+        checkpointed = any(vars(m).get("gradient_checkpointing") is True for m in self.model.modules())
+        if checkpointed or is_sharded(self.model):
+            return True
+        return unwrapped(self.model) is not getattr(self.model, "_orig_mod", self.model)
+
+    def logits(
+        self, pack: Sequence[Sample], alter: Alter | None = None, *, seed: int = 0, graph: bool = False
+    ) -> torch.Tensor:
         """[T, V] of a pack, through the live object, without gradients.
 
         A compiled one makes its graphs for training: the same are used here, so that none is made twice.
+
+        Args:
+            alter: changes the batch.
+            seed: of the random numbers of the pass.
+            graph: record the graph nevertheless.
         """
-        with torch.set_grad_enabled(is_compiled(self.model)), _without_sync(self.model):
+        with torch.set_grad_enabled(graph or is_compiled(self.model)), _without_sync(self.model):
             return self._forward(self.model, self._batch(pack, alter), pack, seed).detach()
 
     def eager(self, pack: Sequence[Sample]) -> Callable[[], Any]:
         """One pass to be watched by hooks."""
         return lambda: self.logits(pack)
 
-    def gradients(self, pack: Sequence[Sample], whole: bool) -> dict[str, torch.Tensor]:
-        """Gradients of the sum of the token losses inside each sample; nothing is added to `.grad`.
+    def gradients(self, pack: Sequence[Sample], whole: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Logits, and gradients of the sum of the token losses inside each sample; `.grad` stays as it is.
 
         Args:
             whole: True: of a few parameters. False (sharded models): of the embeddings of the row.
@@ -71,10 +119,11 @@ class Live:
             logits = self._forward(model, batch, pack, 0)
             loss = _loss(logits, pack)
             if not loss.requires_grad:
-                return {}
+                return logits.detach(), {}
             wanted = {name: p for name, p in _few(self.bare)} if whole else {"the embedded tokens": rows[0]}
             made = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
-        return {n: g.detach() for n, g in zip(wanted, made, strict=True) if g is not None}
+        kept = {n: g.detach() for n, g in zip(wanted, made, strict=True) if g is not None}
+        return logits.detach(), kept
 
     def _batch(self, pack: Sequence[Sample], alter: Alter | None) -> dict[str, Any]:
         batch = self.collate([list(pack)])

@@ -273,10 +273,10 @@ def token_loss_sum(
             total: torch.Tensor = model(**kwargs).loss
         return total
     labels = kwargs.pop("labels")
-    return _logits_loss(model(**kwargs).logits, labels, weights)
+    return logits_loss(model(**kwargs).logits, labels, weights)
 
 
-def _logits_loss(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+def logits_loss(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
     """Sum of the token losses from logits [..., T, V]; labels and weights [..., T] of the tokens."""
     targets = shift_labels(labels).reshape(-1).to(logits.device)
     keep = (targets != IGNORE).nonzero().flatten()
@@ -326,7 +326,7 @@ def packed_loss(
             hint="pass the model's output, or hidden states with head=",
         )
     if head is None:
-        loss = _logits_loss(found, row["labels"], weights)
+        loss = logits_loss(found, row["labels"], weights)
     else:
         loss = chunked_cross_entropy(
             found, head.weight, row["labels"], bias=head.bias, token_weights=weights, chunk=chunk
