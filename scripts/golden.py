@@ -429,7 +429,7 @@ def make_folders(out: Path) -> None:
         called("export", root / "plan", "--format", "chunks", root / "chunks")
         written(root / "raw" / "rows.jsonl", 60)
         packing = ("--pack-length", 64, "--packs-per-chunk", 3, "--window", 20)
-        called("produce", root / "raw", root / "growing", "--kind", "encoded", *packing)
+        called("produce", root / "raw", root / "growing", "--once", "--kind", "encoded", *packing)
         for rank in range(2):
             reader = LazyShardedDataset(root / "growing", rank, 2)
             for _ in islice(reader, 4):

@@ -8,9 +8,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from packtrain import plan
 from packtrain.cli import main
+from packtrain.data import LazyShardedDataset
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def test_produce_show_verify(shell: Shell, raw: Path, tokenizer_folder: Path, tm
     out = tmp_path / "out"
     columns = ("--column", "prompt=question", "--column", "response=answer")
     options = ("-p", tokenizer_folder, "-n", 128, "--packs-per-chunk", 2, "--window", 25, *columns)
-    code, text, _ = shell("produce", raw, out, *options, "--json")
+    code, text, _ = shell("produce", raw, out, *options, "--once", "--json")
     made = json.loads(text)
     assert code == 0 and made["read"] == 60 and made["packed"] + sum(made["dropped"].values()) == 60
     assert made["lag_samples"] == 0 and made["dropped"]["empty"] == 2 and made["efficiency"] > 0.8
@@ -79,3 +82,47 @@ def test_what_produce_refuses(shell: Shell, raw: Path, tokenizer_folder: Path, t
     assert code == 2 and "images=x" in err
     code, _, err = shell("show", raw)
     assert code == 2 and "holds no lengths, plan or run, and no stream" in err
+
+
+@pytest.mark.spec("002", "a nightly producer: takes what is there, may be called again, --end ends")
+def test_a_nightly_job(shell: Shell, raw: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    columns = ("--column", "prompt=question", "--column", "response=answer")
+    options = ("-p", tokenizer_folder, "-n", 128, "--packs-per-chunk", 4, "--window", 25, *columns, "--json")
+    later = tmp_path / "2.jsonl"
+    (raw / "2.jsonl").rename(later)
+    code, text, _ = shell("produce", raw, out, *options)
+    first = json.loads(text)
+    assert code == 0 and first["read"] == 40 and first["lag_samples"] == 0 and not (out / "END").exists()
+    code, text, _ = shell("produce", raw, out, *options)  # nothing new came
+    assert code == 0 and json.loads(text)["packs"] == first["packs"]
+    later.rename(raw / "2.jsonl")
+    code, text, _ = shell("produce", raw, out, *options)
+    second = json.loads(text)
+    assert code == 0 and second["read"] == 60 and second["packs"] > first["packs"]
+    code, text, _ = shell("produce", raw, out, *options, "--end")
+    last = json.loads(text)
+    assert code == 0 and (out / "END").is_file() and last["packed"] + sum(last["dropped"].values()) == 60
+    ids = [i for pack in LazyShardedDataset(out, 0, 1, start="beginning") for i in pack["sample_ids"]]
+    assert len(ids) == len(set(ids)) == last["packed"]
+    assert shell("verify", out)[0] == 0
+    code, _, err = shell("produce", raw, out, *options, "--end", "--watch")
+    assert code == 2 and "different things" in err
+
+
+@pytest.mark.spec(
+    "002", "first fit decreasing with global sample visibility", key="produce --window all --packer ffd"
+)
+def test_first_fit_decreasing_over_the_global_view(tmp_path: Path) -> None:
+    lengths = [int(n) for n in np.random.default_rng(3).integers(5, 90, 200)]
+    (tmp_path / "in").mkdir()
+    for number in range(4):
+        rows = [{"input_ids": [1] * n, "labels": [1] * n} for n in lengths[50 * number : 50 * number + 50]]
+        (tmp_path / "in" / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(SystemExit) as done:
+        words = [tmp_path / "in", tmp_path / "out", "-n", 100, "--kind", "encoded", "--window", "all"]
+        main(["produce", *map(str, words), "--packer", "ffd", "--once", "--json"])
+    assert done.value.code == 0
+    whole = plan(lengths, pack_length=100, packer="ffd")
+    packs = list(LazyShardedDataset(tmp_path / "out", 0, 1, start="beginning"))
+    assert [pack["sample_ids"] for pack in packs] == [whole[i].tolist() for i in range(len(whole))]

@@ -38,12 +38,22 @@ _READING = (
 @click.argument("output", type=click.Path(path_type=Path), metavar="OUT")
 @click.option("--processor", "-p", default="", help="Folder or hub name of the processor or tokenizer.")
 @click.option("--pack-length", "-n", type=int, required=True, help="Cap of a pack in tokens.")
+@click.option("--watch", is_flag=True, help="Go on until a file END lies in IN, then end the stream.")
 @click.option(
-    "--watch/--once", default=False, show_default=True, help="Go on until IN/END, or take what is there."
+    "--once",
+    "--end",
+    "ends",
+    is_flag=True,
+    help="Take what is there and end the stream [default: take it; a later call goes on].",
 )
 @click.option("--packs-per-chunk", default=100, show_default=True, help="Packs of a chunk.")
 @click.option("--chunk-mb", default=1024, show_default=True, help="MiB at which a chunk is full before.")
-@click.option("--window", default=1000, show_default=True, help="Samples planned together.")
+@click.option(
+    "--window",
+    default="1000",
+    show_default=True,
+    help="Samples planned together; all: everything in IN (--packer ffd: over the global view).",
+)
 @click.option("--packer", default="auto", show_default=True, help="How a window is packed.")
 @click.option("--seed", type=int, help="Shuffle samples of equal length inside a window.")
 @click.option(
@@ -75,7 +85,7 @@ _READING = (
     help="Stop when the first so many records all fail for one reason, or all of IN do; 0: go on.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def command(inputs: Path, output: Path, watch: bool, as_json: bool, **options: Any) -> None:
+def command(inputs: Path, output: Path, watch: bool, ends: bool, as_json: bool, **options: Any) -> None:
     """Measure, encode and pack the raw shards in IN into numbered chunks in OUT, for training that reads
     along.
 
@@ -84,9 +94,14 @@ def command(inputs: Path, output: Path, watch: bool, as_json: bool, **options: A
       packtrain produce raw/ packed/ --processor Qwen/Qwen2-Audio-7B-Instruct --pack-length 8192 --watch
       packtrain produce raw/ packed/ -p ./qwen -n 4096 --once --json
       packtrain produce rows/ packed/ --kind encoded -n 8192 --limit supervised=6000
+      packtrain produce raw/ packed/ -p ./qwen -n 8192 --window all --packer ffd --end
     """
     from ..export import PackingProducer
 
+    if watch and ends:
+        raise InputError("--watch and --once (--end) say different things", hint="keep one of them")
+    window = options["window"]
+    options["window"] = int(window) if window.isdecimal() else window
     opened = inputs_of(str(inputs), options)
     options["ready"] = options["ready"] or ("stable" if watch else "rename")
     options["limits"] = _numbers("--limit", options["limits"])
@@ -99,7 +114,7 @@ def command(inputs: Path, output: Path, watch: bool, as_json: bool, **options: A
             progress=report,
             **options,
         )
-        stats = producer.run(watch=watch)
+        stats = producer.run(watch=watch, end=ends)
     figures = {"out": str(output), **stats.figures()}
     if as_json:
         emit(figures)

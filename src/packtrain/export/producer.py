@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from .. import files
-from ..errors import ConfigError, SampleError
+from ..errors import ConfigError, InputError, SampleError
 from ..extend import Source, Template
 from ..moved import renamed
 from ..planning.spec import PlanSpec
@@ -61,6 +61,9 @@ logger = logging.getLogger(__name__)
 #: Seconds between two looks at raw shards that were taken: whether they were written again.
 DEEP_S = 60.0
 
+#: A window that no input fills.
+ALL = 1 << 62
+
 _ALONE = {"refuse": True, "hint": "stop the other producer, or choose another folder"}
 
 
@@ -73,7 +76,8 @@ class PackingProducer:
         template: measures and encodes; `HFTemplate(processor)` for Hugging Face processors.
         pack_length: cap of a pack in tokens.
         packs_per_chunk, chunk_mb: a chunk is full with so many packs, or MiB; only the last one is not full.
-        window: samples planned together.
+        window: samples planned together; `all`: everything that is there when the input ends (with
+            `packer="ffd"`: first fit decreasing over the global view).
         packer, seed, limits, max_samples, multiple_of: as in `packtrain.plan`.
         long_samples: `drop` (into the ledger; packs then have one size), `single` or `error`.
         media: `tensor`, `uint8` or `source`; see `store.chunks`.
@@ -110,7 +114,7 @@ class PackingProducer:
         pack_length: int,
         packs_per_chunk: int = 100,
         chunk_mb: int = 1024,
-        window: int = 1000,
+        window: int | str = 1000,
         packer: str = "auto",
         seed: int | None = None,
         limits: Mapping[str, int] | None = None,
@@ -139,6 +143,10 @@ class PackingProducer:
         marks.check_least(
             0, max_age=max_age, keep_completed=keep_completed, stop_after_failures=stop_after_failures
         )
+        if window == "all":
+            window, flush_s = ALL, 0.0
+        if isinstance(window, str):
+            raise InputError(f"window is {window!r}", hint="a number of samples, or all")
         self.spec = PlanSpec(
             pack_length=pack_length,
             packer=packer,
@@ -174,12 +182,13 @@ class PackingProducer:
         self._house: Housekeeping | None = None
 
     # --------------------------------------------------------------------------------------- run
-    def run(self, *, watch: bool = False) -> ProduceStats:
+    def run(self, *, watch: bool = False, end: bool = True) -> ProduceStats:
         """Produce until the input ends.
 
         Args:
             watch: go on looking for new shards until a file END (or _END) lies in the input; otherwise take
                 what is there, once.
+            end: say that nothing follows. False: what is there is packed, and a later run goes on behind it.
 
         Returns:
             The counts; `output/END` holds them too.
@@ -190,11 +199,11 @@ class PackingProducer:
                 self.stats = marks.check_ended(self.output, self._journal)
             else:
                 with contextlib.closing(self._encoding):
-                    self._work(watch)
+                    self._work(watch, end or watch)
         self._claim = None
         return self.stats
 
-    def _work(self, watch: bool) -> None:
+    def _work(self, watch: bool, end: bool) -> None:
         window = self.spec.window or 1
         came, checked = self._clock.now(), -math.inf
         while True:
@@ -215,7 +224,7 @@ class PackingProducer:
                 checked = -math.inf
                 self._idle("waiting for raw shards")
             elif last:
-                self._finish(backlog)
+                self._finish(backlog, end or self._raw.says_last)
                 return
             elif backlog and self.flush_s and self._clock.now() - came >= self.flush_s:
                 self._plan(backlog)
@@ -262,8 +271,8 @@ class PackingProducer:
         more: dict[str, Any] = {"packs_per_chunk": packs, "chunk_mb": size >> 20, "media": self.media}
         return marks.stream_config(self.spec, *self._setup, max_age=self.max_age, **more)
 
-    def _finish(self, backlog: int) -> None:
-        """Pack what waits, and say that nothing follows."""
+    def _finish(self, backlog: int, end: bool) -> None:
+        """Pack what waits, and say that nothing follows (with `end`)."""
         check_readable(self.output, self._journal)
         assert self._house is not None  # there is a shard
         if backlog or len(self._packer.waiting):
@@ -272,6 +281,9 @@ class PackingProducer:
         self._write_chunks(last=True)
         self._check_usable(last=True)
         self._house.publish_index()
+        if not end:
+            self._say("stopped where the input stops")
+            return
         self._journal.forget_states(self.stats.chunks - 1)
         self._journal.count(self.stats)
         assert self._claim is not None
