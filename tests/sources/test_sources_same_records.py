@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import tarfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,28 +118,57 @@ def nested(depth: int) -> Any:
     return st.fixed_dictionaries({}, optional=optional)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(nested(2), nested(2)), min_size=1, max_size=5))
-def test_nested_records_are_the_same_from_a_table(pairs: list[tuple[Any, Any]]) -> None:
+parts = st.lists(
+    st.sampled_from(
+        [
+            {"type": "text", "text": "a?"},
+            {"type": "text", "text": "b", "image": "x.png"},
+            {"type": "image", "image": "x.png", "max_pixels": 99},
+            {"type": "image", "image": "x.png", "width": 3, "height": 4},
+        ]
+    ),
+    max_size=3,
+).map(lambda held: [{"type": "text", "text": "q"}, *held])
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.lists(st.tuples(nested(2), nested(2), parts), min_size=1, max_size=5))
+def test_nested_records_are_the_same_from_every_file(tmp_path_factory: Any, rows: list[Any]) -> None:
+    """Null, {}, [], "" and absent members of arguments, tools and parts: JSONL, Parquet, save_to_disk."""
+    datasets = pytest.importorskip("datasets")
     pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
     full = {"s": "x", "o": {"s": "x", "o": {"s": "x", "n": 1}, "l": [{"s": "x", "n": 1}]}, "l": []}
     full["l"] = [full["o"]]
 
-    def record(arguments: Any, parameters: Any) -> dict[str, Any]:
+    def record(arguments: Any, parameters: Any, content: Any) -> dict[str, Any]:
         call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
         turns = [
-            {"role": "user", "content": "a?"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "user", "content": content},
+            {"role": "assistant", "content": [], "tool_calls": [call], "weight": None},
+            {"role": "assistant", "content": [{"type": "text", "text": "b"}]},
         ]
         tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-        return {"messages": turns, "tools": [tool]}
+        return {"messages": turns, "tools": [tool], "meta": {"s": None}}
 
-    records = [record(ordered(a), ordered(b)) for a, b in [(full, full), *pairs]]
-    table = pa.Table.from_pylist(records).to_pylist()
-    given_, stored = ChatSource(records), ChatSource(table)
-    assert [json.dumps(given_[i]) for i in range(len(records))] == [
-        json.dumps(stored[i]) for i in range(len(records))
+    records = [record(ordered(a), ordered(b), c) for a, b, c in [(full, full, []), *rows]]
+    records[0]["messages"][0]["content"] = [{"type": "text", "text": "q"}]
+    folder = tmp_path_factory.mktemp("forms")
+    lines = "".join(json.dumps(one) + "\n" for one in records)
+    (folder / "a.jsonl").write_text(lines, encoding="utf-8")
+    pq.write_table(pa.Table.from_pylist(records), folder / "a.parquet")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        datasets.Dataset.from_list(records).save_to_disk(str(folder / "saved"))
+    said = [
+        json.dumps([source[i] for i in range(len(records))])
+        for source in (
+            ChatSource(open_source(folder / name), media_root=folder)
+            for name in ("a.jsonl", "a.parquet", "saved")
+        )
     ]
+    assert said[1] == said[0] and said[2] == said[0]
 
 
 def ordered(value: Any) -> Any:

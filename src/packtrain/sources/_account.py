@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import InputError, SampleError
-from ._values import absent, kind_of_ref, meaning
+from ._values import absent, meaning
 from .keys import FIELDS, HARMLESS, LOSS, ORIGIN, PREFERENCE, TRAINING
 
 __all__ = ["MOST", "UNREAD", "Account", "UnreadKeys", "check_share", "unread"]
@@ -71,19 +71,32 @@ class Account:
         ignore: keys that the user leaves out, at any level.
     """
 
-    __slots__ = ("_notes", "counts", "ignore")
+    __slots__ = ("_notes", "_origins", "counts", "ignore")
 
     def __init__(self, ignore: Iterable[str] = ()) -> None:
         self.ignore = frozenset(ignore)
         self.counts: Counter[str] = Counter()
         self._notes: set[str] = set()
+        self._origins: list[tuple[str, bool]] = []  # references under harmless keys
 
     def begin(self) -> None:
         """A record begins."""
         self._notes.clear()
+        self._origins.clear()
 
-    def end(self) -> None:
-        """The record was read: what was noted counts once."""
+    def end(self, *, media: bool = True) -> None:
+        """The record was read: what was noted counts once.
+
+        Args:
+            media: whether it has media that were read.
+
+        Raises:
+            SampleError: `unread_key`, for a reference to a medium under a harmless key of a record without.
+        """
+        for name, certain in () if media else self._origins:
+            if certain:
+                raise unread(name, "holds a reference to a medium")
+            self._notes.add(name)
         if self._notes:
             self.counts.update(self._notes)
 
@@ -108,7 +121,7 @@ class Account:
         place: str = "",
         *,
         said: frozenset[str] | None = None,
-        media: bool = True,
+        media: bool | None = None,
     ) -> None:
         """Keys of a record, message or part that nothing read.
 
@@ -117,7 +130,7 @@ class Account:
             keys: their names.
             place: "" for a record, else what stands before the name.
             said: texts that were read: a key that only repeats one is harmless.
-            media: whether the record has media that were read.
+            media: whether what has them holds a medium that was read; None: `end` will say.
 
         Raises:
             SampleError: `unread_key`.
@@ -142,12 +155,23 @@ class Account:
                 raise unread(name, f"holds {found}")
             self._notes.add(name)
 
-    def _harmless(self, name: str, key: str, value: Any, media: bool) -> None:
-        """A harmless name whose value is none."""
-        if isinstance(value, (list, tuple)) and meaning(value) == "a list of turns":
+    def _harmless(self, name: str, key: str, value: Any, media: bool | None) -> None:
+        """A harmless name whose value is none: turns and media are refused, spans, masks and texts that look
+        like the name of a medium counted."""
+        found = meaning(value)
+        if found == "a list of turns":
             raise unread(name, "holds a list of turns")
-        if not media and (key in ORIGIN or not isinstance(value, str)) and kind_of_ref(value):
+        if found in ("spans", "a mask"):
+            self._notes.add(name)
+        if media or found not in ("a medium", "a reference to a medium"):
+            return
+        certain = key in ORIGIN or not isinstance(value, (str, list, tuple))
+        if media is None:
+            self._origins.append((name, certain))
+        elif certain:
             raise unread(name, "holds a reference to a medium")
+        else:
+            self._notes.add(name)
 
 
 def _why(key: str, value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import SampleError
 from ._content import check_text, fault
 from ._once import Twice, loads
-from ._values import pruned
+from ._values import absent, pruned
 
 __all__ = ["calls_of", "check_json", "parsed", "tools_of"]
 
@@ -83,7 +83,7 @@ def tools_of(tools: Any, what: str) -> list[Any]:
         tools = parsed(tools, what)
     else:
         tools = pruned(tools)
-    if not tools:
+    if absent(tools):
         return []
     if not isinstance(tools, (list, tuple)):
         raise fault(f"{what} is {type(tools).__name__}, not a list of tools")

@@ -173,7 +173,8 @@ def _read_part(part: Any, media: Media, pattern: re.Pattern[str] | None, what: s
             out += _media_of(each, str(given), live, kind, media, what, used)
     left = [key for key in live if key not in used]
     if left and media.account is not None:
-        media.account.rest(live, left, "content[].")
+        held = any(one["type"] != "text" for one in out)
+        media.account.rest(live, left, "content[].", media=held or None)
     return out
 
 

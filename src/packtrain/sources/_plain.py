@@ -20,10 +20,9 @@ from ._shapes import CALLS, ROLES, Plan
 from ._values import absent
 from .keys import USES
 
-__all__ = ["PLAIN_TYPES", "Form", "read_plain"]
+__all__ = ["Form", "read_plain", "says_nothing"]
 
-#: Types whose values of harmless keys need no look.
-PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
+_NUMBERS = frozenset({int, float, bool, type(None)})
 
 _MANY = {"image": "image", "images": "image", "videos": "video", "audio": "audio", "audios": "audio"}
 _ONE = {**_MANY, "video": "video"}
@@ -106,7 +105,7 @@ def read_plain(
         ready: makes a reference ready to open.
     """
     for name in form.harmless:
-        if type(record[name]) not in PLAIN_TYPES:
+        if not says_nothing(record[name]):
             return None
     for name in form.rest:
         if record[name] is not None and not absent(record[name]):
@@ -150,20 +149,26 @@ def read_plain(
             messages.append({"role": role, "content": parts})
         if not said or not asked or (media is not None and not media.complete()):
             return None
+        seen = False
         if media is not None:
             for message in messages:
                 for part in message["content"]:
                     kind = part["type"]
                     if kind != "text":
-                        held = part[kind]
+                        seen, held = True, part[kind]
                         part[kind] = ready(held) if type(held) is not list else [ready(ref) for ref in held]
+        for name, field in form.aliases:
+            if record[name] is not None and not absent(record[name]):
+                account.alias(name, field)
+        account.end(media=seen)
     except SampleError:
         return None  # it is raised again, named, where the record is read in full
-    for name, field in form.aliases:
-        if record[name] is not None and not absent(record[name]):
-            account.alias(name, field)
-    account.end()
     return {"messages": messages}
+
+
+def says_nothing(value: Any) -> bool:
+    """Whether the value of a harmless key needs no look: a number, or a text that is no name of a file."""
+    return type(value) in _NUMBERS or (type(value) is str and "." not in value and len(value) < 64)
 
 
 def _turns(record: Mapping[str, Any], form: Form) -> list[tuple[str, Any]] | None:

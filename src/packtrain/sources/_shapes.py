@@ -120,9 +120,9 @@ class Fields:
         return self.plan.fields.get(field) or self.columns.get(field, field)
 
     def text(self, field: str, *, needed: bool = False) -> str:
-        """A text field; absent and null are "" unless it is needed."""
+        """A text field; one that says nothing is "" unless it is needed."""
         value = self.get(field)
-        if value is None:
+        if value is None or (not needed and absent(value)):
             if needed:
                 raise fault(f"has no field {self.name(field)!r}", hint=self.hint())
             return ""
@@ -218,6 +218,8 @@ def _instance(fields: Fields) -> Fields:
     """Where `input` and `output` stand: in the record, or in its one instance (self-instruct)."""
     instances = fields.get("instances")
     if instances is None or fields.get("output") is not None:
+        if not absent(instances):
+            raise unread(fields.name("instances"), f"stands beside {fields.name('output')!r}")
         return fields
     if not isinstance(instances, list) or len(instances) != 1 or not isinstance(instances[0], Mapping):
         raise fault(

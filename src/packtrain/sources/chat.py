@@ -42,7 +42,7 @@ from ._content import MODALITIES, Media, fault, listed_media, media_list, read_c
 from ._loss import weigh
 from ._memory import as_source
 from ._open import open_source
-from ._plain import PLAIN_TYPES, Form, read_plain
+from ._plain import Form, read_plain, says_nothing
 from ._shapes import FIELDS, SHAPES, Draft, Fields, Plan, Turn, detect
 from ._values import absent
 from .keys import CAPTION, HARMLESS, MEDIA, ORIGIN, USES
@@ -229,7 +229,7 @@ class ChatSource:
         draft = SHAPES[shape](fields, self._calls == "structured")
         listed = self._listed(fields)
         left = self._rest(fields, shape)
-        if left and not all(name in _QUIET and type(record[name]) in PLAIN_TYPES for name in left):
+        if left and not all(name in _QUIET and says_nothing(record[name]) for name in left):
             left = self._of_medium(record, left, listed)
         else:
             left = ()  # nothing but harmless names of plain values
@@ -252,7 +252,7 @@ class ChatSource:
         sample: dict[str, Any] = {"messages": messages}
         if draft.tools:
             sample["tools"] = draft.tools
-        account.end()
+        account.end(media=any(_holds_media(message) for message in messages))
         return sample
 
     def _plan(self, record: Mapping[str, Any]) -> Plan:
