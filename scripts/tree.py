@@ -25,6 +25,7 @@ ORDER = [
         "files",
         "version",
         "waiting",
+        "workers",
         "packers",
         "planning",
         "media",

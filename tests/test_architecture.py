@@ -24,6 +24,7 @@ LAYERS = [
     ["moved"],
     ["extend", "world", "files"],
     ["waiting"],
+    ["workers"],
     ["packers"],
     ["planning"],
     ["media"],

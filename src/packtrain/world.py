@@ -6,8 +6,10 @@ torch.distributed group (only when torch is already imported: this file never im
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -18,10 +20,13 @@ __all__ = [
     "Node",
     "World",
     "cache_dir",
+    "environment",
+    "environment_for_children",
     "jit_allowed",
     "node",
     "offline_packing",
     "plan_threads",
+    "take_environment",
     "world",
 ]
 
@@ -132,3 +137,30 @@ def offline_packing() -> dict[str, str | None]:
     """OFFLINE_PACKED_DATA, OFFLINE_PACKING_VQA and OFFLINE_PACKING_BMR, which other trainers read."""
     names = ("OFFLINE_PACKED_DATA", "OFFLINE_PACKING_VQA", "OFFLINE_PACKING_BMR")
     return {name: os.environ.get(name) or None for name in names}
+
+
+def environment() -> dict[str, str]:
+    """All variables of this process."""
+    return dict(os.environ)
+
+
+def take_environment(variables: Mapping[str, str]) -> None:
+    """Let this process have these variables alone: a worker that was forked before its parent set some."""
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
+
+
+@contextlib.contextmanager
+def environment_for_children(variables: Mapping[str, str]) -> Iterator[None]:
+    """Variables for the processes started meanwhile, besides those of this one."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -126,14 +126,20 @@ def test_interrupt_cancels() -> None:
     assert out.strip() == "cancelled 0"
 
 
-def test_a_script_without_main_guard_is_told(tmp_path: Path) -> None:
+def test_a_script_without_main_guard_works_or_is_told(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(
+    text = (
         "import local_work\nfrom packtrain.execute.local import map_shards\n"
-        "print(list(map_shards(local_work.add, [(0, 1), (1, 2)], workers=2, context=0)))\n"
+        "def own(context, shard): return local_work.add(context, shard)\n"
+        "print(list(map_shards({work}, [(0, 1), (1, 2)], workers=2, context=0)))\n"
     )
+    script.write_text(text.format(work="local_work.add"))
     run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
-    assert run.returncode != 0 and "__main__" in run.stderr and "a worker died" in run.stderr
+    assert run.stdout == "[[0], [1]]\n", run.stderr
+    script.write_text(text.format(work="own"))
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 1 and not run.stdout
+    assert "InputError: workers need own from" in run.stderr and "__main__" in run.stderr
 
 
 @pytest.mark.parametrize("setting", [None, "true", "false"])

@@ -1,30 +1,30 @@
-"""Ordered map over shards in this process or in spawned worker processes.
+"""Ordered map over shards in this process or in worker processes.
 
-Workers are spawned, never forked: a forked child would inherit the tokenizer's thread pool without
-its threads and hang, or a CUDA context it cannot use. Each worker has a pipe of its own, so a worker
-that dies (out of memory, a crash in a native library) is noticed at once and the error names the
-shard it was working on. Results come in shard order whatever finishes first; at most a few shards
-per worker are in flight, so memory does not grow with the number of shards. No environment variable
-is set, `TOKENIZERS_PARALLELISM` included.
+Workers come from a server that forks them (`workers`), never from this process: a child of it would
+inherit the tokenizer's thread pool without its threads and hang, or a CUDA context it cannot use. Each
+worker has a pipe of its own, so a worker that dies (out of memory, a crash in a native library) is noticed
+at once and the error names the shard it was working on. Results come in shard order whatever finishes
+first; at most a few shards per worker are in flight, so memory does not grow with the number of shards.
+`TOKENIZERS_PARALLELISM` is left as it is.
 
-Trade-off: a worker starts in some seconds (it imports and unpickles everything anew), so one worker
-means this very process, without any start-up.
+Trade-off: the server of workers starts in some seconds, so one worker means this very process, without any
+start-up.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import pickle
 import signal
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from ..errors import InputError, described
+from ..workers import Parcel, parcel, worker_context
 
 __all__ = ["answer_of", "available_cpus", "failure_of", "map_shards", "packed", "shard_name"]
 
@@ -63,7 +63,7 @@ def map_shards(
         raise InputError(f"workers is {count}", hint="at least 1")
     if count == 1 or len(todo) <= 1:
         return _serial(work, todo, context)
-    return _parallel(packed(work, context), todo, min(count, len(todo)))
+    return _parallel(packed(work, context, parcel), todo, min(count, len(todo)))
 
 
 def _serial(work: Work, shards: Sequence[Any], context: Any) -> Iterator[Any]:
@@ -71,10 +71,10 @@ def _serial(work: Work, shards: Sequence[Any], context: Any) -> Iterator[Any]:
         yield work(context, shard)
 
 
-def packed(work: Work, context: Any) -> bytes:
+def packed(work: Work, context: Any, make: Callable[[Any], Any] = pickle.dumps) -> Any:
     """Pickle once, in the parent, where a failure can be explained."""
     try:
-        return pickle.dumps((work, context), protocol=pickle.HIGHEST_PROTOCOL)
+        return make((work, context))
     except Exception as error:
         parts = context if isinstance(context, tuple) else (context,)
         named = ", ".join(type(part).__name__ for part in (work, *parts) if not _pickles(part))
@@ -95,20 +95,17 @@ def _pickles(value: Any) -> bool:
 class _Worker:
     """One spawned process and our end of its pipe."""
 
-    def __init__(self, context: SpawnContext, payload: bytes) -> None:
+    def __init__(self, payload: Parcel) -> None:
+        context: Any = worker_context()
         self.pipe, theirs = context.Pipe()
-        self.process: SpawnProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, payload), daemon=True)
         self.process.start()
         theirs.close()
-        self.payload: bytes | None = payload
         self.shard: int | None = None
 
     def send(self, number: int, shard: Any) -> None:
         self.shard = number
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # death is noticed in wait()
-            if self.payload is not None:
-                self.pipe.send_bytes(self.payload)
-                self.payload = None
             self.pipe.send((number, shard))
 
     def stop(self) -> None:
@@ -122,14 +119,13 @@ class _Worker:
         self.process.close()
 
 
-def _parallel(payload: bytes, shards: Sequence[Any], count: int) -> Iterator[Any]:
+def _parallel(payload: Parcel, shards: Sequence[Any], count: int) -> Iterator[Any]:
     workers: list[_Worker] = []
     done: dict[int, Any] = {}
     given = handed = 0
     try:
-        spawn = multiprocessing.get_context("spawn")
         for _ in range(count):
-            workers.append(_Worker(spawn, payload))
+            workers.append(_Worker(payload))
         while handed < len(shards):
             for worker in workers:
                 if worker.shard is None and given < min(len(shards), handed + _AHEAD * count):
@@ -193,8 +189,6 @@ def _death(worker: _Worker, shard: Any) -> InputError:
     hint = "run it with workers=1 to see the cause"
     if code == -getattr(signal, "SIGKILL", 9):
         hint = "most likely out of memory: use fewer workers"
-    elif code == 1:
-        hint = "a script that starts workers needs `if __name__ == '__main__':` around its entry; " + hint
     return InputError(f"a worker died on {shard_name(shard)} ({how})", hint=hint)
 
 
@@ -205,14 +199,12 @@ def shard_name(shard: Any) -> str:
     return f"shard {shard!r}"
 
 
-def _serve(pipe: Connection) -> None:
-    """Worker process: receive the work once, then shards until the pipe closes."""
+def _serve(pipe: Connection, payload: bytes) -> None:
+    """Worker process: shards until the pipe closes; `payload` holds the work."""
     with contextlib.suppress(ValueError, OSError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which stops us
     loaded: tuple[Work, Any] | None = None
-    payload = b""
     with contextlib.suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
-        payload = pipe.recv_bytes()
         while True:
             number, shard = pipe.recv()
             try:

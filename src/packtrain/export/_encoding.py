@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import multiprocessing
 import pickle
 import sys
 from collections import deque
@@ -26,6 +25,7 @@ from ..extend import Source, Template
 from ..store._chunk_fields import Value, read_value, restore
 from ..store.chunks import ChunkWriter
 from ..waiting.parent import end_with_parent
+from ..workers import Parcel, parcel, worker_context
 from ._carried import carry
 from ._intake import Intake
 
@@ -108,7 +108,7 @@ class Encoding:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
                 self._workers,
-                mp_context=multiprocessing.get_context("spawn"),
+                mp_context=worker_context(),
                 initializer=_start,
                 initargs=(_pickled(self._setup),),
             )
@@ -207,9 +207,9 @@ def _restored(values: Mapping[str, Value]) -> dict[str, Any]:
     return {name: restore(value.array, value.dtype, value.shape) for name, value in values.items()}
 
 
-def _pickled(setup: tuple[Any, Any]) -> bytes:
+def _pickled(setup: tuple[Any, Any]) -> Parcel:
     try:
-        return pickle.dumps(setup)
+        return parcel(setup)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         raise InputError(
             f"the template or open_shard cannot go to a worker process: {error}",
@@ -221,7 +221,7 @@ def _pickled(setup: tuple[Any, Any]) -> bytes:
 _held: dict[str, Any] = {}
 
 
-def _start(setup: bytes) -> None:
+def _start(setup: Any) -> None:
     end_with_parent()
     _held["template"], _held["open"] = pickle.loads(setup)
     _held["sources"] = {}

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..errors import InputError, PacktrainError, SampleError, described
 from ..waiting.parent import end_with_parent
+from ..workers import worker_context
 
 __all__ = ["encoded"]
 
@@ -47,8 +48,7 @@ def encoded(items: Iterator[Item], encode: Callable[[Any], Any] | None, workers:
             yield place, sample_id, _one(encode, sample_id, sample)
         return
     _refuse_unusable(encode, workers)
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(encode,))
+    pool = ProcessPoolExecutor(workers, mp_context=worker_context(), initializer=_start, initargs=(encode,))
     waiting: deque[tuple[int, int, Future[Any]]] = deque()
     try:
         for place, sample_id, sample in items:

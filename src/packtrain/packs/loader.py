@@ -7,7 +7,8 @@ nothing is lost and nothing comes twice. torchdata's StatefulDataLoader works as
 as it is; it needs another package, keeps a snapshot of every worker, and loads its own state only with as
 many workers as saved it. `loader_position` takes the position out of such a state, for any number of them.
 
-Workers are spawned unless told otherwise: tokenizers do not survive a fork.
+Workers come from a server that forks them (`workers`) unless told otherwise: tokenizers that were used do not
+survive a fork.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from ..errors import InputError
+from ..workers import worker_context
 from .handed_out import HandedOut
 from .packed import PackedDataset
 from .sampler import PackSampler
@@ -121,7 +123,7 @@ class SourceLoader(RankLoader):
 
 
 def spawned(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a DataLoader of packs: its workers are spawned unless told otherwise, and last a pass."""
+    """Options of a DataLoader of packs: `worker_context` unless told otherwise, workers of one pass."""
     workers = options.get("num_workers", 0)
     rest = {name: value for name, value in options.items() if name != "persistent_workers"}
     if options.get("persistent_workers"):
@@ -132,7 +134,7 @@ def spawned(options: dict[str, Any]) -> dict[str, Any]:
         rest.pop("multiprocessing_context", None)
         rest.pop("prefetch_factor", None)
     elif rest.get("multiprocessing_context") is None:
-        rest["multiprocessing_context"] = "spawn"
+        rest["multiprocessing_context"] = worker_context()
     return rest
 
 
@@ -167,7 +169,7 @@ class PackLoader(RankLoader):
                 hint="order and equal steps come from the sampler; packs= says how many make a batch",
             )
         if options.get("num_workers") and options.get("multiprocessing_context") is None:
-            options["multiprocessing_context"] = "spawn"
+            options["multiprocessing_context"] = worker_context()
         if options.get("persistent_workers"):
             raise InputError(
                 "persistent workers keep the data of the first epoch", hint="leave persistent_workers out"

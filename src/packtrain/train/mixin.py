@@ -27,6 +27,7 @@ from ..data import PackedDataset
 from ..errors import ChecksumError, ConfigError
 from ..packs.source import pack_source
 from ..planning.align import AlignedPlan
+from ..workers import worker_context
 from .at_begin import ProofAtBegin
 from .attention import check_attention, check_batch
 from .growing import steps_of
@@ -97,9 +98,9 @@ class PackingMixin(RestoresWeights):
             )
 
     @property
-    def packs_workers(self) -> str:
-        """How loader workers start: tokenizers do not survive a fork."""
-        return "spawn"
+    def packs_workers(self) -> Any:
+        """How loader workers start."""
+        return worker_context()
 
     # ------------------------------------------------------------------------------------ training
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:

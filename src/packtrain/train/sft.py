@@ -28,6 +28,7 @@ from ..packs.source import pack_source
 from ..planning.align import AlignedPlan
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
+from ..workers import start_early
 from ..world import World, world
 from .ahead import encode_ahead
 from .arguments import refuse_auxiliary_loss, training_arguments
@@ -139,6 +140,8 @@ def train(
         if val is not None and place.is_writer:
             _compare_templates(source, val_template or template)
     val_data = _validation_data(config, val, val_template or template, place)
+    if config.training.trainer.get("dataloader_num_workers"):
+        start_early(template, val_template)  # while the model loads
     model = _loaded(config, template) if model is None else model
     setup = check_attention(bare_model(model))
     logger.info("attention: %s", setup.why)
