@@ -102,7 +102,7 @@ def test_a_server_with_another_thread_forks_nobody(
     assert told["server"] == os.getpid()  # spawned by this process, and whole
     assert told["read_by"] == [told["pid"]]
     assert [r.getMessage() for r in caplog.records] == [
-        "workers are spawned one by one, not forked by a server: 2 threads run in it"
+        "workers are spawned one by one, not forked by a server: other threads run in it (python)"
     ]
     workers._server.let_go()
 

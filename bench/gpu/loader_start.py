@@ -2,9 +2,10 @@
 
     python bench/gpu/loader_start.py PROCESSOR [--workers 8] [--spawn]
 
-A loader of encoded samples by `HFTemplate` of a real processor, started as `packtrain train` starts it; with
-`--spawn` by `multiprocessing`'s spawn. Prints one line of JSON: seconds of the first batch with one worker and
-with all, of the later passes, and of a first batch whose server started while something else went on.
+A loader of samples that `HFTemplate` encodes with a real processor, started as `packtrain train` starts it;
+with `--spawn` by `multiprocessing`'s spawn. Prints one line of JSON: seconds of the first batch (with
+`--early` the server starts so much earlier, as while a model loads), of later passes, and of those with one
+worker.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ import time
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader
 
-from packtrain.data import PackedDataset
-from packtrain.planning import plan
+import packtrain as pt
+from packtrain.data import PackedDataset, PackLoader, PackSampler
 from packtrain.template import HFTemplate, load_processor
 from packtrain.workers import start_early, worker_context
 
@@ -39,7 +39,8 @@ def chats(count: int) -> list[Any]:
 
 def first_batch(data: Any, workers: int, context: Any) -> float:
     begun = time.perf_counter()
-    batches = iter(DataLoader(data, batch_size=None, num_workers=workers, multiprocessing_context=context))
+    sampler = PackSampler(data.plan.align(1), rank=0, world_size=1)
+    batches = iter(PackLoader(data, sampler, num_workers=workers, multiprocessing_context=context))
     next(batches)
     found = time.perf_counter() - begun
     for _ in batches:
@@ -56,8 +57,8 @@ def main() -> None:
     asked = parser.parse_args()
     template = HFTemplate(load_processor(asked.processor))
     samples = chats(64)
-    length = len(template.encode(samples[0])["input_ids"])
-    planned = plan(np.full(64, length), 4 * length)
+    lengths = np.array([len(template.encode(one)["input_ids"]) for one in samples])
+    planned = pt.plan(lengths, 4 * int(lengths.max()))
     data = PackedDataset(planned, samples, template.encode)
     context = "spawn" if asked.spawn else worker_context()
     row: dict[str, Any] = {"context": "spawn" if asked.spawn else "server", "workers": asked.workers}

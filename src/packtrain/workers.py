@@ -31,6 +31,7 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from multiprocessing import process, reduction, spawn, util
 from multiprocessing.context import BaseContext, set_spawning_popen
 from pathlib import Path
@@ -41,7 +42,7 @@ from .files import make_folder, private_folder, publish, publish_text, remove_tr
 from .waiting.parent import end_with_parent
 from .world import environment, environment_for_children, take_environment
 
-__all__ = ["Parcel", "parcel", "start_early", "worker_context"]
+__all__ = ["Parcel", "one_start", "parcel", "start_early", "worker_context"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ _HEAVY = {"HFTemplate", "PreTrainedTokenizerBase", "ProcessorMixin"}
 _ROOTS = {"packtrain", "torch", "torchvision", "transformers", "tokenizers", "numpy", "PIL"}
 _EDGE = re.compile(r"packtrain\.(cli|hosts|pipeline|train|report|testing)\b")  # what no worker needs
 _ASKED = "PACKTRAIN_WORKER_SERVER"  # tells the server its folder
+#: Threads that their library ends before a fork and starts after it: jemalloc's, which pyarrow brings.
+_FORK_SAFE = {"jemalloc_bg_thd"}
 _FILES = 240  # a fork server hands over up to 256 descriptors, some of them its own
 
 _lock = threading.RLock()
@@ -58,6 +61,7 @@ _files: tuple[int, Path] | None = None  # process, its folder
 _server: Any = None
 _warm: dict[str, Any] = {}  # in the server and its workers: heavy objects by digest
 _told: set[str] = set()
+_now = threading.local()
 
 
 def worker_context() -> BaseContext:
@@ -76,6 +80,16 @@ def start_early(*objects: Any) -> None:
             _server_for(parcel(objects))
     except Exception as error:  # told where a worker is really sent it
         logger.debug("workers are not prepared early: %s", error)
+
+
+@contextlib.contextmanager
+def one_start() -> Iterator[None]:
+    """Around the start of several workers that get the same objects: each heavy one is pickled once."""
+    _now.digests = {}
+    try:
+        yield
+    finally:
+        _now.digests = None
 
 
 class Parcel:
@@ -120,14 +134,18 @@ class _Pickler(reduction.ForkingPickler):
             self._into.add(value)
         if isinstance(value, type) or _HEAVY.isdisjoint(one.__name__ for one in kind.__mro__):
             return NotImplemented
-        body = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-        digest = hashlib.blake2b(body, digest_size=16).hexdigest()
-        path = _folder() / digest
-        if not path.exists():
-            with publish(path) as out:
-                out.write(body)
+        known = getattr(_now, "digests", None)
+        digest = None if known is None else known.get(id(value))
+        if digest is None:
+            body = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+            digest = hashlib.blake2b(body, digest_size=16).hexdigest()
+            if not (_folder() / digest).exists():
+                with publish(_folder() / digest) as out:
+                    out.write(body)
+            if known is not None:
+                known[id(value)] = digest
         self._into.heavy.add(digest)
-        return _heavy, (digest, str(path))
+        return _heavy, (digest, str(_folder() / digest))
 
 
 def parcel(value: Any) -> Parcel:
@@ -161,7 +179,7 @@ def _folder() -> Path:
 
 # ---------------------------------------------------------------------------------------- the server
 def _read_in_server() -> None:
-    """In the server, before it forks: import and read what was asked for; say how many threads run then."""
+    """In the server, before it forks: import and read what was asked for; say which threads run then."""
     asked = environment().get(_ASKED)
     if asked is None:
         return
@@ -173,13 +191,18 @@ def _read_in_server() -> None:
     for digest, path in task["heavy"].items():
         with contextlib.suppress(Exception):
             _heavy(digest, path)
-    publish_text(folder / "threads", str(_threads()))
+    publish_text(folder / "threads", ", ".join(_other_threads()))
 
 
-def _threads() -> int:
-    with contextlib.suppress(OSError):
-        return len(os.listdir("/proc/self/task"))
-    return threading.active_count()
+def _other_threads() -> list[str]:
+    """Names of the threads besides the main one that could hold a lock when this process forks."""
+    tasks = Path("/proc/self/task")
+    try:
+        others = [one for one in tasks.iterdir() if one.name != str(os.getpid())]
+        names = [(one / "comm").read_text().strip() for one in others]
+    except OSError:  # no Linux: those that Python knows
+        names = [one.name for one in threading.enumerate() if one is not threading.main_thread()]
+    return sorted(name for name in names if name not in _FORK_SAFE)
 
 
 class _Unusable(Exception):
@@ -310,11 +333,11 @@ else:
             sentinel, _, kept = self.fork(pickle.dumps({}), pickle.dumps(_Nobody()), [])
             _close(sentinel, kept)
             try:
-                threads = int((self.folder / "threads").read_text())
+                threads = (self.folder / "threads").read_text()
             except OSError:
                 raise _Unusable("it could not import packtrain") from None
-            if threads != 1:
-                raise _Unusable(f"{threads} threads run in it")
+            if threads:
+                raise _Unusable(f"other threads run in it ({threads})")
             self._checked = True
 
         def let_go(self) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from ..errors import InputError
-from ..workers import worker_context
+from ..workers import one_start, worker_context
 from .handed_out import HandedOut
 from .packed import PackedDataset
 from .sampler import PackSampler
@@ -50,6 +50,10 @@ class RankLoader(DataLoader[Any]):  # type: ignore[misc]
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, value: bool) -> None:
         self.is_prepared = value
+
+    def __iter__(self) -> Iterator[Any]:
+        with one_start():
+            return super().__iter__()  # type: ignore[no-any-return]
 
     def placed(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The batches as they leave the loader, on the device of accelerate where it prepared this loader."""
