@@ -39,7 +39,7 @@ def chats(count: int) -> list[Any]:
 
 def first_batch(data: Any, workers: int, context: Any) -> float:
     begun = time.perf_counter()
-    sampler = PackSampler(data.plan.align(1), rank=0, world_size=1)
+    sampler = PackSampler(data.plan.align(1), rank=0)
     batches = iter(PackLoader(data, sampler, num_workers=workers, multiprocessing_context=context))
     next(batches)
     found = time.perf_counter() - begun
