@@ -84,7 +84,12 @@ def test_what_produce_refuses(shell: Shell, raw: Path, tokenizer_folder: Path, t
     assert code == 2 and "holds no lengths, plan or run, and no stream" in err
 
 
-@pytest.mark.spec("002", "a nightly producer: takes what is there, may be called again, --end ends")
+@pytest.mark.spec(
+    "002",
+    "a nightly producer takes what is there and may be called again; `--end` ends",
+    key="`produce`, `produce --end`",
+    api="`PackingProducer.run(end=)`",
+)
 def test_a_nightly_job(shell: Shell, raw: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     columns = ("--column", "prompt=question", "--column", "response=answer")
@@ -111,7 +116,10 @@ def test_a_nightly_job(shell: Shell, raw: Path, tokenizer_folder: Path, tmp_path
 
 
 @pytest.mark.spec(
-    "002", "first fit decreasing with global sample visibility", key="produce --window all --packer ffd"
+    "002",
+    "first fit decreasing with a global view",
+    key="`produce --window all --packer ffd`",
+    api="`PackingProducer(window='all')`",
 )
 def test_first_fit_decreasing_over_the_global_view(tmp_path: Path) -> None:
     lengths = [int(n) for n in np.random.default_rng(3).integers(5, 90, 200)]

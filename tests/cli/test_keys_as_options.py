@@ -33,6 +33,12 @@ def test_what_is_no_key_is_refused(word: str) -> None:
         recipe_of({}, ["--data.path"])
 
 
+@pytest.mark.spec(
+    "004",
+    "every key of every document is an option",
+    key="`--section.key VALUE`",
+    api="`packtrain run`, `packtrain train`",
+)
 def test_every_key_under_every_name_is_an_option() -> None:
     assert all(verb.context_settings["ignore_unknown_options"] for verb in (run, train))
     names = {row.old for row in ALIASES} | {f"template.{key}" for key in TemplateConfig.model_fields}
@@ -42,6 +48,12 @@ def test_every_key_under_every_name_is_an_option() -> None:
         assert recipe_of({}, [f"--{name}", "3"])[section] == {key: 3}
 
 
+@pytest.mark.spec(
+    "004",
+    "keys on the command line, as `--train.micro_batch_size 2`",
+    key="`--section.key VALUE`",
+    api="`packtrain train`",
+)
 def test_the_command_line_wins() -> None:
     values = {"data": {"path": "a.jsonl", "max_seq_len": 64}, "training": {"max_steps": 3}}
     words = [

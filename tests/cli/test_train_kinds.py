@@ -34,6 +34,7 @@ def losses(folder: Path) -> list[float]:
     return [row["loss"] for row in rows if "loss" in row]
 
 
+@pytest.mark.spec("003", "training on exports", key="`data.kind: exported`", api="`open_packs`")
 @pytest.mark.parametrize("form", ["raw", "chunks"])
 def test_an_export_trains_as_its_plan(
     call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path, form: str
@@ -69,6 +70,12 @@ def given_without(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "training": training}
 
 
+@pytest.mark.spec(
+    "001",
+    "`streaming`: samples are packed as they come, from YAML",
+    key="`data.kind: stream`, `data.window` (`packing_interval`)",
+    api="`StreamingPackedDataset`",
+)
 @pytest.mark.parametrize(
     ("data", "training"),
     [

@@ -36,6 +36,9 @@ PACKS = {
 }
 
 
+@pytest.mark.spec(
+    "001", "media of all samples are joined in order", key="every key", api="`PaddingFreeCollator`"
+)
 def test_pb72_every_mix_of_media_collates_alone_and_together() -> None:
     collate = PaddingFreeCollator("qwen2_vl")
     for name, pack in PACKS.items():

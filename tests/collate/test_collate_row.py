@@ -111,6 +111,12 @@ def test_lists_arrays_and_read_only_maps_give_the_same_row() -> None:
         assert row["input_ids"].dtype is torch.int64
 
 
+@pytest.mark.spec(
+    "001",
+    "labels, loss_scale, token types and channel travel with their tokens",
+    key="every key",
+    api="`PaddingFreeCollator`",
+)
 def test_pb29_every_token_field_is_padded_together() -> None:
     T = 1234
     member = sample(
@@ -152,6 +158,12 @@ def test_pb45_positions_follow_their_declared_layout(T: int) -> None:
         assert torch.equal(batch["position_ids"][1:, 0], rows)
 
 
+@pytest.mark.spec(
+    "001",
+    "positions restart with every sample, also in three rows (mRoPE)",
+    key="every key",
+    api="`PaddingFreeCollator`",
+)
 def test_positions_are_concatenated_per_sample() -> None:
     """PB-04: the second image sample starts at its own 0, not at the first one's end."""
     t, h, w = [0, 1, 2, 2, 2, 2, 4, 5, 6], [0, 1, 2, 2, 3, 3, 4, 5, 6], [0, 1, 2, 3, 2, 3, 4, 5, 6]

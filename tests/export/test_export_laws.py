@@ -222,6 +222,12 @@ def test_a_chunk_is_hashed_before_its_first_pack(made: Callable[..., Set]) -> No
             packs[2]
 
 
+@pytest.mark.spec(
+    "003",
+    "`OFFLINE_PACKED_DATA` and its kin cannot switch isolation off",
+    key="none: the shards say it",
+    api="`open_packs`",
+)
 @pytest.mark.parametrize(
     ("variables", "told"),
     [

@@ -90,6 +90,12 @@ def loaded(out: Path) -> list[Row]:
     return made
 
 
+@pytest.mark.spec(
+    "003",
+    "exports that its own encoders read: captions, VQA, multi-turn",
+    key="`export.layout: llava`",
+    api='`export(options={"layout": "llava"})`',
+)
 @pytest.mark.parametrize(
     ("rows", "task", "gate"),
     [(CAPTIONS, "captions", "captions"), (CAPTIONS, "captions", "vqa"), (SAID, "captions", "captions"),
@@ -121,6 +127,12 @@ def test_its_encoders_read_every_export(real: Any, rows: list[Row], task: str, g
             )
 
 
+@pytest.mark.spec(
+    "003",
+    "system turns, several images, questions at the end: refused by sample",
+    key="`export.layout: llava`",
+    api="`export`",
+)
 @pytest.mark.parametrize(
     ("row", "why"),
     [
@@ -159,6 +171,9 @@ def test_a_word_that_stands_for_a_medium_there_is_refused() -> None:
     assert "is not read" in str(refusal(said([image, text], [text]), "captions"))
 
 
+@pytest.mark.spec(
+    "003", "a trailing user turn is never an empty caption", key="`export.format`", api="`export`"
+)
 def test_a_question_that_nobody_answers_is_no_empty_caption(made: Callable[..., Set]) -> None:
     held = made(rows=[talk("<image>What?", "This.", "And then?", images=["a.jpg"])], names=NAMES)
     out = held.folder / "out"
@@ -205,6 +220,12 @@ NESTED = {
 }
 
 
+@pytest.mark.spec(
+    "003",
+    "its packs are read: captions, VQA, multi-turn, `prompt` or `prompts`",
+    key="`data.source: llava_packed`",
+    api="`sources.llava_packed`",
+)
 @pytest.mark.parametrize("spelling", ["prompt", "prompts"])
 def test_packs_of_the_published_description_are_read(tmp_path: Path, spelling: str) -> None:
     flat = {("prompts" if spelling == "prompts" and k == "prompt" else k): v for k, v in FLAT.items()}
@@ -227,6 +248,12 @@ def test_packs_of_the_published_description_are_read(tmp_path: Path, spelling: s
     ]  # fmt: skip
 
 
+@pytest.mark.spec(
+    "003",
+    "its tars are read, whose records name source paths",
+    key="`data.source: llava_packed`",
+    api="`sources.llava_packed`",
+)
 def test_packs_in_tars_that_name_where_their_images_were(tmp_path: Path) -> None:
     """The published example keeps absolute source paths in the record; members are `imgI.jpg` by number."""
     folder = tmp_path / "loose"

@@ -30,6 +30,12 @@ def told(source: Any) -> list[str]:
     return sorted(repr((said(sample), [read_bytes(ref) for ref in media_refs(sample)])) for sample in samples)
 
 
+@pytest.mark.spec(
+    "003",
+    "several records of one image: pairs without duplicate names",
+    key="`packtrain pairs`",
+    api="`pipeline.pairs`",
+)
 def test_split_keeps_every_record_apart(made: Callable[..., Set]) -> None:
     names = [*NAMES, "X.jpg", "X_1.jpg", "x_1.png", "X.1.jpg"]
     rows = [
@@ -70,6 +76,12 @@ def test_split_refuses_other_content(made: Callable[..., Set]) -> None:
         split_pairs(held.source, other.folder)
 
 
+@pytest.mark.spec(
+    "003",
+    "several records of one image: one dialogue within the length",
+    key="`packtrain pairs --way merge`",
+    api="`pipeline.pairs`",
+)
 @pytest.mark.parametrize("limit", [1, 30, 50, 10_000])
 def test_merge_joins_records_of_an_image(made: Callable[..., Set], limit: int) -> None:
     rows = [*captions(NAMES[:3], 12, "\nwhat?"), {"instruction": "a", "output": "b"}]

@@ -76,6 +76,7 @@ def test_clashing_names_stay_apart_and_come_back(made: Callable[..., Set]) -> No
     assert told["task"] == "captions"
 
 
+@pytest.mark.spec("003", "WebDataset tar shards", key="`export.format: webdataset`", api="`export`")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves its files open
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_tarfile_and_webdataset_read_the_same(made: Callable[..., Set]) -> None:
@@ -152,6 +153,12 @@ def test_the_same_rows_as_without_shards(made: Callable[..., Set], fmt: str) -> 
             assert torch.equal(ours[name], value) if isinstance(value, torch.Tensor) else ours[name] == value
 
 
+@pytest.mark.spec(
+    "003",
+    "the post-packing format, flat and nested",
+    key="`export.task`, `export.prompts`",
+    api="`export(task=)`",
+)
 @pytest.mark.parametrize(
     ("rows", "task"),
     [

@@ -202,6 +202,12 @@ def test_run_exports_instead_of_training(text_run: Callable[..., dict[str, Any]]
     assert "planned lengths" in verify_export(told["out"])["tokens"]
 
 
+@pytest.mark.spec(
+    "003",
+    "distribution of the hash buckets, to choose strategies by",
+    key="`packtrain show --distribution`",
+    api="`planning.distribution`",
+)
 def test_the_view_of_lengths(tmp_path: Path) -> None:
     from packtrain.planning.build import plan as make_plan
     from packtrain.planning.lengths import Lengths

@@ -76,6 +76,12 @@ def test_facts(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.spec(
+    "002",
+    "offline tokenisation and packing; every sample once",
+    key="`packtrain produce`",
+    api="`PackingProducer`",
+)
 def test_all_samples_once_whatever_the_windows(tmp_path: Path) -> None:
     for number in range(3):
         put(tmp_path / "in", f"p{number}.jsonl", lengths_of(50, 50 * number), 50 * number)
@@ -90,6 +96,7 @@ def test_all_samples_once_whatever_the_windows(tmp_path: Path) -> None:
             assert all(int(reader.lengths(row).sum()) <= 100 for row in range(len(reader)))
 
 
+@pytest.mark.spec("002", "deterministic packs", key="`packtrain produce`", api="`PackingProducer`")
 def test_listing_order_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in (10, 9, 2, 1):
         put(tmp_path / "in", f"p{number}.jsonl", lengths_of(20, number))
@@ -351,6 +358,12 @@ def test_torn_newest_chunk_is_made_again(tmp_path: Path) -> None:
         producer(tmp_path / "in", out, window=10).run()
 
 
+@pytest.mark.spec(
+    "002",
+    "the producer keeps a bounded lead; used chunks are removed",
+    key="`produce --max-ahead --keep-completed`",
+    api="`PackingProducer(max_ahead=, keep_completed=)`",
+)
 def test_back_pressure_and_clean_up(tmp_path: Path) -> None:
     """The producer waits for its reader, and removes only what the reader has acknowledged."""
     put(tmp_path / "in", "a.jsonl", lengths_of(200))
@@ -434,6 +447,9 @@ def test_a_chunk_is_full_by_size_too(tmp_path: Path) -> None:
     assert sorted(read_all(tmp_path / "out", 3)) == list(range(60))
 
 
+@pytest.mark.spec(
+    "002", "data that arrives over time", key="`produce --watch`", api="`PackingProducer.run(watch=True)`"
+)
 def test_watching_until_the_end_marker(tmp_path: Path) -> None:
     out = tmp_path / "out"
 

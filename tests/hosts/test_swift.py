@@ -38,6 +38,9 @@ print(json.dumps([[int(template.measure(row)), len(template.encode(row)["input_i
     assert all(measured == encoded for measured, encoded in pairs)
 
 
+@pytest.mark.spec(
+    "001", "in ms-swift: its own losses, packed; resume", key="`hosts.ms_swift.install`", api="`install`"
+)
 @pytest.mark.matrix(
     "text, losses as unpacked", "pictures (Qwen-VL), losses as unpacked", "every sample once", "resume"
 )
@@ -68,6 +71,7 @@ def test_losses_equal_the_unpacked_host_and_resume_goes_on(
     assert resumed["ids"] == packed["ids"][80:]
 
 
+@pytest.mark.spec("001", "in ms-swift on two ranks", key="`hosts.ms_swift.install`", api="`install`")
 @pytest.mark.matrix("two ranks")
 def test_two_ranks_lose_no_pack_and_a_failing_row_is_never_replaced(
     model: Path, files: dict[str, Path], tmp_path: Path
@@ -89,6 +93,9 @@ def test_two_ranks_lose_no_pack_and_a_failing_row_is_never_replaced(
     assert all(loss == loss for rank in ranks for loss in losses(rank))
 
 
+@pytest.mark.spec(
+    "001", "in ms-swift: `cached_dataset` is packed by its lengths", key="`--cached_dataset`", api="`install`"
+)
 @pytest.mark.matrix("tokenised before, lengths taken")
 def test_a_cached_dataset_packs_by_its_lengths(model: Path, files: dict[str, Path], tmp_path: Path) -> None:
     run(

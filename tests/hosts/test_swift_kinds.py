@@ -39,6 +39,12 @@ def own(kind: str, network: Path, root: Path, out: Path, steps: dict[str, int]) 
     return [sum(parts) for _, parts in sorted(trainer.notes.items())]
 
 
+@pytest.mark.spec(
+    "001",
+    "in ms-swift: exports, growing directories, streams and token budgets",
+    key="`data.kind`",
+    api="`install(source=)`",
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_ms_swift_has_the_losses_of_the_own_trainer(
     kind: str, network: Path, folders: Path, tmp_path: Path, record_property: Callable[[str, Any], None]

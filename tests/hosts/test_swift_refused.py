@@ -80,6 +80,12 @@ CASES: dict[str, tuple[str, dict[str, str], str, str]] = {
 }
 
 
+@pytest.mark.spec(
+    "001",
+    "in ms-swift: what cannot keep its meaning ends the run in one line",
+    key="ms-swift's flags",
+    api="`install`",
+)
 def test_flags_that_cannot_keep_their_meaning_end_the_run_in_one_line(
     model: Path, files: dict[str, Path], tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

@@ -186,6 +186,12 @@ def test_random_fit_is_seeded_and_mixes() -> None:
     assert float(spread.mean()) > 300, "packs hold short and long samples"
 
 
+@pytest.mark.spec(
+    "003",
+    "phases: powers of two, seeds above half, multi-strategy, finalise; none is lost",
+    key="`data.packer: diverse`",
+    api='`plan(packer="diverse")`',
+)
 def test_diverse_places_every_sample_and_tells_its_phases() -> None:
     rng = np.random.default_rng(0)
     tokens = np.concatenate([2 ** rng.integers(4, 12, 2000), rng.integers(1, 4097, 3000)])

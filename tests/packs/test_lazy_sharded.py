@@ -113,6 +113,12 @@ def test_locate(tmp_path: Path) -> None:
         Reader(out, rank=3, world_size=8, timeout_s=0.1, clock=Ticks()).locate(2000)
 
 
+@pytest.mark.spec(
+    "002",
+    "each rank reads only its own packs; together all of them once, in equal steps",
+    key="`data.kind: growing` (`sharded_lazy`)",
+    api="`LazyShardedDataset`",
+)
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7, 9])
 def test_union_once_and_equal_steps(stream: Feed, world: int) -> None:
     steps, seen = set(), []
@@ -167,6 +173,12 @@ def _resumed(reader: Reader) -> Iterator[int]:
     return reader.slots()
 
 
+@pytest.mark.spec(
+    "002",
+    "chunks that are not there yet are waited for",
+    key="`data.timeout_s`, `data.poll_s`",
+    api="`LazyShardedDataset(timeout_s=)`",
+)
 def test_waiting_goes_on_as_chunks_come(tmp_path: Path) -> None:
     feed = Feed(tmp_path / "out", UNEVEN)
     turns = iter([feed.begin, *[feed.chunk] * len(UNEVEN), feed.end])
@@ -177,6 +189,12 @@ def test_waiting_goes_on_as_chunks_come(tmp_path: Path) -> None:
     assert len(reader) == sum(UNEVEN)
 
 
+@pytest.mark.spec(
+    "002",
+    "resume, also on another number of ranks",
+    key="`training.resume`",
+    api="`LazyShardedDataset.load_state_dict`",
+)
 @pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize("after", [1, 2, 3, 5, 6])
 def test_resume_at_every_world_size(stream: Feed, world: int, after: int) -> None:
@@ -209,6 +227,12 @@ def test_state_of_another_stream_is_refused(stream: Feed, tmp_path: Path) -> Non
         next(iter(reader))
 
 
+@pytest.mark.spec(
+    "002",
+    "used chunks are marked `.completed`, after use and checkpoint",
+    key="`data.start`",
+    api="`LazyShardedDataset.acknowledge`",
+)
 def test_completed_only_after_use_and_checkpoint(stream: Feed) -> None:
     def marks() -> list[int]:
         return sorted(int(path.name[6:14]) for path in stream.folder.glob("*.completed"))
@@ -273,6 +297,12 @@ def test_under_distributed_sampler(stream: Feed, world: int) -> None:
     assert sorted(seen) == list(range(stream.samples))
 
 
+@pytest.mark.spec(
+    "002",
+    "under Megatron's samplers: global indices",
+    key="`total_steps`",
+    api="`LazyShardedDataset(total_steps=)`",
+)
 @pytest.mark.parametrize("micro", [1, 2])
 def test_under_a_megatron_strided_sampler(stream: Feed, micro: int) -> None:
     """Rank r takes r*micro … of every global batch, from a number of consumed samples on."""

@@ -44,6 +44,12 @@ def test_order_does_not_depend_on_the_world_size_and_repeats_come_last() -> None
         assert merged[10:] == view.repeated.tolist()
 
 
+@pytest.mark.spec(
+    "000",
+    "epochs shuffle packs, never the plan; `shuffle: false` keeps its order",
+    key="`data.shuffle`",
+    api="`PackSampler`",
+)
 def test_epochs_and_seeds_differ_and_repeat_exactly() -> None:
     view = aligned(50, 1)
     orders = [streams(view, epoch=e, seed=s)[0] for s in (0, 1) for e in (0, 1, 2)]

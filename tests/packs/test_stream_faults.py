@@ -395,6 +395,12 @@ class Skipping:
         return sample
 
 
+@pytest.mark.spec(
+    "001",
+    "an encode that gives None or nothing, or raises, is skipped, counted, in the ledger",
+    key="`data.on_error: skip`",
+    api="`StreamingPackedDataset(on_error=)`",
+)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_encodes_that_give_nothing_or_raise_are_skipped_and_counted(workers: int, tmp_path: Path) -> None:
     lengths = [6, 3, 7, 4, 2, 5, 8, 3]
@@ -414,6 +420,12 @@ def test_encodes_that_give_nothing_or_raise_are_skipped_and_counted(workers: int
         list(StreamingPackedDataset([*rows([2] * 5), *rows([5])], Skipping(), pack_length=10))
 
 
+@pytest.mark.spec(
+    "001",
+    "a limit of what is skipped",
+    key="`data.max_skip_fraction`",
+    api="`StreamingPackedDataset(max_skip_fraction=)`",
+)
 def test_a_limit_of_what_is_skipped(tmp_path: Path) -> None:
     def stream(lengths: list[int], limit: float) -> StreamingPackedDataset:
         return StreamingPackedDataset(

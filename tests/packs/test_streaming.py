@@ -52,6 +52,12 @@ def make(kind: str = "sequence", lengths: list[int] = LENGTHS, **options: Any) -
     return StreamingPackedDataset(source, **{"pack_length": 64, "window": 50, **options})
 
 
+@pytest.mark.spec(
+    "001",
+    "every sample once, packs within the cap, resume at any pack",
+    key="`data.kind: stream`",
+    api="`StreamingPackedDataset`",
+)
 @settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 80), max_size=120),
@@ -98,6 +104,12 @@ def test_readers_share_the_stream(kind: str, readers: int) -> None:
     assert sorted(found) == list(range(5))
 
 
+@pytest.mark.spec(
+    "001",
+    "`cyclic`: the next epoch begins where one ends",
+    key="`training.max_steps`",
+    api="`StreamingPackedDataset(cyclic=True)`",
+)
 @pytest.mark.parametrize("kind", ["sequence", "iterable"])
 def test_epochs_differ_and_repeat_and_cyclic_goes_on(kind: str) -> None:
     stream = make(kind, shuffle_buffer=30, seed=1)

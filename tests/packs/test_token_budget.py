@@ -41,6 +41,12 @@ def collated(batch: Any, **options: Any) -> tuple[list[int], list[int], list[int
     return row["input_ids"][0].tolist(), row["position_ids"][0].tolist(), row["cu_seq_lens_q"].tolist()
 
 
+@pytest.mark.spec(
+    "004",
+    "`dyn_bsz` on: rows by tokens; off: rows of N samples; no padding between",
+    key="`data.dyn_bsz`, `data.micro_batch_size`",
+    api="`TokenBudgetDataset(dyn_bsz=)`",
+)
 def test_spec_004_with_and_without_dyn_bsz() -> None:
     (one,) = TokenBudgetDataset(letters(), micro_batch_size=1, max_seq_len=10)
     assert collated(one)[:2] == ([A, B, C, D, E, F, G, H, I, J], [0, 1, 2, 3, 0, 1, 0, 1, 2, 0])
@@ -49,6 +55,12 @@ def test_spec_004_with_and_without_dyn_bsz() -> None:
     assert collated(second)[:2] == ([G, H, I, J], [0, 1, 2, 0])
 
 
+@pytest.mark.spec(
+    "004",
+    "padded rows, examples 1 to 3; the length is inferred",
+    key="`data.pad_packed_input`, `data.pad_to_length`",
+    api="`TokenBudgetDataset(pad_packed_input=, pad_to_length=)`",
+)
 @pytest.mark.parametrize(
     ("samples", "length", "wanted", "positions", "cu"),
     [
@@ -77,6 +89,12 @@ def test_spec_004_padded_rows(
     assert labels[sum(map(len, samples)) :] == [-100] * (len(wanted) - sum(map(len, samples)))
 
 
+@pytest.mark.spec(
+    "004",
+    "order of arrival, counted tokens, the physical cap",
+    key="`data.order`, `data.overflow_ratio`, `data.buffer_size`",
+    api="`TokenBudgetDataset(order=, overflow_ratio=, buffer_size=)`",
+)
 def test_facts_of_arrival_order() -> None:
     def batches(lengths: list[int], budget: int, **options: Any) -> list[list[int]]:
         data = TokenBudgetDataset(rows(lengths), max_seq_len=budget, order="arrival", **options)
@@ -100,6 +118,12 @@ def test_facts_of_arrival_order() -> None:
     assert [len(batch) for batch in unsupervised] == [1] * 5  # the hard cap holds where nothing is counted
 
 
+@pytest.mark.spec(
+    "004",
+    "the budget warms up",
+    key="`data.warmup_ratio`, `data.warmup_tokens`",
+    api="`TokenBudgetDataset(warmup_steps=, warmup_tokens=)`",
+)
 def test_the_budget_warms_up() -> None:
     assert [WarmUp(1000, 10, 200).budget(b) for b in range(12)] == [*range(200, 1000, 80), 1000, 1000]
     for order in ("packed", "arrival"):
@@ -242,6 +266,12 @@ def test_weighted_sources() -> None:
         list(WeightedSources({"a": a, "b": []}, stopping="all"))
 
 
+@pytest.mark.spec(
+    "004",
+    "options that cannot hold together are refused at construction",
+    key="all of `data`",
+    api="`TokenBudgetDataset`",
+)
 def test_options_without_effect_are_refused() -> None:
     for options, match in (
         ({"pad_to_length": 9, "pad_packed_input": False}, "pad_packed_input is False"),
@@ -272,6 +302,12 @@ def test_options_without_effect_are_refused() -> None:
         list(TokenBudgetDataset([{"input_ids": [1]}], count_mode="effective"))
 
 
+@pytest.mark.spec(
+    "004",
+    "every key under its name there, in Python",
+    key="`training.dyn_bsz_*` …",
+    api="`TokenBudgetDataset`",
+)
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [
@@ -301,6 +337,12 @@ def test_keys_under_veomnis_names(theirs: dict[str, Any], ours: dict[str, Any]) 
     assert made[0].state_dict() == made[1].state_dict()
 
 
+@pytest.mark.spec(
+    "004",
+    "`global_batch_size`",
+    key="`data.global_batch_size`",
+    api="`TokenBudgetDataset(global_batch_size=)`",
+)
 def test_a_global_batch_is_micro_batches_of_all_ranks() -> None:
     lengths = [5] * 40
     data = TokenBudgetDataset(
@@ -314,6 +356,12 @@ def test_a_global_batch_is_micro_batches_of_all_ranks() -> None:
     assert planned.grad_accum == 2 and len(planned) == 3
 
 
+@pytest.mark.spec(
+    "004",
+    "effective + padding: the hard cap; what fits no row is named",
+    key="`data.count_mode`",
+    api="`TokenBudgetDataset(count_mode=, pad_packed_input=)`",
+)
 def test_padded_rows_hold_what_the_mode_allows() -> None:
     """effective + padding pads to the hard cap; a sample that fits no row is named, in every mode."""
     samples = rows([6, 6, 2, 9], [2, 2, 2, 3])
@@ -326,6 +374,12 @@ def test_padded_rows_hold_what_the_mode_allows() -> None:
             list(TokenBudgetDataset(samples, max_seq_len=8, pad_packed_input=True, **further))
 
 
+@pytest.mark.spec(
+    "004",
+    "padding and known lengths with `dyn_bsz` off",
+    key="`data.pad_to_length`",
+    api="`TokenBudgetDataset(dyn_bsz=False, lengths=)`",
+)
 def test_rows_of_a_number_of_samples_are_padded_and_planned(caplog: pytest.LogCaptureFixture) -> None:
     """dyn_bsz off: example 1 of the text pads to 8; without a length micro_batch_size * max_seq_len."""
     (batch,) = TokenBudgetDataset(
@@ -349,6 +403,9 @@ def test_rows_of_a_number_of_samples_are_padded_and_planned(caplog: pytest.LogCa
     assert sorted(map(len, mixed)) == [2] + [4] * 7 and ids(mixed) != sorted(ids(mixed))
 
 
+@pytest.mark.spec(
+    "004", "`drop_last` by the counted tokens", key="`data.drop_last`", api="`TokenBudgetDataset(drop_last=)`"
+)
 def test_drop_last_counts_what_the_budget_counts(tmp_path: Path) -> None:
     """Nine of ten supervised tokens make a row full, however many others it holds."""
     options: dict[str, Any] = {"max_seq_len": 10, "count_mode": "effective", "overflow_ratio": 3.0}

@@ -165,6 +165,12 @@ def test_lengths_that_lie_are_found_before_planning(
     assert not (tmp_path / "d" / "plan").exists()
 
 
+@pytest.mark.spec(
+    "001",
+    "`packing: false`: a row a sample, through the same plan",
+    key="`data.packing`",
+    api="`pipeline.prepare`",
+)
 def test_without_packing_a_row_holds_one_sample(finished: Any, tmp_path: Path) -> None:
     made = prepare(again(finished.config, tmp_path / "n", data__packing=False), tmp_path / "n").plan
     assert all(len(made[pack]) == 1 for pack in range(len(made)))
@@ -172,6 +178,12 @@ def test_without_packing_a_row_holds_one_sample(finished: Any, tmp_path: Path) -
     assert sorted(made.indices.tolist()) == sorted(packed.indices.tolist()) and len(made) > len(packed)
 
 
+@pytest.mark.spec(
+    "001",
+    "`padding_free` without packing: a batch of N samples is one row",
+    key="`data.samples_per_row` (`template.padding_free`)",
+    api="`pipeline.prepare`",
+)
 def test_without_packing_a_row_holds_so_many_samples(finished: Any, tmp_path: Path) -> None:
     """VeOmni's dyn_bsz: false in epochs, ms-swift's padding_free without packing."""
     packed = set(finished.result.plan.indices.tolist())

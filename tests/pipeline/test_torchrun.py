@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from packtrain.planning.packplan import PackPlan
 
 HERE = Path(__file__).parent
@@ -24,6 +26,12 @@ def torchrun(ranks: int, *args: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.spec(
+    "000",
+    "the launch line on two ranks: one plan, equal steps",
+    key="`torchrun … packtrain train`",
+    api="`pipeline.run`",
+)
 def test_two_ranks_train_on_one_plan(text_run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     """11 packs on 2 ranks: 6 micro steps each, 3 optimizer steps, every pack trained, one repeated."""
     import yaml

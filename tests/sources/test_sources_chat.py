@@ -470,6 +470,12 @@ CAPTION = [
 SAID = [{"role": "assistant", "content": [image("/media/a.jpg"), text("a cat")]}]
 
 
+@pytest.mark.spec(
+    "003",
+    "caption records: `captions`, `caption`, an image with an answer alone",
+    key="`data.shape`",
+    api="`ChatSource`",
+)
 @pytest.mark.parametrize("option", [{}, {"media_without_placeholder": "prepend"}])
 @pytest.mark.parametrize(
     ("record", "want"),

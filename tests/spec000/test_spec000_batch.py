@@ -19,6 +19,12 @@ def runtime(world_size: int, packs: int = 96, **training: Any) -> Runtime:
     return resolve_runtime(load_config({"global_max_length": 8, "training": training}), made, world_size)
 
 
+@pytest.mark.spec(
+    "000",
+    "`effective_batch_size` counts packs a step over all ranks",
+    key="`training.effective_batch_size`",
+    api="`RunConfig.accumulation`",
+)
 def test_effective_batch_size_is_honored_after_packing_forces_batch_size_1() -> None:
     told = runtime(2, effective_batch_size=32, per_device_train_batch_size=4, gradient_accumulation_steps=2)
     assert (told.per_device_train_batch_size, told.gradient_accumulation_steps) == (1, 16)
@@ -26,12 +32,24 @@ def test_effective_batch_size_is_honored_after_packing_forces_batch_size_1() -> 
     assert runtime(2, effective_batch_size=8).gradient_accumulation_steps == 4
 
 
+@pytest.mark.spec(
+    "000",
+    "the product of the file is kept when the batch size becomes 1",
+    key="`training.per_device_train_batch_size`",
+    api="`RunConfig.accumulation`",
+)
 def test_global_effective_batch_is_preserved_when_effective_batch_size_is_unset() -> None:
     told = runtime(2, per_device_train_batch_size=4, gradient_accumulation_steps=3)
     assert (told.per_device_train_batch_size, told.gradient_accumulation_steps) == (1, 12)
     assert (told.packs_per_step_requested, told.packs_per_step_realised) == (24, 24)
 
 
+@pytest.mark.spec(
+    "000",
+    "not divisible by the ranks: fails fast, with what to set",
+    key="`training.effective_batch_size`",
+    api="`RunConfig.accumulation`",
+)
 def test_fail_fast_when_effective_batch_size_is_not_world_size_divisible() -> None:
     config = load_config({"global_max_length": 8, "training": {"effective_batch_size": 7}})
     with pytest.raises(
@@ -43,6 +61,12 @@ def test_fail_fast_when_effective_batch_size_is_not_world_size_divisible() -> No
         check_runtime(small, 4)
 
 
+@pytest.mark.spec(
+    "000",
+    "partial accumulation windows are warned of",
+    key="`training.gradient_accumulation_steps`",
+    api="`resolve_runtime`",
+)
 @pytest.mark.parametrize(
     ("batches", "accumulation", "parts"),
     [

@@ -18,6 +18,12 @@ from packtrain.train.config import load_config
 from packtrain.train.runtime import resolve_runtime
 
 
+@pytest.mark.spec(
+    "000",
+    "a map-style dataset of packs with a stable length; sums within the cap",
+    key="`data.kind: planned`",
+    api="`PackedDataset`",
+)
 def test_static_packing_produces_a_fixed_length_pack_dataset_for_an_epoch(
     prepared: Callable[..., Any],
 ) -> None:
@@ -37,6 +43,12 @@ def test_static_packing_produces_a_fixed_length_pack_dataset_for_an_epoch(
         assert sorted(seen) == list(range(40))
 
 
+@pytest.mark.spec(
+    "000",
+    "equal inputs, equal plans; ids ascend in packs, packs by their smallest id",
+    key="`training.seed`",
+    api="`plan`",
+)
 def test_identical_inputs_produce_identical_pack_plans(prepared: Callable[..., Any], tmp_path: Path) -> None:
     one = prepared(output_dir=tmp_path / "one").plan
     two = prepared(output_dir=tmp_path / "two", packing_length_precompute_workers=2).plan
@@ -54,6 +66,12 @@ def told(plan_: Any, world_size: int, **training: Any) -> Any:
     return resolve_runtime(load_config({"global_max_length": 80, "training": training}), plan_, world_size)
 
 
+@pytest.mark.spec(
+    "000",
+    "remainder repeated from the start of the plan",
+    key="`data.drop_last: false`",
+    api="`PackPlan.align`",
+)
 def test_ddp_drop_last_pads_repeats_deterministically_when_disabled() -> None:
     """[40]*10 at cap 80: 5 packs; on 4 ranks 3 repeats of packs 0, 1, 2."""
     raw = plan([40] * 10, pack_length=80)
@@ -67,6 +85,9 @@ def test_ddp_drop_last_pads_repeats_deterministically_when_disabled() -> None:
         assert len(ids) % world_size == 0 and len(ids) - 5 < world_size and set(ids) == set(range(5))
 
 
+@pytest.mark.spec(
+    "000", "remainder dropped from the end of the plan", key="`data.drop_last: true`", api="`PackPlan.align`"
+)
 def test_ddp_drop_last_drops_a_deterministic_remainder_subset_when_enabled() -> None:
     raw = plan([40] * 10, pack_length=80)
     runtime = told(raw, 4, dataloader_drop_last=True)
@@ -84,6 +105,7 @@ def test_ddp_drop_last_drops_a_deterministic_remainder_subset_when_enabled() -> 
         told(raw, 8, dataloader_drop_last=True)
 
 
+@pytest.mark.spec("000", "no packs fail fast", key="every key", api="`plan`, `PackPlan.align`")
 def test_no_packs_at_all_fail_fast(prepared: Callable[..., Any]) -> None:
     with pytest.raises(PlanError, match="no packs"):
         plan([90, 90], pack_length=80, long_samples="drop").align(2)
@@ -95,6 +117,12 @@ def test_three_packs_on_eight_ranks_repeat_in_turn() -> None:
     assert any("3 packs on 8 ranks" in warning for warning in runtime.warnings)
 
 
+@pytest.mark.spec(
+    "000",
+    "lengths of multimodal samples are those that the forward pass sees, cached",
+    key="`template.*`",
+    api="`measure`, `Lengths`",
+)
 def test_multimodal_samples_have_deterministic_planning_lengths(data: Path) -> None:
     """The planned length is what the forward pass consumes, image tokens included, at every measuring."""
     from packtrain.sources import open_source
@@ -111,6 +139,12 @@ def test_multimodal_samples_have_deterministic_planning_lengths(data: Path) -> N
     assert all(len(pack) == 1 or sum(first[i] for i in pack) <= 400 for pack in made)
 
 
+@pytest.mark.spec(
+    "000",
+    "N_raw_packs, N_aligned_packs, world size, repeated packs and both checksums are logged",
+    key="every key",
+    api="`Runtime.log`",
+)
 def test_the_plan_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     raw = plan([40] * 10, pack_length=80)
     with caplog.at_level(logging.INFO, logger="packtrain.train.runtime"):

@@ -16,12 +16,24 @@ from packtrain.train.config import load_config
 from packtrain.train.runtime import check_runtime, resolve_runtime
 
 
+@pytest.mark.spec(
+    "000",
+    "static is the default; `dynamic` fails fast and says what to set",
+    key="`training.packing_mode`",
+    api="`load_config`",
+)
 def test_stage_1_dynamic_packing_mode_fails_fast() -> None:
     with pytest.raises(ConfigError, match=r"packing_mode 'dynamic'.*hint: set training.packing_mode: static"):
         load_config({"training": {"packing": True, "packing_mode": "dynamic"}})
     assert load_config({"training": {"packing": True}}).training.packing_mode == "static"
 
 
+@pytest.mark.spec(
+    "000",
+    "evaluation is packed by default, through the same pipeline, dropping nothing",
+    key="`data.eval_packing`",
+    api="`pipeline.prepare(validation=True)`",
+)
 def test_stage_1_eval_packing_defaults_to_static_pack_plan_behavior(
     prepared: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -41,11 +53,23 @@ def test_stage_1_eval_packing_defaults_to_static_pack_plan_behavior(
     assert (told.eval["packing_drop_last"], told.eval["dataloader_drop_last"]) == (False, False)
 
 
+@pytest.mark.spec(
+    "000",
+    "`eval_packing: false`: a row a sample",
+    key="`data.eval_packing`",
+    api="`pipeline.prepare(validation=True)`",
+)
 def test_eval_packing_can_be_switched_off(prepared: Callable[..., Any]) -> None:
     val = prepared(validation=True, eval_packing=False)
     assert len(val.plan) == len(val.source) and np.diff(val.plan.offsets).max() == 1
 
 
+@pytest.mark.spec(
+    "000",
+    "the cap is `template.max_length`, else the model's; `packing_length` is rejected",
+    key="`template.max_length`, `model.max_model_len`, `global_max_length`",
+    api="`RunConfig.pack_length`",
+)
 def test_packing_length_is_refused_and_the_cap_comes_from_the_template_then_the_model() -> None:
     with pytest.raises(ConfigError, match=r"training.packing_length .*template.max_length"):
         load_config({"training": {"packing_length": 4096}})
@@ -58,6 +82,12 @@ def test_packing_length_is_refused_and_the_cap_comes_from_the_template_then_the_
         check_runtime(load_config({}), 1)
 
 
+@pytest.mark.spec(
+    "000",
+    "every option under its name, with what it refuses",
+    key="`training.packing_*`",
+    api="`load_config`",
+)
 @pytest.mark.parametrize(
     ("key", "good", "bad"),
     [
@@ -88,6 +118,12 @@ def test_every_option_keeps_its_name_and_refuses_what_it_cannot_mean(
             load_config({"training": {key: value}})
 
 
+@pytest.mark.spec(
+    "000",
+    "defaults: wait 7200 s, 8 workers, adaptive flush, single long samples",
+    key="`data.wait_timeout_s`, `data.measure_workers`, `data.persist_every`",
+    api="`RunConfig`",
+)
 def test_defaults_are_the_specs() -> None:
     training = load_config({}).training
     assert training.packing_wait_timeout_s == 7200 and training.packing_length_precompute_workers == 8
@@ -95,6 +131,12 @@ def test_defaults_are_the_specs() -> None:
     assert training.static_packing_cache.root_dir is None and training.repeat_loss == "keep"
 
 
+@pytest.mark.spec(
+    "000",
+    "a sample of length >= cap: a pack of its own, or dropped, and logged",
+    key="`data.long_samples`",
+    api='`plan(long_samples=, long_rule=">=")`',
+)
 def test_a_sample_as_long_as_the_cap_is_alone_or_dropped_and_logged(
     prepared: Callable[..., Any], text_run: Callable[..., dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -129,6 +171,12 @@ def test_a_sample_as_long_as_the_cap_is_alone_or_dropped_and_logged(
             assert len(made[pack]) == 1 or int(made.pack_tokens[pack]) <= cap
 
 
+@pytest.mark.spec(
+    "000",
+    "sources that change by epoch are refused; static mixtures are read",
+    key="`data.mixture`",
+    api="`sources.mixture`",
+)
 def test_fusion_schedules_are_refused_and_static_mixtures_are_accepted(
     text_run: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -153,6 +201,12 @@ def test_fusion_schedules_are_refused_and_static_mixtures_are_accepted(
         prepare(load_config(values), tmp_path / "both")
 
 
+@pytest.mark.spec(
+    "000",
+    "the fingerprint covers the source; another one fails fast",
+    key="`data.cache`",
+    api="`pipeline.measure`",
+)
 def test_a_cache_of_another_source_fails_fast(
     text_run: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -165,6 +219,12 @@ def test_a_cache_of_another_source_fails_fast(
         prepare(two, tmp_path / "run")
 
 
+@pytest.mark.spec(
+    "000",
+    "evaluation covers every sample; what cannot be used is said",
+    key="`data.long_samples` (of training alone)",
+    api="`pipeline.prepare(validation=True)`",
+)
 def test_evaluation_keeps_long_samples_and_says_what_it_cannot_use(
     prepared: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -183,12 +243,24 @@ def test_evaluation_keeps_long_samples_and_says_what_it_cannot_use(
     assert line.startswith(f"1 of {len(rows)} validation samples cannot be used") and "malformed" in line
 
 
+@pytest.mark.spec(
+    "000",
+    "packs of a step, realised: never more than there are",
+    key="`training.effective_batch_size`",
+    api="`resolve_runtime`",
+)
 def test_packs_of_a_step_are_never_more_than_there_are() -> None:
     config = load_config({"global_max_length": 128, "training": {"effective_batch_size": 64}})
     told = resolve_runtime(config, plan([100] * 7, pack_length=128), 4)
     assert (told.packs_per_step_requested, told.packs_per_step_realised, told.n_aligned_packs) == (64, 8, 8)
 
 
+@pytest.mark.spec(
+    "000",
+    "another packer or length in one folder: the key that differs, and the way on",
+    key="`data.packer`, `template.max_length`",
+    api="`PackPlan.save`",
+)
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -136,6 +136,12 @@ def test_a_video_file(template: Callable[[str], HFTemplate], data: Path) -> None
     assert length(made, {**part, "video_start": 0, "video_end": 0.5, "nframes": 2}) == lengths[0]
 
 
+@pytest.mark.spec(
+    "003",
+    "frames of videos",
+    key="`template.fps`, `template.max_frames`",
+    api="`HFTemplate(fps=, max_frames=)`",
+)
 def test_sampling_of_the_template(data: Path, processor: Callable[[str], Any]) -> None:
     """`fps` and `max_frames` of the template hold for videos that do not say their own."""
     clip = {"type": "video", "video": str(data / "mllm_demo" / "mllm_demo_data" / "4.mp4")}
@@ -147,6 +153,9 @@ def test_sampling_of_the_template(data: Path, processor: Callable[[str], Any]) -
     assert few.config() == {**plain.config(), "sampling": {"fps": 1.0, "max_frames": 4}}
 
 
+@pytest.mark.spec(
+    "003", "`max_aspect_ratio`", key="`template.max_aspect_ratio`", api="`HFTemplate(max_aspect_ratio=)`"
+)
 def test_the_aspect_ratio_of_the_template(processor: Callable[[str], Any]) -> None:
     """A picture or video beyond it cannot be used, measured or encoded; part of the identity."""
     narrow = HFTemplate(processor("qwen2_5_vl"), max_aspect_ratio=3)

@@ -71,6 +71,12 @@ def with_key(values: dict[str, Any], dotted: str, value: Any) -> dict[str, Any]:
 PAIRS = [(row, kind) for row in ALIASES for kind in KINDS if row.holds(kind) and row.new != "data.kind"]
 
 
+@pytest.mark.spec(
+    "001",
+    "every name of the field says what ours does (`packing_strategy: binpack`, `attn_impl: flash_attn` …)",
+    key="all keys, all names",
+    api="`load_config`",
+)
 @pytest.mark.parametrize(("row", "kind"), PAIRS, ids=lambda x: x if isinstance(x, str) else x.old)
 def test_every_name_says_what_ours_does(row: Alias, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """Both spellings load to the same run, without a word; two that differ are refused."""
@@ -118,6 +124,12 @@ def test_an_explicit_default_is_a_value(kind: str) -> None:
                 load_config(both)
 
 
+@pytest.mark.spec(
+    "002",
+    "keys of static plans beside a growing directory: one warning",
+    key="all of `data`",
+    api="`load_config`",
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_keys_of_other_kinds_are_one_warning(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """All of them in one line, in the names of the file; the run is as without them."""
@@ -208,6 +220,9 @@ def test_the_command_line_wins_under_any_name() -> None:
     assert (config.data.kind, config.data.path) == ("growing", "d")
 
 
+@pytest.mark.spec(
+    "004", "`global_batch_size` from YAML", key="`data.global_batch_size`", api="`RunConfig.accumulation`"
+)
 @given(
     st.fixed_dictionaries(
         {"micro_batch_size": st.integers(1, 4), "world": st.integers(1, 4), "accumulation": st.integers(1, 5)}
@@ -256,6 +271,12 @@ def test_the_page_is_up_to_date() -> None:
 
 
 # -- rows of a number of samples -------------------------------------------------------------
+@pytest.mark.spec(
+    "001",
+    "`padding_free: true`, `packing: false`, a batch size: one key here",
+    key="`data.samples_per_row`",
+    api="`load_config`",
+)
 @pytest.mark.parametrize(
     "values",
     [
@@ -281,6 +302,7 @@ def test_rows_of_a_number_of_samples_in_epochs(values: dict[str, Any], caplog: A
         step.accumulation(3)
 
 
+@pytest.mark.spec("004", "the same from YAML", key="all of `data`", api="`load_config`")
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -307,6 +329,12 @@ def test_rows_that_cannot_be(data: dict[str, Any], said: str) -> None:
         load_config({"global_max_length": 64, "data": {"path": "a.jsonl", **data}, "training": training})
 
 
+@pytest.mark.spec(
+    "004",
+    "the length of padded rows in every mode, from YAML",
+    key="`data.pad_to_length`, `data.pad_packed_input`",
+    api="`RunConfig.row_length`",
+)
 @pytest.mark.parametrize(
     ("data", "length"),
     [
@@ -328,6 +356,12 @@ def test_the_length_that_rows_are_padded_to(data: dict[str, Any], length: int) -
     assert config.row_length == length and getattr(config.data, "long_samples", "") == "error"
 
 
+@pytest.mark.spec(
+    "002",
+    "fixed pack sizes: rows of chunks are padded",
+    key="`data.pad_to_length`",
+    api="`RunConfig.row_length`",
+)
 def test_chunks_are_padded_too(caplog: pytest.LogCaptureFixture) -> None:
     config = load_config({"data": {"kind": "growing", "path": "d", "pad_to_length": 64}})
     assert config.row_length == 64 and not caplog.records
@@ -341,6 +375,9 @@ def test_names_of_a_token_budget_are_those_of_python() -> None:
         assert row is not None and row.new == f"data.{ours}"
 
 
+@pytest.mark.spec(
+    "004", "its sections `train` and `data`; `max_seq_len`", key="`template.max_length`", api="`load_config`"
+)
 def test_a_section_of_veomni_is_the_training_section() -> None:
     both = {"train": {"micro_batch_size": 2}, "training": {"max_steps": 4}}
     config = load_config({"data": {"path": "a.jsonl", "max_seq_len": 64}, **both})

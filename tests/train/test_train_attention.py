@@ -70,6 +70,12 @@ def test_layers_with_a_state_are_refused() -> None:
     assert state_layers(tiny_model("tiny:qwen2_vl")) == []
 
 
+@pytest.mark.spec(
+    "001",
+    "attention that would mix packed samples is refused, with the fix",
+    key="`model.attn` (`attn_impl`)",
+    api="`check_attention`",
+)
 def test_refusals_of_backends_name_the_fix() -> None:
     assert choose_backend("qwen3") == "sdpa" and choose_backend("qwen3", "eager") == "eager"
     with pytest.raises(IsolationError, match=r"qwen2_vl cannot run packed on flex_attention.*attn: sdpa"):

@@ -198,6 +198,12 @@ def test_evaluation_while_reading_along(
         train_lazy(load_config(unnamed), val=(plan, source, None))
 
 
+@pytest.mark.spec(
+    "002",
+    "flags of the launch line that contradict each other",
+    key="`data.packing`, `data.shuffle`",
+    api="`load_config`",
+)
 def test_what_the_recipe_refuses(
     tmp_path: Path, tokenizer_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,6 +251,12 @@ def test_max_steps_before_the_end(tmp_path: Path, tokenizer_folder: Path) -> Non
         train_lazy(load_config(late))
 
 
+@pytest.mark.spec(
+    "002",
+    "the launch line (`--sharded_lazy true --packing false` …) on two ranks",
+    key="the options of that line",
+    api="`train_lazy`",
+)
 def test_two_ranks_with_the_launch_recipe(tmp_path: Path, tokenizer_folder: Path) -> None:
     """Two real ranks wait for a producer that starts later, make the same steps, and use every pack once."""
     import yaml
