@@ -60,7 +60,7 @@ def test_the_page_is_up_to_date_and_has_no_empty_cell(pages: Any) -> None:
     api="`train_streaming`, `pipeline.run`",
 )
 def test_launch_lines_on_two_ranks(text_run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    """One pair of processes trains all of them; the plan and the growing directory have tests of their own."""
+    """One pair of processes trains them all; the plan and the growing directory have their own tests."""
     values = text_run(40, proof=False)
     config = load_config(values)
     made = prepare(config, tmp_path / "prepared")
