@@ -1,4 +1,4 @@
-"""Launch lines of the documents on the ranks of one torchrun, one after the other: `words.json` holds them."""
+"""Launch lines of the documents on the ranks of one torchrun, one after the other: a JSON list of words."""
 
 from __future__ import annotations
 
