@@ -119,7 +119,7 @@ def command(
 
 
 def _look(source: Any, model: str) -> dict[str, Any]:
-    """What all samples hold, the lengths of the first ones, and the template of the model.
+    """What all samples hold, the lengths of some of them, evenly spread, and the template of the model.
 
     What a script must carry is decided by every row, in one pass; a row or medium that cannot be read is a
     failure, and what it declares counts all the same.
@@ -133,7 +133,8 @@ def _look(source: Any, model: str) -> dict[str, Any]:
     kinds: set[str] = set()
     beyond: set[str] = set()
     chosen: Any = None
-    looked = 0
+    count = len(source)
+    spread = {place * count // min(count, LOOKED) for place in range(min(count, LOOKED))}
     drained(source)
     for index in range(len(source)):
         try:
@@ -145,9 +146,8 @@ def _look(source: Any, model: str) -> dict[str, Any]:
         media = {part["type"] for turn in sample["messages"] for part in turn["content"]} - {"text"}
         kinds |= media
         beyond |= _beyond(sample, media)
-        if looked >= LOOKED and (chosen is None or chosen[2] or not media):
+        if index not in spread and (chosen is None or chosen[2] or not media):
             continue
-        looked += 1
         try:
             length = int(template.measure(sample))
         except SampleError as error:
