@@ -260,3 +260,27 @@ def test_the_law_finds_a_reader_that_drops(monkeypatch: pytest.MonkeyPatch) -> N
     assert used_or_named(record, {**record, **more}, "objects")
     monkeypatch.setattr(Account, "rest", lambda *_, **__: None)
     assert not used_or_named(record, {**record, **more}, "objects")
+
+
+def test_objects_are_filled_in_or_refused() -> None:
+    asked = {"role": "user", "content": "<image> find <ref-object>"}
+    said = {"role": "assistant", "content": "<bbox>"}
+    boxes: dict[str, Any] = {"ref": ["a dog"], "bbox": [[1, 2, 3, 4]]}
+    record = {"messages": [asked, said], "images": ["x.png"], "objects": boxes}
+    sample, _, _ = read(record)
+    assert sample["objects"] == {**boxes, "bbox_type": "real", "image_id": [0]}
+    for more in ({"bbox": [[1, 2, 3, 4], [1, 2]]}, {"ref": []}):
+        assert read({**record, "objects": {**boxes, **more}})[2].startswith("placeholder_mismatch")
+    for more in (
+        {"bbox": [[1, 2, 3]]},
+        {"bbox_type": "x"},
+        {"image_id": [1]},
+        {"score": [1.5]},
+        {"bbox": "x"},
+    ):
+        assert read({**record, "objects": {**boxes, **more}})[2].startswith("malformed_record"), more
+    assert read({**record, "objects": [1]})[2].startswith("unread_key")
+    assert read({**record, "messages": [{**asked, "content": "<image> a"}, {**said, "content": "b"}]})[
+        2
+    ].startswith("unread_key")
+    assert read(record, ignore_keys=["objects"])[0]["messages"][1]["content"][0]["text"] == "<bbox>"

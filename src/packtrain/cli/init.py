@@ -182,6 +182,8 @@ def _beyond(sample: Any, media: set[str]) -> set[str]:
     found = media - {"image"}
     if sample.get("tools") or any(turn.get("tool_calls") for turn in sample["messages"]):
         found.add("tools")
+    if sample.get("objects"):
+        found.add("boxes")
     if any("loss" in turn for turn in sample["messages"]):
         found.add("loss flags")
     if any("reasoning_content" in turn for turn in sample["messages"]):
@@ -266,6 +268,5 @@ def _swift(model: str, sample: Any, kind: str | None) -> int:
                 media[part["type"]].append(part[part["type"]])
         messages.append({"role": turn["role"], "content": "".join(texts)})
     given = {"messages": messages, **{f"{kind}s": held for kind, held in media.items() if held}}
-    if sample.get("tools"):
-        given["tools"] = sample["tools"]
+    given.update({name: sample[name] for name in ("tools", "objects") if sample.get(name)})
     return len(own.encode(given)["input_ids"])

@@ -117,6 +117,8 @@ class Family:
         video_rule: the same for a video: `"frames"` (area limits per frame), `"clip"` (for all frames
             together, with times as text), `"omni"` (frames, sound between them), `"pooled"`, `"tiles"`.
         audio_rule: `"whisper"` (mel frames of a Whisper extractor, halved twice).
+        grounding: how a name and a box of `objects` are written, and what a box counts in (`thousandths` of
+            the image, or `pixels` of what the processor makes of it); None: it has no published notation.
         time_unit: step of the time row inside a video: `"frame"` (1), `"seconds"` (real time times
             `tokens_per_second`), `"omni"` (fixed, and later text starts behind the time row).
         tokens_per_second: positions a second where `time_unit` is `"seconds"`.
@@ -138,6 +140,7 @@ class Family:
     image_rule: str | None = None
     video_rule: str | None = None
     audio_rule: str | None = None
+    grounding: tuple[str, str, str] | None = None
     time_unit: str = "frame"
     tokens_per_second: float | None = None
     boundary_kwargs: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)

@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from ._family import VARLEN_KWARGS, Family
 
-__all__ = ["qwen_vl"]
+__all__ = ["GROUNDING", "qwen_vl"]
+
+#: Names and boxes between the family's own tokens, coordinates in thousandths.
+GROUNDING = (
+    "<|object_ref_start|>{}<|object_ref_end|>",
+    "<|box_start|>{points}<|box_end|>",
+    "thousandths",
+)
 
 
 def qwen_vl(name: str, model_types: tuple[str, ...], processor_classes: tuple[str, ...]) -> Family:
@@ -30,6 +37,7 @@ def qwen_vl(name: str, model_types: tuple[str, ...], processor_classes: tuple[st
         video_token="<|video_pad|>",
         image_rule="pixels",
         video_rule="frames",
+        grounding=GROUNDING,
         boundary_kwargs={"varlen": VARLEN_KWARGS},
         position_backends=("eager", "flash_attention_2", "flash_attention_3", "flash_attention_4", "sdpa"),
         refused={"flex_attention": "its model classes do not support flex attention"},

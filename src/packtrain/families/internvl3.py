@@ -19,4 +19,5 @@ FAMILY = llava_like(
     video_token="<video>",
     image_rule="tiles",
     video_rule="tiles",
+    grounding=("<ref>{}</ref>", "<box>[{list}]</box>", "thousandths"),
 )

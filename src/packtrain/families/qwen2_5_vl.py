@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ._qwen_vl import qwen_vl
+from ._qwen_vl import GROUNDING, qwen_vl
 
 __all__ = ["FAMILY"]
 
 FAMILY = replace(
     qwen_vl("qwen2_5_vl", ("qwen2_5_vl",), ("Qwen2_5_VLProcessor",)),
+    grounding=(*GROUNDING[:2], "pixels"),
     time_unit="seconds",
     tokens_per_second=2.0,
 )

@@ -40,6 +40,9 @@ KNOBS: dict[str, tuple[str, ...]] = {
 #: Every key of a record that may set one.
 KNOB_KEYS = frozenset((*STARTS, *ENDS, *_WHOLE, "sample_fps", "detail"))
 
+#: Frames that share their tokens: `total_pixels` counts them once, as Qwen's own reader does.
+_TOGETHER = 2
+
 #: Limits that Qwen's own reader of videos has where a record sets only some of them.
 _FRAMES = (4, 768)
 
@@ -178,7 +181,7 @@ def sized(part: Mapping[str, Any], height: int, width: int, factor: int, frames:
         )
     least, most, total = part.get("min_pixels"), part.get("max_pixels"), part.get("total_pixels")
     if total is not None:
-        most = min(most or total, max(total // max(frames, 1), factor * factor))
+        most = min(most or total, max(total * _TOGETHER // max(frames, 1), factor * factor))
     if least is None and most is None:
         return height, width
     if least is not None and most is not None and least > most:

@@ -234,6 +234,12 @@ def _suffix(ref: Any) -> str:
 def _plain(sample: Mapping[str, Any], number: int) -> dict[str, Any]:
     """The sample with contents as text, `<image>` where an image stands."""
     messages = []
+    if sample.get("objects"):
+        raise SampleError(
+            "unsupported_record",
+            f"record {number} has objects that a model's template fills in",
+            hint="write the boxes into the text; --skip leaves such records out",
+        )
     for message in sample["messages"]:
         text = ""
         for part in message["content"]:

@@ -131,6 +131,12 @@ class Fields:
         return check_text(value, f"field {self.name(field)!r}")
 
     def hint(self) -> str:
+        wanted = next((name for name in ("chosen", "chosen_response") if name in self.record), None)
+        if wanted is not None:
+            return (
+                "preference data are not trained as they are: ignore_keys: [rejected] with columns: "
+                f"{{response: {wanted}}} (or messages: {wanted}) trains the answers that are wanted"
+            )
         return f"it has the fields {', '.join(map(repr, self.record))}; map names with columns="
 
 

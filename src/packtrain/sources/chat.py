@@ -9,6 +9,7 @@
                `tool_calls`, `tool_call_id`, `name`, `reasoning_content` are kept where the record has them;
                `loss` is the weight of an answer, only where it is not 1
     tools      list, only where the record has tools
+    objects    names and boxes of `<ref-object>` and `<bbox>` in its texts (`_objects.py`)
 
 with refs ready to open: absolute paths, URLs, data URLs or bytes. Shapes and spellings are described in
 `_shapes.py`, `_content.py` and `keys.py`. Every key of a record is used, harmless or named (`_account.py`).
@@ -41,6 +42,7 @@ from ._account import Account, unread
 from ._content import MODALITIES, Media, fault, listed_media, media_list, read_content, refuse_file_name
 from ._loss import weigh
 from ._memory import as_source
+from ._objects import objects_of
 from ._open import open_source
 from ._plain import Form, read_plain, says_nothing
 from ._shapes import FIELDS, SHAPES, Draft, Fields, Plan, Turn, detect
@@ -234,6 +236,12 @@ class ChatSource:
         else:
             left = ()  # nothing but harmless names of plain values
         messages = self._messages(draft, listed)
+        objects = None
+        if "objects" in left:
+            texts = (part["text"] for part in _parts(messages) if part["type"] == "text")
+            images = sum(part["type"] == "image" for part in _parts(messages))
+            objects = objects_of(record["objects"], texts, images)
+            left = left if objects is None else tuple(name for name in left if name != "objects")
         if left:
             left = weigh(record, left, messages, account)
             held = fields.get(shape if shape == "messages" else "conversations")
@@ -252,6 +260,8 @@ class ChatSource:
         sample: dict[str, Any] = {"messages": messages}
         if draft.tools:
             sample["tools"] = draft.tools
+        if objects is not None:
+            sample["objects"] = objects
         account.end(media=any(_holds_media(message) for message in messages))
         return sample
 

@@ -218,7 +218,8 @@ counted and named once in the summary, as is every spelling that was read as a f
 `image_1`, `image_2`, … are items of `images`. A record that holds media and of texts only {caption} is the
 medium and what is said of it.
 
-Change training and are never read: {training}.
+Change training and are never read: {training}; but `objects` (`ref`, `bbox`, `bbox_type`, `image_id`) fills
+`<ref-object>` and `<bbox>` in the texts, where the model family has a notation of boxes.
 
 ## Message
 

@@ -24,13 +24,15 @@ from ..errors import SampleError
 from ..extend import Measured
 from ..families import Family
 from ..measuring.expansion import Expansion, Spliced, splice
-from ..measuring.image import PixelRule, verify_limits
+from ..measuring.image import PixelRule, grids, verify_limits
 from ..measuring.text import TokenizedText, check_text, tokenize
+from ..media.hints import header_of
 from ._torchvision_shim import ensure_torchvision
 from .batch import Measurer
 from .binding import bind_media, media_ids
 from .control import check_control, control_tokens
 from .decoded import check_decoded
+from .grounding import grounded
 from .identity import processor_identity
 from .layout import Layout, check_supervised, media_layout
 from .load import chat_template_of, load_processor
@@ -242,6 +244,7 @@ class HFTemplate:
             ConfigError: names what is lost.
         """
         if self.truncation == "error":
+            sample = self.grounded(sample) if sample.get("objects") else sample
             pieces, trained = self.renderer.said(sample)
             check_decoded(self.tokenizer, self.renderer.name, encoded, pieces, trained, self.media_ids)
 
@@ -271,11 +274,27 @@ class HFTemplate:
     # ----------------------------------------------------------------------------------- shared
     def rendered(self, sample: Mapping[str, Any]) -> Rendered:
         """The rendered sample, its text checked."""
+        if sample.get("objects"):
+            sample = self.grounded(sample)
         rendered = self.renderer.render(sample)
         check_text(rendered.text)
         if self._control is not None:
             check_control(sample, self._control)
         return rendered
+
+    def grounded(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The sample with its `objects` written into its texts (`grounding`)."""
+        return grounded(sample, self.family, self._sizes)
+
+    def _sizes(self, part: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(height, width) of an image, and of what the processor makes of it."""
+        header: Any = header_of(part)
+        whole = header.height, header.width
+        if self.media is None or not isinstance(self.rule, PixelRule):
+            return whole, whole
+        high, wide = self.media.size_of(part, *whole)
+        rows, columns = grids([high], [wide], self.rule)[0][0].tolist()
+        return whole, (rows * self.rule.patch, columns * self.rule.patch)
 
     def expansions(self, media: Mapping[int, Sequence[Any]], *, trusted: bool = True) -> dict[int, Any]:
         """Of each sample its media as expansions by kind, or its `SampleError`."""
