@@ -15,6 +15,7 @@ import torch
 
 from packtrain.errors import ConfigError, MissingExtraError, PacktrainError
 from packtrain.pipeline.run import dry_run, run
+from packtrain.pipeline.run_export import run_export
 from packtrain.template import ensure_torchvision, load_processor
 from packtrain.testing.tiny import TINY_MODELS, tiny_config, tiny_model
 from packtrain.train import versions
@@ -76,6 +77,24 @@ def folder_of_the_kernel(values: dict[str, Any], tmp_path: Path) -> None:
     values["training"]["output_dir"] = "/proc/packtrain"
 
 
+def training(**keys: Any) -> Callable[[dict[str, Any], Path], None]:
+    """Keys of TrainingArguments and ours."""
+
+    def change(values: dict[str, Any], tmp_path: Path) -> None:
+        values["training"] |= keys
+
+    change.__name__ = "-".join(keys)
+    return change
+
+
+def cache_that_cannot_be(values: dict[str, Any], tmp_path: Path) -> None:
+    values["data"] = {"cache": {"root_dir": "/proc/packtrain"}}
+
+
+def validation_that_is_gone(values: dict[str, Any], tmp_path: Path) -> None:
+    values["custom"]["val_jsonl"] = str(tmp_path / "gone.jsonl")
+
+
 REFUSALS: list[tuple[Callable[[dict[str, Any], Path], None], str]] = [
     (no_model, "does not exist"),
     (small_vocabulary, "qwen3 has 64 embeddings"),
@@ -87,6 +106,24 @@ REFUSALS: list[tuple[Callable[[dict[str, Any], Path], None], str]] = [
     (dummies_of_text, "training.dummy_media has no effect"),
     (folder_is_a_file, "training.output_dir"),
     (folder_of_the_kernel, "training.output_dir"),
+    (cache_that_cannot_be, "data.cache.root_dir"),
+    (validation_that_is_gone, "gone.jsonl does not exist"),
+    (training(bf16=True, fp16=True), "At most one of fp16 and bf16"),
+    (training(lr_scheduler_type="zigzag"), "zigzag is not a valid"),
+    (training(fsdp="full_shardx"), "full_shardx"),
+    (training(deepspeed="gone.json"), "deepspeed"),
+    (training(report_to="nobody"), "nobody is not supported"),
+    (training(torch_compile=True, torch_compile_backend="nope"), "DynamoBackend"),
+    (
+        training(gradient_checkpointing=True, gradient_checkpointing_kwargs={"nope": 1}),
+        "torch knows no nope",
+    ),
+    (training(optim_args="x"), "not enough values"),
+    (training(resume_from_checkpoint="/gone"), "there is no checkpoint folder /gone"),
+    (training(dataloader_num_workers=-1), "dataloader_num_workers is -1"),
+    (training(ddp_backend="nope"), "torch has no backend nope"),
+    (training(load_best_model_at_end=True), "has no effect without validation"),
+    (training(label_smoothing_factor=0.1), "label_smoothing_factor cannot be 0.1"),
 ]
 
 
@@ -109,6 +146,63 @@ def test_a_dry_run_refuses_what_a_run_refuses_and_nothing_is_measured(
         assert refused.value.exit_code == 2 and refused.value.hint and "\n" not in str(refused.value)
         told.append(str(refused.value))
     assert message in told[0] and told[0] == told[1]
+    assert not list(tmp_path.rglob("lengths")) and not list(tmp_path.rglob("plan"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(no_such_optimizer, "no_such_optimizer"), (training(report_to="nobody"), "nobody is not supported")],
+    ids=["optim", "report_to"],
+)
+def test_ranks_are_told_too_and_no_process_group_begins(
+    change: Callable[[dict[str, Any], Path], None],
+    message: str,
+    text_run: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    values = text_run()
+    (tmp_path / "sound.yaml").write_text(json.dumps(values))
+    check_early(load_config(tmp_path / "sound.yaml"))
+    change(values, tmp_path)
+    (tmp_path / "run.yaml").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=message):
+        check_early(load_config(tmp_path / "run.yaml"))
+    assert not torch.distributed.is_initialized()
+
+
+def taken(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("")
+
+
+@pytest.mark.parametrize(
+    ("export", "before", "message"),
+    [
+        ({"format": "raw", "layout": "llava", "media": "uint8"}, None, "option of raw"),
+        ({"format": "chunks", "prompts": "prompt"}, None, "option of chunks"),
+        ({"format": "webdataset", "out": "/proc/packtrain"}, None, "export.out"),
+        ({"format": "webdataset", "out": "out"}, taken, "holds files that are no export: mine.txt"),
+    ],
+    ids=["raw", "chunks", "folder", "taken"],
+)
+def test_an_export_is_refused_before_anything_is_measured(
+    export: dict[str, Any],
+    before: Callable[[Path], None] | None,
+    message: str,
+    text_run: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if before is not None:
+        before(tmp_path)
+    (tmp_path / "run.yaml").write_text(json.dumps({**text_run(), "export": export}))
+    with pytest.raises(PacktrainError, match=message) as refused:
+        run_export(load_config(tmp_path / "run.yaml"))
+    assert refused.value.exit_code == 2 and "\n" not in str(refused.value)
     assert not list(tmp_path.rglob("lengths")) and not list(tmp_path.rglob("plan"))
 
 

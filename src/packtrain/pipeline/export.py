@@ -39,7 +39,7 @@ from .export_guards import (
 )
 from .inputs import Inputs, lengths_of_plan
 
-__all__ = ["export", "export_figures", "finish_export", "write_one"]
+__all__ = ["export", "export_figures", "finish_export", "format_of", "write_one"]
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def export(
         InputError: a planned sample cannot be exported; it is named, and nothing stands in for it.
     """
     out = Path(out)
-    module, settings = _format(format, options or {})
+    module, settings = format_of(format, options or {})
     if maxcount < 1 or maxsize < 1:
         raise ConfigError(f"maxcount {maxcount}, maxsize {maxsize}", hint="both at least 1")
     if shard is not None and not 0 <= shard[0] < shard[1]:
@@ -204,7 +204,12 @@ def _mapped(
     return mapped
 
 
-def _format(name: str, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def format_of(name: str, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The module of a format, and its settings with the options that were given.
+
+    Raises:
+        UnknownNameError, ConfigError: an option that it does not have or take.
+    """
     module = extend.lookup("export", name)
     settings = dict(module.OPTIONS)
     for option, value in given.items():

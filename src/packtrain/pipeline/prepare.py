@@ -206,6 +206,8 @@ def _share(
     def make(tell: Tell) -> Mapping[str, Any]:
         if before is not None:
             before()
+        if "val" in names:  # what cannot be opened is told before the other samples are measured
+            Inputs.of_config(config, validation=True).open_source()
         for name in names:
             made[name] = prepare(
                 config,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import files
 from ..errors import ConfigError
 from ..world import World, world
-from .export import export
+from .export import export, format_of
+from .export_guards import refuse_foreign
 from .prepare import Stage, prepare, silent
 
 if TYPE_CHECKING:
@@ -42,17 +42,23 @@ def run_export(
     asked, folder = config.export, Path(config.training.output_dir)
     if asked.format is None:
         raise ConfigError("export.format is not set", hint="raw, webdataset, energon or chunks")
-    files.make_folder(folder)
+    from ..train.early import check_folders
+
+    out = Path(asked.out or folder / "export")
+    options = {name: getattr(asked, name) for name in ("prompts", "layout", "media")}
+    format_of(asked.format, options)
+    refuse_foreign(out, {"format": asked.format}, overwrite)
+    check_folders(config, place)
     prepared = prepare(config, folder, overwrite=overwrite, stage=stage, world_size=1)
     with (stage or silent)("exporting") as report:
         return export(
             prepared.plan_folder,
-            asked.out or folder / "export",
+            out,
             format=asked.format,
             task=asked.task,
             maxcount=asked.maxcount,
             maxsize=asked.maxsize,
-            options={name: getattr(asked, name) for name in ("prompts", "layout", "media")},
+            options=options,
             source=prepared.source,
             template=prepared.template,
             workers=asked.workers,

@@ -19,7 +19,7 @@ from ..collate.boundaries import family_for, text_config
 from ..errors import ConfigError, InputError, MissingExtraError, one_line
 from ..testing.tiny import is_tiny, tiny_config
 from ..world import World, world
-from .arguments import refuse_auxiliary_loss, training_arguments
+from .arguments import check_arguments, refuse_auxiliary_loss
 from .attention import choose_backend, is_installed
 from .config import RunConfig
 from .idle import check_towers
@@ -27,7 +27,7 @@ from .match import check_match
 from .model import class_for, read_config
 from .versions import missing_features
 
-__all__ = ["check_early", "check_template", "memory_floor"]
+__all__ = ["check_early", "check_folders", "check_template", "memory_floor"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +68,8 @@ def check_early(
     for package, extra in {**_PACKAGES, **({"jinja2": "report"} if page else {})}.items():
         if not _is_there(package):
             raise MissingExtraError(package, extra)
-    if world().size == 1:  # on more ranks it would begin the process group
-        by_epochs = config.data.kind in ("planned", "exported")
-        training_arguments(config, 1, has_eval=by_epochs and config.data.val is not None)
+    by_epochs = config.data.kind in ("planned", "exported")
+    check_arguments(config, has_eval=by_epochs and config.data.val is not None)
     warnings = missing_features()
     if config.model.name_or_path is not None:
         warnings += _check_model(config, place)
@@ -80,7 +79,7 @@ def check_early(
         warnings.append("no model is named: a run would be refused; set model.name_or_path")
     if template is not None:
         check_template(config, template)
-    _check_folder(Path(config.training.output_dir), place)
+    check_folders(config, place)
     if place.is_writer:
         for line in warnings:
             logger.warning("%s", line)
@@ -192,16 +191,35 @@ def _main_memory() -> int | None:
 
 
 # ---------------------------------------------------------------------------------------- the folder
-def _check_folder(folder: Path, place: World) -> None:
+def check_folders(config: RunConfig, place: World) -> None:
+    """Every folder that the run writes to can be written.
+
+    Raises:
+        ConfigError: names the key and the folder.
+    """
+    named = {"training.output_dir": config.training.output_dir, "data.cache.root_dir": _cache_of(config)}
+    if config.export.format is not None:
+        named["export.out"] = config.export.out
+    for key, folder in named.items():
+        if folder is not None:
+            _check_folder(key, Path(folder), place)
+
+
+def _cache_of(config: RunConfig) -> str | None:
+    cache = getattr(config.data, "cache", None)
+    return None if cache is None else cache.root_dir
+
+
+def _check_folder(key: str, folder: Path, place: World) -> None:
     probe = folder / f".writable-{place.rank}"
     try:
         files.make_folder(folder)
         files.publish_text(probe, "")
         files.remove(probe)
     except InputError as error:
-        raise ConfigError(f"training.output_dir: {error.message}", hint=error.hint) from None
+        raise ConfigError(f"{key}: {error.message}", hint=error.hint) from None
     except OSError as error:
         raise ConfigError(
-            f"training.output_dir {folder} cannot be written: {one_line(error, 120)}",
+            f"{key} {folder} cannot be written: {one_line(error, 120)}",
             hint="choose a folder on a disk with space that you may write",
         ) from None
