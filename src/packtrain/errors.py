@@ -137,9 +137,15 @@ class MissingExtraError(InputError, ImportError):
     """An optional dependency that is not installed, or that is there and cannot be imported.
 
     Raised where an ImportError is handled, it tells that one's cause unless the package itself is absent.
+
+    Args:
+        said: instead, what is wrong with the package that is installed. hint: what helps then.
     """
 
-    def __init__(self, package: str, extra: str) -> None:
+    def __init__(self, package: str, extra: str, said: str | None = None, hint: str | None = None) -> None:
+        if said is not None:
+            super().__init__(said, hint=hint)
+            return
         held = sys.exc_info()[1]
         said = f"{package} is not installed"
         if isinstance(held, ImportError) and not isinstance(held, MissingExtraError):

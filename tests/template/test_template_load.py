@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from packtrain.errors import ConfigError, InputError
+from packtrain.errors import ConfigError, InputError, MissingExtraError, missing_package
 from packtrain.template import HFTemplate, load_processor
 
 
@@ -113,3 +113,32 @@ def test_the_shim_is_quiet_and_repeatable() -> None:
     )
     run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
     assert run.returncode == 0 and run.stdout == "" and run.stderr == "", run.stderr
+
+
+PROTOBUF = "\n requires the protobuf library but it was not found in your environment. Check out"
+
+
+@pytest.mark.parametrize("said", [ImportError(PROTOBUF), ValueError("Tokenizer class X does not exist")])
+def test_a_class_of_another_release_is_the_cause_not_what_the_library_asks_for_then(
+    said: Exception, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    config = tokenizer_folder / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "tokenizer_class": "OfTomorrow"}))
+
+    def broken(*args: object, **options: object) -> None:
+        raise said
+
+    for name in ("AutoProcessor", "AutoTokenizer"):
+        monkeypatch.setattr(getattr(transformers, name), "from_pretrained", broken)
+    with pytest.raises(MissingExtraError, match=r"has no OfTomorrow, which .* was saved with") as caught:
+        load_processor(tokenizer_folder)
+    assert "protobuf" not in one_line(caught) and caught.value.exit_code == 2
+    assert missing_package(caught.value, "") is caught.value
+    config.write_text(json.dumps({"tokenizer_class": "Qwen2Tokenizer"}))
+    (tokenizer_folder / "tokenizer.json").unlink()
+    asks = isinstance(said, ImportError)
+    with pytest.raises(InputError, match="holds no tokenizer.json" if asks else "incomplete") as caught:
+        load_processor(tokenizer_folder)
+    one_line(caught)

@@ -316,3 +316,9 @@ def test_what_an_api_change_costs_is_told(monkeypatch: pytest.MonkeyPatch, capsy
     with pytest.raises(SystemExit):
         main(["doctor", "--model", "tiny:qwen3", "--json"])
     assert set(lines) <= set(json.loads(capsys.readouterr().out)["versions"])
+
+
+def test_the_page_holds_every_feature_that_is_told_when_missing() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "attention.md").read_text(encoding="utf-8")
+    for one in versions.FEATURES:
+        assert f"| `{one.module}.{one.name}` | {one.cost} |" in page

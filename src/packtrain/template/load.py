@@ -7,6 +7,7 @@ line with a hint instead of a traceback of the library.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,16 @@ from ._torchvision_shim import ensure_torchvision
 __all__ = ["chat_template_of", "load_processor"]
 
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "image_processor_config.json")
+
+#: Files that name classes of transformers, and the key that does.
+_NAMED_CLASSES = (
+    ("tokenizer_config.json", "tokenizer_class"),
+    *((file, "processor_class") for file in _PROCESSOR_FILES),
+)
+
+#: What a tokenizer is made of; without any, the library asks for packages that convert one.
+_VOCABULARIES = ("tokenizer.json", "*.model", "vocab*", "*.tiktoken", "tekken.json")
+_CONVERTERS = ("protobuf", "sentencepiece", "tiktoken")
 
 
 def load_processor(
@@ -110,9 +121,43 @@ def _describes_processor(name: str) -> bool:
     return False
 
 
+def _unknown_class(name: str) -> str | None:
+    """A class that the files name and this transformers does not have; what it says then is about other
+    things (it tries to convert the tokenizer, and asks for protobuf)."""
+    import transformers
+    from transformers.utils import cached_file
+
+    for file, key in _NAMED_CLASSES:
+        try:
+            found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+            held = json.loads(Path(found).read_text(encoding="utf-8")) if found is not None else {}
+        except (OSError, ValueError):
+            continue
+        named = held.get(key) if isinstance(held, dict) and "auto_map" not in held else None
+        if isinstance(named, str) and not any(hasattr(transformers, n) for n in (named, f"{named}Fast")):
+            return named
+    return None
+
+
 def _explain(name: str, folder: Path | None, error: Exception) -> PacktrainError:
     """One line for what the library said, with a hint that fits."""
+    unknown = _unknown_class(name)
+    if unknown is not None:
+        from transformers import __version__ as version
+
+        return MissingExtraError(
+            "transformers",
+            "train",
+            f"transformers {version} has no {unknown}, which {name} was saved with",
+            "pip install -U transformers (another release saved it), or save the processor with this one",
+        )
     if isinstance(error, ImportError):
+        asked = any(package in str(error).lower() for package in _CONVERTERS)
+        if asked and folder is not None and not any(any(folder.glob(one)) for one in _VOCABULARIES):
+            return InputError(
+                f"folder {name} holds no tokenizer.json and no other vocabulary",
+                hint="the folder may be incomplete; save it again with save_pretrained",
+            )
         return _import_failure(error, name)
     text = str(error)
     first = text.strip().splitlines()[0] if text.strip() else ""
