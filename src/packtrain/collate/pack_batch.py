@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from .padding import context_parallel_index
+
+if TYPE_CHECKING:
+    from _collections_abc import dict_items
 
 __all__ = ["NO_SAMPLE", "PackBatch", "offsets"]
 
@@ -60,20 +63,29 @@ class PackBatch(dict[str, Any]):
     per_token: tuple[str, ...] = ()
 
     def __init__(self, *values: Any, **named: Any) -> None:
-        super().__init__(*values, **named)
-        items = list(self.items())
-        for key, _ in items:
+        given = dict(*values, **named)
+        if values and isinstance(values[0], PackBatch):
+            self.__dict__.update(values[0].__dict__)
+        for key in given:
             if isinstance(key, _Key):
                 self.__dict__.update(key.attributes)
                 break
-        if items:  # the first key carries the attributes on, to a batch that is made of this one's items
-            first = _Key(items[0][0])
+        super().__init__({str(key): value for key, value in given.items()})
+
+    def items(self) -> dict_items[str, Any]:
+        """Names and values; the first name carries the attributes, to a batch that is made of these items.
+
+        The names that `model(**batch)` gets are plain: a compiler takes no others.
+        """
+        named = dict(super().items())
+        for name in named:
+            first = _Key(name)
             first.attributes = self.__dict__
-            self.clear()
-            self.update({first: items[0][1], **dict(items[1:])})
+            return {first: named.pop(name), **named}.items()
+        return named.items()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuilt, (type(self), {str(key): value for key, value in self.items()}, dict(self.__dict__)))
+        return (_rebuilt, (type(self), dict(self), dict(self.__dict__)))
 
     def copy(self) -> PackBatch:
         """The same values and boundaries."""
