@@ -79,6 +79,7 @@ class PackProblem:
         seed: seed of the plan, or None. The materialiser, not the packer, shuffles samples of
             equal cost; only a packer that is itself random (`random_fit`) reads it.
         workers: threads a packer may use. Results never depend on it.
+        options: knobs that its module names in `OPTIONS` and checks in `check_options`.
     """
 
     costs: NDArray[Any]
@@ -89,6 +90,7 @@ class PackProblem:
     max_samples: int | None = None
     seed: int | None = None
     workers: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

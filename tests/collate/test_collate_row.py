@@ -269,6 +269,11 @@ def test_missing_short_empty_and_masked_fields_name_the_sample() -> None:
     with pytest.raises(InputError, match="sample 5 has no token_type_ids, but sample 4"):
         collate([[sample([1, 2], 4, token_type_ids=[0, 1]), sample([1, 2], 5)]])
     scaled = sample([1, 2], 4, loss_scale=[0.5, 0.5])
+    assert collate([[scaled, sample([1, 2], 5, loss_scale=[])]])["loss_scale"].tolist() == [[0.5, 0.5, 1, 1]]
+    typed = sample([1, 2], 4, mm_token_type_ids=[0, 1])
+    assert collate([[typed, sample([1, 2], 5)]])["mm_token_type_ids"].tolist() == [[0, 1, 0, 0]]
+    with pytest.raises(InputError, match="sample 5: loss_scale has 1 values for 2 input_ids"):
+        collate([[scaled, sample([1, 2], 5, loss_scale=[1.0])]])
     assert collate([[scaled, sample([1, 2], 5)]])["loss_scale"].tolist() == [[0.5, 0.5, 1.0, 1.0]]
     with pytest.raises(InputError, match="sample 6 has no position_ids, but sample 4"):
         collate([[sample([1, 2], 4, position_ids=[0, 1]), sample([1], 6)]])

@@ -35,12 +35,6 @@ CASES: dict[str, tuple[str, dict[str, str], str, str]] = {
         "its noise is scaled by the length of a row",
         "noise on embeddings (NEFTune)",
     ),
-    "packing_num_proc": (
-        "sft",
-        {"packing_num_proc": "2"},
-        "there is one plan of all rows",
-        "packing in several processes",
-    ),
     "truncation_strategy": (
         "sft",
         {"truncation_strategy": "split"},

@@ -8,13 +8,16 @@ import subprocess
 import sys
 from bisect import bisect_left, insort
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import packtrain as pt
 from packtrain import extend
-from packtrain.errors import UnknownNameError
+from packtrain.errors import PacktrainError, UnknownNameError
+from packtrain.planning.distribution import phases_of
+from packtrain.planning.spec import PlanSpec
 from packtrain.testing import PackerLaws, compiled_path, on_threads, plain_path
 
 PACKERS = extend.names("packers")
@@ -206,6 +209,66 @@ def test_diverse_places_every_sample_and_tells_its_phases() -> None:
     small = np.clip(rng.lognormal(5, 0.3, 20_000).astype(np.int64), 1, 400)
     tokens = small
     assert kinds(pt.plan(small, 4096, packer="diverse")) > 1.2 * kinds(pt.plan(small, 4096, packer="bfd"))
+
+
+@pytest.mark.spec(
+    "003",
+    "seed strategy, samples of a pack, least items and fill, by phase",
+    key="`data.packer_options`, `plan --packer-options`",
+    api='`plan(packer="diverse", packer_options=)`',
+)
+def test_knobs_of_diverse() -> None:
+    rng = np.random.default_rng(0)
+    tokens = np.concatenate([2 ** rng.integers(4, 12, 300), rng.integers(1, 4097, 700)])
+    phases = [
+        {"seeds": {"top": 5}, "min_fill": 0.99},
+        {"seeds": {"range": [2000, 3000]}, "max_items": 3},
+        {"seeds": {"above": 0.25}, "min_items": 4, "min_fill": 0.9},
+        {"seeds": "half"},
+    ]
+    options = {"max_items": 6, "phases": phases}
+    plan = pt.plan(tokens, 4096, packer="diverse", packer_options=options)
+    assert sorted(plan.indices.tolist()) == list(range(1000))
+    assert max(len(plan[pack]) for pack in range(len(plan))) == 6
+    told = phases_of(plan)
+    assert list(told) == [
+        "powers",
+        "1. top 5",
+        "2. range [2000, 3000]",
+        "3. above 0.25",
+        "4. half",
+        "finalise",
+    ]
+    assert sum(row["samples"] for row in told.values()) == 1000
+    assert told["1. top 5"]["fill"] >= 0.99 or not told["1. top 5"]["packs"]
+    second = told["2. range [2000, 3000]"]
+    assert second["packs"] <= second["samples"] <= 3 * second["packs"]
+    third = told["3. above 0.25"]
+    assert third["samples"] >= 4 * third["packs"] and (third["fill"] >= 0.9 or not third["packs"])
+    assert PlanSpec.from_dict(plan.spec.to_dict()) == plan.spec
+    assert "packer_options" not in pt.plan(tokens, 4096, packer="diverse").spec.to_dict()
+    default = [{"seeds": "half"}, {"seeds": "largest", "min_fill": 0.95}]
+    same = pt.plan(tokens, 4096, packer="diverse", packer_options={"phases": default})
+    assert same.indices.tolist() == pt.plan(tokens, 4096, packer="diverse").indices.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_items": 0}, "max_items is 0"),
+        ({"phases": [{"seed": "half"}]}, "seeds"),
+        ({"phases": [{"seeds": "middle"}]}, "seeds of a phase"),
+        ({"phases": [{"seeds": {"range": 3}}]}, "seeds of a phase"),
+        ({"phases": [{"min_fill": 1.5}]}, "min_fill"),
+        ({"phases": {"seeds": "half"}}, "no list"),
+        ({"phase": []}, "phases"),
+    ],
+)
+def test_knobs_that_cannot_hold(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(PacktrainError, match=said):
+        pt.plan([3, 4], 8, packer="diverse", packer_options=options)
+    with pytest.raises(PacktrainError, match="has no options"):
+        pt.plan([3, 4], 8, packer="bfd", packer_options=options)
 
 
 def test_passes_side_by_side_give_the_same_patterns(monkeypatch: pytest.MonkeyPatch) -> None:

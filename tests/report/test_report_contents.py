@@ -144,3 +144,18 @@ def test_canvas_escapes() -> None:
     canvas.text(0, 0, "<script>")
     canvas.rect(0, 0, 1, 1, "k", title="</title>&")
     assert ET.fromstring(canvas.render()).get("aria-label") == 'a "<b>'
+
+
+@pytest.mark.spec(
+    "003",
+    "hash buckets and phases in the report of a run",
+    key="`report.html`",
+    api="`report.html.write_report`",
+)
+def test_length_classes_and_phases_in_their_order() -> None:
+    lengths = pt.Lengths([64] * 8 + [33] * 5 + [32] * 4 + [20] * 6 + [1] * 16)
+    told = contents.buckets(pt.plan(lengths, pack_length=64, packer="diverse"), lengths)
+    assert told["classes"][0] == ("33 - 64", "13", "677", "33.3 %")
+    assert [row[0] for row in told["phases"]] == ["powers", "seeds", "rest", "finalise"]
+    assert sum(int(row[2]) for row in told["phases"]) == 39
+    assert contents.buckets(pt.plan(lengths, pack_length=64), lengths)["phases"] == []

@@ -44,7 +44,7 @@ VALUES: dict[str, Any] = {
     "shuffle_buffer": 12, "encode_workers": 2, "micro_batch_size": 3, "dyn_bsz": True,
     "count_mode": "effective", "overflow_ratio": 2.0, "warmup_ratio": 0.1, "warmup_tokens": 100,
     "pad_packed_input": True, "pad_to_length": 99, "global_batch_size": 6, "on_error": "zero",
-    "samples_per_row": 4,
+    "samples_per_row": 4, "packer_options": {"max_items": 4},
 }  # fmt: skip
 NEEDS = {
     ("token_budget", "warmup_tokens"): {"warmup_ratio": 0.5},

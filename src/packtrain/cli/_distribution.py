@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from ..planning.distribution import distribution
+from ..planning.distribution import distribution, phases_of
 from ..planning.lengths import STATUS_OK, Lengths
 from ..planning.packplan import PackPlan
 from ._app import emit
@@ -35,7 +35,7 @@ def show_distribution(folder: Path, kind: str, pack_length: int | None, as_json:
         if pack_length not in (None, plan.spec.pack_length):
             raise InputError(f"the plan has packs of {plan.spec.pack_length}", hint="leave --pack-length out")
         pack_length = plan.spec.pack_length
-        phases = dict((plan.packer.notes or {}).get("phases") or {})
+        phases = phases_of(plan)
         lengths = lengths_of(folder)
     usable = np.asarray(lengths.tokens)[np.asarray(lengths.status) == STATUS_OK]
     view = {**distribution(usable, pack_length), "phases": phases}
@@ -60,5 +60,6 @@ def rows_of(view: dict[str, Any]) -> dict[str, str]:
         f"{powers['samples']:,} ({powers['share']:.1%}) of {len(powers['lengths'])} lengths"
     )
     for name, told in view["phases"].items():
-        rows[f"phase {name}"] = ", ".join(f"{key} {value}" for key, value in told.items())
+        keys = ("packs", "samples", "tokens", "fill")
+        rows[f"phase {name}"] = ", ".join(f"{key} {told[key]}" for key in keys)
     return rows

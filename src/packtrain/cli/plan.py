@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 
 from ..errors import InputError
 from ._app import completed, emit
@@ -36,6 +37,9 @@ def _numbers(option: str, values: tuple[str, ...]) -> dict[str, int]:
     show_default=True,
     help="How packs are filled.",
     shell_complete=completed("packers"),
+)
+@click.option(
+    "--packer-options", metavar="YAML", help="Knobs of the packer, for example '{max_items: 8}' of diverse."
 )
 @click.option("--long-samples", default="single", show_default=True, help="single, drop or error.")
 @click.option(
@@ -69,6 +73,7 @@ def command(
     last_step: str | None,
     skip_samples: Path | None,
     max_drop_fraction: float | None,
+    packer_options: str | None,
     overwrite: bool,
     as_json: bool,
     **options: Any,
@@ -87,6 +92,8 @@ def command(
 
     given = {"packs_multiple": packs_multiple, "last_step": last_step}
     options.update({name: value for name, value in given.items() if value is not None})
+    if packer_options is not None:
+        options["packer_options"] = yaml.safe_load(packer_options)
     if skip_samples is not None:
         options["skip"] = read_skip_file(skip_samples)
     measured = open_lengths(lengths)

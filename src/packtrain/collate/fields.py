@@ -30,6 +30,7 @@ from ..families import Family, families
 __all__ = [
     "IGNORE",
     "MEDIA_RULES",
+    "MEDIA_TYPES",
     "SAMPLE_FIELDS",
     "TOKEN_FIELDS",
     "Segment",
@@ -50,6 +51,9 @@ TOKEN_FIELDS: dict[str, int | float] = {
     "token_type_ids": 0,
     "mm_token_type_ids": 0,
 }
+
+#: The field that says of which medium a token is; 0 on every token of text.
+MEDIA_TYPES = "mm_token_type_ids"
 
 #: Per-sample values: they never become a model input.
 SAMPLE_FIELDS = frozenset({"sample_id", "source", "channel", "weight", "length", "filler", "stand_in"})
@@ -177,6 +181,8 @@ def read_sample(
     for name, value in sample.items():
         if value is None or name == "input_ids" or name == "sample_id":
             continue
+        if name == "loss_scale" and not len(value):
+            continue  # as ms-swift's rows have it where nothing is weighed
         if name in token_fields:
             values = _token_values(name, value, token_fields[name], where)
             _check_length(name, values.numel(), length, where)

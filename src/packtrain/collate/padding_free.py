@@ -28,7 +28,16 @@ from ..errors import InputError
 from ..families import Family
 from .boundaries import choose_kwargs, family_for
 from .dummy import dummies_of
-from .fields import IGNORE, TOKEN_FIELDS, Segment, check_token_fields, media_rules, mrope_keys, read_sample
+from .fields import (
+    IGNORE,
+    MEDIA_TYPES,
+    TOKEN_FIELDS,
+    Segment,
+    check_token_fields,
+    media_rules,
+    mrope_keys,
+    read_sample,
+)
 from .media import check_placeholders, join_media, placeholders_of
 from .pack_batch import NO_SAMPLE, PackBatch, offsets
 from .padding import full, pad_segments, padding_mask, segment_multiple
@@ -158,12 +167,15 @@ class PaddingFreeCollator:
         """A per-token field or explicit positions in one member must be in all of them.
 
         A sample without `loss_scale` beside one with it weighs 1: templates give it only where a record
-        weighs its answers.
+        weighs its answers. One without media has media types of 0.
         """
         full = [segment for segment in segments if not segment.weightless]
         if any("loss_scale" in segment.tokens for segment in full):
             for segment in full:
                 segment.tokens.setdefault("loss_scale", torch.ones(segment.length))
+        if any(MEDIA_TYPES in segment.tokens for segment in full):
+            for segment in (segment for segment in full if not segment.media):
+                segment.tokens.setdefault(MEDIA_TYPES, torch.zeros(segment.length, dtype=torch.int64))
         present = sorted({name for segment in full for name in segment.tokens})
         for segment in full:
             if len(segment.tokens) < len(present):

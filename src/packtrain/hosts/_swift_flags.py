@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from ..errors import ConfigError
 from ._checks import NOISE
 
 __all__ = ["check_flags"]
+
+logger = logging.getLogger(__name__)
 
 #: Attention for which packs are kept apart by restarting positions.
 _BY_POSITIONS = ("sdpa", "eager", "flash_attn", "flash_attention_2", "flash_attention_3", "flash_attention_4")
@@ -17,7 +20,8 @@ def check_flags(args: Any, samples_per_step: int | str | None) -> None:
     """Refuse flags that cannot keep their meaning."""
     size = args.per_device_train_batch_size
     for flag, wrong, why, hint in (
-        ("streaming", args.streaming, "a plan needs all rows", "remove it, or pack without this plugin"),
+        ("streaming", args.streaming, "a plan needs all rows",
+         "remove it, or give a stream: install(source=lambda: StreamingPackedDataset(…))"),
         ("group_by_length", getattr(args, "group_by_length", False), "packs have equal lengths", "remove it"),
         ("label_smoothing_factor", getattr(args, "label_smoothing_factor", 0), "its loss is a mean over rows",
          "remove it"),
@@ -27,7 +31,6 @@ def check_flags(args: Any, samples_per_step: int | str | None) -> None:
          and not getattr(args, "average_tokens_across_devices", True),
          "ranks hold different numbers of tokens, and the loss would not be the mean over them", "remove it"),
         ("neftune_noise_alpha", getattr(args, "neftune_noise_alpha", None), NOISE, "remove it"),
-        ("packing_num_proc", args.packing_num_proc != 1, "there is one plan of all rows", "remove it"),
         ("sequence_parallel_size", getattr(args, "sequence_parallel_size", 1) > 1,
          "packs are not cut over ranks", "set it to 1"),
         ("truncation_strategy", args.truncation_strategy == "split", "packs hold whole rows",
@@ -46,3 +49,7 @@ def check_flags(args: Any, samples_per_step: int | str | None) -> None:
     ):  # fmt: skip
         if wrong:
             raise ConfigError(f"--{flag} {getattr(args, flag)} with packing: {why}", hint=hint)
+    if args.packing_num_proc != 1:
+        logger.warning(
+            "--packing_num_proc %s has no effect: there is one plan of all rows", args.packing_num_proc
+        )

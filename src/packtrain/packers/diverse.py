@@ -8,35 +8,125 @@
 4. finalise: best fit decreasing on what is left.
 The plan notes a table with packs, samples and fill of each phase. Packs are mixed rather than tight: expect
 somewhat more of them than with `auto`. Deterministic; works on counts, so its cost does not depend on n.
+
+Options: `max_items` (samples of a pack, in every phase), and `phases` instead of 2. and 3., each with
+
+    seeds       what opens a pack: half (above half of it), largest (until a pack stays below the knobs),
+                {top: N} (the N largest lengths), {range: [low, high]}, {lengths: [512, …]}, or
+                {above: 0.25} (of a pack)
+    min_items, max_items     samples of a pack
+    min_fill    share of a pack; what stays below it, or below min_items, waits for a later phase
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import InputError, UnknownNameError
 from ..extend import PackProblem, Patterns
 from . import bfd
 
-__all__ = ["HISTOGRAM", "VERSION", "pack"]
+__all__ = ["HISTOGRAM", "OPTIONS", "VERSION", "check_options", "pack", "phase_order"]
 
 VERSION = 1
 HISTOGRAM = True
+OPTIONS: dict[str, Any] = {"max_items": None, "phases": None}
 
-_FULL_ENOUGH = (95, 100)
-_PHASES = ("powers", "seeds", "rest", "finalise")
+_FULL_ENOUGH = 0.95
+_PARTS = 1_000_000  # shares of a pack are compared in whole numbers
+_KNOBS = ("seeds", "min_items", "max_items", "min_fill")
+_SEEDS = ("half", "largest")
+_NAMED_SEEDS = ("top", "range", "lengths", "above")
+#: What takes the place of phases that are not given, by their names.
+_DEFAULT: dict[str, dict[str, Any]] = {
+    "seeds": {"seeds": "half"},
+    "rest": {"seeds": "largest", "min_fill": _FULL_ENOUGH},
+}
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse knobs that cannot hold.
+
+    Raises:
+        InputError, UnknownNameError: names the knob.
+    """
+    _whole("max_items", options.get("max_items"))
+    phases = options.get("phases")
+    if phases is None:
+        return
+    if not isinstance(phases, list | tuple) or not all(isinstance(phase, Mapping) for phase in phases):
+        raise InputError("phases of packer diverse are no list of mappings", hint="[{seeds: half}, …]")
+    for phase in phases:
+        for name in phase:
+            if name not in _KNOBS:
+                raise UnknownNameError("knob of a phase", str(name), _KNOBS)
+        _whole("min_items", phase.get("min_items"))
+        _whole("max_items", phase.get("max_items"))
+        fill = phase.get("min_fill", 0.0)
+        if isinstance(fill, bool) or not isinstance(fill, int | float) or not 0 <= fill <= 1:
+            raise InputError(f"min_fill is {fill!r}", hint="a share of a pack, 0 to 1")
+        seeds = phase.get("seeds", "largest")
+        named = isinstance(seeds, Mapping) and len(seeds) == 1 and next(iter(seeds)) in _NAMED_SEEDS
+        if not named and seeds not in _SEEDS:
+            raise InputError(
+                f"seeds of a phase are {seeds!r}",
+                hint="half, largest, {top: N}, {range: [low, high]}, {lengths: [N, …]} or {above: share}",
+            )
+        seeds_of(seeds, [1], 1)
+
+
+def _whole(name: str, value: Any) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise InputError(f"{name} is {value!r}, expected an integer >= 1")
+
+
+def seeds_of(strategy: Any, left: list[int], capacity: int) -> list[int]:
+    """Lengths that open packs in a phase, the largest first.
+
+    >>> seeds_of({"range": [2, 5]}, [1, 2, 3, 5, 8], 8), seeds_of("half", [1, 4, 5, 8], 8)
+    ([5, 3, 2], [8, 5])
+    """
+    down = left[::-1]
+    if strategy in _SEEDS:
+        return [size for size in down if strategy == "largest" or 2 * size > capacity]
+    ((name, value),) = strategy.items()
+    try:
+        if name == "top":
+            return down[: int(value)]
+        if name == "range":
+            low, high = value
+            return [size for size in down if low <= size <= high]
+        if name == "lengths":
+            return [size for size in down if size in value]
+        return [size for size in down if size >= float(value) * capacity]
+    except (TypeError, ValueError):
+        raise InputError(f"seeds of a phase are {strategy!r}", hint="see packtrain.packers.diverse") from None
+
+
+def phase_order(names: Iterable[str]) -> list[str]:
+    """Names of phases as they were run, whatever order they were stored in."""
+    known = {"powers": 0, "seeds": 1, "rest": 2, "finalise": 1 << 30}
+    return sorted(names, key=lambda name: known[name] if name in known else int(name.partition(".")[0]))
 
 
 def pack(problem: PackProblem) -> Patterns:
-    """Patterns of the four phases, with their table in the notes."""
-    state = _State(problem.sizes, problem.counts, problem.capacity)
+    """Patterns of the phases, with their table in the notes."""
+    phases = problem.options.get("phases")
+    named: dict[str, Mapping[str, Any]] = dict(_DEFAULT)
+    if phases is not None:
+        named = {f"{i}. {_told(phase)}": phase for i, phase in enumerate(phases, 1)}
+    state = _State(
+        problem.sizes, problem.counts, problem.capacity, problem.options.get("max_items"), [*named]
+    )
     state.powers()
-    state.seeds()
-    state.rest()
+    for name, phase in named.items():
+        state.phase(name, phase)
     state.finalise()
     as_array = [np.array(v, dtype=np.int64) for v in (state.repeat, state.offsets, state.size, state.number)]
     return Patterns(
@@ -44,8 +134,13 @@ def pack(problem: PackProblem) -> Patterns:
         offsets=as_array[1],
         size=as_array[2],
         number=as_array[3],
-        notes={"phases": {phase: state.table[phase] for phase in _PHASES}},
+        notes={"phases": state.table},
     )
+
+
+def _told(phase: Mapping[str, Any]) -> str:
+    seeds = phase.get("seeds", "largest")
+    return seeds if isinstance(seeds, str) else " ".join(f"{key} {value}" for key, value in seeds.items())
 
 
 @dataclass
@@ -55,6 +150,8 @@ class _State:
     sizes: NDArray[np.int64]
     counts: NDArray[np.int64]
     capacity: int
+    most: int | None
+    phases: list[str]
     repeat: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=lambda: [0])
     size: list[int] = field(default_factory=list)
@@ -64,33 +161,36 @@ class _State:
     def __post_init__(self) -> None:
         self.left: list[int] = self.sizes.tolist()  # ascending, all with count > 0
         self.count: dict[int, int] = dict(zip(self.left, self.counts.tolist(), strict=True))
-        self.table = {phase: {"packs": 0, "samples": 0, "tokens": 0, "fill": 0.0} for phase in _PHASES}
+        names = ["powers", *self.phases, "finalise"]
+        self.table = {phase: {"packs": 0, "samples": 0, "tokens": 0, "fill": 0.0} for phase in names}
 
     def powers(self) -> None:
         ladder = [size for size in self.left if size & (size - 1) == 0]
         while ladder:
-            content = self.mixed(ladder, {}, self.capacity)
+            content = self.mixed(ladder, {}, self.capacity, self.most)
             if sum(size * k for size, k in content.items()) < self.capacity:
                 break
             self.emit("powers", content, ladder)
         self.drop_used()
 
-    def seeds(self) -> None:
-        for seed in [size for size in reversed(self.left) if 2 * size > self.capacity]:
+    def phase(self, name: str, knobs: Mapping[str, Any]) -> None:
+        """Open packs with the seeds of a phase; what does not meet its knobs waits for a later one."""
+        most = min((n for n in (self.most, knobs.get("max_items")) if n is not None), default=None)
+        least, fill = knobs.get("min_items", 1), round(knobs.get("min_fill", 0.0) * _PARTS)
+        strategy = knobs.get("seeds", "largest")
+        for seed in seeds_of(strategy, self.left, self.capacity):
             while self.count[seed]:
-                content = self.mixed(self.left, {seed: 1}, self.capacity - seed)
-                self.emit("seeds", content, self.left)
-
-    def rest(self) -> None:
-        while self.left:
-            seed = self.left[-1]
-            content = self.mixed(self.left, {seed: 1}, self.capacity - seed)
-            fill = sum(size * k for size, k in content.items())
-            if fill * _FULL_ENOUGH[1] < self.capacity * _FULL_ENOUGH[0]:
-                break
-            self.emit("rest", content, self.left)
+                content = self.mixed(self.left, {seed: 1}, self.capacity - seed, most)
+                tokens = sum(size * k for size, k in content.items())
+                if tokens * _PARTS < self.capacity * fill or sum(content.values()) < least:
+                    if strategy == "largest":
+                        return  # smaller seeds fill packs no better
+                    break
+                self.emit(name, content, self.left)
 
     def finalise(self) -> None:
+        if self.most is not None:
+            self.phase("finalise", {})
         sizes = np.array(self.left, dtype=np.int64)
         counts = np.array([self.count[size] for size in self.left], dtype=np.int64)
         rest = bfd.pack_tokens(
@@ -101,23 +201,32 @@ class _State:
             content = dict(zip(rest.size[part].tolist(), rest.number[part].tolist(), strict=True))
             self.add("finalise", content, int(rest.repeat[group]))
 
-    def mixed(self, choice: list[int], start: dict[int, int], room: int) -> dict[int, int]:
-        """Fill `room` with different sizes of `choice`, largest first; then with repeats, largest first."""
+    def mixed(
+        self, choice: list[int], start: dict[int, int], room: int, most: int | None = None
+    ) -> dict[int, int]:
+        """Fill `room` with different sizes of `choice`, largest first; then with repeats, largest first.
+
+        Args:
+            most: samples of the pack.
+        """
         content = dict(start)
+        items = (1 << 62 if most is None else most) - sum(content.values())
         place = bisect_right(choice, room)
         while place:
             size = choice[place - 1]
-            if size not in content:
+            if size not in content and items:
                 content[size] = 1
                 room -= size
+                items -= 1
             place = min(place - 1, bisect_right(choice, room))
         place = bisect_right(choice, room)
         while place:
             size = choice[place - 1]
-            more = min(room // size, self.count[size] - content.get(size, 0))
+            more = min(room // size, self.count[size] - content.get(size, 0), items)
             if more > 0:
                 content[size] = content.get(size, 0) + more
                 room -= more * size
+                items -= more
             place = min(place - 1, bisect_right(choice, room))
         return content
 

@@ -274,6 +274,8 @@ def _plan_options(config: RunConfig, validation: bool, world_size: int) -> dict[
         "min_fill_ratio": None,
         "max_drop_fraction": getattr(data, "max_drop_fraction", None),
     }
+    if isinstance(data, Planned) and data.packer_options:
+        options["packer_options"] = data.packer_options
     if validation:
         options["long_samples"] = "single"  # evaluation drops nothing
     if not isinstance(data, Planned):

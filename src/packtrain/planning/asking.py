@@ -48,6 +48,7 @@ def pack_classes(classes: Classes, lengths: Lengths, spec: PlanSpec) -> Packed:
         },
         max_samples=spec.max_samples,
         seed=spec.seed,
+        options=spec.packer_options,
     )
     answer = module.pack(problem)
     notes = dict(answer.notes) if isinstance(answer, Patterns | Bins) else {}

@@ -12,10 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
+from ..packers.diverse import phase_order
 
-__all__ = ["distribution"]
+__all__ = ["distribution", "phases_of"]
 
 I64 = NDArray[np.int64]
+
+
+def phases_of(plan: Any) -> dict[str, Any]:
+    """What each phase of a `diverse` plan did, in the order in which they ran; empty for other plans."""
+    told = dict((plan.packer.notes or {}).get("phases") or {})
+    return {name: told[name] for name in phase_order(told)}
 
 
 def distribution(tokens: Any, pack_length: int) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class PlanSpec:
         last_step: with samples_per_step, what becomes of the samples that do not fill the last step: `keep`
             (a smaller step) or `drop` (into the ledger, `partial_step`).
         skip: sample ids to leave out, into the ledger (`skipped`).
+        packer_options: knobs of the packer, by name (`OPTIONS` of its module).
     """
 
     pack_length: int
@@ -62,6 +63,7 @@ class PlanSpec:
     packs_per_step: int | None = None
     last_step: str = "keep"
     skip: tuple[int, ...] = ()
+    packer_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._check_integer("pack_length", 1, "the cap of a pack in tokens")
@@ -116,6 +118,14 @@ class PlanSpec:
         else:
             self._check_steps()
         module = extend.lookup("packers", self.packer)
+        known = getattr(module, "OPTIONS", {})
+        for name in self.packer_options:
+            if name not in known:
+                if known:
+                    raise UnknownNameError(f"option of packer {self.packer}", str(name), known)
+                raise InputError(f"packer {self.packer!r} has no options", hint="leave packer_options out")
+        if self.packer_options:
+            module.check_options(self.packer_options)
         if (self.limits or self.max_samples is not None) and not getattr(module, "LIMITS", False):
             raise InputError(
                 f"packer {self.packer!r} does not plan limits or max_samples",
@@ -146,7 +156,10 @@ class PlanSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; `from_dict` gives the same spec back."""
-        return {**asdict(self), "skip": list(self.skip)}
+        values = {**asdict(self), "skip": list(self.skip)}
+        if not self.packer_options:  # checksums of plans without them stay what they were
+            del values["packer_options"]
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PlanSpec:

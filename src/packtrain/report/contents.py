@@ -6,16 +6,19 @@ Texts are left as they are; the page escapes them. Lists are capped here, with t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..planning.distribution import distribution, phases_of
+from ..planning.lengths import STATUS_OK
 from .numbers import Slots
 from .plots import Points
 
 __all__ = [
+    "buckets",
     "comparison_rows",
     "config_text",
     "curves",
@@ -138,6 +141,20 @@ def comparison_rows(comparison: Mapping[str, Any] | None) -> dict[str, Any] | No
         holds = abs(float(difference)) <= float(tolerance)
     rows = [(str(name).replace("_", " "), _figure(value)) for name, value in values.items()]
     return {"rows": rows, "holds": holds}
+
+
+def buckets(plan: Any, lengths: Any) -> dict[str, Sequence[tuple[str, ...]]]:
+    """Rows of the length classes against the pack length, and of the phases of a `diverse` plan."""
+    usable = np.asarray(lengths.tokens)[np.asarray(lengths.status) == STATUS_OK]
+    classes = [
+        (row["class"], f"{row['samples']:,}", f"{row['tokens']:,}", percent(row["share"]))
+        for row in distribution(usable, int(plan.spec.pack_length))["classes"]
+    ]
+    phases = [
+        (name, f"{row['packs']:,}", f"{row['samples']:,}", percent(row["fill"]))
+        for name, row in phases_of(plan).items()
+    ]
+    return {"classes": classes, "phases": phases}
 
 
 def facts(plan: Any, stats: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:

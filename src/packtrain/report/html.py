@@ -92,6 +92,7 @@ def write_report(
         loss_words=contents.loss_words(lines),
         comparison=contents.comparison_rows(comparison),
         facts=contents.facts(plan, stats),
+        buckets=contents.buckets(plan, lengths),
         checksum=plan.checksum,
         config=contents.config_text(config),
         drawn=drawn,

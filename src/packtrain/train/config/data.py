@@ -104,6 +104,8 @@ class Planned(Records):
     """with `packing: false`: samples of an optimizer step, over all ranks"""
     packer: str = "auto"
     """packing strategy"""
+    packer_options: dict[str, Any] = Field(default_factory=dict)
+    """knobs of the packer, such as `{max_items: 8}` of `diverse` ([planning.md](planning.md))"""
     long_samples: Literal["single", "drop"] = "single"
     """a sample of `length >= cap` gets a pack of its own, or goes to the ledger (`over_long`)"""
     drop_under_filled: bool = False
