@@ -24,6 +24,12 @@ part = st.one_of(
         [
             {"type": "image"},
             {"type": "image", "image": "b.png"},
+            {"type": "image_url", "image_url": {"url": "b.png"}},
+            {"type": "image_url", "image_url": "b.png"},
+            {"type": "image_url", "image_url": {"url": "b.png", "detail": "high"}},
+            {"type": "image_url", "image_url": {"url": None}},
+            {"type": "image", "image": ""},
+            {"type": "input_image", "input_image": "b.png"},
             {"type": "video", "video": ["1.jpg", "2.jpg"]},
         ]
     ),
@@ -55,6 +61,11 @@ usual = st.lists(
 conversation = st.one_of(usual, usual, st.lists(turn, max_size=3), st.none(), st.just("[]"))
 names = ["id", "source", "width", "url", "score", "system", "tools", "image", "images", "image_path", "video"]
 names += [
+    "file_name",
+    "fps",
+    "duration",
+    "offset",
+    "max_pixels",
     "videos",
     "audio",
     "history",

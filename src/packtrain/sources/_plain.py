@@ -13,14 +13,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ..errors import SampleError
+from ..media.knobs import KNOB_KEYS
 from ..media.location import Ref
 from ._account import Account
-from ._content import Media, check_text, read_content, ref_of, refuse_file_name
+from ._content import MODALITIES, Media, check_text, read_content, ref_of, refuse_file_name
 from ._shapes import CALLS, ROLES, Plan
-from ._values import absent
-from .keys import USES
+from ._values import absent, kind_of_ref
+from .keys import HARMLESS, USES
 
-__all__ = ["Form", "read_plain", "says_nothing"]
+__all__ = ["OF_MEDIUM", "Form", "read_plain", "says_nothing"]
+
+#: Keys of a record that describe or set its one medium.
+OF_MEDIUM = KNOB_KEYS | {"fps", "raw_fps", "duration", "frames", "width", "height"}
 
 _NUMBERS = frozenset({int, float, bool, type(None)})
 
@@ -40,7 +44,7 @@ class Form(NamedTuple):
         asked, said: keys of the texts of a question and its answer.
         system: key of the system text, or "".
         media: (key, modality, whether a list is several media) of every field of media.
-        harmless: keys whose plain values change nothing.
+        harmless: keys whose plain values change nothing (`keys.HARMLESS`).
         rest: all other keys: they have to hold nothing.
         aliases: (key, field) of spellings.
     """
@@ -55,13 +59,8 @@ class Form(NamedTuple):
     aliases: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, names: tuple[str, ...], quiet: frozenset[str]) -> Form | None:
-        """The form of records with these keys; None where they are of no plain shape.
-
-        Args:
-            names: keys.
-            quiet: harmless keys that say nothing of a medium either.
-        """
+    def of(cls, names: tuple[str, ...]) -> Form | None:
+        """The form of records with these keys; None where they are of no plain shape."""
         if not all(type(name) is str for name in names):
             return None
         plan = Plan.of(names, {})
@@ -81,6 +80,8 @@ class Form(NamedTuple):
         system = plan.fields.get("system", "")
         used = {talk, *asked, said, system, *(name for name, _, _ in media)}
         left = tuple(name for name in names if name not in used)
+        pictures = all(kind == "image" for _, kind, _ in media)  # of which these keys set nothing
+        quiet = HARMLESS - KNOB_KEYS - (frozenset() if pictures else OF_MEDIUM)
         harmless = tuple(name for name in left if name in quiet)
         rest = tuple(name for name in left if name not in quiet)
         aliases = tuple(pair for pair in plan.aliases if pair[0] in used and pair[1] in USES[plan.shape])
@@ -104,9 +105,12 @@ def read_plain(
         account: counts the spellings.
         ready: makes a reference ready to open.
     """
+    doubted = False
     for name in form.harmless:
-        if not says_nothing(record[name]):
-            return None
+        if not says_nothing(value := record[name]):
+            if type(value) is not str:
+                return None
+            doubted = True  # it may name a medium
     for name in form.rest:
         if record[name] is not None and not absent(record[name]):
             return None
@@ -128,7 +132,7 @@ def read_plain(
                 if type(content) is not list:
                     return None
                 media = media or Media(_NOTHING, kinds, account)
-                parts = read_content(content, media, pattern if role != "assistant" else None, "")
+                parts = _parts(content, media, pattern if role != "assistant" else None)
             elif "<" in content and role != "assistant":
                 media = media or Media(_NOTHING, kinds, account)
                 parts = read_content(content, media, pattern, "")
@@ -157,6 +161,8 @@ def read_plain(
                     if kind != "text":
                         seen, held = True, part[kind]
                         part[kind] = ready(held) if type(held) is not list else [ready(ref) for ref in held]
+        if doubted and not seen and any(kind_of_ref(record[name]) is not None for name in form.harmless):
+            return None
         for name, field in form.aliases:
             if record[name] is not None and not absent(record[name]):
                 account.alias(name, field)
@@ -164,6 +170,27 @@ def read_plain(
     except SampleError:
         return None  # it is raised again, named, where the record is read in full
     return {"messages": messages}
+
+
+def _parts(content: list[Any], media: Media, pattern: re.Pattern[str] | None) -> list[dict[str, Any]]:
+    """The parts of a message: plain ones as they are, all others through `read_content`."""
+    out: list[dict[str, Any]] = []
+    for part in content:
+        if type(part) is dict and len(part) == 2 and type(kind := part.get("type")) is str:
+            held = part.get(kind)
+            if kind == "text" and type(held) is str and held and held.isascii():
+                if pattern is None or "<" not in held:
+                    out.append({"type": "text", "text": held})
+                    continue
+            elif kind == "image_url" and type(held) is dict and len(held) == 1 and held.get("url"):
+                kind, held = "image", held["url"]
+                media.account.alias("content[].image_url", "content[].image")
+            if kind in MODALITIES and type(held) is str and held:
+                media.inline[kind] += 1
+                out.append({"type": kind, kind: ref_of(kind, held, "")})
+                continue
+        out += read_content([part], media, pattern, "")
+    return out
 
 
 def says_nothing(value: Any) -> bool:

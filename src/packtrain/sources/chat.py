@@ -44,7 +44,7 @@ from ._loss import weigh
 from ._memory import as_source
 from ._objects import objects_of
 from ._open import open_source
-from ._plain import Form, read_plain, says_nothing
+from ._plain import OF_MEDIUM, Form, read_plain, says_nothing
 from ._shapes import FIELDS, SHAPES, Draft, Fields, Plan, Turn, detect
 from ._values import absent
 from .keys import CAPTION, HARMLESS, MEDIA, ORIGIN, USES
@@ -53,12 +53,10 @@ __all__ = ["ChatSource", "media_refs", "open_chats"]
 
 SCHEMA = 3  # raised when the same record would be normalised to another sample
 _HINTS = tuple(dict.fromkeys(name for kind in MODALITIES for name in HINTS[kind] if name in FIELDS))
-#: Keys of a record that describe or set its one medium.
-_OF_MEDIUM = KNOB_KEYS | {"fps", "raw_fps", "duration", "frames", "width", "height"}
 _PLANS = 4096  # remembered
 _MEDIA_FIELDS = frozenset(MEDIA)
 #: Harmless names whose plain values need no look.
-_QUIET = HARMLESS - frozenset(ORIGIN) - _OF_MEDIUM
+_QUIET = HARMLESS - frozenset(ORIGIN) - OF_MEDIUM
 _PLACEHOLDERS = {"image": ("<image>",), "video": ("<video>",), "audio": ("<audio>",)}
 
 
@@ -214,7 +212,7 @@ class ChatSource:
             if len(self._forms) >= _PLANS:
                 self._forms.clear()
             plain = self.account.ignore.isdisjoint(names)
-            form = self._forms[names] = Form.of(names, _QUIET) if plain else None
+            form = self._forms[names] = Form.of(names) if plain else None
         if form is None:
             return None
         return read_plain(record, form, self._kinds, self._pattern, self.account, self._open)
@@ -293,7 +291,7 @@ class ChatSource:
         self, record: Mapping[str, Any], left: tuple[str, ...], listed: Mapping[str, list[dict[str, Any]]]
     ) -> tuple[str, ...]:
         """Keys of a record that set its one listed medium are put into its part; the others come back."""
-        names = [name for name in left if name in _OF_MEDIUM]
+        names = [name for name in left if name in OF_MEDIUM]
         if not names:
             return left
         parts = [(kind, part) for kind in MODALITIES for part in listed[kind]]
