@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
@@ -51,6 +52,19 @@ def test_stopped_at_any_write(made: Callable[..., Set], tmp_path: Path, fmt: str
         ignore=("origin.json",),
     )
     assert steps > 30
+
+
+def test_chunks_that_were_begun_with_another_default_go_on(made: Callable[..., Set], tmp_path: Path) -> None:
+    """The media that the folder was begun with hold, unless others are asked for: those are refused."""
+    held = made(count=9)
+    write(held, tmp_path / "a", format="chunks", options={"media": "source"}, shard=(0, 2))
+    write(held, tmp_path / "a", format="chunks", options={}, shard=(1, 2))
+    finish_export(tmp_path / "a")
+    kept = {json.loads(path.read_text())["media"] for path in (tmp_path / "a").glob("chunk_*.json")}
+    assert kept == {"source"}
+    write(held, tmp_path / "a", format="chunks", options={})
+    with pytest.raises(ForeignArtefactError, match="media"):
+        write(held, tmp_path / "a", format="chunks", options={"media": "uint8"})
 
 
 @pytest.mark.parametrize("fmt", ["webdataset", "energon", "chunks"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ import words_in
 from words_in import lengths_of, producer, put
 
 from packtrain import files
-from packtrain.data import LazyShardedDataset
+from packtrain.data import EncodeCache, LazyShardedDataset
 from packtrain.errors import (
     ConfigError,
     ForeignArtefactError,
@@ -27,10 +28,11 @@ from packtrain.errors import (
     SampleError,
     SourceError,
 )
-from packtrain.export import PackingProducer
+from packtrain.export import PackingProducer, chunks
+from packtrain.planning.spec import PlanSpec
 from packtrain.sources.encoded import EncodedTemplate
 from packtrain.sources.encoded import open_source as open_rows
-from packtrain.store.chunks import ChunkReader
+from packtrain.store.chunks import DEFAULT_MEDIA, ChunkReader
 from packtrain.testing import crash_points, snapshot
 from packtrain.waiting.claim import Claim
 
@@ -63,17 +65,36 @@ def ledger_of(output: Path) -> list[dict[str, Any]]:
 
 
 def test_facts(tmp_path: Path) -> None:
-    """[30,70,30,20,30] at 100 -> 2 packs, 180 tokens; 150 is too long; two of 100 stand alone."""
+    """[30,70,30,20,30] at 100 -> 2 packs, 180 tokens; 150 is long; two of 100 stand alone."""
     put(tmp_path / "in", "a.jsonl", [30, 70, 30, 20, 30])
     stats = producer(tmp_path / "in", tmp_path / "out").run()
     assert (stats.packs, stats.tokens, stats.packed, stats.chunks) == (2, 180, 5, 1)
     assert stats.efficiency == 0.9 and stats.samples_per_pack == 2.5
     put(tmp_path / "in2", "a.jsonl", [150, 100, 100])
-    stats = producer(tmp_path / "in2", tmp_path / "out2").run()
+    stats = producer(tmp_path / "in2", tmp_path / "single").run()
+    assert (stats.packs, stats.dropped, stats.waiting) == (3, {}, 0)
+    stats = producer(tmp_path / "in2", tmp_path / "out2", long_samples="drop").run()
     assert (stats.packs, stats.dropped, stats.waiting) == (2, {"over_long": 1}, 0)
     assert [(row["id"], row["row"], row["reason"]) for row in ledger_of(tmp_path / "out2")] == [
         (0, 0, "over_long")
     ]
+
+
+def test_one_default_an_option_and_a_folder_keeps_its_own(tmp_path: Path) -> None:
+    """Plans, streams and producers agree; what was begun with the defaults of before goes on with them."""
+    put(tmp_path / "in", "a.jsonl", [150, 100, 60])
+    made = producer(tmp_path / "in", tmp_path / "new")
+    assert made.spec.long_samples == PlanSpec(pack_length=100).long_samples == "single"
+    assert made.media == DEFAULT_MEDIA == chunks.OPTIONS["media"]
+    assert inspect.signature(EncodeCache).parameters["media"].default == DEFAULT_MEDIA
+    old = {"long_samples": "drop", "media": "tensor"}
+    producer(tmp_path / "in", tmp_path / "old", **old).run(end=False)
+    put(tmp_path / "in", "b.jsonl", [170, 90], first=3)
+    stats = producer(tmp_path / "in", tmp_path / "old").run()
+    assert (stats.packed, stats.dropped) == (3, {"over_long": 2})
+    assert {files.read_json(path)["media"] for path in (tmp_path / "old").glob("chunk_*.json")} == {"tensor"}
+    with pytest.raises(ForeignArtefactError, match="long_samples 'drop', not 'single'"):
+        producer(tmp_path / "in", tmp_path / "old", long_samples="single").run()
 
 
 @pytest.mark.spec(

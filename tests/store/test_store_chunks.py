@@ -184,10 +184,13 @@ def test_media_as_their_source_bytes(tmp_path: Path) -> None:
     }
     encoder = Encoder()
     sample = {"sample_id": 3, **encoder.encode(record)}
-    with pytest.raises(InputError, match="pixel_values"), ChunkWriter(tmp_path / "c.arrow") as writer:
+    with (
+        pytest.raises(InputError, match="pixel_values"),
+        ChunkWriter(tmp_path / "c.arrow", media="source") as writer,
+    ):
         writer.add([sample])
     assert not (tmp_path / "c.arrow").exists()
-    with ChunkWriter(tmp_path / "c.arrow") as writer:
+    with ChunkWriter(tmp_path / "c.arrow", media="source") as writer:
         writer.add([sample, text(4, [9])], [record, {"messages": []}])
     (tmp_path / "a.png").unlink()
     assert "pixel_values" not in writer.manifest["fields"]

@@ -12,7 +12,7 @@ from train_samples import text_sample
 
 from packtrain.collate import PaddingFreeCollator
 from packtrain.data import PackedDataset
-from packtrain.errors import ConfigError, InputError
+from packtrain.errors import InputError
 from packtrain.planning.build import plan
 from packtrain.planning.lengths import Lengths
 from packtrain.testing.tiny import tiny_model
@@ -145,9 +145,14 @@ def test_repeated_packs_weigh_nothing_when_asked() -> None:
         PackedDataset(view, samples, repeat_loss="half")
 
 
-def test_epochs_reach_samples_that_listen(tmp_path: Path) -> None:
+def test_epochs_reach_samples_that_listen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also with workers: those of every pass start anew, and a setting that says otherwise is one line."""
     samples = Listening([text_sample(3 + i % 5, i) for i in range(8)])
     run(tmp_path, samples, num_train_epochs=3)
     assert samples.epochs == [0, 1, 2]
-    with pytest.raises(ConfigError, match="dataloader_persistent_workers"):
-        run(tmp_path, samples, dataloader_num_workers=1, dataloader_persistent_workers=True)
+    run(tmp_path, samples, dataloader_num_workers=1, dataloader_persistent_workers=True, num_train_epochs=2)
+    assert samples.epochs == [0, 1, 2, 0, 1]
+    (line,) = [line for line in caplog.messages if "dataloader_persistent_workers" in line]
+    assert line.startswith(
+        "no effect beside packs: dataloader_persistent_workers=True (workers of every pass"
+    )

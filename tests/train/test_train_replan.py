@@ -99,10 +99,6 @@ def test_what_cannot_hold_is_refused(tmp_path: Path) -> None:
         ({"packing_drop_last": True}, r"training\.packing_drop_last"),
         ({"packing_strategy": "random_fit"}, "random_fit"),
         ({"replan": "step"}, r"training\.replan is 'step'"),
-        (
-            {"dataloader_num_workers": 1, "dataloader_persistent_workers": True},
-            r"persistent_workers would keep the packs",
-        ),
     ):
         with pytest.raises(ConfigError, match=match):
             run(tmp_path, **change)

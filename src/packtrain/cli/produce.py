@@ -61,9 +61,9 @@ _READING = (
 )
 @click.option("--max-samples", type=int, help="Samples of a pack.")
 @click.option("--multiple-of", default=1, show_default=True, help="Later padding of every sample.")
-@click.option("--long-samples", default="drop", show_default=True, help="drop, single or error.")
+@click.option("--long-samples", help="single, drop or error [default: as OUT was begun, else single].")
 @click.option(
-    "--media", default="tensor", show_default=True, help="How chunks hold media: tensor uint8 source."
+    "--media", help="How chunks hold media: uint8 tensor source [default: as OUT was begun, else uint8]."
 )
 @click.option("--ready", help="A shard is complete: rename marker stable [default: stable with --watch].")
 @click.option("--stable", "stable_s", default=5.0, show_default=True, help="Seconds for --ready stable.")

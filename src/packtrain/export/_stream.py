@@ -21,6 +21,7 @@ from ._journal import Journal
 from ._produce_stats import ProduceStats
 
 __all__ = [
+    "begun_with",
     "check_apart",
     "check_ended",
     "check_least",
@@ -80,6 +81,12 @@ def stream_config(
     if told:
         named["reading"] = json.loads(json.dumps(told, default=str))
     return {**named, "template": files.digest_json(template.config()), **more}
+
+
+def begun_with(output: Path) -> dict[str, Any]:
+    """Options of the stream in `output`; empty where none was begun."""
+    told = read_stream(output)
+    return {} if told is None else dict(told["config"])
 
 
 def read_checked(output: Path, config: Mapping[str, Any]) -> str | None:

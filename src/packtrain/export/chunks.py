@@ -1,7 +1,7 @@
 """chunks: packs that are encoded already, one Arrow file a part, one record batch a pack (`store.chunks`).
 
 Read without a tokenizer: token ids, labels, positions and lengths are as the template gave them. Media are
-kept as their bytes (`media: source`, encoded when read), as `uint8`, or as the tensors they became.
+kept as `uint8`, as the tensors they became, or as their bytes (`media: source`, encoded when read).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 
 from ..errors import DriftError, SampleError, UnknownNameError
 from ..files import sha256_file
-from ..store.chunks import MEDIA, ChunkWriter, manifest_of
+from ..store.chunks import DEFAULT_MEDIA, MEDIA, ChunkWriter, manifest_of
 from ._job import Job, Pack
 
 __all__ = ["check_options", "finish", "needs_template", "write_part"]
 
-OPTIONS = {"media": "source"}
+OPTIONS = {"media": DEFAULT_MEDIA}
 
 needs_template = True
 

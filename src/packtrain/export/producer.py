@@ -32,7 +32,7 @@ from ..extend import Source, Template
 from ..moved import renamed
 from ..planning.spec import PlanSpec
 from ..planning.window import MAX_AGE, WindowPacker
-from ..store.chunks import ChunkWriter
+from ..store.chunks import DEFAULT_MEDIA, ChunkWriter
 from ..store.growing import HELD_BACK, PRODUCER, chunk_name
 from ..waiting.claim import Claim
 from ..waiting.poll import Clock, SystemClock
@@ -79,8 +79,10 @@ class PackingProducer:
         window: samples planned together; `all`: everything that is there when the input ends (with
             `packer="ffd"`: first fit decreasing over the global view).
         packer, seed, limits, max_samples, multiple_of: as in `packtrain.plan`.
-        long_samples: `drop` (into the ledger; packs then have one size), `single` or `error`.
-        media: `tensor`, `uint8` or `source`; see `store.chunks`.
+        long_samples: as in `packtrain.plan`; `drop` gives packs of one size. None: what `output` was begun
+            with, else the default of a plan.
+        media: `uint8`, `tensor` or `source`, see `store.chunks`. None: what `output` was begun with, else
+            the default of chunks.
         ready: when a raw shard is complete: `rename`, `marker` or `stable` (for `stable_s` seconds).
         max_age: windows after which a carried sample is packed whatever the fill.
         flush_s: with `watch`, plan what is there when nothing has come for so long. 0: only full windows.
@@ -120,8 +122,8 @@ class PackingProducer:
         limits: Mapping[str, int] | None = None,
         max_samples: int | None = None,
         multiple_of: int = 1,
-        long_samples: str = "drop",
-        media: str = "tensor",
+        long_samples: str | None = None,
+        media: str | None = None,
         ready: str = "rename",
         stable_s: float = 5.0,
         max_age: int = MAX_AGE,
@@ -147,6 +149,8 @@ class PackingProducer:
             window, flush_s = ALL, 0.0
         if isinstance(window, str):
             raise InputError(f"window is {window!r}", hint="a number of samples, or all")
+        begun = marks.begun_with(Path(output))
+        policy = begun.get("long_samples") if long_samples is None else long_samples
         self.spec = PlanSpec(
             pack_length=pack_length,
             packer=packer,
@@ -154,7 +158,7 @@ class PackingProducer:
             limits=dict(limits or {}),
             max_samples=max_samples,
             multiple_of=multiple_of,
-            long_samples=long_samples,
+            **({} if policy is None else {"long_samples": policy}),
             window=window,
         )
         check_limits(self.spec.limits, getattr(template, "cost_names", None))
@@ -162,7 +166,8 @@ class PackingProducer:
         marks.check_apart(Path(inputs), self.output)
         marks.check_times(poll_s, flush_s, stable_s)
         self._full = (packs_per_chunk, chunk_mb << 20)
-        self.media, self.max_age = media, max_age
+        self.media = begun.get("media", DEFAULT_MEDIA) if media is None else media
+        self.max_age = max_age
         self.flush_s, self.max_ahead, self.keep_completed = flush_s, max_ahead, keep_completed
         self.workers, self.poll_s, self.progress = workers, poll_s, progress
         self._clock = clock or SystemClock()

@@ -25,7 +25,7 @@ from ..errors import ForeignArtefactError, InputError
 from ..execute.local import map_shards
 from ..measuring.eligibility import listens
 from ..planning.packplan import PackPlan
-from ..store.chunks import ChunkReader, ChunkWriter, manifest_of
+from ..store.chunks import DEFAULT_MEDIA, ChunkReader, ChunkWriter, manifest_of
 from .open_chunks import OpenChunks
 
 __all__ = ["EncodeCache"]
@@ -57,7 +57,7 @@ class EncodeCache:
         *,
         key: Mapping[str, Any],
         packs_per_chunk: int = 64,
-        media: str = "uint8",
+        media: str = DEFAULT_MEDIA,
     ) -> None:
         if packs_per_chunk < 1:
             raise InputError(f"packs_per_chunk is {packs_per_chunk}, expected >= 1")

@@ -92,7 +92,7 @@ def export(
         InputError: a planned sample cannot be exported; it is named, and nothing stands in for it.
     """
     out = Path(out)
-    module, settings = format_of(format, options or {})
+    module, settings = format_of(format, options or {}, out)
     if maxcount < 1 or maxsize < 1:
         raise ConfigError(f"maxcount {maxcount}, maxsize {maxsize}", hint="both at least 1")
     if shard is not None and not 0 <= shard[0] < shard[1]:
@@ -204,14 +204,20 @@ def _mapped(
     return mapped
 
 
-def format_of(name: str, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def format_of(name: str, given: Mapping[str, Any], out: Path | None = None) -> tuple[Any, dict[str, Any]]:
     """The module of a format, and its settings with the options that were given.
+
+    Args:
+        out: where an export goes on with the media that it was begun with.
 
     Raises:
         UnknownNameError, ConfigError: an option that it does not have or take.
     """
     module = extend.lookup("export", name)
     settings = dict(module.OPTIONS)
+    if out is not None and "media" in settings and shards.is_export(out):  # begun when the default was another
+        held = files.read_json(shards.key_path(out))
+        settings["media"] = held.get("options", {}).get("media", settings["media"])
     for option, value in given.items():
         if value is None:
             continue

@@ -18,8 +18,9 @@ vocabulary under 65,536: uint16) and come back in their own, bit for bit, as do 
 
 `media` says how tensors that are neither per token nor per sample are kept:
 
-    source   the bytes of the media and the record; reading encodes them again (the default; needs `records`)
-    uint8    tensors; pixels that were normalised from bytes as those bytes and a table (exact, a quarter)
+    source   the bytes of the media and the record; reading encodes them again (needs `records`)
+    uint8    tensors; pixels that were normalised from bytes as those bytes and a table (exact, a quarter; the
+             default of everything that writes chunks: it needs nothing beside the tensors, and loses nothing)
     tensor   tensors as they are: read without any copy, where no padding was cut off
 
 A chunk is absent or whole: the file is renamed to its name when it is complete, and the manifest (size,
@@ -45,10 +46,12 @@ from ._chunk_reader import CHUNK_SCHEMA, ChunkReader, manifest_of
 from ._chunk_spool import Held, Spool, is_media
 from ._folders import sealed
 
-__all__ = ["CHUNK_SCHEMA", "MEDIA", "ChunkReader", "ChunkWriter", "manifest_of"]
+__all__ = ["CHUNK_SCHEMA", "DEFAULT_MEDIA", "MEDIA", "ChunkReader", "ChunkWriter", "manifest_of"]
 
 #: How media may be kept.
 MEDIA = ("source", "uint8", "tensor")
+#: How they are kept where nobody says: by exports, producers and encode caches.
+DEFAULT_MEDIA = "uint8"
 
 
 class ChunkWriter:
@@ -69,7 +72,7 @@ class ChunkWriter:
     """
 
     def __init__(
-        self, path: str | Path, *, media: str = "source", meta: Mapping[str, Any] | None = None
+        self, path: str | Path, *, media: str = DEFAULT_MEDIA, meta: Mapping[str, Any] | None = None
     ) -> None:
         if media not in MEDIA:
             raise UnknownNameError("media", media, MEDIA)

@@ -30,10 +30,11 @@ from ..planning.align import AlignedPlan
 from ..workers import worker_context
 from .at_begin import ProofAtBegin
 from .attention import check_attention, check_batch
+from .evaluate import ExactSums
 from .growing import steps_of
 from .loss import bare_model
 from .meter import Meter, supervised
-from .passes import Passes, check_workers, is_sized, loader_options, pass_loader
+from .passes import Passes, is_sized, loader_options, pass_loader, tell_without_effect
 from .restore import RestoresWeights
 from .standing import Standing, checkpoint_of, load_position
 from .start_up import StartUpReport, prove_before_training
@@ -65,7 +66,7 @@ class PackingMixin(RestoresWeights):
     packs_passes: Passes
     packs_loaded: bool = False
     proof: StartUpReport | None = None
-    packs_evaluating: list[torch.Tensor] | None = None
+    packs_evaluating: ExactSums | None = None
     unsupervised_steps: int = 0
     #: What a host's loss divides by in a step without any supervised token.
     packs_least = 1
@@ -87,7 +88,7 @@ class PackingMixin(RestoresWeights):
             raise ConfigError(
                 f"{args.n_gpu} GPUs in one process", hint="start one process per GPU with torchrun"
             )
-        check_workers(source, args)
+        tell_without_effect(source, args)
         self.packs = source
         self.packs_collator = PaddingFreeCollator(bare_model(host.model)) if collate is None else collate
         self.packs_meter = Meter(source.pack_length, self.packs_summed)
@@ -259,27 +260,28 @@ class PackingMixin(RestoresWeights):
         return super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's loop; over packs the loss is the exact mean over supervised tokens."""
+        """Trainer's loop; over packs the loss is the exact mean, see `evaluate.ExactSums`."""
         if not _has_plan(getattr(dataloader, "dataset", None)):
             return super().evaluation_loop(dataloader, *args, **kwargs)  # type: ignore[misc]
         prefix = kwargs.get("metric_key_prefix") or (args[3] if len(args) > 3 else "eval")
-        self.packs_evaluating = [torch.zeros(2, dtype=torch.float64)]
+        self.packs_evaluating = sums = ExactSums(dataloader.dataset.packs, self.packs.rank)
         try:
             output = super().evaluation_loop(dataloader, *args, **kwargs)  # type: ignore[misc]
-            sums = torch.stack(self.packs_evaluating).sum(0)
         finally:
             self.packs_evaluating = None
-        loss, tokens = self.packs_summed(sums).tolist()
         if f"{prefix}_loss" in output.metrics:
-            output.metrics[f"{prefix}_loss"] = loss / max(1.0, tokens)
+            output.metrics.update(sums.metrics(prefix, self.packs_summed))
         return output._replace(num_samples=len(dataloader.dataset.plan.indices))
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        count = supervised(inputs) if self.packs_evaluating is not None else 0
+        sums = self.packs_evaluating
+        counts = sums is not None and sums.counts(inputs)
         loss, logits, labels = super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
-        if self.packs_evaluating is not None and loss is not None:
+        if sums is not None and loss is not None:
+            count = supervised(inputs)
             loss = loss if count else torch.zeros_like(loss)
-            self.packs_evaluating.append(torch.tensor([float(loss) * count, count], dtype=torch.float64))
+            if counts:
+                sums.add(inputs, float(loss) * count, count)
         return loss, logits, labels
 
 

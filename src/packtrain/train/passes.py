@@ -7,16 +7,17 @@ on by its own state, so nothing is read or computed for what was trained before.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..errors import ConfigError
-from ..measuring.eligibility import listens
+__all__ = ["Passes", "is_sized", "loader_options", "pass_loader", "replans", "tell_without_effect"]
 
-__all__ = ["Passes", "check_workers", "is_sized", "loader_options", "pass_loader", "replans"]
+
+logger = logging.getLogger(__name__)
 
 
 class Passes(IterableDataset[Any]):  # type: ignore[misc]
@@ -72,24 +73,26 @@ def replans(source: Any) -> bool:
     return getattr(getattr(source, "data", None), "replan", None) is not None
 
 
-def check_workers(source: Any, args: Any) -> None:
-    """Refuse loader workers that would outlive what they hold a copy of.
+#: Settings of TrainingArguments that have no effect beside packs: the value they have then, and why.
+_WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
+    "dataloader_persistent_workers": (False, "workers of every pass start anew, and see its epoch"),
+    "group_by_length": (False, "packs have equal lengths"),
+    "ignore_data_skip": (False, "a saved position is restored without reading data"),
+}
 
-    Raises:
-        ConfigError: samples or packs change with the epoch.
-    """
-    if not (args.dataloader_num_workers and args.dataloader_persistent_workers):
-        return
-    data = getattr(source, "data", None)
-    for keeps, what, why in (
-        (listens(getattr(data, "samples", None)), "samples", "this source has set_epoch"),
-        (replans(source), "packs", "training.replan is set"),
-    ):
-        if keeps:
-            raise ConfigError(
-                f"training.dataloader_persistent_workers would keep the {what} of the first epoch: {why}",
-                hint="set training.dataloader_persistent_workers: false",
-            )
+
+def tell_without_effect(source: Any, args: Any) -> None:
+    """One warning line for the settings of `args` that packs of this source leave without effect."""
+    without = dict(_WITHOUT_EFFECT)
+    if is_sized(source):
+        without.pop("ignore_data_skip")  # refused there: Trainer would begin the epoch again
+    found = [
+        f"{name}={getattr(args, name)!r} ({why})"
+        for name, (value, why) in without.items()
+        if getattr(args, name, value) != value
+    ]
+    if found:
+        logger.warning("no effect beside packs: %s", "; ".join(found))
 
 
 def loader_options(args: Any, start: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@
 
 - the loss is computed without the logits of a whole row where the head is plain (`loss`), weighted as
   `reduction` says, and divided by the weights of the step over all micro steps and ranks;
-- `evaluate` sums weighted token losses and divides once;
+- `evaluate` reduces as training does, without logits;
 - losses of samples and sources are traced where asked, figures of the packs logged with every row.
 
 Written for W ranks: the counts are summed over them, and gradients that DDP averages are scaled by W.
@@ -28,10 +28,10 @@ from ..files import append_line
 from ..packs.source import pack_source
 from ..planning.balance import Balance
 from ..template import ensure_torchvision
-from .evaluate import evaluate_plan
+from .attention import check_batch
 from .loss import bare_model, count_correct, step_share, token_loss_sum
 from .recorded import token_losses
-from .reduction import Reduction, loss_normaliser
+from .reduction import Reduction, loss_normaliser, source_names
 from .trace import LossTrace
 
 ensure_torchvision()  # transformers imports torchvision with its Trainer
@@ -195,10 +195,50 @@ class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
                 f"a {type(data).__name__} is no validation plan",
                 hint="make a PackedDataset over plan.align(world_size)",
             )
-        metrics = evaluate_plan(self, packs, metric_key_prefix)
+        device = self.args.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):  # a loader draws its seed
+            loader = self.get_eval_dataloader(packs)
+            output = self.evaluation_loop(loader, "Evaluation", True, metric_key_prefix=metric_key_prefix)
+        metrics: dict[str, float] = dict(output.metrics)
+        metrics.pop(f"{metric_key_prefix}_model_preparation_time", None)
         self.log(dict(metrics))
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """The loop over packs; with a trace of sources also `<prefix>_loss/<source>`, token means."""
+        samples = getattr(dataloader.dataset, "samples", None)
+        trace = None
+        if self.trace is not None and self.trace.with_means:
+            trace = LossTrace(None, *source_names(samples))
+        self._judge = (self.reduction.over(samples), trace)
+        output = super().evaluation_loop(dataloader, *args, **kwargs)
+        if trace is not None:
+            prefix = kwargs["metric_key_prefix"]
+            means = trace.means(self.packs_summed)
+            output.metrics.update({f"{prefix}_{name}": value for name, value in means.items()})
+        return output
+
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> Any:
+        """The loss of one pack, without its logits; what it adds to the sums of the evaluation."""
+        sums = self.packs_evaluating
+        if sums is None:
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        check_batch(inputs, bare_model(self.model))
+        reduction, trace = self._judge
+        row, weight = reduction.scaled(inputs)
+        moved = self._prepare_inputs(inputs.with_values(row))
+        with torch.no_grad(), count_correct() as correct, token_losses() as losses:
+            total = token_loss_sum(model, moved, fused=self.fused)
+        if sums.counts(inputs):
+            hits = float(torch.stack(correct).sum()) if correct else 0.0
+            sums.add(inputs, float(total), float(weight), hits)
+            if trace is not None:
+                trace.add(moved, losses)
+                trace.flush(0)
+        return step_share(total, weight, 1), None, None
 
     def trace_losses(self, trace: LossTrace) -> None:
         """Follow the losses of samples and sources from now on."""
