@@ -30,6 +30,7 @@ from .alone import alone
 from .export_guards import (
     clear_other,
     forget_unbegun,
+    held_key,
     key_of,
     put_key,
     refuse_changed,
@@ -215,9 +216,9 @@ def format_of(name: str, given: Mapping[str, Any], out: Path | None = None) -> t
     """
     module = extend.lookup("export", name)
     settings = dict(module.OPTIONS)
-    if out is not None and "media" in settings and shards.is_export(out):  # begun when the default was another
-        held = files.read_json(shards.key_path(out))
-        settings["media"] = held.get("options", {}).get("media", settings["media"])
+    if out is not None and "media" in settings and shards.is_export(out):  # begun with another default
+        held = held_key(out, True).get("options")
+        settings["media"] = (held if isinstance(held, dict) else {}).get("media", settings["media"])
     for option, value in given.items():
         if value is None:
             continue

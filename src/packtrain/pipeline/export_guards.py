@@ -17,6 +17,7 @@ from .publish import origin_of
 __all__ = [
     "clear_other",
     "forget_unbegun",
+    "held_key",
     "key_of",
     "put_key",
     "refuse_changed",
@@ -94,7 +95,7 @@ def refuse_foreign(out: Path, key: dict[str, Any], overwrite: bool) -> None:
     if not out.is_dir():
         return
     if shards.is_export(out):
-        held = _held_key(out, overwrite)
+        held = held_key(out, overwrite)
         refuse_strays(out, str(held.get("format", key["format"])))
         differs = [name for name in key if held.get(name) != key[name]]
         if differs and not overwrite:
@@ -122,7 +123,8 @@ def refuse_strays(out: Path, format: str, listed: Container[str] | None = None) 
         )
 
 
-def _held_key(out: Path, overwrite: bool) -> dict[str, Any]:
+def held_key(out: Path, overwrite: bool) -> dict[str, Any]:
+    """What the folder says of its export; empty where it cannot be read and is to be replaced."""
     try:
         held = files.read_json(shards.key_path(out))
         if isinstance(held, dict):
