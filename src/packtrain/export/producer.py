@@ -150,7 +150,8 @@ class PackingProducer:
         if isinstance(window, str):
             raise InputError(f"window is {window!r}", hint="a number of samples, or all")
         begun = marks.begun_with(Path(output))
-        policy = begun.get("long_samples") if long_samples is None else long_samples
+        asked: Any = begun.get("long_samples") if long_samples is None else long_samples
+        policy: dict[str, Any] = {} if asked is None else {"long_samples": asked}
         self.spec = PlanSpec(
             pack_length=pack_length,
             packer=packer,
@@ -158,8 +159,8 @@ class PackingProducer:
             limits=dict(limits or {}),
             max_samples=max_samples,
             multiple_of=multiple_of,
-            **({} if policy is None else {"long_samples": policy}),
             window=window,
+            **policy,
         )
         check_limits(self.spec.limits, getattr(template, "cost_names", None))
         self.output, self.stop_after_failures = Path(output), stop_after_failures
