@@ -19,7 +19,7 @@ from packtrain.errors import IsolationError
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))
 
-from leaks import LEAKS
+from leaks import LEAKS, on_the_object
 
 __all__ = ["pytestmark"]
 
@@ -62,6 +62,28 @@ def test_a_leak_is_refused_by_name_before_the_first_step(
 
 
 @pytest.mark.parametrize("made", MAKERS, indirect=True)
-def test_the_clean_model_trains(made: Any) -> None:
+def test_the_clean_model_trains_after_one_proof(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from packtrain.train import start_up
+
+    calls, inner = [], start_up._proven
+    monkeypatch.setattr(start_up, "_proven", lambda *given: (calls.append(1), inner(*given))[1])
     made.train()
+    assert len(calls) <= 1  # a host has proven it when it took over
     assert made.state.global_step == 2 and len(made.notes) == 2
+
+
+@pytest.mark.parametrize("made", MAKERS, indirect=True)
+def test_a_callback_that_patches_when_training_begins_is_refused_too(made: Any) -> None:
+    """It was added behind ours: the model is another one than was proven by then."""
+    from transformers import TrainerCallback
+
+    stack = ExitStack()
+
+    class Late(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            on_the_object(kwargs["model"], stack)
+
+    made.add_callback(Late())
+    with stack, pytest.raises(IsolationError, match="forward of Qwen3Attention is plain_causal in"):
+        made.train()
+    assert made.state.global_step == 0

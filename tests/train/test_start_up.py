@@ -59,6 +59,19 @@ def test_a_patched_model_is_refused_with_layer_function_and_file(
             assert "take that function out" in line
 
 
+def test_what_held_is_proven_again_when_a_function_of_its_file_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = fresh()
+    first = prove_before_training(model, packs())
+    assert prove_before_training(model, packs()) is first  # the same code: nothing runs
+    home = sys.modules[type(model).__module__]
+    inner = home.apply_rotary_pos_emb
+    monkeypatch.setattr(home, "apply_rotary_pos_emb", lambda *given: inner(*given))
+    again = prove_before_training(model, packs())
+    assert again is not first and again is not None and again.ok
+
+
 def test_a_layer_of_the_user_that_mixes_tokens_is_named() -> None:
     class Normed(torch.nn.Module):
         def __init__(self, inner: Any) -> None:

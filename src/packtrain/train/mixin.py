@@ -57,6 +57,7 @@ class PackingMixin(RestoresWeights):
 
     args: Any
     model: Any
+    model_wrapped: Any
     accelerator: Any
     state: Any
     eval_dataset: Any
@@ -65,6 +66,9 @@ class PackingMixin(RestoresWeights):
     packs_meter: Meter
     packs_passes: Passes
     packs_loaded: bool = False
+    #: The first packs, kept until the first step begins.
+    packs_begun: list[list[Any]] | None = None
+    packs_steps: bool = False
     proof: StartUpReport | None = None
     packs_evaluating: ExactSums | None = None
     unsupervised_steps: int = 0
@@ -110,6 +114,7 @@ class PackingMixin(RestoresWeights):
         checkpoint = checkpoint_of(self.packs, given, self.args.output_dir)
         self.packs_loaded = load_position(self.packs, checkpoint)
         self.packs_same()
+        self.packs_begun, self.packs_steps = None, False
         if self.packs.kind == "growing" and self.args.max_steps <= 0:
             begun = int(self.packs.state_dict()["step"])
             self.args.max_steps = steps_of(
@@ -120,7 +125,9 @@ class PackingMixin(RestoresWeights):
     # ----------------------------------------------------------------------------------- the proof
     def packs_first(self) -> list[list[Any]]:
         """Members of the first packs of this rank, for the proof; nothing is used up."""
-        return first_packs(self.packs)
+        if self.packs_begun is None:
+            self.packs_begun = first_packs(self.packs)
+        return self.packs_begun
 
     def packs_collated(self, packs: list[Any]) -> Any:
         """As training makes its batches."""
@@ -131,13 +138,21 @@ class PackingMixin(RestoresWeights):
         self.proof = report
 
     def packs_prove(self) -> None:
-        """Prove isolation now as well, where the model has its weights: a host refuses as early as it can.
+        """Prove isolation now as well, where the model stands where it trains: refused as early as can be.
 
         Raises:
             IsolationError: packed samples would read each other in this model.
         """
-        if all(parameter.device.type != "meta" for parameter in self.model.parameters()):
+        if all(p.device.type == self.args.device.type for p in self.model.parameters()):
             prove_before_training(self.model, self.packs_first, collate=self.packs_collated)
+
+    def training_step(self, *given: Any, **more: Any) -> Any:
+        """Trainer's; before the first one, a model that callbacks behind ours changed is proven again."""
+        if not self.packs_steps:
+            if self.proof is not None:
+                prove_before_training(self.model_wrapped, self.packs_first, collate=self.packs_collated)
+            self.packs_begun, self.packs_steps = None, True
+        return super().training_step(*given, **more)  # type: ignore[misc]
 
     # ---------------------------------------------------------------------------------------- ranks
     def packs_same(self) -> None:

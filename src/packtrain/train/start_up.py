@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -118,7 +119,8 @@ def prove_before_training(
         return None
     ran = _fingerprint(model, bare, collate)
     held = _HELD.get(model)
-    if held is not None and held[0] == ran:
+    (again,) = _any_rank(bare, held is None or held[0] != ran)  # ranks prove together
+    if held is not None and not again:
         return held[1]
     if told():
         logger.warning("%s", told())
@@ -461,8 +463,12 @@ def _any_rank(model: Any, *mine: bool) -> list[bool]:
     """Each of some facts: is it so on any rank?"""
     if _ranks() == 1:
         return list(mine)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    flags = torch.tensor([int(one) for one in mine], device=device if device.type != "meta" else "cpu")
+    device = next((p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu"))
+    if torch.distributed.get_backend() == "gloo":
+        device = torch.device("cpu")
+    elif torch.cuda.is_available():  # where the model still is does not matter
+        device = torch.device("cuda", torch.cuda.current_device())
+    flags = torch.tensor([int(one) for one in mine], device=device)
     torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MAX)
     return [bool(one) for one in flags.tolist()]
 
@@ -501,7 +507,7 @@ def _backend(model: Any) -> str | None:
 
 
 def _fingerprint(model: Any, bare: Any, collate: Any) -> tuple[Any, ...]:
-    """What could change the answer: the code of every forward, hook, mask and attention function."""
+    """What could change the answer: the code of every module, its file's functions, hooks and attention."""
     owner = getattr(collate, "__self__", collate)  # a bound method is made anew at every look
     parts: list[Any] = [id(owner), getattr(collate, "__name__", ""), _backend(bare)]
     for module in model.modules():
@@ -509,6 +515,10 @@ def _fingerprint(model: Any, bare: Any, collate: Any) -> tuple[Any, ...]:
         hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
         parts.append((type(module), type(module).forward, id(own) if own is not None else 0, *map(id, hooks)))
         parts.append(vars(module).get("_compiled_call_impl") is not None)
+    kinds = {type(module) for module in model.modules()}
+    homes = {sys.modules.get(kind.__module__) for kind in kinds} - {None}
+    held = ((id(home), name, value) for home in (*kinds, *homes) for name, value in vars(home).items())
+    parts.append(frozenset((home, name, id(value)) for home, name, value in held if callable(value)))
     first = next(iter(model.parameters()), None)
     parts += [
         None if first is None else (first.dtype, str(first.device)),
