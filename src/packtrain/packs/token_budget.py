@@ -26,6 +26,7 @@ from typing import Any
 from ..errors import InputError
 from ..planning.build import plan
 from ..planning.window import MAX_AGE, WindowPacker
+from ..world import world
 from ._batchers import ArrivalPacker, FixedPacker, WarmUp, WarmUpPacker
 from ._keywords import VEOMNI, also_named, flag, whole
 from .pack import Pack
@@ -108,7 +109,8 @@ class TokenBudgetDataset(StreamingPackedDataset):
         if pad_packed_input is None:
             pad_packed_input = pad_to_length is not None
         micro_batch_size = whole("micro_batch_size", micro_batch_size, 1)
-        if max_seq_len is not None and not dyn_bsz and pad_packed_input is not True:
+        idle = max_seq_len is not None and not dyn_bsz and pad_packed_input is not True
+        if idle and world().is_writer:
             logger.warning(
                 "max_seq_len %s has no effect with dyn_bsz off: a row is so many samples", max_seq_len
             )
