@@ -1,4 +1,4 @@
-"""Names of a batch: plain where a model gets them, carriers of the boundaries where somebody rebuilds it."""
+"""A batch: plain names, boundaries that stay with whoever moves or copies it."""
 
 from __future__ import annotations
 
@@ -24,34 +24,32 @@ def batch() -> PackBatch:
 
 
 def test_a_model_gets_plain_names_also_compiled() -> None:
-    for one in (batch(), PackBatch(batch().items()), pickle.loads(pickle.dumps(batch()))):
-        assert names(**one) == [str, str] and [type(name) for name in one] == [str, str]
+    for one in (batch(), batch().to("cpu"), pickle.loads(pickle.dumps(batch()))):
+        assert names(**one) == [type(name) for name, _ in one.items()] == [str, str]
 
     def doubled(**inputs: Any) -> Any:
         return inputs["input_ids"] * 2 + len(inputs)
 
+    moved = {name: value.to("cpu") for name, value in batch().items()}
     compiled = torch.compile(doubled, backend="eager", fullgraph=True)
-    assert compiled(**batch()).tolist() == [[2, 4, 6, 8, 10]]
+    assert compiled(**batch()).tolist() == compiled(**moved).tolist() == [[2, 4, 6, 8, 10]]
 
 
 @pytest.mark.parametrize(
     "rebuild",
     [
-        lambda one: type(one)({key: value for key, value in one.items()}),
-        lambda one: type(one)((key, value) for key, value in one.items()),
-        lambda one: type(one)(one),
         lambda one: one.copy(),
         lambda one: one.with_values({"input_ids": one["input_ids"]}),
         copy.copy,
         copy.deepcopy,
         lambda one: pickle.loads(pickle.dumps(one)),
         lambda one: send_to_device(one, "cpu"),
-        lambda one: type(one)({key: value for key, value in reversed(one.items())}),
+        lambda one: one.to("meta"),
+        lambda one: one.to(torch.device("cpu"), non_blocking=True),
     ],
 )  # fmt: skip
-def test_whoever_rebuilds_a_batch_keeps_its_boundaries(rebuild: Any) -> None:
+def test_whoever_moves_or_copies_a_batch_keeps_its_boundaries(rebuild: Any) -> None:
     made = batch()
-    assert made.items() == made.items() and len(made.items()) == 2
     again = rebuild(made)
     assert type(again) is PackBatch and again.lengths == (2, 3) and again.sample_ids == (7, 8)
-    assert torch.equal(again["input_ids"], made["input_ids"])
+    assert again["input_ids"].is_meta or torch.equal(again["input_ids"], made["input_ids"])

@@ -1,8 +1,7 @@
 """PackBatch: what the collator returns. Boundaries are data of the batch, not something to derive.
 
 They stand on attributes, so they are there even where a model may not get them as inputs, and survive
-pickling (data loader workers) and whoever rebuilds the mapping with other values, `type(batch)({key: …})`, as
-accelerate and transformers do to move a batch: one key carries them.
+pickling (data loader workers), copies, pinning, and `to`, by which accelerate moves a batch.
 `packed_seq_params` gives them in Megatron's words without importing it.
 """
 
@@ -10,30 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from .padding import context_parallel_index
 
-if TYPE_CHECKING:
-    from _collections_abc import dict_items
-
 __all__ = ["NO_SAMPLE", "PackBatch", "offsets"]
 
 #: Segment source of a tail, filler or dummy: it belongs to no sample.
 NO_SAMPLE = -1
-
-
-class _Key(str):
-    """The name of a value that also knows the attributes of its batch."""
-
-    __slots__ = ("attributes",)
-    attributes: dict[str, Any]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (str, (str(self),))
 
 
 class PackBatch(dict[str, Any]):
@@ -62,27 +48,13 @@ class PackBatch(dict[str, Any]):
     dummies: int = 0
     per_token: tuple[str, ...] = ()
 
-    def __init__(self, *values: Any, **named: Any) -> None:
-        given = dict(*values, **named)
-        if values and isinstance(values[0], PackBatch):
-            self.__dict__.update(values[0].__dict__)
-        for key in given:
-            if isinstance(key, _Key):
-                self.__dict__.update(key.attributes)
-                break
-        super().__init__({str(key): value for key, value in given.items()})
+    def to(self, device: Any, non_blocking: bool = False) -> PackBatch:
+        """The same batch with its tensors on `device`, as `accelerate` and a training loop move it."""
 
-    def items(self) -> dict_items[str, Any]:
-        """Names and values; the first name carries the attributes, to a batch that is made of these items.
+        def moved(value: Any) -> Any:
+            return value.to(device, non_blocking=non_blocking) if isinstance(value, torch.Tensor) else value
 
-        The names that `model(**batch)` gets are plain: a compiler takes no others.
-        """
-        named = dict(super().items())
-        for name in named:
-            first = _Key(name)
-            first.attributes = self.__dict__
-            return {first: named.pop(name), **named}.items()
-        return named.items()
+        return self.with_values({name: moved(value) for name, value in self.items()})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuilt, (type(self), dict(self), dict(self.__dict__)))
