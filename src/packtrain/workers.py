@@ -209,14 +209,27 @@ class _Unusable(Exception):
     """Workers cannot be forked from this server."""
 
 
-class _Started:
-    """A process object with the environment it starts in; unpickled in the worker."""
+class _Call:
+    """Unpickled it is what a function gives."""
 
-    def __init__(self, body: bytes) -> None:
-        self.body = body
+    def __init__(self, function: Any, *given: Any) -> None:
+        self._call = function, given
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _started, (environment(), self.body)
+        return self._call
+
+
+class _Light:
+    """A process object for a worker that is spawned: it reads heavy parts from their files.
+
+    What is sent fits into a pipe then, so that the next worker is started while this one imports.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        self._worker, self._name = worker, worker._name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _started, (environment(), parcel(self._worker).body)
 
 
 def _started(variables: dict[str, str], body: bytes) -> Any:
@@ -287,8 +300,9 @@ else:
             publish_text(self.folder / "asked.json", json.dumps(task))
             self.set_forkserver_preload([__name__])
             path = os.pathsep.join(one for one in sys.path if one)
-            # OpenBLAS starts its threads as numpy is imported; a worker computes with one anyway.
-            own = {_ASKED: str(self.folder), "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": path}
+            # OpenBLAS starts threads as numpy is imported, and CUDA as some package looks for a card.
+            threads = {"OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+            own = {_ASKED: str(self.folder), "PYTHONPATH": path, **threads}
             with environment_for_children(own):
                 self.ensure_running()
 
@@ -366,8 +380,8 @@ else:
                 raise _Unusable(f"{len(self._fds)} files go to a worker")
             server = _server_for(job)
             server.check()
-            body = pickle.dumps(_Started(job.body), pickle.HIGHEST_PROTOCOL)
-            self.sentinel, self.pid, kept = server.fork(head, body, self._fds)
+            begin = pickle.dumps(_Call(_started, environment(), job.body))
+            self.sentinel, self.pid, kept = server.fork(head, begin, self._fds)
             self.finalizer = util.Finalize(self, _close, (kept, self.sentinel))
 
     class _Worker(process.BaseProcess):
@@ -382,7 +396,8 @@ else:
                     if str(why) not in _told:
                         _told.add(str(why))
                         logger.warning("workers are spawned one by one, not forked by a server: %s", why)
-            return popen_spawn_posix.Popen(worker)
+            light: Any = _Light(worker)
+            return popen_spawn_posix.Popen(light)
 
         def run(self) -> None:
             end_with_parent()
