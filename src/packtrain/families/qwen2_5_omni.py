@@ -27,6 +27,7 @@ FAMILY = replace(
     video_token="<|VIDEO|>",
     audio_token="<|AUDIO|>",
     video_rule="omni",
+    grounding=None,  # none is published for it: records with boxes are refused
     audio_rule="whisper",
     time_unit="omni",
 )
