@@ -7,6 +7,9 @@ What each shows is entered into the table of modes and hosts (docs/hosts.md); th
 from __future__ import annotations
 
 import copy
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -174,6 +177,23 @@ def test_a_host_has_the_losses_of_the_own_trainer(
     assert ids == order
     assert losses == pytest.approx(expected, abs=1e-5)
     record_property("kind", (host, kind))
+
+
+def test_two_ranks_read_what_grows_and_streams_once(
+    folders: Path, tmp_path: Path, saved_model: Callable[[str], Path]
+) -> None:
+    """Real processes over gloo: growing, stream and token budget in the HF Trainer and TRL, equal steps."""
+    code = str(Path(__file__).with_name("kinds_ranks.py"))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", code]
+    words = [str(folders), str(saved_model("tiny:qwen3")), str(tmp_path)]
+    done = subprocess.run([*launch, *words], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    for name in ranks[0]:
+        one, two = (rank[name] for rank in ranks)
+        assert one["steps"] == two["steps"] and len(one["told"]) == len(two["told"]), name
+        ids = [number for rank in (one, two) for _, members in rank["told"] for number in members]
+        assert sorted(ids) == list(range(200)), name
 
 
 def test_what_packs_of_a_source_cannot_keep_is_refused(folders: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from packtrain.data import (
 from packtrain.errors import InputError, SampleError
 from packtrain.media.image import _QUIET
 from packtrain.packs.open_chunks import OpenChunks
-from packtrain.store.chunks import ChunkWriter
+from packtrain.pipeline.export import export
 
 LENGTHS = np.random.default_rng(5).integers(2, 12, 60)
 SAMPLES = [
@@ -277,12 +277,30 @@ def test_one_call_opens_chats_and_one_loads_packs(tmp_path: Path) -> None:
 
 
 def test_1200_chunks_are_read_in_order_with_256_descriptors(tmp_path: Path) -> None:
-    for number in range(1200):
-        chunk = ChunkWriter(tmp_path / f"{number}.arrow", media="tensor")
-        chunk.add([{**SAMPLES[number % 60], "sample_id": number}])
-        chunk.close()
+    """A whole export, a pack a chunk, by `open_packs` and `pt.loader` in a process of its own."""
+
+    class Source(list):  # type: ignore[type-arg]
+        fingerprint = "many"
+
+        def where(self, number: int) -> str:
+            return f"sample {number}"
+
+    class Encoded:
+        def encode(self, sample: Any) -> Any:
+            return dict(sample)
+
+        def config(self) -> dict[str, Any]:
+            return {"name": "encoded"}
+
+    ids = torch.arange(9)
+    rows = Source({"input_ids": ids, "labels": ids} for _ in range(1200))
+    lengths = pt.Lengths([9] * 1200)
+    lengths.save(tmp_path / "lengths")
+    pt.plan(lengths, pack_length=9).save(tmp_path / "plan", origin={"lengths": str(tmp_path / "lengths")})
+    made = {"source": rows, "template": Encoded(), "format": "chunks", "maxcount": 1}
+    export(tmp_path / "plan", tmp_path / "out", **made)
     script = Path(__file__).with_name("descriptors_script.py")
     told = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), "1200"], capture_output=True, text=True, timeout=300
+        [sys.executable, str(script), str(tmp_path / "out")], capture_output=True, text=True, timeout=300
     )
-    assert (told.returncode, told.stdout.strip()) == (0, "1200"), told.stderr
+    assert (told.returncode, told.stdout.strip()) == (0, "1200 100"), told.stderr
