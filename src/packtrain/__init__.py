@@ -1,18 +1,23 @@
 """packtrain: sequence packing for (multimodal) LLM training, measured, planned once, proven."""
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from . import moved
 from .errors import PacktrainError, SampleError
-from .pipeline.measure import measure
 from .planning.align import AlignedPlan
 from .planning.build import plan
-from .planning.forecast import forecast
 from .planning.ledger import Ledger
 from .planning.lengths import Lengths
 from .planning.packplan import PackPlan
 from .planning.spec import PlanSpec
 from .version import __version__
+
+if TYPE_CHECKING:
+    from .packs.source import loader
+    from .pipeline.measure import measure
+    from .planning.forecast import forecast
+    from .sources.chat import open_chats
 
 moved.install()
 
@@ -33,14 +38,16 @@ __all__ = [
 ]
 
 
+#: What is imported when it is asked for: it needs torch, or the readers of media and sources.
+_LATER = {
+    "forecast": ".planning.forecast",
+    "loader": ".packs.source",
+    "measure": ".pipeline.measure",
+    "open_chats": ".sources.chat",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """What needs torch, or a source, is imported when it is asked for."""
-    if name == "loader":
-        from .packs.source import loader
-
-        return loader
-    if name == "open_chats":
-        from .sources.chat import open_chats
-
-        return open_chats
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATER[name], __name__), name)
