@@ -34,6 +34,10 @@ ensure_torchvision()
 NAME = "tiny:qwen3"
 
 
+#: Three samples in a row; the gradients of parameters, and those at the tokens of other samples.
+CHECKS = ["logits"] * 3 + ["tamper"] * 3 + ["gradients"] * 2
+
+
 def fresh() -> Any:
     return tiny_model(NAME, seed=1)
 
@@ -103,10 +107,10 @@ def test_a_layer_of_the_user_that_mixes_tokens_is_named() -> None:
 def test_clean_models_are_proven_with_their_media(name: str, tiny: dict[str, Any]) -> None:
     report = prove(tiny[name], [samples_for(name, tiny[name])])
     checks = [row.check for row in report.rows]
-    assert checks == ["logits", "logits", "tamper", "tamper", "gradients"]
+    assert checks == CHECKS
     assert report.ok and report.fused and report.mode == "training" and report.control.startswith("caught")
     assert max(row.worst for row in report.rows) < 1e-5
-    assert [row.worst for row in report.rows if row.check == "tamper"] == [0.0, 0.0]
+    assert [row.worst for row in report.rows if row.check == "tamper"] == [0.0] * 3
 
 
 def adapted(model: Any) -> Any:
@@ -373,5 +377,71 @@ def test_ranks_prove_together_through_their_wrapper(how: str, what: str) -> None
         assert "on another rank" in told["rank 0"]
         assert "plain_causal in" in told["rank 1"] and "layers.0.self_attn" in told["rank 1"]
     else:
-        checks = ["logits", "logits", "tamper", "tamper", "gradients"]
-        assert told["rank 0"] == told["rank 1"] == f"True {checks}"
+        assert told["rank 0"] == told["rank 1"] == f"True {CHECKS}"
+
+
+def _hidden(change: Any) -> Any:
+    """Puts a function over the first layer's output [1, T, H], with where the samples of the row begin."""
+
+    def leak(model: Any) -> None:
+        layer = model.model.layers[0]
+        inner = layer.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            made = inner(*args, **kwargs)
+            hidden = made[0] if isinstance(made, tuple) else made
+            places = kwargs["position_ids"].reshape(-1, hidden.shape[1])[0]
+            hidden = change(hidden, (places == 0).nonzero().flatten().tolist())
+            return (hidden, *made[1:]) if isinstance(made, tuple) else hidden
+
+        layer.forward = forward
+
+    return leak
+
+
+def _from_the_third_on(hidden: Any, begins: list[int]) -> Any:
+    if len(begins) < 3:
+        return hidden
+    start = begins[2]
+    return torch.cat([hidden[:, :start], hidden[:, start:] + hidden[:, :start].mean(1, keepdim=True)], 1)
+
+
+class _Back(torch.autograd.Function):
+    """The same forward; backward each token gets a little of the mean over the row."""
+
+    @staticmethod
+    def forward(context: Any, hidden: Any) -> Any:
+        return hidden.clone()
+
+    @staticmethod
+    def backward(context: Any, given: Any) -> Any:
+        return given + 0.005 * given.mean(1, keepdim=True)
+
+
+def _last_token(model: Any) -> None:
+    """The first token of a sample sees a bit of the last one before it, as it is embedded."""
+
+    def hook(module: Any, args: Any, made: Any) -> Any:
+        row = made.clone()
+        if row.shape[1] > 12:
+            row[:, 1:] += 1e-4 * made[:, :-1]
+        return row
+
+    model.model.embed_tokens.register_forward_hook(hook)
+
+
+@pytest.mark.parametrize(
+    ("leak", "check"),
+    [
+        (_hidden(_from_the_third_on), "forward of Qwen3DecoderLayer is _hidden"),
+        (_hidden(lambda hidden, begins: _Back.apply(hidden)), "the gradient of sample .* at another sample"),
+        (_last_token, "_last_token"),
+    ],
+    ids=["third sample", "backward alone", "last token embedded"],
+)
+def test_small_and_late_leaks_are_refused(leak: Any, check: str) -> None:
+    model = fresh()
+    assert prove(model, packs()).ok
+    leak(model)
+    with pytest.raises(IsolationError, match=check):
+        prove(model, packs())

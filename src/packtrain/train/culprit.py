@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Culprit", "find_culprit", "foreign_functions", "place_of"]
+__all__ = ["Culprit", "eagerly", "find_culprit", "foreign_functions", "place_of"]
 
 _OURS = Path(__file__).resolve().parents[1]
 _STDLIB = Path(sysconfig.get_paths()["stdlib"])
@@ -98,7 +98,7 @@ def find_culprit(
     Returns:
         None where no difference was seen on any module.
     """
-    with _eager():
+    with eagerly():
         first = _events(model, one, tokens[0], parts[0])
         second = _events(model, two, tokens[1], parts[1])
         number = _first_difference(first, second, limit)
@@ -139,7 +139,7 @@ def place_of(function: Any) -> str:
 
 # ------------------------------------------------------------------------------------------- passes
 @contextlib.contextmanager
-def _eager() -> Iterator[None]:
+def eagerly() -> Iterator[None]:
     """Compiled models run as plain Python inside, so that hooks see their modules."""
     stance = getattr(torch.compiler, "set_stance", None)
     with stance("force_eager") if stance is not None else contextlib.nullcontext():

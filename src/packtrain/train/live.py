@@ -1,4 +1,4 @@
-"""Rows of two samples through the very object that trains: the passes of the start-up proof.
+"""Rows of a few samples through the very object that trains: the passes of the start-up proof.
 
 Every pass goes through the object as it is called in training (compiled, wrapped, sharded), in training mode
 with dropout off, with the batches of its own collator. All ranks make the same passes in the same order, so
@@ -33,7 +33,7 @@ _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 5e-3, tor
 
 @dataclass
 class Passes:
-    """A row and its two samples alone.
+    """A row and its samples alone.
 
     Attributes:
         packed: logits [T, V] of the row.
@@ -72,10 +72,10 @@ class Live:
 
     def passes(self, row: list[Sample], gradients: bool) -> Passes:
         """The row and each sample alone; one pass gives logits and gradients where it can."""
-        packs = (row, row[:1], row[1:])
+        packs = (row, *([member] for member in row))
         if gradients and not self._apart():
             both = [self.gradients(pack, True) for pack in packs]
-            return Passes(both[0][0], [both[1][0], both[2][0]], [made for _, made in both], True)
+            return Passes(both[0][0], [one for one, _ in both[1:]], [made for _, made in both], True)
         packed, *alone = (self.logits(pack) for pack in packs)
         return Passes(packed, alone, [], False)
 
@@ -125,6 +125,21 @@ class Live:
         kept = {n: g.detach() for n, g in zip(wanted, made, strict=True) if g is not None}
         return logits.detach(), kept
 
+    def reach(self, row: list[Sample], number: int) -> torch.Tensor | None:
+        """Gradients of sample `number`'s loss at the embedded tokens of a row, [T, H]; None: it has none."""
+        if not hasattr(self.bare, "get_input_embeddings"):
+            return None
+        batch = self._batch(row, None)
+        model = self.model
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        with torch.enable_grad(), _no_reentrant(self.bare), _embedded(self.bare, True) as rows:
+            loss = _loss(self._forward(model, batch, row, 0), row, number)
+            if not rows or not loss.requires_grad:
+                return None
+            (made,) = torch.autograd.grad(loss, rows[:1], allow_unused=True)
+        return None if made is None else made.detach().reshape(-1, made.shape[-1])
+
     def _batch(self, pack: Sequence[Sample], alter: Alter | None) -> dict[str, Any]:
         batch = self.collate([list(pack)])
         altered = batch if alter is None else alter(batch)
@@ -160,11 +175,14 @@ def _moved(value: Any, device: torch.device) -> Any:
     return [_moved(part, device) for part in value] if isinstance(value, list) else value
 
 
-def _loss(logits: torch.Tensor, pack: Sequence[Sample]) -> torch.Tensor:
-    """Each token but the first of a sample is predicted from those before it."""
+def _loss(logits: torch.Tensor, pack: Sequence[Sample], only: int | None = None) -> torch.Tensor:
+    """Each token but the first of a sample is predicted from those before it; `only`: of one sample."""
     total = logits.new_zeros((), dtype=torch.float32)
     wide = logits if logits.dtype is torch.float64 else logits.float()
-    for member, part in zip(pack, wide.split([size_of(member) for member in pack]), strict=True):
+    parts = wide.split([size_of(member) for member in pack])
+    for number, (member, part) in enumerate(zip(pack, parts, strict=True)):
+        if only not in (None, number):
+            continue
         ids = torch.from_numpy(np.asarray(member["input_ids"]).reshape(-1).astype(np.int64)).to(part.device)
         targets = ids[1:].clamp(min=0) % part.shape[-1]
         total = total + functional.cross_entropy(part[:-1], targets, reduction="sum")

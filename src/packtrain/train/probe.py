@@ -192,13 +192,14 @@ def ordinary_tokens(model: Any, samples: Sequence[Sample]) -> list[int]:
 
 
 def changed(sample: Sample, ordinary: Sequence[int]) -> Sample | None:
-    """The sample with its first plain text token replaced by another; None without such a token."""
+    """The sample with every plain text token replaced by another; None without such a token."""
     ids, plain = _ids(sample), set(ordinary)
-    place = next((p for p, value in enumerate(ids) if value in plain), None)
-    if place is None:
+    places = [place for place, value in enumerate(ids) if value in plain]
+    if not places:
         return None
-    neighbour = ids[place] - 1 if ids[place] else 1
-    ids[place] = next((value for value in reversed(ordinary) if value != ids[place]), neighbour)
+    for place in places:
+        neighbour = ids[place] - 1 if ids[place] else 1
+        ids[place] = next((value for value in reversed(ordinary) if value != ids[place]), neighbour)
     return {**sample, "input_ids": torch.tensor(ids)}
 
 
@@ -209,7 +210,8 @@ def single_token(sample: Sample, ordinary: Sequence[int]) -> Sample:
 
 def opening(sample: Sample, model: Any, tokens: int) -> Sample | None:
     """The text before the sample's first medium, at most `tokens` of it; None when there is none."""
-    marks = {token for token, _ in placeholders_of(model).values()}
+    known = placeholders_of(model).values() if hasattr(model, "config") else ()  # else it knows no media
+    marks = {token for token, _ in known}
     ids = _ids(sample)
     end = next((place for place, value in enumerate(ids) if value in marks), len(ids))
     end = min(end, tokens)

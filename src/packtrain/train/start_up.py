@@ -3,11 +3,11 @@
     report = prove_before_training(model, packs)        # raises IsolationError on a leak
     report = prove(model, loader)                       # the same for users of PackLoader
 
-Two short samples of the first packs (A, B) make one row:
+Three short samples of the first packs (A, B, C) make one row:
 
-    logits       of A and B in the row against each alone
-    tamper       a token of A is changed: B stays the same bit for bit; and the other way round
-    gradients    of a few parameters, packed against summed up alone
+    logits       of each in the row against itself alone
+    tamper       the text of one is changed: the others stay the same bit for bit
+    gradients    of a few parameters, packed against summed up alone; B's loss reaches no token of A and C
     control      the row as if it were one sample must leak, or the proof says that it has no power here
 
 Whatever the model is by then (patched, compiled, with adapters, quantised, sharded) is what is proven: no
@@ -24,7 +24,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from ..collate import PaddingFreeCollator, attention_of
 from ..collate.boundaries import family_for, text_config
 from ..errors import InputError, IsolationError
 from .controls import one_segment
-from .culprit import Culprit, find_culprit, foreign_functions
+from .culprit import Culprit, eagerly, find_culprit, foreign_functions
 from .live import Live, Passes, base_tolerance, is_sharded, unwrapped
 from .loss import bare_model, logits_loss, plain_head, token_loss_sum
 from .probe import Sample, changed, has_media, name_of, opening, ordinary_tokens, size_of
@@ -54,6 +54,12 @@ _ROUNDING = 0.1
 #: Relative difference of gradients, by whether the pass has 16-bit parts.
 _GRADIENT = (1e-2, 0.25)
 
+#: Relative size of a gradient at the tokens of another sample that is none; every backend tried gives zero.
+_REACH = 1e-6
+
+#: Tokens of the third sample: what leaks from the second boundary on shows at once.
+_LAST = 16
+
 #: Objects whose proof held in this process, with what ran then.
 _HELD: weakref.WeakKeyDictionary[Any, tuple[Any, StartUpReport]] = weakref.WeakKeyDictionary()
 
@@ -68,6 +74,7 @@ class StartUpReport(IsolationReport):
 
     Attributes:
         control: what the negative control did.
+        moved: for each sample that was tampered with, the other one that differs most.
         culprit: where a leak begins.
         mode: "training", or "evaluation" where training mode stays random with dropout off.
         fused: the loss may skip the logits (`plain_head`).
@@ -75,6 +82,7 @@ class StartUpReport(IsolationReport):
     """
 
     control: str = ""
+    moved: list[int] = field(default_factory=list)
     culprit: Culprit | None = None
     mode: str = "training"
     fused: bool = False
@@ -226,7 +234,7 @@ def _budget(model: Any) -> int:
 
 
 def _row(packs: Sequence[Pack], model: Any) -> list[Sample] | None:
-    """Two short samples, one with media where there is one; long text is cut. None without any sample."""
+    """Three short samples, one with media where there is one; long text is cut. None without any sample."""
     tokens = _budget(model)
     every = sorted((dict(sample) for pack in packs for sample in pack), key=size_of)
     every = [sample for sample in every if size_of(sample) > 1] or every
@@ -242,15 +250,16 @@ def _row(packs: Sequence[Pack], model: Any) -> list[Sample] | None:
             cut = opening(sample, model, tokens // 2)
             chosen += [] if cut is None else [cut]
     chosen = chosen or every[:1]
-    return chosen if len(chosen) == 2 else [chosen[0], dict(chosen[0])]
+    last = (opening(sample, model, _LAST) for sample in every)
+    return [chosen[0], dict(chosen[-1]), next((one for one in last if one is not None), dict(chosen[0]))]
 
 
 def _synthetic(model: Any) -> list[Sample]:
-    """Two samples of any text, on a rank that has no pack."""
+    """Three samples of any text, on a rank that has no pack."""
     family = family_for(model)
     rows = 1 if family is None else family.position_rows
     made = []
-    for number, length in enumerate((9, 7)):
+    for number, length in enumerate((9, 7, 8)):
         ids = torch.arange(1, length + 1) + number
         places = torch.arange(length)
         positions = places if rows == 1 else places.expand(rows, -1)
@@ -262,9 +271,9 @@ def _synthetic(model: Any) -> list[Sample]:
 def _compare(live: Live, row: list[Sample], report: StartUpReport, gradients: bool) -> torch.Tensor:
     """Fills the report; the logits of the first sample alone."""
     ordinary = ordinary_tokens(live.bare, row)
-    tampered = [[changed(row[0], ordinary) or row[0], row[1]], [row[0], changed(row[1], ordinary) or row[1]]]
+    tampered = [_tampered(row, number, ordinary) for number in range(len(row))]
     found = live.passes(row, gradients)
-    report.rows = _held(live, row, found, tampered)
+    report.rows = _held(live, row, found, tampered, report)
     if _ranks() > 1 or not report.ok:  # every rank makes the same passes
         noise = _gap(found.packed, live.logits(row, seed=1, graph=found.graph))
         stopped, noisy = _any_rank(live.bare, False, noise > live.base * found.scale)
@@ -276,25 +285,38 @@ def _compare(live: Live, row: list[Sample], report: StartUpReport, gradients: bo
             found = live.passes(row, gradients)
             noise = _gap(found.packed, live.logits(row, seed=1, graph=found.graph))
         if noisy or noise:
-            report.rows = _held(live, row, found, tampered, repeats=noise == 0)
+            report.rows = _held(live, row, found, tampered, report, repeats=noise == 0)
     _control(live, row, tampered[0], report)
     if gradients:
         _compare_gradients(live, row, found.gradients, report)
+        _compare_reach(live, row, report)
     return found.alone[0]
 
 
+def _tampered(row: list[Sample], number: int, ordinary: Sequence[int]) -> list[Sample]:
+    """The row with another text in one sample."""
+    other = changed(row[number], ordinary) or row[number]
+    return [other if place == number else member for place, member in enumerate(row)]
+
+
 def _held(
-    live: Live, row: list[Sample], found: Passes, tampered: list[list[Sample]], *, repeats: bool = True
+    live: Live,
+    row: list[Sample],
+    found: Passes,
+    tampered: list[list[Sample]],
+    report: StartUpReport,
+    *,
+    repeats: bool = True,
 ) -> list[ProofRow]:
-    """Logits against alone, and both tampered rows.
+    """Logits against alone, and the tampered rows.
 
     Args:
         repeats: False: a pass over the same row gives other bits, so rounding is allowed in tampered rows.
     """
     backend = _backend(live.bare) or "its attention"
-    first, scale = size_of(row[0]), found.scale
+    sizes, scale = [size_of(member) for member in row], found.scale
     live.base = base_tolerance(live.model, found.packed)
-    parts = [found.packed[:first], found.packed[first:]]
+    parts = found.packed.split(sizes)
     gaps = [_gap(a, b) for a, b in zip(parts, found.alone, strict=True)]
     # In a causal row the first sample reads nothing else: its difference is that of rounding.
     limit = scale * min(_ROUNDING, max(live.base, 8 * min(gaps) / scale))
@@ -306,15 +328,18 @@ def _held(
         ProofRow(backend, "in order", "logits", gap, limit, name)
         for name, gap in zip(names, gaps, strict=True)
     ]
-    moved = []
-    for number in (0, 1):
-        after = live.logits(tampered[number], graph=found.graph)
-        halves = [after[:first], after[first:]]
-        gap = _gap(parts[1 - number], halves[1 - number])
-        moved.append(_gap(parts[number], halves[number]) > 0)
-        where = f"{names[1 - number]} reads {names[number]} and"
-        rows.append(ProofRow(backend, "in order", "tamper", gap, 0.0 if repeats else limit, where))
-    if not any(moved):
+    has_power, report.moved = False, []
+    for number, other in enumerate(tampered):
+        after = live.logits(other, graph=found.graph).split(sizes)
+        changes = [_gap(one, two) for one, two in zip(parts, after, strict=True)]
+        has_power = has_power or changes[number] > 0
+        beside = [place for place in range(len(row)) if place != number]
+        worst = max(beside, key=lambda place: _order(changes[place]))
+        where = f"{names[worst]} reads {names[number]} and"
+        gap, most = changes[worst], 0.0 if repeats else limit
+        rows.append(ProofRow(backend, "in order", "tamper", gap, most, where))
+        report.moved.append(worst)
+    if not has_power:
         logger.warning("start-up proof: changing a token changed nothing, so the tamper test has no power")
     return rows
 
@@ -341,11 +366,11 @@ def _compare_gradients(
     live: Live, row: list[Sample], made: list[dict[str, torch.Tensor]], report: StartUpReport
 ) -> None:
     whole = not is_sharded(live.model)
-    packed, *alone = made or [live.gradients(pack, whole)[1] for pack in (row, row[:1], row[1:])]
+    packed, *alone = made or [live.gradients(p, whole)[1] for p in (row, *([member] for member in row))]
     limit = _GRADIENT[live.base > 1e-3]
     worst, where = 0.0, "no parameter"
     pairs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-    for name in {**packed, **alone[0], **alone[1]}:
+    for name in dict.fromkeys(name for one in (packed, *alone) for name in one):
         parts = [one[name].double() for one in alone if name in one]
         one = packed[name].double() if name in packed else torch.zeros_like(parts[0])
         parts = parts or [torch.zeros_like(one)]
@@ -361,6 +386,25 @@ def _compare_gradients(
             worst, where = gap, f"the gradient of {name}"
     backend = _backend(live.bare) or "its attention"
     report.rows.append(ProofRow(backend, "in order", "gradients", worst, limit, where))
+
+
+def _compare_reach(live: Live, row: list[Sample], report: StartUpReport) -> None:
+    """The loss of the second sample has no gradient at a token of another one, however small a leak is."""
+    with eagerly():
+        made = live.reach(row, 1)
+    if made is None:
+        return
+    parts = made[: sum(map(size_of, row))].double().split([size_of(member) for member in row])
+    largest = max(float(parts[1].abs().max()), 1e-300)
+    worst = max(float(part.abs().max()) / largest for part in (parts[0], parts[2]))
+    where = f"the gradient of {name_of(row[1], 1)} at another sample"
+    backend = _backend(live.bare) or "its attention"
+    report.rows.append(ProofRow(backend, "in order", "gradients", worst, _REACH, where))
+
+
+def _order(gap: float) -> float:
+    """No number is the largest difference."""
+    return math.inf if math.isnan(gap) else gap
 
 
 def _size(values: torch.Tensor) -> float:
@@ -388,8 +432,9 @@ def _excuse(live: Live, row: list[Sample], report: StartUpReport) -> None:
 
     A layer that somebody patched is never excused, nor is attention. Every rank makes the same passes.
     """
-    for number, found in enumerate([r for r in report.rows if r.check == "tamper"] or [None, None]):
-        culprit = _trace(live, row, 1 - number)
+    rows: list[ProofRow | None] = [r for r in report.rows if r.check == "tamper"]
+    for number, found in enumerate(rows or [None] * len(row)):
+        culprit = _trace(live, row, report.moved[number] if report.moved else 1, number)
         if found is None or found.ok or culprit is None or culprit.patched or culprit.attends:
             continue
         report.rows[report.rows.index(found)] = replace(found, limit=live.rounding)
@@ -398,26 +443,29 @@ def _excuse(live: Live, row: list[Sample], report: StartUpReport) -> None:
 def _traced(live: Live, row: list[Sample], report: StartUpReport) -> Culprit | None:
     """The layer and function where the leak begins; every rank makes the same passes."""
     failed = next((r for r in report.rows if not r.ok), None)
-    number = 1
-    if failed is not None and failed.check == "tamper":
-        number = 1 - [r for r in report.rows if r.check == "tamper"].index(failed)
-    by_tamper = any(not r.ok for r in report.rows if r.check == "tamper")
-    alone = failed is not None and not by_tamper
-    first = _trace(live, row, number, live.base if alone else 0.0, alone=alone)
+    told, shown = ([r.ok for r in report.rows if r.check == check] for check in ("tamper", "logits"))
+    beside, number = 0, 1
+    if False in told:
+        beside = told.index(False)
+        number = report.moved[beside]
+    elif False in shown:
+        number = shown.index(False)
+    alone = failed is not None and False not in told
+    first = _trace(live, row, number, beside, live.base if alone else 0.0, alone=alone)
     if not _looks_at_the_row(live.bare):
         return first
-    return _trace(live, row, number, max(live.base if alone else 0.0, live.rounding), alone=alone) or first
+    limit = max(live.base if alone else 0.0, live.rounding)
+    return _trace(live, row, number, beside, limit, alone=alone) or first
 
 
 def _trace(
-    live: Live, row: list[Sample], number: int, limit: float = 0.0, *, alone: bool = False
+    live: Live, row: list[Sample], number: int, beside: int, limit: float = 0.0, *, alone: bool = False
 ) -> Culprit | None:
-    """Where sample `number` begins to differ: from itself alone, or beside another that was changed."""
-    first, second = (size_of(member) for member in row)
-    total, size = first + second, size_of(row[number])
-    tampered = list(row)
-    tampered[1 - number] = changed(row[1 - number], ordinary_tokens(live.bare, row)) or row[1 - number]
-    part = slice(first, total) if number else slice(0, first)
+    """Where sample `number` begins to differ: from itself alone, or `beside` another that was changed."""
+    sizes = [size_of(member) for member in row]
+    total, size, begin = sum(sizes), sizes[number], sum(sizes[:number])
+    tampered = _tampered(row, beside, ordinary_tokens(live.bare, row))
+    part = slice(begin, begin + size)
     return find_culprit(
         live.bare,
         live.eager(row),
