@@ -1,7 +1,8 @@
 """PackBatch: what the collator returns. Boundaries are data of the batch, not something to derive.
 
 They stand on attributes, so they are there even where a model may not get them as inputs, and survive
-pickling (data loader workers), copies, pinning, and `to`, by which accelerate moves a batch.
+pickling (data loader workers), copies, pinning, and `to`, by which accelerate moves a batch; a mapping that
+somebody rebuilds item by item is without them.
 `packed_seq_params` gives them in Megatron's words without importing it.
 """
 
@@ -47,6 +48,11 @@ class PackBatch(dict[str, Any]):
     filler: bool = False
     dummies: int = 0
     per_token: tuple[str, ...] = ()
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        super().__init__(*values, **named)
+        if values and isinstance(values[0], PackBatch):
+            self.__dict__.update(values[0].__dict__)
 
     def to(self, device: Any, non_blocking: bool = False) -> PackBatch:
         """The same batch with its tensors on `device`, as `accelerate` and a training loop move it."""
