@@ -276,7 +276,7 @@ def test_bad_options(made: Callable[..., Set]) -> None:
     held = made(count=10)
     with pytest.raises(UnknownNameError, match="webdatset"):
         write(held, held.folder / "out", format="webdatset")
-    with pytest.raises(UnknownNameError, match="another options"):
+    with pytest.raises(UnknownNameError, match="unknown option of webdataset 'media'"):
         write(held, held.folder / "out", options={"media": "tensor"})
     with pytest.raises(InputError, match=r"not the one of captions"):
         write(held, held.folder / "out", task="captions")

@@ -69,7 +69,7 @@ def test_saving_twice_is_the_same_and_another_plan_is_refused(tmp_path: Path) ->
     small().save(tmp_path)
     pt.PackPlan.load(tmp_path).save(tmp_path)
     assert snapshot(tmp_path) == before
-    with pytest.raises(ForeignArtefactError, match="lengths_digest, checksum differ"):
+    with pytest.raises(ForeignArtefactError, match="lengths_digest and checksum differ"):
         small(1).save(tmp_path)
     with pytest.raises(ForeignArtefactError, match="spec"):
         small(long_rule=">=").save(tmp_path)

@@ -318,11 +318,13 @@ def _held(
     live.base = base_tolerance(live.model, found.packed)
     parts = found.packed.split(sizes)
     gaps = [_gap(a, b) for a, b in zip(parts, found.alone, strict=True)]
-    # In a causal row the first sample reads nothing else: its difference is that of rounding.
-    limit = scale * min(_ROUNDING, max(live.base, 8 * min(gaps) / scale))
+    # In a causal row the first sample reads nothing else: its difference is that of rounding. The third is
+    # so short that it may have none.
+    rounded = min(gaps[:2])
+    limit = scale * min(_ROUNDING, max(live.base, 8 * rounded / scale))
     # Quantised activations round by their own steps, experts by those of the type.
     fine = 16 * torch.finfo(found.packed.dtype).eps * scale
-    live.rounding = limit if _is_quantised(live.bare) else min(limit, max(8 * min(gaps), fine))
+    live.rounding = limit if _is_quantised(live.bare) else min(limit, max(8 * rounded, fine))
     names = [name_of(member, number) for number, member in enumerate(row)]
     rows = [
         ProofRow(backend, "in order", "logits", gap, limit, name)
