@@ -320,7 +320,9 @@ def _held(
     gaps = [_gap(a, b) for a, b in zip(parts, found.alone, strict=True)]
     # In a causal row the first sample reads nothing else: its difference is that of rounding. The third is
     # so short that it may have none.
-    rounded = min(gaps[:2])
+    # Activations that torchao quantises by token take another step by chance: tampering decides there.
+    steps = any(type(p).__module__.startswith("torchao") for p in live.bare.parameters())
+    rounded = max(gaps) if steps else min(gaps[:2])
     limit = scale * min(_ROUNDING, max(live.base, 8 * rounded / scale))
     # Quantised activations round by their own steps, experts by those of the type.
     fine = 16 * torch.finfo(found.packed.dtype).eps * scale
