@@ -10,7 +10,7 @@ from typing import Any
 from .. import files
 from ..errors import FormatError, LawError
 from ..pipeline.unread import told
-from ..store.growing import COMPLETED, PRODUCER, View, acknowledged, chunk_name, number_of, read_stream
+from ..store.growing import PRODUCER, View, chunk_name, completed, number_of, read_stream, readers
 from ..waiting.claim import look
 from ._show import artefact_kind
 
@@ -33,11 +33,13 @@ def stream_figures(folder: Path, view: View | None = None) -> dict[str, Any]:
     told["efficiency"] = round(told.get("tokens", 0) / slots, 6) if slots else 0.0
     told["samples_per_pack"] = round(told.get("packed", 0) / told["packs"], 4) if told["packs"] else 0.0
     told["lag_samples"] = told.get("read", 0) - told.get("packed", 0) - sum(told.get("dropped", {}).values())
-    cursor = acknowledged(folder, view.stream["stream"])
+    marks = readers(folder, view.stream["stream"])
+    slots = min((0 if told is None else int(told["slots"]) for told in marks.values()), default=0)
     present = [name for name in view.names if name.startswith("chunk_") and name.endswith(".arrow")]
     told["chunks_on_disk"] = len(present)
-    told["chunks_completed"] = sum(name.endswith(COMPLETED) for name in view.names)
-    told["packs_acknowledged"] = 0 if cursor is None else min(int(cursor["slots"]), told["packs"])
+    told["chunks_completed"] = len(set.intersection(*map(completed, marks))) if marks else 0
+    told["readers"] = len(marks)
+    told["packs_acknowledged"] = min(slots, told["packs"])
     told["ended"] = view.is_complete
     told["producer"] = _doing(folder)
     return {"stream": view.stream["stream"], "out": str(folder), **told}
@@ -75,7 +77,7 @@ def stream_rows(figures: dict[str, Any]) -> dict[str, str]:
         rows["keys"] = keys
     if "producer" in figures:
         rows["readers"] = (
-            f"{figures['packs_acknowledged']:,} packs acknowledged; chunks: "
+            f"{figures['readers']:,}; {figures['packs_acknowledged']:,} packs acknowledged by all; chunks: "
             f"{figures['chunks_completed']:,} used up, {figures['chunks_on_disk']:,} on disk"
         )
         rows["producer"] = str(figures["producer"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .. import files
 from ..store._folders import sealed
-from ..store.growing import COMPLETED, INDEX, Order, acknowledged, chunk_name, number_of
+from ..store.growing import COMPLETED, INDEX, READERS, Order, chunk_name, completed, number_of, readers
 from ..waiting.poll import fresh_names
 
 __all__ = ["Housekeeping"]
@@ -32,9 +32,8 @@ class Housekeeping:
         self.output = output
         self.stream = stream
         self.packs = packs
-        self._order: Order | None = None
-        self._used: set[int] = set()
-        self._next: list[int] = []
+        self._read: dict[Path, _Read] = {}
+        self._told: set[Path] = set()
 
     def add(self, packs: int) -> None:
         """One more chunk was published."""
@@ -47,38 +46,42 @@ class Housekeeping:
         files.publish_json(self.output / INDEX, sealed({"stream": self.stream, "packs": self.packs}))
 
     def used_up(self) -> set[int]:
-        """Chunks that lie wholly before what all readers have acknowledged."""
-        cursor = acknowledged(self.output, self.stream)
-        if cursor is None:
-            return set()
-        world, slots = int(cursor["order_world"]), int(cursor["slots"])
-        if self._order is None or self._order.world != world:
-            self._order, self._used, self._next = Order(world), set(), list(range(world))
-        order = self._order
-        for packs in self.packs[order.chunks :]:
-            order.append(packs)
-        for rank, chunk in enumerate(self._next):  # of each rank the first chunk that is not used up
-            while chunk < order.chunks and order.end_of(chunk) <= slots:
-                self._used.add(chunk)
-                chunk += world
-            self._next[rank] = chunk
-        return self._used
+        """Chunks that lie wholly before what every reader has acknowledged; none where nobody reads."""
+        used: list[set[int]] = []
+        for marks, cursor in readers(self.output, self.stream).items():
+            if cursor is None:
+                self._tell_of(marks)
+                return set()
+            world = int(cursor["order_world"])
+            if marks not in self._read or self._read[marks].order.world != world:
+                self._read[marks] = _Read(world)
+            used.append(self._read[marks].until(int(cursor["slots"]), self.packs))
+        return set.intersection(*used) if used else set()
 
     def ahead(self) -> int:
         """Chunks that are published and not used up."""
         return len(self.packs) - len(self.used_up())
+
+    def _tell_of(self, marks: Path) -> None:
+        """One line, once, for a registered run whose marks nobody can see: it holds back the clean-up."""
+        if marks not in self._told and not marks.exists():
+            self._told.add(marks)
+            logger.warning(
+                "%s: no chunk counts as used: the marks of a run that registered, %s, are not to be seen; "
+                "if it will not go on, remove the file that names them in %s",
+                self.output,
+                marks,
+                self.output / READERS,
+            )
 
     def clean(self, keep: int) -> list[int]:
         """Remove chunks that are used up and marked, but the newest `keep` of these; returns their numbers.
 
         The mark goes last, so that a removal that was stopped is finished by the next one.
         """
-        marked = {
-            number
-            for name in fresh_names(self.output)
-            if name.endswith(COMPLETED)
-            and (number := number_of(name.replace(f".arrow{COMPLETED}", ".json"))) is not None
-        }
+        marks = readers(self.output, self.stream)
+        here = {number_of(f"{name.partition('.')[0]}.json") for name in fresh_names(self.output)}
+        marked = set.intersection(*map(completed, marks)) & here if marks else set()
         allowed = {number for number in marked & self.used_up() if number < len(self.packs) - KEPT}
         newest = sorted(marked)[len(marked) - keep :] if keep else []
         gone = sorted(allowed - set(newest))
@@ -92,3 +95,24 @@ class Housekeeping:
         if gone:
             logger.info("%s: removed %d acknowledged chunks", self.output, len(gone))
         return gone
+
+
+class _Read:
+    """Chunks that one reader has used up, in its order."""
+
+    def __init__(self, world: int) -> None:
+        self.order = Order(world)
+        self._used: set[int] = set()
+        self._next = list(range(world))
+
+    def until(self, slots: int, packs: list[int]) -> set[int]:
+        """Those that lie wholly before `slots`; only ever more."""
+        order = self.order
+        for count in packs[order.chunks :]:
+            order.append(count)
+        for rank, chunk in enumerate(self._next):  # of each rank the first chunk that is not used up
+            while chunk < order.chunks and order.end_of(chunk) <= slots:
+                self._used.add(chunk)
+                chunk += order.world
+            self._next[rank] = chunk
+        return self._used

@@ -82,8 +82,8 @@ class Cursor:
         return cls(was.order_world, was.slots, world_size, rank, 0)
 
 
-def publish_cursor(folder: Path, stream: str, cursor: Cursor, slots: int, end: int | None) -> None:
-    """Write what one rank has acknowledged, unless it has acknowledged as much before.
+def publish_cursor(marks: Path, stream: str, cursor: Cursor, slots: int, end: int | None) -> None:
+    """Write what one rank has acknowledged into the folder of marks, unless it has said as much before.
 
     A launch that went back to an older checkpoint says less than one before it: chunks may be gone by now,
     and the producer counts on what was said, so a cursor never goes back.
@@ -93,7 +93,7 @@ def publish_cursor(folder: Path, stream: str, cursor: Cursor, slots: int, end: i
     """
     step = (slots - cursor.start) // cursor.world_size
     told = Cursor(cursor.order_world, cursor.start, cursor.world_size, cursor.rank, step).to_dict()
-    path = folder / ACKS / _cursor_name(cursor)
+    path = marks / ACKS / _cursor_name(cursor)
     held = fresh_json(path)
     if is_cursor(held) and held["stream"] == stream and int(held["slots"]) >= slots:
         return
@@ -133,16 +133,16 @@ def check_reachable(folder: Path, state: Mapping[str, Any], end: int) -> None:
 
 
 def mark_completed(
-    folder: Path, view: View, order: Order, cursor: Cursor, slots: int, first: int
+    marks: Path, view: View, order: Order, cursor: Cursor, slots: int, first: int
 ) -> tuple[int, list[int]]:
-    """Mark this rank's chunks that lie wholly before `slots`.
+    """Mark this rank's chunks that lie wholly before `slots`, in the folder of marks.
 
     Returns:
         (chunk to begin with next time, numbers that were marked now)
     """
     own = cursor.reads_own
     if not own:  # ranks read chunks of each other: a chunk is used up when all are past it
-        least = acknowledged(folder, str((view.stream or {})["stream"]))
+        least = acknowledged(marks, str((view.stream or {})["stream"]))
         slots = 0 if least is None else min(slots, int(least["slots"]))
     marked: list[int] = []
     begin = first
@@ -151,9 +151,9 @@ def mark_completed(
             if own:
                 break
             continue
-        path = folder / f"{chunk_name(chunk)}{COMPLETED}"
+        path = marks / f"{chunk_name(chunk)}{COMPLETED}"
         if chunk_name(chunk) in view.names and not path.exists():
-            files.remove_leftovers(folder, path.name)
+            files.remove_leftovers(marks, path.name)
             files.publish_text(path, "")
             marked.append(chunk)
         if own:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import FormatError
+from torch.utils.data import get_worker_info
+
+from ..errors import FormatError, InputError
 from ..store.chunks import ChunkReader
-from ..store.growing import STREAM, Order, View, acknowledged, check_folder, chunk_name
+from ..store.growing import STREAM, Order, View, acknowledged, check_folder, chunk_name, readers, register
 from ..waiting.poll import Clock, SystemClock
 from ..world import World
 from ._acknowledge import Cursor, check_reachable
@@ -32,13 +34,15 @@ class SlotReader:
         timeout_s: float,
         poll_s: float,
         *,
-        start: str,
+        start: str | None,
+        run: str | Path | None,
         cache_chunks: int,
         encode: Callable[[Any], Mapping[str, Any]] | None,
         clock: Clock | None,
         verify: bool,
     ) -> None:
         self.directory = directory
+        self.run = None if run is None else Path(run)
         self.rank, self.world_size = place.rank, place.size
         self.timeout_s, self.poll_s = float(timeout_s), float(poll_s)
         self.start, self.cache_chunks, self.encode = start, cache_chunks, encode
@@ -65,8 +69,10 @@ class SlotReader:
         self._resumed_from = self._asked
         if self._asked is not None:
             cursor = Cursor.resumed(self._asked, stream, self.world_size, self.rank)
-        elif self.start == "acknowledged":
-            found = acknowledged(self.directory, stream)
+        elif self.start != "beginning":
+            found = acknowledged(self.marks, stream)
+            if found is None and self.start == "acknowledged":
+                found = self._furthest()
             if found is not None:
                 self._resumed_from = found
                 cursor = Cursor.resumed(found, stream, self.world_size, self.rank)
@@ -76,6 +82,33 @@ class SlotReader:
                 )
         self._cursor = cursor
         self._order = Order(cursor.order_world)
+        self._register()
+
+    @property
+    def marks(self) -> Path:
+        """The folder of this reader's marks: in the run's own; the directory itself without a run, and for
+        one that goes on from a state of before runs had marks of their own."""
+        if self.run is None or (self._asked is not None and not self._asked.get("registered")):
+            return self.directory
+        return self.run.absolute() / "consumed" / self._here_stream()[:16]
+
+    def _register(self) -> None:
+        """Tell the producer that this run reads here: it removes no chunk that the run has not used."""
+        if self.rank or self.marks == self.directory or get_worker_info() is not None:
+            return
+        try:
+            register(self.directory, self._here_stream(), self.marks)
+        except (OSError, InputError) as error:
+            logger.warning(
+                "this run cannot register in %s (%s): its producer may remove chunks that it has not read",
+                self.directory,
+                error,
+            )
+
+    def _furthest(self) -> Mapping[str, Any] | None:
+        """What the reader that got furthest has acknowledged."""
+        told = [told for told in readers(self.directory, self._here_stream()).values() if told is not None]
+        return max(told, key=lambda one: int(one["slots"]), default=None)
 
     def _here_stream(self) -> str:
         return str((self._view.stream or {}).get("stream"))
@@ -155,10 +188,15 @@ class SlotReader:
                 self._verified.add(chunk)
             return reader
         except FormatError:
-            least = acknowledged(self.directory, self._here_stream())
-            if path.exists() or least is None or self._grown().end_of(chunk) > int(least["slots"]):
+            told = self._furthest()
+            if path.exists() or told is None:
+                raise
+            order = Order(int(told["order_world"]))
+            for packs in self._view.counts:
+                order.append(packs)
+            if order.end_of(chunk) > int(told["slots"]):
                 raise
             raise FormatError(
-                f"{path} was removed: it had been acknowledged",
-                hint="go on behind what was acknowledged, or produce into a new folder that keeps its chunks",
+                f"{path} was removed: it had been acknowledged by every run that registered",
+                hint="start: acknowledged goes on behind that; `produce --keep-completed` keeps more chunks",
             ) from None

@@ -61,7 +61,10 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
         poll_s: seconds between two looks at the folder.
         total_steps: micro steps that will be read, for samplers that ask for a length before the stream has
             ended; slots behind the end of the stream are fillers then.
-        start: `acknowledged`: go on behind what was acknowledged in this folder; `beginning`: slot 0.
+        start: None: behind what this run has acknowledged, else slot 0; `acknowledged`: where this run has
+            not acknowledged anything, behind what the run that got furthest has; `beginning`: slot 0.
+        run: the folder of this run (`output_dir`), for its marks; None: they lie in the directory, as those
+            of one reader.
         cache_chunks: chunks that stay open.
         encode: makes media tensors anew where the chunks hold media as their bytes.
         clock: this process's time.
@@ -85,13 +88,14 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
         poll_s: float = 1.0,
         *,
         total_steps: int | None = None,
-        start: str = "acknowledged",
+        start: str | None = None,
+        run: str | Path | None = None,
         cache_chunks: int = 4,
         encode: Callable[[Any], Mapping[str, Any]] | None = None,
         clock: Clock | None = None,
         verify: bool = True,
     ) -> None:
-        if start not in _STARTS:
+        if start is not None and start not in _STARTS:
             raise InputError(f"start is {start!r}", hint=f"use one of {', '.join(_STARTS)}")
         if total_steps is not None and total_steps < 1:
             raise InputError(f"total_steps is {total_steps}, expected >= 1")
@@ -108,6 +112,7 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
             timeout_s,
             poll_s,
             start=start,
+            run=run,
             cache_chunks=cache_chunks,
             encode=encode,
             clock=clock,
@@ -229,6 +234,11 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
         self._begin()
         return self._here().step if self._resumed else 0
 
+    def mark_in(self, run: str | Path) -> None:
+        """Keep the marks in the folder of a run, where none was named; before anything is read."""
+        if self.run is None and self._cursor is None:
+            self.run = Path(run)
+
     def set_epoch(self, epoch: int) -> None:
         """A directory is read once or over again: every epoch has the same packs."""
         self.epoch = epoch
@@ -299,7 +309,8 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
         place = self._grown().place(cursor.slot(cursor.step))
         assert self._view.stream is not None
         told = {"stream": self._view.stream["stream"], "next": place and list(place), "end": self._raw_end()}
-        return {**cursor.to_dict(), **told}
+        own = {} if self.marks == self.directory else {"registered": True}
+        return {**cursor.to_dict(), **told, **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on behind `state`, which any rank of the same step may have given, at any world size.
@@ -341,7 +352,8 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
                 f"{end} are there",
                 hint="acknowledge what state_dict or at_step gave",
             )
-        publish_cursor(self.directory, self._view.stream["stream"], cursor, slots, self._raw_end())
+        self._register()  # again: an empty directory may have been begun anew
+        publish_cursor(self.marks, self._view.stream["stream"], cursor, slots, self._raw_end())
         order = self._grown()
-        self._marked, marked = mark_completed(self.directory, self._view, order, cursor, slots, self._marked)
+        self._marked, marked = mark_completed(self.marks, self._view, order, cursor, slots, self._marked)
         return marked

@@ -4,13 +4,17 @@
     never changed
         chunk_00000000.arrow       chunks, numbered without holes (`store.chunks`; the manifest comes last)
         chunk_00000000.json
-        chunk_00000000.arrow.completed   the rank that reads this chunk has used it and saved a checkpoint
         index.json                 packs of each chunk so far, rewritten now and then; also of removed chunks
         END                        totals; nothing follows
         journal/                   the producer's own: raw shards and the state after each chunk
         producer/                  the producer's claim and heartbeat (`waiting.claim`)
-        acks/w00004_r00001.json    how far rank 1 of 4 has acknowledged; only ever further (launches that
+        readers/5f….json           a run that reads here registered, and names the folder of its marks
+
+The marks of a run lie in its own folder (`RUN/consumed/STREAM/`), those of a reader without one in OUT:
+
+    acks/w00004_r00001.json        how far rank 1 of 4 has acknowledged; only ever further (launches that
                                    began behind slot 0 have files of their own: w00004_o00004_s…_r00001.json)
+    chunk_00000000.arrow.completed the rank that reads this chunk has used it and saved a checkpoint
 
 A chunk is there when its manifest can be read, is as it was written, and its file has the manifest's size.
 Readers list the folder at every look and never compare clocks. Order of reading: chunk c belongs to rank c
@@ -41,6 +45,7 @@ __all__ = [
     "INDEX",
     "JOURNAL",
     "PRODUCER",
+    "READERS",
     "STREAM",
     "STREAM_SCHEMA",
     "Order",
@@ -48,16 +53,19 @@ __all__ = [
     "acknowledged",
     "check_folder",
     "chunk_name",
+    "completed",
     "is_cursor",
     "is_sealed",
     "number_of",
     "raw_place",
     "read_stream",
+    "readers",
+    "register",
 ]
 
 STREAM_SCHEMA = "packtrain-stream-1"
 STREAM, INDEX, END = "stream.json", "index.json", "END"
-JOURNAL, PRODUCER, ACKS = "journal", "producer", "acks"
+JOURNAL, PRODUCER, ACKS, READERS = "journal", "producer", "acks", "readers"
 COMPLETED = ".completed"
 
 #: What a producer says while `max_ahead` holds it back.
@@ -122,6 +130,35 @@ def check_folder(folder: Path, *, writing: bool = False) -> None:
                 f"{folder} is no folder of a stream: it holds {name}",
                 hint="name a folder that `packtrain produce` writes, or a new one",
             )
+
+
+def register(folder: Path, stream: str, marks: Path) -> None:
+    """Say that a run reads the stream in `folder` and keeps its marks in `marks`."""
+    files.make_folder(marks)
+    path = folder / READERS / f"{files.digest_json(str(marks))[:16]}.json"
+    told = {"stream": stream, "marks": str(marks)}
+    if fresh_json(path) != told:
+        files.publish_json(path, told)
+
+
+def readers(folder: Path, stream: str) -> dict[Path, Mapping[str, Any] | None]:
+    """Folders of the marks of all readers, and what each has acknowledged (see `acknowledged`).
+
+    Those are the runs that registered, and `folder` itself where a reader without a run has marked.
+    """
+    found = {folder} if fresh_names(folder / ACKS) else set()
+    for name in fresh_names(folder / READERS):
+        told = fresh_json(folder / READERS / name) if name.endswith(".json") else None
+        if told is not None and told.get("stream") == stream and isinstance(told.get("marks"), str):
+            found.add(Path(told["marks"]))
+    return {marks: acknowledged(marks, stream) for marks in sorted(found)}
+
+
+def completed(marks: Path) -> set[int]:
+    """Numbers of the chunks that are marked in a folder of marks."""
+    ends = f".arrow{COMPLETED}"
+    numbers = (number_of(name.replace(ends, ".json")) for name in fresh_names(marks) if name.endswith(ends))
+    return {number for number in numbers if number is not None}
 
 
 def acknowledged(folder: Path, stream: str) -> Mapping[str, Any] | None:

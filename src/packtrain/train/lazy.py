@@ -33,7 +33,8 @@ def growing_of(config: RunConfig, place: World, template: Any = None) -> LazySha
         place.size,
         training.sharded_lazy_max_wait_s,
         training.sharded_lazy_poll_s,
-        start=training.sharded_lazy_start or "acknowledged",
+        start=training.sharded_lazy_start,
+        run=training.output_dir,
         encode=None if template is None else template.encode,
     )
 

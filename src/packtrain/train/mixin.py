@@ -93,6 +93,8 @@ class PackingMixin(RestoresWeights):
                 f"{args.n_gpu} GPUs in one process", hint="start one process per GPU with torchrun"
             )
         tell_without_effect(source, args)
+        if source.kind == "growing":
+            source.mark_in(args.output_dir)
         self.packs = source
         self.packs_collator = PaddingFreeCollator(bare_model(host.model)) if collate is None else collate
         self.packs_meter = Meter(source.pack_length, self.packs_summed)

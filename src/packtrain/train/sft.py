@@ -132,6 +132,8 @@ def train(
         packs, accumulation = None, accumulation_of(config, plan, place.size)
     resumed, begun = None, 0
     if packs is not None:
+        if packs.kind == "growing":
+            packs.mark_in(folder)
         resumed = checkpoint_of(packs, asked, str(folder))
         load_position(packs, resumed)
     if packs is not None and packs.kind == "growing":
