@@ -14,7 +14,7 @@ demo: $(STAMP)  ## measure, plan, train and report on data the project makes its
 	$(BIN)/packtrain run examples/demo.yaml
 
 test: $(STAMP)  ## the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
 
 test-hosts: $(STAMP)  ## tests in virtual environments of other packages, made once in PACKTRAIN_HOSTS
 	$(BIN)/python -m pytest tests/hosts -m hosts
