@@ -69,6 +69,22 @@ def test_the_page_names_every_option(verb: str) -> None:
                 assert f"`{option}`" in section, f"{verb} {option} is not in docs/cli.md"
 
 
+def test_few_records_left_out_for_a_key_are_told_with_it(
+    shell: Shell, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """At most 1 %: no stop, and key and count stand in the table, in --json, and in `show` of both kinds."""
+    rows: list[dict[str, Any]] = [{"prompt": f"q {n}", "response": "a"} for n in range(200)]
+    rows[3]["objects"], rows[4]["hue"] = [1], "x"
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["measure", tmp_path / "a.jsonl", "-p", tokenizer_folder, "-o"]
+    keys = {"hue": 1, "objects -> ledger": 1}
+    told = [shell(*given, tmp_path / "l", "--json")[1], shell("show", tmp_path / "l", "--json")[1]]
+    for figures in map(json.loads, told):
+        assert figures["keys"] == keys and figures["unusable"] == {"unread_key": 1}
+    for table in (shell(*given, tmp_path / "m")[1], shell("show", tmp_path / "l")[1]):
+        assert "hue (1)" in table and "left out for: objects (1)" in table.replace("\n", " ")
+
+
 def test_plan_show_verify(shell: Shell, lengths: Path, tmp_path: Path) -> None:
     code, out, _ = shell("plan", lengths, "-n", 80, "-o", tmp_path / "plan", "--json")
     made = json.loads(out)

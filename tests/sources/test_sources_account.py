@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,26 @@ def test_more_than_one_percent_stops_the_run() -> None:
     assert error.value.exit_code == 2 and "ignore_keys" in str(error.value.hint)
     with pytest.raises(ConfigError):
         source({"messages": QA}, ignore_keys="meta")
+
+
+def test_keys_that_records_are_left_out_for_are_told() -> None:
+    opened = source(
+        {"messages": QA}, {"messages": QA, "objects": [1]}, {"messages": [{**USER, "masks": 2}, BOT]}
+    )
+    for index in range(3):
+        with contextlib.suppress(SampleError):
+            opened[index]
+    found = opened.account.drain()
+    assert found == {"messages[].masks -> ledger": 1, "objects -> ledger": 1}
+    assert told({**found, "x": 2, "img -> image": 1}) == (
+        "read as another: img → image (1); not read: x (2); left out for: messages[].masks (1), objects (1)"
+    )
+
+
+def test_a_name_of_a_speaker_is_told() -> None:
+    """It goes to the template, and few write it."""
+    assert counts({"messages": [{**USER, "name": "Al"}, BOT]}) == {"messages[].name": 1}
+    assert counts({"messages": [*QA, {"role": "tool", "name": "f", "content": "r"}, BOT]}) == {}
 
 
 def test_the_page_of_keys_is_the_table() -> None:

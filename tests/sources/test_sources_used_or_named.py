@@ -6,6 +6,7 @@ Each test takes a record, adds one key of its kind, and reads both. *Used*: the 
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 from typing import Any
@@ -18,10 +19,12 @@ from packtrain.errors import SampleError
 from packtrain.media.knobs import KNOB_KEYS
 from packtrain.sources import keys
 from packtrain.sources._account import Account
-from packtrain.sources._values import absent
+from packtrain.sources._values import absent, meaning
 from packtrain.sources.chat import ChatSource
 
 NEEDLE = "zxq"
+#: A picture in base64.
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"x" * 91).decode()
 few = settings(max_examples=80, deadline=None)
 
 #: A record of every shape; pictures, sounds and videos among them.
@@ -142,6 +145,82 @@ def test_a_medium_under_a_harmless_key(record: dict[str, Any], key: str, data: s
     after = added(record, data.draw, key, data.draw(st.sampled_from(values)))
     if after is not None:
         assert used_or_named(before, after, key), after
+
+
+media = st.sampled_from(
+    [
+        f"/d/{NEEDLE}.wav",
+        [f"{NEEDLE}.jpg", f"{NEEDLE}.png"],
+        {"bytes": b"\xff\xd8\xff" + b"x" * 20},
+        [{"path": f"{NEEDLE}.mp4"}],
+        {"odd": [{"url": f"https://h/{NEEDLE}.webp"}]},
+    ]
+)
+turns = st.just([{"role": "user", "content": NEEDLE}, {"role": "assistant", "content": NEEDLE}])
+
+
+@few
+@given(st.sampled_from(RECORDS).map(copy.deepcopy), st.sampled_from(keys.NUMBERS), media, st.booleans())
+def test_a_key_of_numbers_never_hides_a_medium(
+    record: dict[str, Any], key: str, value: Any, text: bool
+) -> None:
+    """`frames: [a.jpg, …]` is refused, also beside media that are read and as JSON text."""
+    plain = not isinstance(value, str) and "bytes" not in value
+    _, _, error = read({**record, key: json.dumps(value) if text and plain else value})
+    assert error.startswith(("unread_key", "malformed_record"))
+
+
+@few
+@given(st.sampled_from(RECORDS[:5]).map(copy.deepcopy), st.sampled_from(sorted(keys.HARMLESS)), media | turns)
+def test_what_a_harmless_key_hides_in_json_or_lists(record: dict[str, Any], key: str, value: Any) -> None:
+    """Lists, objects and JSON text of them say under a harmless key what they say under any."""
+    error = read({**record, key: value})[2]
+    if isinstance(value, str):
+        assert used_or_named(record, {**record, key: value}, key)
+        return
+    assert error.startswith("unread_key")
+    if "bytes" not in value:
+        assert meaning(json.dumps(value)) == meaning(value)
+        assert used_or_named(record, {**record, key: json.dumps(value)}, key)
+
+
+@few
+@given(
+    st.sampled_from(RECORDS[:5]).map(copy.deepcopy),
+    st.sampled_from(sorted({*keys.TRAINING, *keys.LOSS, *spellings})),
+    st.sampled_from([str.upper, str.title, str.capitalize]),
+)
+def test_a_key_in_other_case_is_refused(record: dict[str, Any], key: str, change: Any) -> None:
+    _, counts, error = read({**record, change(key): [NEEDLE]})
+    assert error.startswith("unread_key") or (change(key) in counts and key == "label"), (change(key), counts)
+
+
+@few
+@given(
+    st.sampled_from(
+        [f"{NEEDLE}.png", f"http://h/{NEEDLE}.wav", PNG, PNG * 40, f"data:image/png;base64,{PNG * 40}"]
+    ),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_medium_as_the_text_of_a_user(text: str, part: bool, space: bool) -> None:
+    """A file name, a data URL and base64 of any length are never trained as text."""
+    text = f" {text}\n" if space else text
+    content = [{"type": "text", "text": text}, {"type": "text", "text": "what is it?"}] if part else text
+    turns = [{"role": "user", "content": content}, {"role": "assistant", "content": "c"}]
+    assert read({"messages": turns})[2].startswith("unread_key")
+
+
+@pytest.mark.parametrize("tag", ["img", "image", "video", "audio"])
+def test_a_medium_named_in_tags(tag: str) -> None:
+    """Read where a user says it, refused where an answer does."""
+    name = f"see <{tag}>{NEEDLE}.jpg</{tag}> it"
+    asked = {"messages": [{"role": "user", "content": name}, {"role": "assistant", "content": "c"}]}
+    sample, _, error = read(asked)
+    assert not error and len(sample["messages"][0]["content"]) == 3
+    for content in (name, [{"type": "text", "text": name}]):
+        said = {"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": content}]}
+        assert read(said)[2].startswith("unread_key")
 
 
 knobs = sorted({*KNOB_KEYS, "fps", "raw_fps", "duration", "frames", "width", "height", "sample_rate"})

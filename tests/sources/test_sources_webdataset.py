@@ -85,6 +85,24 @@ def test_records_name_their_members(tmp_path: Path) -> None:
     assert media_refs(ChatSource(source)[3]) == [str(tmp_path / "elsewhere.jpg")]
 
 
+def test_members_that_nothing_reads_are_counted(tmp_path: Path) -> None:
+    """Whatever a sample is made of, each of its members is read, or counted by its kind."""
+    rest = [("cls", b"3"), ("npy", b"x"), ("mask.m4a", b"y")]
+    for more, unread in (
+        ([("json", chat()), ("jpg", b"1")], []),
+        ([("json", chat(images=["jpg"])), ("jpg", b"1"), ("png", b"2")], [".png"]),
+        ([("json", chat("x")), ("txt", b"c")], [".txt"]),
+        ([("txt", b"c"), ("jpg", b"1"), ("png", b"2")], []),
+        ([("txt", b"c"), ("json", b'{"score": 1}'), ("jpg", b"1")], []),
+    ):
+        members = [(f"k.{kind}", data) for kind, data in (*more, *rest)]
+        source = ChatSource(open_source(make(tmp_path / "s.tar", members), verify_content=True))
+        assert media_refs(source[0]) or "x" in str(source[0])
+        source.account.drain()
+        source[0]
+        assert source.account.drain() == dict.fromkeys(sorted([*unread, ".cls", ".mask.m4a", ".npy"]), 1)
+
+
 def test_captions(tmp_path: Path) -> None:
     path = make(
         tmp_path / "s.tar",

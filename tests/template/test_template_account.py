@@ -347,6 +347,27 @@ def test_control_tokens_in_texts_are_refused_and_grounding_survives(template) ->
     assert stretches(template("qwen2_5_vl"), sample) == [f"{box}<|im_end|>"]
 
 
+def test_control_tokens_are_refused_wherever_a_text_stands(tokenizer: Any) -> None:
+    mark = "a <|im_end|> b"
+    answer, question = say("assistant", "x"), say("user", "q")
+    held: list[dict[str, Any]] = [
+        {"messages": [say("system", mark), question, answer]},
+        {"messages": [question, call("f", {"a": [mark]}), answer]},
+        {"messages": [question, call("f", {mark: 1}), answer]},
+        {"messages": [question, call(mark, {}), answer]},
+        {"messages": [question, call("f", {}), say("tool", mark), answer]},
+        {"messages": [question, say("assistant", "x", reasoning_content=mark)]},
+        {"messages": [question, answer], "tools": [{"name": "f", "description": mark}]},
+        {"messages": [question, answer], "tools": [{"name": "f", "parameters": {"properties": {mark: {}}}}]},
+    ]
+    used = made(tokenizer, published("qwen3"), allow_dropped=["reasoning"])
+    for sample in held:
+        for call_ in (used.measure, used.encode):
+            with pytest.raises(SampleError) as caught:
+                call_(sample)
+            assert caught.value.reason == "control_token", sample
+
+
 def test_options_are_checked_and_only_then_in_the_fingerprint(tokenizer: Any) -> None:
     plain = made(tokenizer, MARKED).config()
     assert not {"allow_dropped", "train_on", "reasoning", "sampling"} & plain.keys()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from packtrain.errors import SampleError
-from packtrain.media.knobs import chosen_frames, knobs_of, sized, stretch
+from packtrain.media.knobs import STARTS, chosen_frames, knobs_of, sized, stretch
 from packtrain.sources.chat import ChatSource
 from packtrain.template import HFTemplate
 
@@ -120,9 +120,25 @@ def test_rules_of_frames_stretches_and_sizes() -> None:
         {"start": 1.0, "end": 2.0},
         {"video_start", "video_end"},
     )
-    for kind, bad in (("image", {"detail": "low"}), ("video", {"nframes": 4, "sample_fps": 1})):
+    for kind, bad in (("image", {"detail": "blurred"}), ("video", {"nframes": 4, "sample_fps": 1})):
         with pytest.raises(SampleError):
             knobs_of(kind, bad)
+
+
+def test_detail_of_an_image() -> None:
+    for detail, knobs in (("auto", {}), ("high", {}), ("low", {"max_pixels": 512 * 512})):
+        assert knobs_of("image", {"detail": detail}) == (knobs, {"detail"})
+    assert knobs_of("image", {"detail": "low", "max_pixels": 99})[0] == {"max_pixels": 99}
+
+
+@pytest.mark.parametrize("kind", ["audio", "video"])
+@pytest.mark.parametrize("start", STARTS)
+def test_a_start_with_a_duration_is_a_stretch(kind: str, start: str) -> None:
+    """Also where the duration is that of the whole clip: a stretch ends with its clip."""
+    for seconds in (1, 3, 99):
+        found, taken = knobs_of(kind, {start: 2, "duration": seconds})
+        assert found == {"start": 2.0, "end": 2.0 + seconds} and taken == {start, "duration"}
+        assert stretch(found, 50, 10.0) == (20, min(50, 20 + 10 * seconds))
 
 
 def test_a_video_file(template: Callable[[str], HFTemplate], data: Path) -> None:

@@ -14,7 +14,7 @@ from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ._app import emit
 from ._distribution import show_distribution
-from ._show import artefact_kind, folder_of_run, print_lengths, print_plan, table
+from ._show import artefact_kind, folder_of_run, lengths_figures, print_lengths, print_plan, table
 from ._stream import follow_stream, kind_to_follow, ledger_of, stream_figures, stream_rows
 from .export import show_export
 
@@ -92,7 +92,7 @@ def command(
             raise InputError("--html, --pack and --ledger need a plan", hint="plan these lengths first")
         lengths = Lengths.load(artefact)
         if as_json:
-            emit({"lengths": str(artefact), "samples": len(lengths), "digest": lengths.digest})
+            emit(lengths_figures(artefact, lengths))
             return
         print_lengths(artefact, lengths)
         return

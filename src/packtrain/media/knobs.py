@@ -43,6 +43,9 @@ KNOB_KEYS = frozenset((*STARTS, *ENDS, *_WHOLE, "sample_fps", "detail"))
 #: Frames that share their tokens: `total_pixels` counts them once, as Qwen's own reader does.
 _TOGETHER = 2
 
+#: `detail: low` of OpenAI's API: the model gets a version of 512 x 512 pixels.
+_LOW = 512 * 512
+
 #: Limits that Qwen's own reader of videos has where a record sets only some of them.
 _FRAMES = (4, 768)
 
@@ -58,7 +61,7 @@ def knobs_of(
         listed: the ref is a list of frames: `fps` and `sample_fps` are their rate.
 
     Raises:
-        SampleError: malformed_record, for a value that is none; `unread_key` for `detail: low`.
+        SampleError: malformed_record, for a value that is none; `unread_key` for an unknown `detail`.
     """
     taken: set[str] = set()
     out: dict[str, Any] = {}
@@ -79,12 +82,14 @@ def knobs_of(
     if "nframes" in out and "sample_fps" in out:
         raise _bad("nframes and fps of a video are both set: one decides which frames are taken")
     if kind == "image" and holder.get("detail") is not None:
-        if holder["detail"] not in ("auto", "high"):
+        if holder["detail"] not in ("auto", "high", "low"):
             raise SampleError(
                 "unread_key",
-                f"detail {holder['detail']!r} of an image: no processor here has it",
+                f"detail {holder['detail']!r} of an image is none of auto, high, low",
                 hint="set max_pixels, or leave it out: ignore_keys: [detail]",
             )
+        if holder["detail"] == "low":
+            out["max_pixels"] = min(out.get("max_pixels", _LOW), _LOW)
         taken.add("detail")
     if ("resized_height" in out) != ("resized_width" in out):
         raise _bad("resized_height and resized_width come together")
@@ -100,7 +105,7 @@ def _take_stretch(kind: str, holder: Mapping[str, Any], out: dict[str, Any], tak
     taken.update(values)
     start = values[starts[0]] if starts else 0.0
     end = values[ends[0]] if ends else None
-    if "offset" in starts and end is None and holder.get("duration") is not None:
+    if starts and end is None and holder.get("duration") is not None:  # cut at the end of the clip
         end = start + _number("duration", holder["duration"])
         taken.add("duration")
     if end is not None and end <= start:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from .. import files
-from ..sources._account import UNREAD, UnreadKeys, check_share
+from ..sources._account import LEDGER, UNREAD, UnreadKeys, check_share
 
 __all__ = ["KEYS", "UnreadKeys", "read_keys", "refuse_unread", "save_keys", "told"]
 
@@ -55,14 +55,21 @@ def read_keys(folder: str | Path) -> dict[str, int]:
 
 
 def told(counts: Mapping[str, int]) -> str:
-    """One line for people about keys that were read as others and keys that nothing read; "" for none."""
-    read = [f"{name.replace(' -> ', ' → ')} ({count:,})" for name, count in counts.items() if " -> " in name]
-    left = sorted(
-        ((n, c) for n, c in counts.items() if " -> " not in n), key=lambda item: (-item[1], item[0])
-    )
-    shown = [f"{name} ({count:,})" for name, count in left[:_SHOWN]]
-    if len(left) > _SHOWN:
-        shown.append(f"{len(left) - _SHOWN} more")
-    lines = [f"read as another: {', '.join(read)}"] if read else []
-    lines += [f"not read: {', '.join(shown)}"] if shown else []
-    return "; ".join(lines)
+    """One line for people: keys that were read as others, that nothing read, and for which records are left
+    out; "" for none."""
+    read, left, gone = [], [], []
+    for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        key, _, field = name.partition(" -> ")
+        if field == LEDGER:
+            gone.append(f"{key} ({count:,})")
+        elif field:
+            read.append(f"{key} → {field} ({count:,})")
+        else:
+            left.append(f"{key} ({count:,})")
+    lines = {"read as another": read, "not read": left, "left out for": gone}
+    return "; ".join(f"{what}: {_some(named)}" for what, named in lines.items() if named)
+
+
+def _some(names: list[str]) -> str:
+    more = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+    return ", ".join((*names[:_SHOWN], *more))

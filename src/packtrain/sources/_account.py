@@ -5,6 +5,7 @@ counted is plain text, so that counts of several processes add up:
 
     "foo", "messages[].foo", "content[].foo"     records that hold this key, which nothing reads
     "image_path -> images"                       records in which a spelling was read as a field
+    "foo -> ledger"                              records left out for this key (`unread_key`)
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from typing import Any
 
 from ..errors import InputError, SampleError
 from ._values import absent, meaning
-from .keys import FIELDS, HARMLESS, LOSS, ORIGIN, PREFERENCE, TRAINING
+from .keys import FIELDS, HARMLESS, LOSS, NUMBERS, ORIGIN, PREFERENCE, TRAINING
 
-__all__ = ["MOST", "UNREAD", "Account", "UnreadKeys", "check_share", "unread"]
+__all__ = ["LEDGER", "MOST", "UNREAD", "Account", "UnreadKeys", "check_share", "unread"]
 
 #: Reason of a record that holds a key which changes training and is not read.
 UNREAD = "unread_key"
+
+#: What stands for a field in the count of a key for which records are left out.
+LEDGER = "ledger"
 
 #: Share of the records that may have that reason, and records that are read before a share is one.
 MOST, FEW = 0.01, 100
@@ -29,14 +33,25 @@ _CHANGES = frozenset((*TRAINING, *LOSS))
 _FIELDS = frozenset(name for names in FIELDS.values() for name in names)
 
 
-def unread(key: str, why: str, *, hint: str | None = None) -> SampleError:
-    """A key that would change what is trained and that is not read."""
-    return SampleError(
-        UNREAD,
-        f"the key {key!r} {why} and is not read",
-        hint=hint
-        or f"ignore_keys: [{key}] leaves it out; columns= maps it to a field; shape= settles what is read",
+class Unread(SampleError):
+    """A key that would change what is trained and that is not read.
+
+    Attributes:
+        key: its name, with its place.
+    """
+
+    key = ""
+
+
+def unread(key: str, why: str, *, hint: str | None = None) -> Unread:
+    """The error that names such a key."""
+    hint = (
+        hint
+        or f"ignore_keys: [{key}] leaves it out; columns= maps it to a field; shape= settles what is read"
     )
+    error = Unread(UNREAD, f"the key {key!r} {why} and is not read", hint=hint)
+    error.key = key
+    return error
 
 
 class UnreadKeys(InputError):
@@ -110,6 +125,11 @@ class Account:
         if spelling != field:
             self._notes.add(f"{spelling} -> {field}")
 
+    def left_out(self, error: SampleError) -> None:
+        """A record is left out: the key that it is left out for is told beside the others."""
+        if isinstance(error, Unread):
+            self.counts[f"{error.key} -> {LEDGER}"] += 1
+
     def note(self, name: str) -> None:
         """Nothing reads this key, and it changes nothing."""
         self._notes.add(name)
@@ -140,38 +160,54 @@ class Account:
             if key in self.ignore or absent(value):
                 continue
             name = f"{place}{key}"
-            if key in HARMLESS:
-                self._harmless(name, key, value, media)
+            low = key.lower() if isinstance(key, str) else ""
+            if low in HARMLESS:
+                self._harmless(name, low, value, media)
                 continue
             if said is not None and isinstance(value, str) and value.strip() in said:
                 continue
-            if key == "label" and not isinstance(value, bool):
+            if low == "label" and not isinstance(value, bool):
                 self._notes.add(name)
                 continue
-            if key in _CHANGES or (key in _FIELDS and not isinstance(value, (bool, int, float))):
-                raise unread(name, _why(key, value))
+            if low in _CHANGES or (low in _FIELDS and not isinstance(value, (bool, int, float))):
+                raise unread(name, _why(low, value))
             found = meaning(value)
             if found is not None:
                 raise unread(name, f"holds {found}")
             self._notes.add(name)
 
     def _harmless(self, name: str, key: str, value: Any, media: bool | None) -> None:
-        """A harmless name whose value is none: turns and media are refused, spans, masks and texts that look
-        like the name of a medium counted."""
+        """A harmless name whose value is none.
+
+        Turns are refused. So is a reference to a medium under a key of numbers, or where no medium is read;
+        a text that only looks like the name of one is counted. Spans, masks and objects are counted.
+        """
         found = meaning(value)
         if found == "a list of turns":
             raise unread(name, "holds a list of turns")
-        if found in ("spans", "a mask"):
-            self._notes.add(name)
-        if media or found not in ("a medium", "a reference to a medium"):
+        nested = isinstance(value, (Mapping, list, tuple)) and _nested(value)
+        if found not in ("a medium", "a reference to a medium"):
+            if found is not None or nested:
+                self._notes.add(name)
             return
-        certain = key in ORIGIN or not isinstance(value, (str, list, tuple))
+        if key in NUMBERS:
+            raise unread(name, f"holds {found}")
+        if nested and media:
+            self._notes.add(name)
+        certain = key in ORIGIN or not isinstance(value, str)
+        if media:
+            return
         if media is None:
             self._origins.append((name, certain))
         elif certain:
             raise unread(name, "holds a reference to a medium")
         else:
             self._notes.add(name)
+
+
+def _nested(value: Any) -> bool:
+    """Whether a value is an object, or a list of them."""
+    return isinstance(value, Mapping) or any(isinstance(item, Mapping) for item in value)
 
 
 def _why(key: str, value: Any) -> str:

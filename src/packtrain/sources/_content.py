@@ -33,7 +33,7 @@ from ..media.location import Ref
 from . import keys
 from ._account import unread
 from ._sound import wave_of
-from ._values import absent, kind_of_ref, sniffed
+from ._values import MAGIC, absent, kind_of_ref, sniffed
 
 __all__ = [
     "MODALITIES",
@@ -42,9 +42,11 @@ __all__ = [
     "fault",
     "listed_media",
     "media_list",
+    "names_medium",
     "read_content",
     "ref_of",
     "refuse_file_name",
+    "refuse_tagged",
 ]
 
 MODALITIES = ("image", "video", "audio")
@@ -54,6 +56,9 @@ _PICTURE = re.compile(r"\.(jpe?g|png|webp|bmp|tiff?)$", re.I)
 _AROUND = ("bytes", "path", "url", "data", "format", "array", "sampling_rate", "media_type", "type")
 #: Where a part may hold its ref, after the names of its kind.
 _REFS = ("url", "path", "source", "data", "file", "value")
+
+#: First characters of a medium in a text.
+_FILE = ("data:", *MAGIC)
 
 Part = dict[str, Any]
 
@@ -413,19 +418,42 @@ def _hints(kind: str, holder: Mapping[str, Any]) -> Part:
 
 
 def refuse_file_name(text: str, what: str) -> None:
-    """A turn of a user that is nothing but a file name: never trained as text.
+    """A turn of a user that is nothing but a file name, a data URL or base64: never trained as text.
 
     Raises:
         SampleError: `unread_key`.
     """
-    if len(text) > 2048 or not ("." in text[-64:] or text.startswith("data:")) or " " in text.strip():
+    text = text.strip()
+    if " " in text[:2048] or not (text.startswith(_FILE) or (len(text) <= 2048 and "." in text[-64:])):
         return
-    if kind_of_ref(text.strip()):
+    if kind_of_ref(text):
         raise unread(
             "content",
             f"of {what} is a file name",
             hint='give the turn its type ("type": "image"), or list the file in images, videos or audios',
         )
+
+
+def names_medium(text: str) -> bool:
+    """Whether a text names a medium in tags: `<img>a.jpg</img>`."""
+    return "</" in text and any(kind_of_ref(m["ref"].strip()) is not None for m in _TAGGED.finditer(text))
+
+
+def refuse_tagged(content: Any, what: str) -> None:
+    """An answer that names a medium in tags, which is not read as one there.
+
+    Raises:
+        SampleError: `unread_key`.
+    """
+    texts = [content] if isinstance(content, str) else content if isinstance(content, (list, tuple)) else ()
+    for text in texts:
+        text = text.get("text") if isinstance(text, Mapping) else text
+        if isinstance(text, str) and names_medium(text):
+            raise unread(
+                "content",
+                f"of {what} names a medium in tags",
+                hint="list the file in images, videos or audios",
+            )
 
 
 def ref_of(kind: str, value: Any, what: str) -> Ref:

@@ -16,10 +16,10 @@ from ..errors import SampleError
 from ..media.knobs import KNOB_KEYS
 from ..media.location import Ref
 from ._account import Account
-from ._content import MODALITIES, Media, check_text, read_content, ref_of, refuse_file_name
+from ._content import MODALITIES, Media, check_text, names_medium, read_content, ref_of, refuse_file_name
 from ._shapes import CALLS, ROLES, Plan
 from ._values import absent, kind_of_ref
-from .keys import HARMLESS, USES
+from .keys import HARMLESS, NUMBERS, USES
 
 __all__ = ["OF_MEDIUM", "Form", "read_plain", "says_nothing"]
 
@@ -108,7 +108,7 @@ def read_plain(
     doubted = False
     for name in form.harmless:
         if not says_nothing(value := record[name]):
-            if type(value) is not str:
+            if type(value) is not str or name in NUMBERS or value[:1] in ("[", "{"):
                 return None
             doubted = True  # it may name a medium
     for name in form.rest:
@@ -144,12 +144,15 @@ def read_plain(
                 return None  # an empty turn
             if role == "assistant":
                 said = True
-                if len(parts) != 1 or parts[0]["type"] != "text":
+                if len(parts) != 1 or parts[0]["type"] != "text" or names_medium(parts[0]["text"]):
                     return None
             elif role == "user":
                 asked = True
                 if type(content) is str:
                     refuse_file_name(content, "")
+                elif all(part["type"] == "text" for part in parts):
+                    for part in parts:
+                        refuse_file_name(part["text"], "")
             messages.append({"role": role, "content": parts})
         if not said or not asked or (media is not None and not media.complete()):
             return None
@@ -194,8 +197,10 @@ def _parts(content: list[Any], media: Media, pattern: re.Pattern[str] | None) ->
 
 
 def says_nothing(value: Any) -> bool:
-    """Whether the value of a harmless key needs no look: a number, or a text that is no name of a file."""
-    return type(value) in _NUMBERS or (type(value) is str and "." not in value and len(value) < 64)
+    """Whether the value of a harmless key needs no look: a number, or a text that is no file and no JSON."""
+    return type(value) in _NUMBERS or (
+        type(value) is str and "." not in value and len(value) < 64 and value[:1] not in ("[", "{")
+    )
 
 
 def _turns(record: Mapping[str, Any], form: Form) -> list[tuple[str, Any]] | None:

@@ -435,6 +435,8 @@ def _rest(
             content = _typed(value, content, media, what)
         elif field is not None:
             extra[field] = value
+            if field == "name" and role != "tool":
+                account.note("messages[].name")  # few templates write it
         elif name in keys.LOSS:
             flags.append(name)
         else:

@@ -1,17 +1,18 @@
 """What a value is, whatever its key: absent, a reference to a medium, a list of turns, spans, a mask.
 
-Absent are null, empty texts and lists, and objects that hold nothing but absent values, as Arrow fills them.
+JSON text means what it holds. Absent are null, empty texts and lists, and objects that hold nothing but absent values, as Arrow fills them.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["SUFFIX", "absent", "kind_of_ref", "meaning", "pruned", "sniffed"]
+__all__ = ["MAGIC", "SUFFIX", "absent", "kind_of_ref", "meaning", "pruned", "sniffed"]
 
 _SUFFIXES = {
     "image": "jpe?g|png|webp|gif|bmp|tiff?|heic|avif",
@@ -24,7 +25,7 @@ _NAMED = re.compile(rf"[^\n\r\t<>|*?\"]{{1,1024}}(?:{SUFFIX.pattern})(?:[?#]\S*)
 _DATA = re.compile(r"data:(image|video|audio)/")
 
 #: First characters of files in base64.
-_MAGIC = {
+MAGIC = {
     "/9j/": "image",
     "iVBORw0KGg": "image",
     "R0lGOD": "image",
@@ -62,7 +63,7 @@ def pruned(value: Any) -> Any:
 
 def sniffed(text: str) -> bytes | None:
     """The bytes of a text that is a medium in base64; None for any other."""
-    if len(text) < 64 or not text.startswith(tuple(_MAGIC)) or _BASE64.fullmatch(text) is None:
+    if len(text) < 64 or not text.startswith(tuple(MAGIC)) or _BASE64.fullmatch(text) is None:
         return None
     try:
         return base64.b64decode(text + "=" * (-len(text.strip()) % 4), validate=False)
@@ -106,7 +107,9 @@ def meaning(value: Any) -> str | None:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return "a medium"
     if isinstance(value, str):
-        return None if kind_of_ref(value) is None else "a reference to a medium"
+        if kind_of_ref(value) is not None:
+            return "a reference to a medium"
+        return meaning(_json(value)) if value[:1] in ("[", "{") else None
     if isinstance(value, Mapping):
         if kind_of_ref(value) is not None:
             return "a reference to a medium"
@@ -120,6 +123,14 @@ def meaning(value: Any) -> str | None:
     if len(value) > 1 and all(isinstance(item, (bool, int)) and item in (0, 1) for item in value):
         return "a mask"
     return next((told for told in map(meaning, value) if told), None)
+
+
+def _json(text: str) -> Any:
+    """The list or object that a text is in JSON; None for any other."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _is_turn(item: Mapping[str, Any]) -> bool:

@@ -39,7 +39,16 @@ from ..media.hints import HINTS, checked
 from ..media.knobs import KNOB_KEYS, knobs_of
 from ..media.location import Ref, is_url, resolve
 from ._account import Account, unread
-from ._content import MODALITIES, Media, fault, listed_media, media_list, read_content, refuse_file_name
+from ._content import (
+    MODALITIES,
+    Media,
+    fault,
+    listed_media,
+    media_list,
+    read_content,
+    refuse_file_name,
+    refuse_tagged,
+)
 from ._loss import weigh
 from ._memory import as_source
 from ._objects import objects_of
@@ -190,6 +199,7 @@ class ChatSource:
                 else self._read_plain(record) or self._normalise(record)
             )
         except SampleError as error:
+            self.account.left_out(error)
             raise SampleError(
                 error.reason, f"{self.where(index)}: {error.message}", hint=error.hint
             ) from None
@@ -427,12 +437,15 @@ class ChatSource:
         for number, turn in enumerate(draft.turns):
             what = _name(number, turn)
             pattern = self._pattern if answers or turn.role != "assistant" else None
-            if turn.role == "user" and isinstance(turn.content, str):
-                refuse_file_name(turn.content, what)
+            if turn.role == "assistant" and not answers:
+                refuse_tagged(turn.content, what)
             if turn.media:
                 content = self._with_own(turn, pattern, what, media)
             else:
                 content = read_content(turn.content, media, pattern, what)
+            if turn.role == "user" and all(part["type"] == "text" for part in content):
+                for part in content:
+                    refuse_file_name(part["text"], what)
             messages.append({"role": turn.role, "content": content, **turn.extra})
         return messages, media
 

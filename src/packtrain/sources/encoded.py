@@ -87,6 +87,7 @@ class EncodedRows:
             self._account_for(row)
             return sample
         except SampleError as error:
+            self.account.left_out(error)
             raise SampleError(
                 error.reason, f"{self.where(index)}: {error.message}", hint=error.hint
             ) from None

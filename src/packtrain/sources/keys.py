@@ -23,6 +23,7 @@ __all__ = [
     "MEDIA",
     "MESSAGE",
     "NUMBERED",
+    "NUMBERS",
     "ORIGIN",
     "PART",
     "PREFERENCE",
@@ -125,6 +126,8 @@ PREFERENCE = (
 TRAINING = (
     *("objects", "bbox", "bboxes", "spans", "masks", "labels", "input_ids", "weights"),
     *("reasoning_content", "reasoning", "thinking", "tool_calls", "function_call", "reasoning_effort"),
+    *("enable_thinking", "chat_template_kwargs", "documents"),
+    *("train_detail", "training_detail", "train_on_input", "train_on_inputs", "masked", "supervised"),
     *PREFERENCE,
 )
 
@@ -159,6 +162,12 @@ TEXT = ("text", "content", "document", "raw_content")
 #: Where a record comes from: harmless beside the media that are read, a medium where there are none.
 ORIGIN = ("url", "source_url", "origin_url", "image_source", "original_url", "file_name", "filename")
 
+#: Sizes and rates: numbers.
+NUMBERS = (
+    *("width", "height", "duration", "frames", "fps"),
+    *("sample_rate", "sampling_rate", "samplerate", "channels"),
+)
+
 #: Keys that change nothing, at every level.
 HARMLESS = frozenset(
     (
@@ -181,17 +190,7 @@ HARMLESS = frozenset(
         ),
         *("token_count", "num_tokens", "num_turns", "length", "cache_control", "annotations"),
         *("mime_type", "media_type", "format", "object", "status"),
-        *(
-            "width",
-            "height",
-            "duration",
-            "frames",
-            "fps",
-            "sample_rate",
-            "sampling_rate",
-            "samplerate",
-            "channels",
-        ),
+        *NUMBERS,
         *ORIGIN,
     )
 )
@@ -248,9 +247,11 @@ A flag on the record holds for all its answers, times what an answer says itself
 |---|---|---|
 {knobs}
 
-`offset` with `duration`, and `start` with `end`, are seconds; `duration` alone tells how long a clip is.
+`start` with `end` or with `duration`, in every spelling (`offset` with `duration`), are seconds, cut at the
+end of the clip; `duration` alone tells how long a clip is.
 `fps` of a video file that comes without `frames`, `width` or `height` is the rate its frames are taken at;
-beside a list of frames it is their rate, as `sample_fps` is. `detail` may be `auto` or `high`.
+beside a list of frames it is their rate, as `sample_fps` is. `detail` of an image may be `auto`, `high` (the
+processor's own sizes) or `low` (`max_pixels` of 512 x 512).
 
 ## Encoded rows
 

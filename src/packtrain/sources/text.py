@@ -68,6 +68,7 @@ class TextSource:
         try:
             return self._read(record)
         except SampleError as error:
+            self.account.left_out(error)
             raise SampleError(
                 error.reason, f"{self.where(index)}: {error.message}", hint=error.hint
             ) from None

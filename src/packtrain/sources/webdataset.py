@@ -6,6 +6,7 @@
     media      members of the key; a record that names some (`"images": ["jpg"]`, `["x.jpg"]`, `["img0.jpg"]`,
                in a list or in parts of its messages) gets those, one that names none gets all, in tar
                order, as `images`, `videos`, `audios`
+    others     members that nothing reads are counted by kind (`.cls`), as keys of a record are
     refs       `tar:PATH!MEMBER`, which media are opened by without unpacking the tar
 
 A member that is a link, hard or symbolic, is the member it names.
@@ -151,7 +152,8 @@ class Tars:
         if self._prompt:
             asked.append({"type": "text", "text": self._prompt})
         messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said.strip()}]
-        return {**record, "__key__": sample.key, "messages": messages}
+        taken = {ref for kind, ref in refs.items() if kind in (text, "json") or _is_listed(kind)}
+        return {**record, **_others(sample, refs, taken), "__key__": sample.key, "messages": messages}
 
     def where(self, index: int) -> str:
         """`shard-000.tar!key`."""
@@ -342,16 +344,23 @@ def _object(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _with_media(record: dict[str, Any], sample: _Sample, refs: Mapping[str, str]) -> dict[str, Any]:
-    """The record with the members it names as refs, or with all of them listed where it names none."""
+    """The record with the members it names as refs, or with all media listed where it names none."""
     names = {**refs}
     for kind, member in sample.members.items():
         names.setdefault(member[0], refs[kind])
         names.setdefault(os.path.basename(member[0]), refs[kind])
     used: set[str] = set()
     linked: dict[str, Any] = _link(record, names, used, named=False)
+    read = {names[name] for name in used} | {refs["json"]}
     if not used and not any(linked.get(name) for name in (*MEDIA, "image", "video", "audio")):
         linked.update({name: listed for name, listed in _listed(refs).items() if listed})
-    return {"__key__": sample.key, **linked}
+        read |= {ref for kind, ref in refs.items() if _is_listed(kind)}
+    return {"__key__": sample.key, **_others(sample, refs, read), **linked}
+
+
+def _others(sample: _Sample, refs: Mapping[str, str], read: set[str]) -> dict[str, int]:
+    """Members that are not read, with their sizes: the account of keys counts them as `.cls`."""
+    return {f".{kind}": sample.members[kind][2] for kind, ref in refs.items() if ref not in read}
 
 
 def _link(value: Any, names: Mapping[str, str], used: set[str], *, named: bool) -> Any:
@@ -372,6 +381,11 @@ def _link(value: Any, names: Mapping[str, str], used: set[str], *, named: bool) 
         used.add(value)
         return names[value]
     return value
+
+
+def _is_listed(kind: str) -> bool:
+    """Whether a member of this kind is listed as a medium."""
+    return any(kind.rpartition(".")[2] in suffixes for suffixes in MEDIA.values())
 
 
 def _listed(refs: Mapping[str, str]) -> dict[str, list[str]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from os.path import commonpath
 from typing import Any, NamedTuple
 
 from ..errors import SampleError
@@ -44,7 +43,11 @@ def control_tokens(tokenizer: Any, templates: Iterable[str], media: Any) -> Cont
         and (token.content in written or token.content in named)
         and token.content not in placeholders
     )
-    return Control(re.compile("|".join(map(re.escape, found))), commonpath(found)) if found else None
+    if not found:
+        return None
+    first, last = found[0], found[-1]  # sorted: what these share, all share
+    same = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return Control(re.compile("|".join(map(re.escape, found))), first[:same])
 
 
 def check_control(sample: Mapping[str, Any], control: Control) -> None:
@@ -58,18 +61,20 @@ def check_control(sample: Mapping[str, Any], control: Control) -> None:
         content = message.get("content")
         for part in ({"type": "text", "text": content},) if isinstance(content, str) else content or ():
             if part["type"] == "text" and lead in part["text"]:
-                _refuse(part["text"], place, message["role"], control)
+                _refuse(part["text"], f"message {place} ({message['role']})", control)
         if len(message) > 2:
             for text in _strings([message.get("reasoning_content"), message.get("tool_calls")]):
-                _refuse(text, place, message["role"], control)
+                _refuse(text, f"message {place} ({message['role']})", control)
+    for text in _strings(sample.get("tools")):
+        _refuse(text, "the tools", control)
 
 
-def _refuse(text: str, place: int, role: str, control: Control) -> None:
+def _refuse(text: str, what: str, control: Control) -> None:
     found = control.search(text)
     if found is not None:
         raise SampleError(
             "control_token",
-            f"the text of message {place} ({role}) holds the control token {found.group()!r}, which the "
+            f"the text of {what} holds the control token {found.group()!r}, which the "
             "model would read as such",
             hint="take the marks of the chat template out of the data",
         )
@@ -79,7 +84,8 @@ def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for inner in value.values():
+        for key, inner in value.items():
+            yield str(key)
             yield from _strings(inner)
     elif isinstance(value, (list, tuple)):
         for inner in value:
