@@ -1,6 +1,7 @@
 """What a value is, whatever its key: absent, a reference to a medium, a list of turns, spans, a mask.
 
-JSON text means what it holds. Absent are null, empty texts and lists, and objects that hold nothing but absent values, as Arrow fills them.
+JSON text means what it holds. Absent are null, empty texts and lists, and objects that
+hold nothing but absent values, as Arrow fills them.
 """
 
 from __future__ import annotations
