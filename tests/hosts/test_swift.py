@@ -120,3 +120,59 @@ export_main(["--model", sys.argv[1], "--model_type", "qwen2_5_vl", "--template",
     workers = {**held, "per_device_train_batch_size": 1, "dataloader_num_workers": 1}
     (again,) = sft(tmp_path, "workers", workers, plugin=True)
     assert losses(again) == losses(packed)
+
+
+@pytest.mark.spec(
+    "001",
+    "in ms-swift: `--streaming true` packs rows as they come; `--packing_num_proc` is one line",
+    key="`--streaming`, `--max_steps`",
+    api="`install`",
+)
+@pytest.mark.matrix("streams")
+def test_a_stream_has_the_packs_and_losses_of_a_plan(
+    model: Path, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """Packed in order of arrival both give the same packs; a pass ends, the next begins; a resume goes on."""
+    switches = {
+        "model": model,
+        "dataset": files["few"],
+        "packing": "true",
+        "packing_strategy": "sequential",
+        "packing_num_proc": 4,
+        "packing_length": 400,
+        "max_length": 250,
+        "truncation_strategy": "delete",
+        "per_device_train_batch_size": 1,
+        "train_dataloader_shuffle": "false",
+        "lr_scheduler_type": "constant",
+        "warmup_ratio": 0,
+        "gradient_accumulation_steps": 1,
+    }
+    (planned,) = sft(tmp_path, "planned", switches, plugin=True)
+    plan = json.loads(next((tmp_path / "planned" / "packs" / "train").glob("plan-*/plan.json")).read_text())
+    packs, samples = plan["stats"]["packs"], plan["stats"]["samples"]
+    steps = packs + 2
+    streamed = {
+        **switches,
+        "streaming": "true",
+        "max_steps": steps,
+        "save_strategy": "steps",
+        "save_steps": 3,
+    }
+    (seen,) = sft(tmp_path, "streamed", streamed, plugin=True)
+    assert losses(seen)[:packs] == pytest.approx(losses(planned), rel=1e-5) and len(losses(seen)) == steps
+    assert (
+        seen["ids"][:samples] == planned["ids"]
+        and seen["ids"][samples:] == planned["ids"][: len(seen["ids"]) - samples]
+    )
+    assert samples < 23
+    left = (tmp_path / "streamed" / "packs" / "left_out-train.0.jsonl").read_text().splitlines()
+    told = {json.loads(line)["sample_id"] for line in left}
+    assert len(told) == 23 - samples and told.isdisjoint(seen["ids"])
+    again = {**streamed, "resume_from_checkpoint": tmp_path / "streamed" / "checkpoint-3"}
+    (resumed,) = sft(tmp_path, "streamed", again, plugin=True)
+    assert losses(resumed) == losses(seen)[3:]
+    ranks = sft(tmp_path, "two", {**streamed, "max_steps": 4}, ranks=2, plugin=True)
+    assert [len(losses(rank)) for rank in ranks] == [4, 4]
+    first = [set(rank["ids"]) for rank in ranks]
+    assert first[0].isdisjoint(first[1]) and first[0] and first[1]

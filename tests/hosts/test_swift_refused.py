@@ -15,7 +15,6 @@ pytestmark = pytest.mark.hosts
 
 #: case -> the program, its flags, the reason that is told, the row of the support table.
 CASES: dict[str, tuple[str, dict[str, str], str, str]] = {
-    "streaming": ("sft", {"streaming": "true", "max_steps": "5"}, "a plan needs all rows", "streams"),
     "group_by_length": ("sft", {"group_by_length": "true"}, "packs have equal lengths", "group by length"),
     "label_smoothing_factor": (
         "sft",

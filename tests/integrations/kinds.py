@@ -20,9 +20,11 @@ from packtrain.data import (
 from packtrain.store.chunks import ChunkWriter
 from packtrain.store.growing import END, STREAM, STREAM_SCHEMA, chunk_name, sealed
 
-__all__ = ["CAP", "KINDS", "LENGTHS", "SAMPLES", "open_kind", "write_folders"]
+__all__ = ["CAP", "FORMATS", "KINDS", "LENGTHS", "SAMPLES", "open_kind", "write_folders"]
 
 KINDS = ("planned", "exported", "growing", "stream", "token_budget")
+#: Formats of exports besides `chunks`, which the kind `exported` reads.
+FORMATS = ("webdataset", "energon", "raw")
 CAP = 96
 
 
@@ -44,11 +46,18 @@ SAMPLES = [_sample(number) for number in range(200)]
 LENGTHS = pt.Lengths([len(sample["input_ids"]) for sample in SAMPLES])
 
 
+def _talk(number: int) -> dict[str, Any]:
+    said = {"user": str(number), "assistant": "yes"}
+    return {"messages": [{"role": r, "content": [{"type": "text", "text": t}]} for r, t in said.items()]}
+
+
 class Encoded:
-    """A template for samples that are encoded already."""
+    """A template for samples that are encoded already, and for talk that names one of them."""
 
     def encode(self, sample: Any) -> Any:
-        return dict(sample)
+        if "messages" not in sample:
+            return dict(sample)
+        return dict(SAMPLES[int(sample["messages"][0]["content"][0]["text"])])
 
     def config(self) -> dict[str, Any]:
         return {"name": "encoded"}
@@ -64,7 +73,7 @@ class Source(list):  # type: ignore[type-arg]
 
 
 def write_folders(root: Path) -> None:
-    """The export (`root/exported`) and the stream of chunks (`root/growing`)."""
+    """The exports (`root/exported`, and one of each format) and the stream of chunks (`root/growing`)."""
     from packtrain.pipeline.export import export
 
     plan = pt.plan(LENGTHS, pack_length=CAP)
@@ -72,6 +81,9 @@ def write_folders(root: Path) -> None:
     plan.save(root / "plan", origin={"lengths": str(root / "lengths")})
     made = {"source": Source(SAMPLES), "template": Encoded()}
     export(root / "plan", root / "exported", format="chunks", maxcount=10, **made)
+    for form in FORMATS:
+        made["source"] = Source(_talk(number) for number in range(len(SAMPLES)))
+        export(root / "plan", root / form, format=form, maxcount=10, **made)
     folder = root / "growing"
     told = {"schema": STREAM_SCHEMA, "stream": "s1", "config": {"pack_length": CAP}}
     folder.mkdir(parents=True)
@@ -99,4 +111,4 @@ def open_kind(kind: str, root: Path) -> Any:
             SAMPLES, micro_batch_size=2, max_seq_len=CAP // 2, buffer_size=50
         ),
     }
-    return makers[kind]()
+    return open_packs(root / kind, Encoded().encode) if kind in FORMATS else makers[kind]()

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from kinds import CAP, KINDS, SAMPLES, open_kind, write_folders
+from kinds import CAP, FORMATS, KINDS, SAMPLES, open_kind, write_folders
 from torch.nn import functional
 
 from packtrain.errors import ConfigError
@@ -108,7 +108,11 @@ def trl(kind: str, root: Path, out: Path, steps: dict[str, int], tokenizer: Any 
 
 @cache
 def _losses(make: Callable[..., Any], kind: str, root: Path, out: Path, more: tuple[Any, ...]) -> Any:
-    steps = {} if kind in ("planned", "exported", "growing") else {"max_steps": len(packs(kind, root)) // 2}
+    steps = (
+        {}
+        if kind in ("planned", "exported", "growing", *FORMATS)
+        else {"max_steps": len(packs(kind, root)) // 2}
+    )
     trainer = make(kind, root, out, steps, *more)
     trainer.train()
     ids = [number for _, step in sorted(trainer.notes.items()) for _, ids in step for number in ids]
@@ -177,6 +181,29 @@ def test_a_host_has_the_losses_of_the_own_trainer(
     assert ids == order
     assert losses == pytest.approx(expected, abs=1e-5)
     record_property("kind", (host, kind))
+
+
+@pytest.mark.spec(
+    "003",
+    "exports of all four formats train in every host with the losses of the plan",
+    key="`data.kind: exported`",
+    api="`pack(trainer, source=open_packs(…))`",
+)
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("host", [OWN, HF, TRL])
+def test_exports_of_every_format_train_in_every_host(
+    form: str, host: str, folders: Path, tmp_path: Path, saved_model: Callable[[str], Path]
+) -> None:
+    """As the plan itself in the own trainer; `chunks` is the kind `exported` above."""
+    make, more = {OWN: own, HF: hf, TRL: trl}[host], ()
+    if host == TRL:
+        from transformers import AutoTokenizer
+
+        more = (AutoTokenizer.from_pretrained(saved_model("tiny:qwen3")),)
+    expected, order = _losses(own, "planned", folders, folders / "own" / "planned", ())
+    losses, ids = _losses(make, form, folders, tmp_path, more)
+    assert ids == order and sorted(ids) == list(range(200))
+    assert losses == pytest.approx(expected, abs=1e-5)
 
 
 def test_two_ranks_read_what_grows_and_streams_once(

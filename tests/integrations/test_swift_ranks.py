@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,3 +115,25 @@ def test_a_packing_strategy_is_followed_or_refused() -> None:
     )
     with pytest.raises(ConfigError, match="samples_per_step is 0"):
         install(samples_per_step=0)
+
+
+def _flags(**given: Any) -> SimpleNamespace:
+    plain = {
+        "per_device_train_batch_size": 1, "streaming": False, "truncation_strategy": "delete", "task_type": None,
+        "packing_strategy": "binpack", "attn_impl": "sdpa",
+        "packing_num_proc": 1, "packing_strategy": "binpack",
+    }  # fmt: skip
+    return SimpleNamespace(**{**plain, **given})
+
+
+def test_streams_and_processes_of_packing(caplog: pytest.LogCaptureFixture) -> None:
+    """`--streaming` is packed, but not by a number of samples; `--packing_num_proc` is one line."""
+    from packtrain.hosts._swift_flags import check_flags
+
+    check_flags(_flags(streaming=True), None)
+    assert not caplog.records
+    with pytest.raises(ConfigError, match="--streaming True with packing: a stream has no steps of a number"):
+        check_flags(_flags(streaming=True), "same")
+    check_flags(_flags(packing_num_proc=4), None)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == "--packing_num_proc 4 has no effect: a plan is made in one process"

@@ -281,3 +281,36 @@ def test_passes_side_by_side_give_the_same_patterns(monkeypatch: pytest.MonkeyPa
         with on_threads(2):
             made.append(pt.plan(tokens, 4096, packer="refine"))
     assert made[0].checksum == made[1].checksum
+
+
+@pytest.mark.spec(
+    "003",
+    "limits of `diverse`: images (or any cost) and samples of a pack",
+    key="`training.limits`, `data.packer_options.max_items`",
+    api='`plan(packer="diverse", limits=)`',
+)
+@pytest.mark.parametrize(
+    "options", [{}, {"max_items": 5, "phases": [{"seeds": "half"}, {"seeds": {"top": 3}}]}]
+)
+def test_diverse_keeps_limits(options: dict[str, Any]) -> None:
+    """Every pack of every phase holds at most 4 images; the phases still come first, and none is lost."""
+    rng = np.random.default_rng(1)
+    tokens = np.concatenate([2 ** rng.integers(4, 12, 300), rng.integers(1, 4097, 700)])
+    images = rng.integers(0, 4, 1000)
+    lengths = pt.Lengths(tokens, costs={"images": images})
+    plan = pt.plan(
+        lengths, 4096, packer="diverse", packer_options=options, limits={"images": 4}, max_samples=7
+    )
+    assert sorted(plan.indices.tolist()) == list(range(1000))
+    held = [int(images[pack].sum()) for pack in plan]
+    assert max(held) == 4 and max(len(pack) for pack in plan) <= options.get("max_items", 7)
+    told = phases_of(plan)
+    assert told["powers"]["packs"] > 0 and told["powers"]["fill"] == 1.0
+    assert sum(row["samples"] for row in told.values()) == 1000
+    assert len(plan) <= 1.2 * len(
+        pt.plan(lengths, 4096, limits={"images": 4}, max_samples=options.get("max_items", 7))
+    )
+    free = pt.plan(
+        pt.Lengths(tokens, costs={"images": images}), 4096, packer="diverse", limits={"images": 9999}
+    )
+    assert phases_of(free)["powers"] == phases_of(pt.plan(tokens, 4096, packer="diverse"))["powers"]

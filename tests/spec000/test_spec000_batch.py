@@ -138,3 +138,23 @@ def test_requests_that_contradict_or_do_nothing_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         check_runtime(load_config({"global_max_length": 8, "training": training}), world_size)
+
+
+@pytest.mark.spec(
+    "000",
+    "`per_device_eval_batch_size` is adapted like the training one",
+    key="`training.per_device_eval_batch_size`",
+    api="`resolve_runtime`",
+)
+def test_both_batch_sizes_are_adapted_to_packs(caplog: pytest.LogCaptureFixture) -> None:
+    """A device step is one pack: the training one goes into the accumulation, evaluation sums."""
+    asked = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 8}
+    with caplog.at_level(logging.INFO):
+        config = load_config({"global_max_length": 8, "training": asked})
+    assert {record.levelname for record in caplog.records} == {"INFO"} and "8 is adapted to 1" in caplog.text
+    made = plan([8] * 96, pack_length=8)
+    told = resolve_runtime(config, made, 2, made)
+    assert (told.per_device_train_batch_size, told.gradient_accumulation_steps) == (1, 4)
+    assert told.eval is not None and told.eval["per_device_eval_batch_size"] == 1
+    with pytest.raises(ConfigError, match="per_device_eval_batch_size is 0"):
+        load_config({"training": {"per_device_eval_batch_size": 0}})

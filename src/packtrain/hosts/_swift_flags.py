@@ -20,8 +20,8 @@ def check_flags(args: Any, samples_per_step: int | str | None) -> None:
     """Refuse flags that cannot keep their meaning."""
     size = args.per_device_train_batch_size
     for flag, wrong, why, hint in (
-        ("streaming", args.streaming, "a plan needs all rows",
-         "remove it, or give a stream: install(source=lambda: StreamingPackedDataset(…))"),
+        ("streaming", args.streaming and samples_per_step, "a stream has no steps of a number of samples",
+         "leave samples_per_step out, or remove it"),
         ("group_by_length", getattr(args, "group_by_length", False), "packs have equal lengths", "remove it"),
         ("label_smoothing_factor", getattr(args, "label_smoothing_factor", 0), "its loss is a mean over rows",
          "remove it"),
@@ -51,5 +51,5 @@ def check_flags(args: Any, samples_per_step: int | str | None) -> None:
             raise ConfigError(f"--{flag} {getattr(args, flag)} with packing: {why}", hint=hint)
     if args.packing_num_proc != 1:
         logger.warning(
-            "--packing_num_proc %s has no effect: there is one plan of all rows", args.packing_num_proc
+            "--packing_num_proc %s has no effect: a plan is made in one process", args.packing_num_proc
         )

@@ -10,6 +10,10 @@ our plan and sampler stand in the place of its packing dataset: one plan over th
 weightless segment takes its place and `packs/failed.jsonl` says so), and lengths come from metadata, so that
 `--lazy_tokenize` and packing go together. Flags that cannot keep their meaning are refused with the reason.
 
+With `--streaming true` our stream stands in the place of its iterable packing: rows are read, encoded and
+packed a window at a time, every rank its own part, and a resume goes on behind the last pack that was used.
+Rows that make no tokens are left out and stand in `packs/left_out-train.RANK.jsonl` (`--strict true` stops).
+
 Packs that are made are collated by `PaddingFreeCollator`: they were encoded by another template than
 ms-swift's, whose collator would not know their fields. ms-swift still asks for `--dataset`; it is not read.
 """
@@ -26,7 +30,7 @@ import torch
 
 from ..collate import PackBatch, is_filler
 from ..collate.boundaries import family_for
-from ..data import Pack, PackedDataset
+from ..data import Pack, PackedDataset, StreamingPackedDataset
 from ..errors import ConfigError, IsolationError
 from ..packs.source import is_packs
 from ..planning.lengths import Lengths
@@ -46,9 +50,12 @@ from ._swift_flags import check_flags  # noqa: E402
 from ._swift_template import SwiftTemplate  # noqa: E402
 from .transformers import HostMixin  # noqa: E402
 
-__all__ = ["SwiftCollator", "SwiftPacks", "install"]
+__all__ = ["SwiftCollator", "SwiftPacks", "SwiftStream", "install"]
 
 logger = logging.getLogger(__name__)
+
+#: Rows that are encoded before they are packed, as in ms-swift's own packing of streams.
+WINDOW = 128
 
 
 def install(
@@ -65,7 +72,8 @@ def install(
             process when its rank is known); None: the rows of `--dataset` are planned.
         samples_per_step: as in `hosts.transformers.pack`; with a source there is nothing to choose.
         balance: as there.
-        options: further keyword arguments of `packtrain.plan`.
+        options: further keyword arguments of `packtrain.plan`; with `--streaming true` of
+            `StreamingPackedDataset`.
     """
     check_samples_per_step(samples_per_step)
     named = [*options, *(["samples_per_step"] if samples_per_step is not None else [])]
@@ -145,6 +153,11 @@ def _packed(pipeline: Any, datasets: list[Any], settings: Mapping[str, Any]) -> 
             continue
         options = dict(settings["options"])
         steps = settings["samples_per_step"] if name == "train" else None
+        if args.streaming and name == "train":
+            made[number] = _stream(rows, own, args, template, place, options)
+            continue
+        if args.streaming:
+            rows, options = list(rows), {}  # validation rows have an end, and each is evaluated once
         if not steps:
             options.setdefault("packer", "sequential" if args.packing_strategy == "sequential" else "auto")
         else:
@@ -166,6 +179,28 @@ def _packed(pipeline: Any, datasets: list[Any], settings: Mapping[str, Any]) -> 
             for held in (args, args.training_args):
                 held.gradient_accumulation_steps, held.per_device_train_batch_size = accumulation, 1
     return made
+
+
+def _stream(rows: Any, own: SwiftTemplate, args: Any, template: Any, place: World, options: Any) -> Any:
+    """The rows of `--streaming true`, packed as they come; read again from their start where they end."""
+    folder = Path(args.output_dir) / PLACE
+    skip = {} if args.strict else {"on_error": "skip"}
+    packer = "sequential" if args.packing_strategy == "sequential" else "auto"
+    return SwiftStream(
+        rows,
+        own.encode,
+        rank=place.rank,
+        world_size=place.size,
+        cyclic=True,
+        ledger_file=folder / f"left_out-train.{place.rank}.jsonl",
+        **{
+            "pack_length": args.packing_length or template.max_length,
+            "packer": packer,
+            "window": WINDOW,
+            **skip,
+            **options,
+        },
+    )
 
 
 def _steps(args: Any, wanted: int | str, ranks: int) -> dict[str, Any]:
@@ -212,6 +247,10 @@ class SwiftPacks(PackedDataset):
         """The rows of a pack as the host's collator takes them: lists, each with its `length`."""
         members = super().__getitem__(position)
         return Pack(_as_rows(members), pack_id=members.pack_id)
+
+
+class SwiftStream(StreamingPackedDataset):
+    """Packs of a stream of rows, as ms-swift's template encodes them."""
 
 
 def _as_rows(members: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -309,7 +348,8 @@ def _take_over(pipeline: Any, trainer: Any, balance: str | None) -> None:
         packs = trainer.packs_of(data, balance, shuffle=_shuffles(args), seed=args.data_seed or 0)
         check_source(packs, args)
         flash = str(pipeline.args.attn_impl or "").startswith("flash")
-        collate = SwiftCollator(pipeline.template, flash) if isinstance(data, SwiftPacks) else None
+        own = isinstance(data, SwiftPacks | SwiftStream)
+        collate = SwiftCollator(pipeline.template, flash) if own else None
         trainer.add_callback(_cache_off(bare))
         trainer.packs_start(packs, collate)
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ..extend import PackProblem
 from ._jit import use_jit
 
-__all__ = ["largest_need", "needs", "pack_limits", "types_of"]
+__all__ = ["assign", "largest_need", "needs", "pack_limits", "types_of"]
 
 I64 = NDArray[np.int64]
 
@@ -89,9 +89,9 @@ def pack_limits(problem: PackProblem) -> I64:
                 if best is None or packs < best[0]:
                     best = (packs, order, patterns)
                 if best[0] - bound <= bound // 10_000:  # nothing can gain more than one pack in 10,000
-                    return _assign(best[1], best[2], ids)
+                    return assign(best[1], best[2], ids)
     assert best is not None  # there is always a layout
-    return _assign(best[1], best[2], ids)
+    return assign(best[1], best[2], ids)
 
 
 def _layouts(share: I64, caps: I64) -> list[list[int]]:
@@ -144,7 +144,7 @@ def _run(rows: I64, counts: I64, caps: I64, seconds: int, compiled: bool) -> tup
     return patterns, int(patterns[0].sum())
 
 
-def _assign(order: I64, patterns: Any, ids: I64) -> I64:
+def assign(order: I64, patterns: Any, ids: I64) -> I64:
     """Bin of each sample: packs in the order of their groups take the next samples of each type."""
     repeat, offsets, kind, number = patterns
     group = np.repeat(np.arange(len(repeat), dtype=np.int64), repeat)

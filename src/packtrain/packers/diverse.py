@@ -1,13 +1,16 @@
 """diverse: packs that mix many lengths, in the phases of offline multimodal packing. Places every sample.
 
 1. powers: samples whose length is a power of two are combined into packs without a gap, as many different
-   lengths as possible first, repeats only where no new length fits; what would leave a gap waits.
+   lengths as possible first, repeats only where no new length fits (where limits forbid that, greedily); what
+   would leave a gap waits.
 2. seeds: every sample above half a pack opens one and is filled up with different lengths, largest first.
 3. rest: the largest length left opens a pack that is filled in the same way, while packs get at least 95 %
    full.
 4. finalise: best fit decreasing on what is left.
 The plan notes a table with packs, samples and fill of each phase. Packs are mixed rather than tight: expect
 somewhat more of them than with `auto`. Deterministic; works on counts, so its cost does not depend on n.
+Under further limits (images of a pack, `max_samples`) samples of equal need are one kind, every pack of every
+phase keeps all limits, and the last phase fills what is left largest first.
 
 Options: `max_items` (samples of a pack, in every phase), and `phases` instead of 2. and 3., each with
 
@@ -29,13 +32,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, UnknownNameError
-from ..extend import PackProblem, Patterns
+from ..extend import Bins, PackProblem, Patterns
 from . import bfd
+from ._multi import assign, needs, types_of
 
-__all__ = ["HISTOGRAM", "OPTIONS", "VERSION", "check_options", "pack", "phase_order"]
+__all__ = ["HISTOGRAM", "LIMITS", "OPTIONS", "VERSION", "check_options", "pack", "phase_order"]
 
 VERSION = 1
 HISTOGRAM = True
+LIMITS = True
 OPTIONS: dict[str, Any] = {"max_items": None, "phases": None}
 
 _FULL_ENOUGH = 0.95
@@ -115,27 +120,30 @@ def phase_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: known[name] if name in known else int(name.partition(".")[0]))
 
 
-def pack(problem: PackProblem) -> Patterns:
-    """Patterns of the phases, with their table in the notes."""
+def pack(problem: PackProblem) -> Patterns | Bins:
+    """Patterns of the phases (under further limits a bin for each sample), with their table in the notes."""
     phases = problem.options.get("phases")
     named: dict[str, Mapping[str, Any]] = dict(_DEFAULT)
     if phases is not None:
         named = {f"{i}. {_told(phase)}": phase for i, phase in enumerate(phases, 1)}
-    state = _State(
-        problem.sizes, problem.counts, problem.capacity, problem.options.get("max_items"), [*named]
-    )
+    limited = bool(problem.limits) or problem.max_samples is not None
+    if limited:
+        need, caps = needs(problem)
+        kinds, counts, ids = types_of(need)
+    else:
+        kinds, counts, caps = problem.sizes[:, None], problem.counts, np.array([problem.capacity])
+    state = _State(kinds, counts, caps, problem.options.get("max_items"), [*named])
     state.powers()
     for name, phase in named.items():
         state.phase(name, phase)
     state.finalise()
-    as_array = [np.array(v, dtype=np.int64) for v in (state.repeat, state.offsets, state.size, state.number)]
-    return Patterns(
-        repeat=as_array[0],
-        offsets=as_array[1],
-        size=as_array[2],
-        number=as_array[3],
-        notes={"phases": state.table},
-    )
+    as_array = [np.array(v, dtype=np.int64) for v in (state.repeat, state.offsets, state.kind, state.number)]
+    repeat, offsets, kind, number = as_array
+    notes = {"phases": state.table}
+    if limited:
+        return Bins(bin_of=assign(np.arange(len(kinds), dtype=np.int64), as_array, ids), notes=notes)
+    size = kinds[kind, 0]
+    return Patterns(repeat=repeat, offsets=offsets, size=size, number=number, notes=notes)
 
 
 def _told(phase: Mapping[str, Any]) -> str:
@@ -145,32 +153,44 @@ def _told(phase: Mapping[str, Any]) -> str:
 
 @dataclass
 class _State:
-    """What is left, and the patterns made so far."""
+    """What is left, and the patterns made so far.
 
-    sizes: NDArray[np.int64]
+    Attributes:
+        kinds: int64[K, d], distinct needs of samples, ascending: tokens, then further limits.
+        counts: int64[K], samples of each kind. caps: int64[d].
+        left: kinds that are not used up, ascending.
+    """
+
+    kinds: NDArray[np.int64]
     counts: NDArray[np.int64]
-    capacity: int
+    caps: NDArray[np.int64]
     most: int | None
     phases: list[str]
     repeat: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=lambda: [0])
-    size: list[int] = field(default_factory=list)
+    kind: list[int] = field(default_factory=list)
     number: list[int] = field(default_factory=list)
     table: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.left: list[int] = self.sizes.tolist()  # ascending, all with count > 0
-        self.count: dict[int, int] = dict(zip(self.left, self.counts.tolist(), strict=True))
+        self.capacity = int(self.caps[0])
+        self.need: list[list[int]] = self.kinds.tolist()
+        self.size = [need[0] for need in self.need]
+        self.left = [*range(len(self.size))]
+        self.count: list[int] = self.counts.tolist()
         names = ["powers", *self.phases, "finalise"]
         self.table = {phase: {"packs": 0, "samples": 0, "tokens": 0, "fill": 0.0} for phase in names}
 
     def powers(self) -> None:
-        ladder = [size for size in self.left if size & (size - 1) == 0]
+        ladder = [kind for kind in self.left if self.size[kind] & (self.size[kind] - 1) == 0]
         while ladder:
-            content = self.mixed(ladder, {}, self.capacity, self.most)
-            if sum(size * k for size, k in content.items()) < self.capacity:
-                break
-            self.emit("powers", content, ladder)
+            content = self.mixed(ladder, None, self.most)
+            if self.tokens(content) < self.capacity:  # limits keep it from being filled: greedily, then
+                content = self.mixed(ladder, None, self.most, greedy=True)
+            if self.tokens(content) == self.capacity:
+                self.emit("powers", content, ladder)
+            else:
+                ladder.pop()
         self.drop_used()
 
     def phase(self, name: str, knobs: Mapping[str, Any]) -> None:
@@ -178,77 +198,94 @@ class _State:
         most = min((n for n in (self.most, knobs.get("max_items")) if n is not None), default=None)
         least, fill = knobs.get("min_items", 1), round(knobs.get("min_fill", 0.0) * _PARTS)
         strategy = knobs.get("seeds", "largest")
-        for seed in seeds_of(strategy, self.left, self.capacity):
+        sizes = sorted({self.size[kind] for kind in self.left})
+        chosen = set(seeds_of(strategy, sizes, self.capacity))
+        for seed in [kind for kind in reversed(self.left) if self.size[kind] in chosen]:
             while self.count[seed]:
-                content = self.mixed(self.left, {seed: 1}, self.capacity - seed, most)
-                tokens = sum(size * k for size, k in content.items())
-                if tokens * _PARTS < self.capacity * fill or sum(content.values()) < least:
-                    if strategy == "largest":
+                content = self.mixed(self.left, seed, most)
+                if self.tokens(content) * _PARTS < self.capacity * fill or sum(content.values()) < least:
+                    if strategy == "largest" and len(self.caps) == 1:
                         return  # smaller seeds fill packs no better
                     break
                 self.emit(name, content, self.left)
 
     def finalise(self) -> None:
-        if self.most is not None:
+        if self.most is not None or len(self.caps) > 1:
             self.phase("finalise", {})
-        sizes = np.array(self.left, dtype=np.int64)
-        counts = np.array([self.count[size] for size in self.left], dtype=np.int64)
+        sizes = np.array([self.size[kind] for kind in self.left], dtype=np.int64)
+        counts = np.array([self.count[kind] for kind in self.left], dtype=np.int64)
         rest = bfd.pack_tokens(
             PackProblem(costs=sizes[:0], capacity=self.capacity, sizes=sizes, counts=counts)
         )
+        kinds = np.array(self.left, dtype=np.int64)[np.searchsorted(sizes, rest.size)]
         for group in range(len(rest.repeat)):
             part = slice(int(rest.offsets[group]), int(rest.offsets[group + 1]))
-            content = dict(zip(rest.size[part].tolist(), rest.number[part].tolist(), strict=True))
+            content = dict(zip(kinds[part].tolist(), rest.number[part].tolist(), strict=True))
             self.add("finalise", content, int(rest.repeat[group]))
 
     def mixed(
-        self, choice: list[int], start: dict[int, int], room: int, most: int | None = None
+        self, choice: list[int], seed: int | None, most: int | None = None, *, greedy: bool = False
     ) -> dict[int, int]:
-        """Fill `room` with different sizes of `choice`, largest first; then with repeats, largest first.
+        """Fill a pack with kinds of different sizes of `choice`, largest first; then with repeats.
 
         Args:
+            seed: the kind that opens it.
             most: samples of the pack.
+            greedy: repeats at once.
         """
-        content = dict(start)
-        items = (1 << 62 if most is None else most) - sum(content.values())
-        place = bisect_right(choice, room)
+        size, content = self.size, dict[int, int]()
+        room, items = self.caps.tolist(), 1 << 62 if most is None else most
+        if seed is not None:
+            items -= self.put(content, seed, 1, room)
+        sizes = {size[kind] for kind in content}
+        place = 0 if greedy else bisect_right(choice, room[0], key=size.__getitem__)
         while place:
-            size = choice[place - 1]
-            if size not in content and items:
-                content[size] = 1
-                room -= size
-                items -= 1
-            place = min(place - 1, bisect_right(choice, room))
-        place = bisect_right(choice, room)
+            kind = choice[place - 1]
+            if size[kind] not in sizes and items and self.fits(kind, room):
+                items -= self.put(content, kind, 1, room)
+                sizes.add(size[kind])
+            place = min(place - 1, bisect_right(choice, room[0], key=size.__getitem__))
+        place = bisect_right(choice, room[0], key=size.__getitem__)
         while place:
-            size = choice[place - 1]
-            more = min(room // size, self.count[size] - content.get(size, 0), items)
+            kind = choice[place - 1]
+            more = min(self.fits(kind, room), self.count[kind] - content.get(kind, 0), items)
             if more > 0:
-                content[size] = content.get(size, 0) + more
-                room -= more * size
-                items -= more
-            place = min(place - 1, bisect_right(choice, room))
+                items -= self.put(content, kind, more, room)
+            place = min(place - 1, bisect_right(choice, room[0], key=size.__getitem__))
         return content
 
+    def fits(self, kind: int, room: list[int]) -> int:
+        """How many samples of a kind the room takes."""
+        return min(left // each for left, each in zip(room, self.need[kind], strict=True) if each)
+
+    def put(self, content: dict[int, int], kind: int, number: int, room: list[int]) -> int:
+        content[kind] = content.get(kind, 0) + number
+        for axis, each in enumerate(self.need[kind]):
+            room[axis] -= number * each
+        return number
+
+    def tokens(self, content: Mapping[int, int]) -> int:
+        return sum(self.size[kind] * k for kind, k in content.items())
+
     def emit(self, phase: str, content: dict[int, int], choice: list[int]) -> None:
-        """Use a content as often as the counts allow; used-up sizes leave `choice`."""
-        repeat = min(self.count[size] // k for size, k in content.items())
-        for size, k in content.items():
-            self.count[size] -= repeat * k
-            if self.count[size] == 0:
-                choice.remove(size)
+        """Use a content as often as the counts allow; used-up kinds leave `choice`."""
+        repeat = min(self.count[kind] // k for kind, k in content.items())
+        for kind, k in content.items():
+            self.count[kind] -= repeat * k
+            if self.count[kind] == 0:
+                choice.remove(kind)
         self.add(phase, content, repeat)
 
     def drop_used(self) -> None:
-        self.left = [size for size in self.left if self.count[size]]
+        self.left = [kind for kind in self.left if self.count[kind]]
 
     def add(self, phase: str, content: dict[int, int], repeat: int) -> None:
         self.repeat.append(repeat)
-        self.size.extend(content)
+        self.kind.extend(content)
         self.number.extend(content.values())
-        self.offsets.append(len(self.size))
+        self.offsets.append(len(self.kind))
         row = self.table[phase]
         row["packs"] += repeat
         row["samples"] += repeat * sum(content.values())
-        row["tokens"] += repeat * sum(size * k for size, k in content.items())
+        row["tokens"] += repeat * self.tokens(content)
         row["fill"] = round(row["tokens"] / (row["packs"] * self.capacity), 6)

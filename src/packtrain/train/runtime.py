@@ -241,6 +241,7 @@ def _eval(config: RunConfig, plan: PackPlan, world_size: int) -> dict[str, Any]:
     aligned = plan.align(world_size, drop_last=False)
     return {
         "packing": config.training.eval_packing,
+        "per_device_eval_batch_size": 1,
         "packing_drop_last": False,
         "dataloader_drop_last": False,
         "n_raw_packs": len(plan),

@@ -161,6 +161,8 @@ def effect(target: str, value: Any, kind: str, name: str) -> bool:
     if target in _OF_PLANS:
         if value in (None, False) or (target == "data.samples_per_row" and value == 1):
             return False
+        if target == "data.drop_under_filled" and kind in _MADE:
+            return True  # who made the packs has decided it
         raise ConfigError(
             f"{name} needs a plan of all samples, and has no effect on data of kind {kind}: other samples "
             "would be trained than it says",

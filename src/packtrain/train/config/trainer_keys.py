@@ -7,6 +7,7 @@ the loss or the plan's own order are refused by name; those that have no effect 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping
 from functools import lru_cache
@@ -15,6 +16,8 @@ from typing import Any
 from ...errors import ConfigError, MissingExtraError
 
 __all__ = ["check_trainer_keys", "trainer_fields"]
+
+logger = logging.getLogger(__name__)
 
 #: Field -> (the only value it may have, why): another value would train something else.
 _REFUSED: dict[str, tuple[Any, str]] = {
@@ -34,7 +37,6 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "include_for_metrics": ([], "evaluation keeps no predictions"),
     "label_names": (None, "the labels of packs are named labels"),
     "length_column_name": ("length", "lengths are measured, not read from a column"),
-    "per_device_eval_batch_size": (1, "a device step is one pack"),
     "prediction_loss_only": (True, "evaluation keeps no predictions"),
     "remove_unused_columns": (False, "it would remove the boundaries of the packs"),
     "torch_compile": (False, "isolation is proven on the model as it is, not on a compiled one"),
@@ -43,6 +45,10 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "use_liger_kernel": (False, "packtrain brings its own chunked loss"),
 }
 
+
+#: Taken, and one whatever it says, as `per_device_train_batch_size`: a device step is one pack. Evaluation
+#: sums over samples, so nothing else follows from it.
+_ONE = "per_device_eval_batch_size"
 
 #: Old name -> the name newer transformers releases warn for; both are accepted in the file.
 _RENAMED = {
@@ -84,6 +90,13 @@ def check_trainer_keys(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
             )
         if key in _FIXED and value != _FIXED[key][0]:
             told.append(f"training.{key} {value!r} has no effect: {_FIXED[key][1]}")
+        if key == _ONE:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(
+                    f"training.{key} is {value!r}: expected an integer >= 1", hint=f"correct training.{key}"
+                )
+            logger.info("training.%s %d is adapted to 1: a device step is one pack", key, value)
+            continue
         if value is False and key.endswith("_strategy"):
             value = "no"  # as YAML reads `no`
         if isinstance(value, str) and trainer_fields()[key] in ("float", "int"):
