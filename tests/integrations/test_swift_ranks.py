@@ -119,9 +119,9 @@ def test_a_packing_strategy_is_followed_or_refused() -> None:
 
 def _flags(**given: Any) -> SimpleNamespace:
     plain = {
-        "per_device_train_batch_size": 1, "streaming": False, "truncation_strategy": "delete", "task_type": None,
+        "per_device_train_batch_size": 1, "streaming": False, "truncation_strategy": "delete",
         "packing_strategy": "binpack", "attn_impl": "sdpa",
-        "packing_num_proc": 1, "packing_strategy": "binpack",
+        "packing_num_proc": 1, "task_type": None,
     }  # fmt: skip
     return SimpleNamespace(**{**plain, **given})
 
