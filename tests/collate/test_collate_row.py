@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -356,3 +357,47 @@ def test_vision_family_always_gets_four_rows() -> None:
     assert ints(batch["position_ids"][:, 0]) == [[0, 1, 0]] * 4
     with pytest.raises(InputError, match="has t, h, w positions, the model takes one row"):
         PaddingFreeCollator("qwen3")([[sample([1, 2], position_ids=torch.zeros(3, 2, dtype=torch.int64))]])
+
+
+@pytest.mark.spec(
+    "001",
+    "`loss_scale` that `packing_row` would build shorter than the tokens: samples without it weigh 1",
+    key="every key",
+    api="`PaddingFreeCollator`",
+)
+@pytest.mark.parametrize("missing", [{}, {"loss_scale": []}, {"loss_scale": None}])
+def test_loss_scale_of_some_samples_stays_with_their_tokens(missing: dict[str, Any]) -> None:
+    """`sum((x.get(key) or [] for x in row), [])` of the text gives 3 weights for 8 tokens, at the wrong ones."""
+    row = [
+        sample([1, 2], 4, **missing),
+        sample([3, 4, 5], 5, loss_scale=[0.0, 2.0, 3.0]),
+        sample([6, 7, 8], 6, **missing),
+    ]
+    spec = [*chain.from_iterable(x.get("loss_scale") or [] for x in row)]
+    assert spec == [0.0, 2.0, 3.0] and len(spec) < 8
+    batch = PaddingFreeCollator()([row])
+    assert batch["loss_scale"].tolist() == [[1.0, 1.0, 0.0, 2.0, 3.0, 1.0, 1.0, 1.0]]
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
+
+
+@pytest.mark.spec(
+    "001",
+    "`packing_row`: ids, labels and loss_scale in a row, positions `range(length)` of each, lengths summed",
+    key="every key",
+    api="`PaddingFreeCollator`",
+)
+def test_the_row_that_packing_row_makes() -> None:
+    """The text's own lines, run beside ours."""
+    row = [
+        sample(ids, number, loss_scale=[1.0] * len(ids))
+        for number, ids in enumerate([[1, 2, 3], [4], [5, 6]])
+    ]
+    keys = ("input_ids", "labels", "loss_scale")
+    spec = {key: [*chain.from_iterable(list(x[key]) for x in row)] for key in keys}
+    spec["position_ids"] = [*chain.from_iterable(range(len(x["input_ids"])) for x in row)]
+    batch = PaddingFreeCollator()([row])
+    firsts = [0, 3, 4]  # no token before the first of a sample predicts it
+    for key, values in spec.items():
+        wanted = [-100 if key == "labels" and at in firsts else value for at, value in enumerate(values)]
+        assert batch[key][0].tolist() == wanted, key
+    assert sum(batch.lengths) == 6

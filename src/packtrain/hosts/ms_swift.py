@@ -264,7 +264,7 @@ def _as_lists(member: Mapping[str, Any], scaled: bool) -> dict[str, Any]:
         made[key] = torch.as_tensor(made[key]).tolist()
     made["length"] = len(made["input_ids"])
     if scaled and made.get("loss_scale") is None:
-        made["loss_scale"] = [0.0] * made["length"]
+        made["loss_scale"] = [float(label != -100) for label in made["labels"]]
     return made
 
 
