@@ -12,10 +12,11 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import packtrain as pt
-from packtrain.data import PackedDataset, TokenBudgetDataset, pack_source
+from packtrain.data import PackedDataset, TokenBudgetDataset, open_packs, pack_source
 from packtrain.errors import InputError
 from packtrain.measuring import eligibility
 from packtrain.packs.planned import PlannedSource
+from packtrain.pipeline.export import export
 
 COUNT = 24
 LENGTHS = np.full(COUNT, 4)
@@ -54,7 +55,27 @@ class Deaf(Dataset[Any]):  # type: ignore[misc]
         return self.samples[number]
 
 
+class Odd(Dataset[Any]):  # type: ignore[misc]
+    """A wrapper that keeps its rows under a name of its own, in a list that listens itself."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.whatever = Listening([rows])
+
+    def __len__(self) -> int:
+        return len(self.whatever[0])
+
+    def __getitem__(self, number: int) -> Any:
+        return self.whatever[0][number]
+
+
+class Listening(list[Any]):
+    def set_epoch(self, epoch: int) -> None:
+        for rows in self:
+            rows.set_epoch(epoch)
+
+
 WRAPPED = {
+    "odd": lambda moves: Odd(Rows(moves)),
     "bare": lambda moves: Rows(moves),
     "Subset": lambda moves: Subset(Rows(moves), range(COUNT)),
     "ConcatDataset": lambda moves: ConcatDataset([Rows(moves, 8), Rows(moves, 16)]),
@@ -87,6 +108,37 @@ def test_listeners_follow_the_epoch_through_their_wrappers(wrapped: Any) -> None
         source.set_epoch(epoch)
         first = {int(sample["input_ids"][0]) for pack in source for sample in pack}
         assert first in ({100 + epoch}, {100 + epoch, 7})
+
+
+@pytest.mark.parametrize("format", ["raw", "webdataset"])
+def test_an_encoding_of_exported_samples_that_moves_is_refused(format: str, tmp_path: Path) -> None:
+    class Chats(list[Any]):
+        fingerprint = "chats"
+
+        def where(self, number: int) -> str:
+            return f"chat {number}"
+
+    class Template:
+        reads = 0
+
+        def encode(self, sample: Any) -> Any:
+            self.reads += 1
+            return {"input_ids": torch.tensor([7, 1, 2, 3])}
+
+        def config(self) -> dict[str, Any]:
+            return {"name": "four"}
+
+    def moved(sample: Any) -> Any:
+        return {"input_ids": torch.tensor([template.encode(sample) and template.reads, 1, 2, 3])}
+
+    turns = [{"role": role, "content": [{"type": "text", "text": "a"}]} for role in ("user", "assistant")]
+    chats, template = Chats({"messages": turns} for _ in range(8)), Template()
+    pt.Lengths([4] * 8).save(tmp_path / "l")
+    pt.plan(pt.Lengths([4] * 8), 8).save(tmp_path / "p", origin={"lengths": str(tmp_path / "l")})
+    export(tmp_path / "p", tmp_path / "e", source=chats, template=template, format=format)
+    assert len(list(pack_source(open_packs(tmp_path / "e", template.encode)))) == 4
+    with pytest.raises(InputError, match="another item when it is read in another order"):
+        pack_source(open_packs(tmp_path / "e", moved))
 
 
 def test_samples_are_probed_once_and_few_of_them() -> None:

@@ -149,6 +149,47 @@ def test_rank_and_world_size_come_from_the_launcher(tmp_path: Path, monkeypatch:
         assert (data.rank, data.world_size) == (1, 2)
     with pytest.raises(InputError, match="aligned for 4 ranks, this is rank 1 of 2"):
         PackSampler(view.plan.align(4))
+    with pytest.raises(InputError, match="world_size is 4, the packs are aligned for 2 ranks"):
+        pack_source(PackedDataset(view, SAMPLES), rank=0, world_size=4)
+
+
+def test_a_loader_takes_options_of_both_and_no_kind_of_order(caplog: pytest.LogCaptureFixture) -> None:
+    for kind in SOURCES:
+        loader = pt.loader(kind(), collate=list, pin_memory=False, prefetch_factor=2, persistent_workers=True)
+        assert len(list(loader)) == len(list(kind()))
+        for option in ({"batch_size": 2}, {"shuffle": True}):
+            with pytest.raises(InputError, match="Loader has no"):
+                kind().loader(list, **option)
+    caplog.clear()
+    pt.loader(stream(), collate=list, seed=3, shuffle=False)
+    assert "seed, shuffle: no effect on packs whose order is made (stream)" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata 0.11 calls it
+@pytest.mark.parametrize("kind", [planned, budgeted])
+@pytest.mark.parametrize("stop", [1, 3, 4])
+def test_workers_of_torchdata_go_on_with_their_own_packs(kind: Any, stop: int) -> None:
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+
+    def loader() -> Any:
+        return torchdata.StatefulDataLoader(
+            kind(), batch_size=None, num_workers=2, multiprocessing_context="fork"
+        )
+
+    whole = [pack.ids for pack in kind()]
+    begun = loader()
+    packs = iter(begun)
+    used = [next(packs).ids for _ in range(stop)]
+    state = json.loads(json.dumps(begun.state_dict()))
+    for _ in range(2):  # a state that was loaded gives states too
+        again = loader()
+        again.load_state_dict(state)
+        packs = iter(again)
+        used.append(next(packs).ids)
+        state = again.state_dict()
+    last = loader()
+    last.load_state_dict(state)
+    assert used + [pack.ids for pack in last] == whole
 
 
 # ------------------------------------------------------------------------------ sharded once more

@@ -17,6 +17,7 @@ from packtrain.data import FILLER, PackedDataset
 from packtrain.errors import DriftError, InputError, SampleError
 from packtrain.planning.build import plan
 from packtrain.planning.lengths import Lengths
+from packtrain.planning.replan import EpochPlans
 
 LENGTHS = [5, 3, 4, 2, 6, 1]
 
@@ -173,15 +174,33 @@ class Heard(list):  # type: ignore[type-arg]
             sample["epoch"] = epoch
 
 
+@pytest.mark.parametrize("start", ["fork", "spawn"])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_workers_of_another_epoch_are_refused(persistent: bool) -> None:
-    data = PackedDataset(plan([4, 4, 4], pack_length=4), Heard({"input_ids": [1] * 4} for _ in range(3)))
-    loader = DataLoader(data, batch_size=None, num_workers=1, persistent_workers=persistent)
-    assert len(list(loader)) == 3
-    data.set_epoch(1)
-    if persistent:
-        for _ in range(2):
-            with pytest.raises(InputError, match="kept plan and samples of the epoch before"):
-                list(loader)
-    else:
-        assert [pack[0]["epoch"] for pack in loader] == [1, 1, 1]
+def test_an_epoch_reaches_workers_or_is_refused_by_them(persistent: bool, start: str) -> None:
+    """Samples follow in every worker; a worker that was sent one plan, and runs already, has no other."""
+    lengths = [3, 4, 5, 3, 4, 5, 4, 4] * 2
+    made = plan(lengths, pack_length=8)
+    for replan in (None, EpochPlans(made, lengths)):
+        samples = Heard({"input_ids": [1] * length} for length in lengths)
+        data = PackedDataset(made, samples, replan=replan)
+        options = {"num_workers": 1, "multiprocessing_context": start, "persistent_workers": persistent}
+        loader = DataLoader(data, batch_size=None, **options)
+        assert [pack.ids for pack in loader] == [ids.tolist() for ids in made]
+        data.set_epoch(1)
+        if persistent and start == "spawn" and replan is not None:
+            for _ in range(2):
+                with pytest.raises(InputError, match="kept the plan of the epoch before"):
+                    list(loader)
+            continue
+        packs = list(loader)
+        assert {sample["epoch"] for pack in packs for sample in pack} == {1}
+        assert [pack.ids for pack in packs] == [ids.tolist() for ids in data.plan]
+        assert (data.plan == made) == (replan is None)
+
+
+def test_samples_that_came_or_went_since_they_were_planned_are_told() -> None:
+    made = plan([4, 4, 4], pack_length=4)
+    for count in (2, 4):
+        samples = [{"input_ids": [1] * 4}] * count
+        with pytest.raises(InputError, match=f"plan is of 3 samples, there are {count}"):
+            PackedDataset(made, samples).check_still()

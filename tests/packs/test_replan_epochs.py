@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import packtrain as pt
-from packtrain.data import PackedDataset, PackSampler
+from packtrain.data import PackedDataset, PackSampler, pack_source
 from packtrain.errors import ForeignArtefactError, InputError, PlanError
 from packtrain.planning.balance import Balance
 from packtrain.planning.replan import EpochPlans
@@ -124,6 +124,17 @@ def test_a_worker_reads_the_plan_of_its_epoch() -> None:
     raw = PackedDataset(BASE, SAMPLES, replan=EpochPlans(BASE, LENGTHS))
     raw.set_epoch(1)
     assert raw.packs is raw.plan and raw.plan == data.plan
+
+
+def test_a_pass_whose_packs_are_of_another_plan_by_now_stops() -> None:
+    for read in (list, lambda source: list(source.loader(len))):
+        source = pack_source(PackedDataset(BASE.align(1), SAMPLES), replan=EpochPlans(BASE, LENGTHS))
+        packs = iter(source if read is list else source.loader(len))
+        next(packs)
+        source.set_epoch(1)
+        with pytest.raises(InputError, match="epoch 1 was chosen in the middle of a pass of epoch 0"):
+            next(packs)
+        assert len(read(source)) == len(source)
 
 
 def test_a_pass_that_began_keeps_its_order() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import packtrain as pt
 from packtrain.data import PackedDataset, PackSampler, StreamingPackedDataset, TokenBudgetDataset, pack_source
 from packtrain.errors import InputError
 from packtrain.planning.align import AlignedPlan
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integrations"))
+from kinds import KINDS, open_kind, write_folders
 
 LENGTHS = np.random.default_rng(5).integers(2, 12, 60)
 SAMPLES = [{"input_ids": torch.arange(int(n)), "labels": torch.arange(int(n))} for n in LENGTHS]
@@ -67,8 +71,8 @@ def prepare() -> Any:
     accelerate.Accelerator(cpu=True)
 
     def prepared(loader: Any, **options: Any) -> Any:
-        options = {"put_on_device": False, **options}
-        return prepare_data_loader(loader, num_processes=2, process_index=1, **options)
+        options = {"put_on_device": False, "num_processes": 2, "process_index": 1, **options}
+        return prepare_data_loader(loader, **options)
 
     try:
         yield prepared
@@ -139,6 +143,41 @@ def test_a_sampler_that_a_loader_runs_ahead_of_gives_no_state(prepare: Any) -> N
     next(iter(prepare(looked)))
     with pytest.raises(InputError, match="a loader fetches the packs"):
         looked.sampler.state_dict()
+
+
+def numbers(packs: list[Any]) -> dict[str, torch.Tensor]:
+    return {"ids": torch.tensor(packs[0].ids)}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("kinds")
+    write_folders(root)
+    return root
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("by_number", [False, True])
+def test_a_source_that_a_loader_runs_ahead_of_gives_no_state(
+    kind: str, by_number: bool, folders: Path, prepare: Any
+) -> None:
+    """Workers, or accelerate's look for the end, whichever way a plain loader reads the packs."""
+    source = pack_source(open_kind(kind, folders))
+    data, sampler = source, None
+    if kind == "growing":
+        data, sampler = (source, source.sampler()) if by_number else (source.stream(), None)
+    elif by_number and kind in ("planned", "exported"):
+        data, sampler = source.data, source.sampler
+    elif by_number:
+        return  # nothing to number
+    told = source.state_dict()
+    for options in ({}, {"num_workers": 1, "multiprocessing_context": "fork"}):
+        loader = DataLoader(data, sampler=sampler, batch_size=1, collate_fn=numbers, **options)
+        next(iter(loader if options else prepare(loader, num_processes=1, process_index=0)))
+        with pytest.raises(InputError, match="does not know how far they were used"):
+            source.state_dict()
+        source.load_state_dict(told)
+        assert source.state_dict() == told
 
 
 def test_a_sampler_without_workers_counts() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError
+from ..packs._readers import is_indexed
 from ..train.loss import shift_labels
 from ..train.passes import is_sized
 
@@ -56,8 +57,8 @@ def own_evaluation(trainer: Any) -> str | None:
 
 
 def indexable(rows: Any) -> bool:
-    """Whether `rows` can be planned. Iterable `datasets` have no length, and no index."""
-    return hasattr(rows, "__len__") and hasattr(rows, "__getitem__")
+    """Whether `rows` can be planned: a length, and an index that is a number."""
+    return is_indexed(rows) and not isinstance(rows, Mapping)
 
 
 def check_evaluation(rows: Any, name: str) -> None:

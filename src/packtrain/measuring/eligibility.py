@@ -38,8 +38,6 @@ FEW = 4
 
 _FIX = "write the samples of all epochs to one file, or use a mixture with fixed weights, and train on that"
 _EPOCHS = ("epoch", "_epoch", "current_epoch")
-#: Where wrappers keep what they wrap: one object, or several.
-_INNER = ("source", "dataset", "datasets", "sources", "samples", "rows", "inner")
 _MANY = 4096  # wrapped objects of one wrapper that are looked at
 
 _probed: dict[int, Any] = {}  # id -> weak reference to a source that was probed
@@ -189,14 +187,17 @@ def _layers(source: Any) -> Iterator[Any]:
             continue
         seen.add(id(layer))
         yield layer
-        for name in _INNER:
-            held = getattr(layer, name, None)
-            if isinstance(held, Mapping):
-                held = list(held.values())
-            if not isinstance(held, list | tuple):
-                waiting.append(held)
-            elif len(held) <= _MANY and any(hasattr(type(one), "__getitem__") for one in held):
-                waiting += [one for one in held if not isinstance(one, Mapping)]
+        for held in list(vars(layer).values()) if hasattr(layer, "__dict__") else ():
+            within = held.values() if isinstance(held, Mapping) else held
+            several = isinstance(held, Mapping | list | tuple) and len(held) <= _MANY
+            waiting += [one for one in (held, *(within if several else ())) if _may_wrap(one)]
+
+
+def _may_wrap(held: Any) -> bool:
+    """Is this an object that samples are read from, and no sample?"""
+    if isinstance(held, Mapping) or not hasattr(held, "__dict__"):
+        return False
+    return hasattr(type(held), "__getitem__") or callable(getattr(held, "set_epoch", None))
 
 
 def _probe_next_epoch(

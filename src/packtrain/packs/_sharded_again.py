@@ -21,6 +21,7 @@ _DISPATCHER = "DataLoaderDispatcher"
 _AHEAD = (
     "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter",
     "accelerate.data_loader:DataLoaderShard",
+    "accelerate.data_loader:DataLoaderDispatcher",
 )
 
 

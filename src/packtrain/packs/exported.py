@@ -25,6 +25,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from ..errors import ConfigError, DriftError, FormatError, SampleError
+from ..measuring.eligibility import probe_once
 from ..planning.align import AlignedPlan
 from ..planning.packplan import PackPlan
 from ..store import shards
@@ -115,6 +116,10 @@ class ShardedPacks(Dataset[Pack]):  # type: ignore[misc]
         encoded = encode_pack(samples, planned, int(self.plan.pack_tokens[number]), self.encode, where)
         return Pack(encoded, pack_id=number)
 
+    def check_still(self) -> None:
+        """Refuse an encoding that moves; see `PackedDataset.check_still`."""
+        probe_once(self, dict)
+
     def over(self, view: AlignedPlan) -> ShardedPacks:
         """The same packs over a view of the plan. This dataset stays as it is."""
         _check_aligned(self.plan, view, self.files.out)
@@ -201,6 +206,9 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
             )
         chunk, row = divmod(number, self.maxcount)
         return Pack(members, pack_id=number, chunk=chunk, chunk_row=row)
+
+    def check_still(self) -> None:
+        """What was encoded ahead lies still."""
 
     def over(self, view: AlignedPlan) -> ChunkedPacks:
         """The same packs over a view of the plan. This dataset stays as it is."""

@@ -132,9 +132,7 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
 
     # ------------------------------------------------------------------------------------ reading
     def __iter__(self) -> Iterator[Pack]:
-        self.handed.read()
-        if get_worker_info() is None:
-            self.handed.restart()
+        self.handed.begin_pass()
         for slot in self.slots():
             row = self._row(slot)
             cursor = self._here()
@@ -175,7 +173,7 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
 
     def sampled(self, *, all_ranks: bool) -> Iterator[int]:
         """Slots for a sampler: what is read by number from now on moves this reader on."""
-        self.handed.restart()
+        self.handed.begin_pass()
         self._sampled = not all_ranks
         if all_ranks:
             self.handed.deal()

@@ -11,8 +11,9 @@ import torch
 from torch.utils.data import get_worker_info
 
 from ..errors import InputError
+from ._sharded_again import is_read_ahead
 
-__all__ = ["HandedOut", "unknown"]
+__all__ = ["HandedOut"]
 
 
 class HandedOut:
@@ -26,11 +27,18 @@ class HandedOut:
         self._seen = 0
         self._from = 0
         self._given: int | None = None  # None: nobody counts
-        self._dealt = False
+        self._ahead: str | None = None  # who takes packs before training asks for them
 
     def restart(self) -> None:
         """This process chose where the source stands: an epoch, a state, a pass of its own."""
-        self._seen, self._given, self._dealt = int(self._elsewhere[0]), None, False
+        self._seen, self._given, self._ahead = int(self._elsewhere[0]), None, None
+
+    def begin_pass(self) -> None:
+        """A pass begins, in whichever process: call it where the packs are asked for."""
+        self.read()
+        if get_worker_info() is None:
+            self.restart()
+            self._ahead = "a loader fetches" if is_read_ahead() else None
 
     def begin(self, step: int) -> None:
         """A loader of the source begins a pass at this micro step and counts what leaves it."""
@@ -49,7 +57,7 @@ class HandedOut:
 
     def deal(self) -> None:
         """Packs of all ranks are dealt out by another loader, which runs ahead of training."""
-        self._dealt = True
+        self._ahead = "another loader deals out"
 
     def step(self, own: int) -> int:
         """The micro step behind what was handed out.
@@ -58,16 +66,14 @@ class HandedOut:
             own: the one that this process came to itself.
 
         Raises:
-            InputError: other processes read, and nobody counted.
+            InputError: other processes read, or a loader fetched ahead, and nobody counted.
         """
         if self._given is not None:
             return self._from + self._given
-        if self._dealt or (get_worker_info() is None and int(self._elsewhere[0]) != self._seen):
-            who = "another loader deals out" if self._dealt else "the workers of a loader read"
-            raise unknown(who, self.hint)
+        elsewhere = get_worker_info() is None and int(self._elsewhere[0]) != self._seen
+        if self._ahead or elsewhere:
+            who = self._ahead or "the workers of a loader read"
+            raise InputError(
+                f"{who} the packs: this process does not know how far they were used", hint=self.hint
+            )
         return own
-
-
-def unknown(who: str, hint: str) -> InputError:
-    """Nobody counted what `who` took: a state would be that of another place."""
-    return InputError(f"{who} the packs: this process does not know how far they were used", hint=hint)

@@ -28,11 +28,17 @@ from .sampler import PackSampler
 __all__ = ["PackLoader", "SourceLoader", "loader_position"]
 logger = logging.getLogger(__name__)
 
-_COUNTED = "iterate the PackLoader itself: it counts what leaves it"
+_TAKEN = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
 
 
 class RankLoader(DataLoader[Any]):  # type: ignore[misc]
     """A DataLoader of one rank's packs, which nobody shards again.
+
+    Args:
+        data: what is read.
+        options: of the caller, as those of `DataLoader`; workers start as `worker_context` says unless told
+            otherwise, anew for every pass.
+        own: arguments of `DataLoader` that decide which packs come.
 
     accelerate's `prepare` would give each rank every W-th of its own packs and drop the others: it takes this
     loader as prepared instead, which then moves batches to the device and tells where a pass ends, as its own
@@ -40,6 +46,23 @@ class RankLoader(DataLoader[Any]):  # type: ignore[misc]
     """
 
     is_prepared = False
+
+    def __init__(self, data: Any, options: dict[str, Any], **own: Any) -> None:
+        taken = _TAKEN & options.keys()
+        if taken:
+            raise InputError(
+                f"{type(self).__name__} has no {', '.join(sorted(taken))}",
+                hint="the packs decide what comes when; PackLoader(packs=…) makes batches of several",
+            )
+        options = {**options}
+        if options.pop("persistent_workers", False):
+            logger.warning("no effect beside packs: persistent_workers (workers of every pass start anew)")
+        if not options.get("num_workers"):
+            for name in ("multiprocessing_context", "prefetch_factor"):
+                options.pop(name, None)
+        elif options.get("multiprocessing_context") is None:
+            options["multiprocessing_context"] = worker_context()
+        super().__init__(data, **own, **options)
 
     @property
     def _is_accelerate_prepared(self) -> bool:
@@ -96,7 +119,7 @@ class SourceLoader(RankLoader):
     ) -> None:
         self.source, self.handed = source, handed
         self._given: int | None = None  # batches of the pass that left, where the source counts itself
-        super().__init__(packs, batch_size=1, collate_fn=collate, **spawned(options))
+        super().__init__(packs, options, batch_size=1, collate_fn=collate)
 
     def __iter__(self) -> Iterator[Any]:
         if self.handed is not None:
@@ -126,22 +149,6 @@ class SourceLoader(RankLoader):
         self._given = None
 
 
-def spawned(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a DataLoader of packs: `worker_context` unless told otherwise, workers of one pass."""
-    workers = options.get("num_workers", 0)
-    rest = {name: value for name, value in options.items() if name != "persistent_workers"}
-    if options.get("persistent_workers"):
-        logger.warning(
-            "persistent workers keep the data of the first epoch: workers of every pass start anew"
-        )
-    if not workers:
-        rest.pop("multiprocessing_context", None)
-        rest.pop("prefetch_factor", None)
-    elif rest.get("multiprocessing_context") is None:
-        rest["multiprocessing_context"] = worker_context()
-    return rest
-
-
 class PackLoader(RankLoader):
     """Batches of packs in the order of a `PackSampler`.
 
@@ -149,7 +156,6 @@ class PackLoader(RankLoader):
         data: the dataset; its `set_epoch` is called with the sampler's.
         sampler: which positions, and in which order.
         packs: packs of a batch; `collate_fn` gets a list of them.
-        handed: counts what leaves the loader; None: a counter of its own.
         collate_fn: such as `PaddingFreeCollator(model)`; None = the list of packs itself.
         options: further arguments of `DataLoader` (`num_workers`, `prefetch_factor`, `pin_memory`, …).
 
@@ -162,30 +168,11 @@ class PackLoader(RankLoader):
         sampler: PackSampler,
         packs: int = 1,
         collate_fn: Any = None,
-        *,
-        handed: HandedOut | None = None,
         **options: Any,
     ) -> None:
-        taken = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"} & options.keys()
-        if taken:
-            raise InputError(
-                f"PackLoader has no {', '.join(sorted(taken))}",
-                hint="order and equal steps come from the sampler; packs= says how many make a batch",
-            )
-        if options.get("num_workers") and options.get("multiprocessing_context") is None:
-            options["multiprocessing_context"] = worker_context()
-        if options.get("persistent_workers"):
-            raise InputError(
-                "persistent workers keep the data of the first epoch", hint="leave persistent_workers out"
-            )
-        super().__init__(
-            data,
-            batch_sampler=sampler.batches(packs),
-            collate_fn=_as_it_is if collate_fn is None else collate_fn,
-            **options,
-        )
+        collate_fn = _as_it_is if collate_fn is None else collate_fn
+        super().__init__(data, options, batch_sampler=sampler.batches(packs), collate_fn=collate_fn)
         self.packs = packs
-        self.handed = HandedOut(_COUNTED) if handed is None else handed
 
     @property
     def sampler(self) -> Any:
@@ -202,19 +189,21 @@ class PackLoader(RankLoader):
         return found
 
     def __iter__(self) -> Iterator[Any]:
-        steps = len(self.pack_sampler)
-        self.handed.begin(self.pack_sampler.begins_at)
-        return self._counted(self.placed(super().__iter__()), steps)
+        start = self.pack_sampler.begins_at
+        batches = super().__iter__()  # the sampler begins a pass of its own
+        self.pack_sampler.handed.begin(start)
+        return self._counted(self.placed(batches), len(self.pack_sampler))
 
     def _counted(self, batches: Iterator[Any], steps: int) -> Iterator[Any]:
+        epoch = self.pack_sampler.epoch
         for batch in batches:
-            self.handed.add(self.packs, steps)
+            self.pack_sampler.handed.add(self.packs, steps)
             yield batch
+            if not self.num_workers:  # those have the plan of the epoch that they were started in
+                self.pack_sampler.check_pass(epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next passes, for sampler and samples. Another epoch begins at its start."""
-        if epoch != self.pack_sampler.epoch:
-            self.handed.restart()
         self.pack_sampler.set_epoch(epoch)
         self._follow(epoch)
 
@@ -224,13 +213,12 @@ class PackLoader(RankLoader):
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands: behind the last batch that was handed out."""
-        return self.pack_sampler.state_dict(self.handed.step(self.pack_sampler.micro_step))
+        return self.pack_sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` stands, with any number of workers; see `PackSampler.load_state_dict`."""
         self.pack_sampler.load_state_dict(state)
         self._follow(self.pack_sampler.epoch)
-        self.handed.restart()
 
 
 def loader_position(state: Mapping[str, Any], packs: int = 1) -> dict[str, Any]:

@@ -99,6 +99,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         self.repeat_loss = repeat_loss
         self.replan = replan
         self.cache = cache
+        self._cannot_plan = False  # a copy in a worker, without the plans of the epochs that follow
         self._still = False  # nobody looked yet whether the samples move
         self._chosen = SharedEpoch()
         self._listed = _Listed(self.ledger_file)
@@ -118,14 +119,11 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         Raises:
             DriftError: an encoded length is not the planned one.
             SampleError: a sample cannot be encoded (on_error="raise").
-            InputError: a loader worker was started before `set_epoch` changed plan or samples.
+            InputError: a loader worker was started before `set_epoch` changed the plan.
         """
         position = operator.index(position)
         if self._chosen.is_missed:
-            raise InputError(
-                "set_epoch was called while a loader worker kept plan and samples of the epoch before",
-                hint="leave out persistent_workers: the workers of the next pass are started anew",
-            )
+            self._begin(None)
         if position == FILLER:
             logger.info("filler pack: one untrained token")
             return Pack.filler()
@@ -172,8 +170,15 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         too.
 
         Raises:
-            InputError: a plan cannot describe them; see `measuring.eligibility`.
+            InputError: they are not as many as the plan is of; a plan cannot describe them, see
+                `measuring.eligibility`.
         """
+        planned = len(self.plan.indices) + len(self.plan.ledger)
+        if hasattr(self.samples, "__len__") and len(self.samples) != planned:
+            raise InputError(
+                f"the plan is of {planned} samples, there are {len(self.samples)}",
+                hint="measure and plan these samples",
+            )
         still = self.encode is None and isinstance(self.samples, list | tuple)
         if not self._still and not still and self.cache is None:
             probe_once(self.samples, self.encode)
@@ -186,21 +191,31 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
     def set_epoch(self, epoch: int) -> None:
         """Tell the samples, where they listen, which epoch begins. With `replan`: read its plan from now on.
 
-        Loader workers hold a copy of samples and plan: start them after this call.
+        Loader workers follow; those that were sent the plan of one epoch, and run already, refuse another.
         """
-        if set_epoch(self.samples, epoch) or self.replan is not None:
+        if self._begin(epoch) or self.replan is not None:
             self._chosen.choose(epoch)
-        if self.replan is None:
-            return
-        self.plan = self.replan.plan(epoch)
-        if isinstance(self.packs, AlignedPlan):
-            self.packs = self.plan.align(self.packs.world_size, self.packs.drop_last)
-        else:
-            self.packs = self.plan
+
+    def _begin(self, epoch: int | None) -> bool:
+        """Samples and plan of an epoch, None: of the one chosen elsewhere; whether the samples listen."""
+        if self._cannot_plan:
+            raise InputError(
+                "set_epoch was called while a loader worker kept the plan of the epoch before",
+                hint="leave out persistent_workers: the workers of the next pass are started anew",
+            )
+        epoch = self._chosen.news() or 0 if epoch is None else epoch
+        listening = set_epoch(self.samples, epoch)
+        if self.replan is not None:
+            self.plan = self.replan.plan(epoch)
+            view = self.packs
+            aligned = isinstance(view, AlignedPlan)
+            self.packs = self.plan.align(view.world_size, view.drop_last) if aligned else self.plan
+        return listening
 
     def __getstate__(self) -> dict[str, Any]:
         """A worker reads the plan of the epoch it was started in, and needs no lengths to plan anew."""
-        return {**self.__dict__, "replan": None, "lengths": as_file(self.lengths)}
+        sent = {"replan": None, "_cannot_plan": self.replan is not None, "lengths": as_file(self.lengths)}
+        return {**self.__dict__, **sent}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, lengths=as_array(state["lengths"]))

@@ -17,10 +17,8 @@ from ..planning.balance import Balance
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
 from ..world import world
-from ._sharded_again import check_not_sharded
 from ._shared_epoch import SharedEpoch
-from .handed_out import HandedOut
-from .loader import PackLoader, spawned
+from .loader import PackLoader
 from .pack import Pack
 from .packed import PackedDataset
 from .sampler import PackSampler
@@ -58,10 +56,15 @@ class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
         cost: Any = None,
     ) -> None:
         self.kind = "planned" if isinstance(data, PackedDataset) else "exported"
-        if isinstance(data, PackedDataset):
-            data.check_still()
+        data.check_still()
         view = data.packs if isinstance(data, PackedDataset) else data.aligned
-        if not isinstance(view, AlignedPlan):
+        if isinstance(view, AlignedPlan):
+            if world_size not in (None, view.world_size):
+                raise InputError(
+                    f"world_size is {world_size}, the packs are aligned for {view.world_size} ranks",
+                    hint="give the dataset the raw plan, or plan.align(world_size)",
+                )
+        else:
             view = data.plan.align(world(rank, world_size).size, drop_last)
             data = data.over(view)
         replan = replan if replan is not None else getattr(data, "replan", None)
@@ -71,8 +74,10 @@ class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
             data = data.over(view)
             data.replan = replan
         self.data = data
-        self.handed = HandedOut("use source.loader(collate, num_workers=…), or state_dict(step)")
         self._chosen = SharedEpoch()
+        # In a loader's worker: its own next micro step, and whether the source stands at it.
+        self._next: int | None = None
+        self._is_own = False
         self.sampler = PackSampler(view, rank, seed, shuffle, balance, grad_accum, cost=cost, replan=replan)
 
     @property
@@ -117,20 +122,29 @@ class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
         return pack
 
     def __iter__(self) -> Iterator[Pack]:
-        info = get_worker_info()
-        mine, of = (0, 1) if info is None else (info.id, info.num_workers)
-        check_not_sharded(self.world_size)
-        self.handed.read()
-        if info is None:
-            self.handed.restart()
         chosen = self._chosen.news()
         if chosen is not None:
             self.sampler.set_epoch(chosen)
             self._follow()
-        start = self.begins_at
-        for step, position in enumerate(self.sampler, start):
-            if (step - start) % of == mine:
+            self._is_own = False
+        start, (mine, of) = self.begins_at, self._share()
+        self._is_own, self._next = False, start + mine
+        return self._pass(enumerate(iter(self.sampler), start), start + mine, of)
+
+    def _pass(self, steps: Iterator[tuple[int, int]], first: int, of: int) -> Iterator[Pack]:
+        epoch = self.epoch
+        for step, position in steps:
+            if step >= first and (step - first) % of == 0:
+                self._next = step + of
                 yield self._pack(step, position)
+                self.sampler.check_pass(epoch)
+
+    def _share(self) -> tuple[int, int]:
+        """Of a loader's worker: steps from where the source stands to its own first one, and between two."""
+        info = get_worker_info()
+        if info is None:
+            return 0, 1
+        return 0 if self._is_own else info.id, info.num_workers
 
     def _pack(self, step: int, position: int) -> Pack:
         pack: Pack = self.data[position]
@@ -139,17 +153,18 @@ class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
 
     def set_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
-            self.handed.restart()
             self._chosen.choose(epoch)
         self.sampler.set_epoch(epoch)
         self._follow()
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
-        return self.sampler.state_dict(self.handed.step(self.sampler.micro_step) if step is None else step)
+        if step is None and get_worker_info() is not None:
+            step = min(len(self), self.begins_at + self._share()[0] if self._next is None else self._next)
+        return self.sampler.state_dict(step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.sampler.load_state_dict(state)
-        self.handed.restart()
+        self._next, self._is_own = None, get_worker_info() is not None
         self._follow()
 
     def _follow(self) -> None:
@@ -174,5 +189,4 @@ class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
         return [self._pack(step, position) for step, position in zip(steps, positions, strict=True)]
 
     def loader(self, collate: Any, *, num_workers: int = 0, **options: Any) -> PackLoader:
-        options = spawned({"num_workers": num_workers, **options})
-        return PackLoader(self.data, self.sampler, 1, collate, handed=self.handed, **options)
+        return PackLoader(self.data, self.sampler, 1, collate, num_workers=num_workers, **options)

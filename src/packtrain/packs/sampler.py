@@ -18,8 +18,8 @@ from ..planning.balance import Balance
 from ..planning.order import EpochOrder
 from ..planning.replan import EpochPlans
 from ..world import World, world
-from ._sharded_again import check_not_sharded, is_read_ahead
-from .handed_out import unknown
+from ._sharded_again import check_not_sharded
+from .handed_out import HandedOut
 
 __all__ = ["PackBatches", "PackSampler"]
 
@@ -50,6 +50,7 @@ class PackSampler(DistributedSampler[int]):  # type: ignore[misc]
 
     Attributes:
         order: the order of all ranks.
+        handed: who took the positions, and how many.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class PackSampler(DistributedSampler[int]):  # type: ignore[misc]
         self.epoch = 0
         self.micro_step = 0
         self._start = 0
-        self._is_ahead = False  # a loader of another kind fetches before training asks
+        self.handed = HandedOut("use source.loader(collate), PackLoader, or state_dict(step)")
         if rank == 0:
             self.order.warn_of_effect()
 
@@ -116,7 +117,7 @@ class PackSampler(DistributedSampler[int]):  # type: ignore[misc]
     def __iter__(self) -> Iterator[int]:
         self.order.aligned.check_epoch(self.epoch)
         check_not_sharded(self.num_replicas)
-        self._is_ahead = is_read_ahead()
+        self.handed.begin_pass()
         self.micro_step = self._start  # at once: a loader may ask for the state before the first position
         return self._pass(self.epoch, self._start)
 
@@ -134,7 +135,19 @@ class PackSampler(DistributedSampler[int]):  # type: ignore[misc]
         if not 0 <= micro_step <= len(self):
             raise InputError(f"micro step {micro_step} of {len(self)}")
         self.micro_step = self._start = micro_step
-        self._is_ahead = False
+        self.handed.restart()
+
+    def check_pass(self, epoch: int) -> None:
+        """Refuse to go on with a pass of `epoch` over packs that are those of another plan by now.
+
+        Raises:
+            InputError: `set_epoch` was called in the middle of the pass, and every epoch has its own plan.
+        """
+        if self.replan is not None and self.epoch != epoch:
+            raise InputError(
+                f"epoch {self.epoch} was chosen in the middle of a pass of epoch {epoch}: another plan",
+                hint="read the pass to its end, or begin another one, after set_epoch",
+            )
 
     def batches(self, packs: int) -> PackBatches:
         """This sampler as a batch sampler: `packs` positions at a time (the last batch may be smaller)."""
@@ -150,7 +163,7 @@ class PackSampler(DistributedSampler[int]):  # type: ignore[misc]
             raise InputError(f"epoch is {epoch}, expected >= 0")
         if epoch != self.epoch:
             self.epoch, self.micro_step, self._start = epoch, 0, 0
-            self._is_ahead = False
+            self.handed.restart()
 
     def state_dict(self, micro_step: int | None = None) -> dict[str, Any]:
         """Where the stream stands.
@@ -161,11 +174,9 @@ class PackSampler(DistributedSampler[int]):  # type: ignore[misc]
         Raises:
             InputError: `micro_step` is None and a loader fetched ahead: more was handed out than consumed.
         """
-        if micro_step is None and self._is_ahead:
-            raise unknown(
-                "a loader fetches", "use PackLoader, source.loader(collate), or state_dict(micro_step=…)"
-            )
-        return self.order.state(self.epoch, self.micro_step if micro_step is None else micro_step)
+        return self.order.state(
+            self.epoch, self.handed.step(self.micro_step) if micro_step is None else micro_step
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` stands; also where another number of ranks saved it (see `planning.order`).
@@ -176,7 +187,7 @@ class PackSampler(DistributedSampler[int]):  # type: ignore[misc]
         """
         self.epoch, self.micro_step = self.order.resume(state)
         self._start = self.micro_step
-        self._is_ahead = False
+        self.handed.restart()
 
     def check_state(self, state: Mapping[str, Any]) -> int:
         """The micro step at which `state` stands; raises as `load_state_dict` does. Nothing is changed."""

@@ -17,6 +17,7 @@ read by workers of another loader says so instead of giving its beginning (`hand
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -31,7 +32,11 @@ from .planned import PlannedSource
 
 __all__ = ["KINDS", "PackSource", "is_packs", "loader", "pack_source"]
 
+logger = logging.getLogger(__name__)
+
 KINDS = ("planned", "exported", "growing", "stream", "token_budget")
+
+_OF_SOURCE = {"rank", "world_size", "seed", "shuffle", "balance", "grad_accum", "replan"}
 
 
 class PackSource(Protocol):
@@ -147,10 +152,15 @@ def loader(
         model: what consumes the batches, see `PaddingFreeCollator`.
         num_workers: processes that read or encode.
         collate: list of one pack -> batch; None: `PaddingFreeCollator(model)`.
-        options: those of `pack_source`, for a dataset over a plan.
+        options: those of `pack_source`, for a dataset over a plan, and those of a DataLoader.
 
     Returns:
         A DataLoader with `set_epoch`, `state_dict` and `load_state_dict`.
     """
-    packs = pack_source(source, **options)
-    return packs.loader(PaddingFreeCollator(model) if collate is None else collate, num_workers=num_workers)
+    order = {name: options.pop(name) for name in _OF_SOURCE & options.keys()}
+    packs = pack_source(source, **order)
+    idle = sorted(order.keys() - {"rank", "world_size"})
+    if packs is source and idle:
+        logger.warning("%s: no effect on packs whose order is made (%s)", ", ".join(idle), packs.kind)
+    collate = PaddingFreeCollator(model) if collate is None else collate
+    return packs.loader(collate, num_workers=num_workers, **options)

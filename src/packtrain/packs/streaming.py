@@ -208,9 +208,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Pack]:
         info = get_worker_info()
         check_not_sharded(self.world_size)
-        self.handed.read()
-        if info is None:
-            self.handed.restart()
+        self.handed.begin_pass()
         if info is not None and isinstance(self.reader.source, IterableDataset):
             raise InputError(
                 "the source divides itself among loader workers, and would be divided twice",
@@ -277,7 +275,8 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         Once a pass has ended, the beginning of the next one; a loader worker that ended before the others
         gives nothing more in the pass that is resumed (as torchdata's loader expects it).
         """
-        self.handed.step(self._count)
+        if step is None:
+            self.handed.step(self._count)
         pending = [one for one in self._behind(step) if one is not None] + list(self._ahead)
         run = pending[0][0] if pending else self._run
         if run is None:

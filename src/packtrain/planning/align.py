@@ -193,33 +193,32 @@ class AlignedPlan:
 
 
 class _GroupedPlan(AlignedPlan):
-    """A view whose packs are found a group of positions at a time, each an optimizer step."""
+    """A view whose packs are found a group of positions at a time, each an optimizer step.
 
-    __slots__ = ("_held",)
+    Attributes:
+        together: positions of a group.
+    """
+
+    __slots__ = ("_held", "together")
 
     def __init__(self, plan: RawPlan, world_size: int, drop_last: bool) -> None:
         super().__init__(plan, world_size, drop_last)
+        self.together = world_size
         self._held: tuple[int, I64] = (-1, np.zeros(0, dtype=np.int64))
 
-    @property
-    def _together(self) -> int:
-        """Positions of a group."""
-        raise NotImplementedError
-
-    def _groups(self, first: int, last: int) -> I64:
-        """Raw pack ids of the positions of groups first..last-1."""
-        raise NotImplementedError
+    def _from(self, first: int, count: int) -> I64:
+        return self.pack_ids_at(np.arange(first, min(first + count, len(self)), dtype=np.int64))
 
     def _pack_at(self, place: int) -> int:
-        number, place = divmod(place, self._together)
+        number, place = divmod(place, self.together)
         if self._held[0] != number:
-            self._held = (number, self._groups(number, number + 1))
+            self._held = (number, self._from(number * self.together, self.together))
         return int(self._held[1][place])
 
     @property
     def pack_ids(self) -> I64:
-        groups, size = -(-len(self) // self._together), -(-_CHUNK // self._together)
-        return np.concatenate([self._groups(start, start + size) for start in range(0, groups, size)])
+        size = -(-_CHUNK // self.together) * self.together
+        return np.concatenate([self._from(first, size) for first in range(0, len(self), size)])
 
     @property
     def fillers(self) -> I64:
@@ -249,14 +248,12 @@ class StepAlignedPlan(_GroupedPlan):
         self._steps = _full_steps(plan) if drop_last else plan.step_count
         if self._steps == 0:
             raise PlanError("dropping the partial step leaves none", hint="use drop_last=False")
-        self._length = self._steps * packs
+        self._length, self.together = self._steps * packs, packs
 
     @property
     def block(self) -> int:
         """Positions of a step."""
-        return packs_per_step(self.plan)
-
-    _together = block
+        return self.together
 
     @property
     def shuffled(self) -> int:
@@ -270,16 +267,9 @@ class StepAlignedPlan(_GroupedPlan):
 
     def pack_ids_at(self, positions: I64) -> I64:
         steps, which = np.unique(positions // self.block, return_inverse=True)
-        return self._dealt(steps)[which.reshape(-1), positions % self.block]
-
-    def _groups(self, first: int, last: int) -> I64:
-        return self._dealt(np.arange(first, min(last, self._steps), dtype=np.int64)).reshape(-1)
-
-    def _dealt(self, steps: I64) -> I64:
-        """int64[S, K]: pack ids of the named steps in the order of their positions."""
         packs, costs = step_packs(self.plan, steps)
         order = deal(costs, self.world_size, use_jit(len(self.plan.indices)))
-        return np.take_along_axis(packs, order, axis=1)
+        return np.take_along_axis(packs, order, axis=1)[which.reshape(-1), positions % self.block]
 
     @property
     def kept(self) -> int:
@@ -310,10 +300,7 @@ class BalancedPlan(_GroupedPlan):
             base, seed=seed or 0, shuffle=seed is not None, grad_accum=settings.grad_accum, balance=settings
         )
         self._order.warn_of_effect(epoch)
-
-    @property
-    def _together(self) -> int:
-        return self._order.width
+        self.together = self._order.width
 
     def base_positions(self, start: int = 0, stop: int | None = None) -> I64:
         """Positions in `base` of optimizer steps start..stop-1, in this plan's order."""
@@ -322,12 +309,10 @@ class BalancedPlan(_GroupedPlan):
     def pack_ids_at(self, positions: I64) -> I64:
         if len(positions) == 0:
             return positions
-        first, last = int(positions.min()) // self._together, int(positions.max()) // self._together
-        found: I64 = self._groups(first, last + 1)[positions - first * self._together]
+        first, last = int(positions.min()) // self.together, int(positions.max()) // self.together
+        group = self.base.pack_ids_at(self.base_positions(first, last + 1))
+        found: I64 = group[positions - first * self.together]
         return found
-
-    def _groups(self, first: int, last: int) -> I64:
-        return self.base.pack_ids_at(self.base_positions(first, last))
 
     @property
     def is_balanced(self) -> bool:

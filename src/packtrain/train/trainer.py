@@ -55,7 +55,8 @@ class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
         args: TrainingArguments with per-device batch 1 and `remove_unused_columns=False`.
         train_data: packs: a dataset of a plan, an export, a growing directory or a stream, or a `PackSource`.
         eval_data: dataset of an aligned validation plan, several by name, or None.
-        rank: this rank; None: the trainer's.
+        rank: this rank of those that the packs are dealt to; None: the trainer's, or what a source was made
+            for where one process alone trains.
         shuffle: False: packs come in plan order in every epoch.
         balance: how the packs of each epoch are rearranged; see `PackSampler`.
         fused: False: build logits although the head is plain.
@@ -100,8 +101,7 @@ class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
         self.loss_is_scaled_for_ga = True
         source = pack_source(
             train_data,
-            rank=_rank_of(train_data, args) if rank is None else rank,
-            world_size=_ranks_of(train_data, args),
+            **_place(train_data, args, rank),
             seed=args.seed,
             shuffle=shuffle,
             balance=balance,
@@ -256,24 +256,13 @@ class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
         super().log(logs, start_time)
 
 
-def _rank_of(data: Any, args: Any) -> int:
-    """This process; one process alone may stand for any rank that its source was made for."""
-    own = getattr(data, "rank", None) if args.world_size == 1 else None
-    return int(args.process_index) if own is None else int(own)
-
-
-def _ranks_of(data: Any, args: TrainingArguments) -> int:
-    """Ranks that the packs are dealt to; a dataset may say so itself."""
-    for held in (
-        data,
-        getattr(data, "packs", None),
-        getattr(data, "aligned", None),
-        getattr(data, "place", None),
-    ):
-        for name in ("world_size", "size"):
-            if isinstance(getattr(held, name, None), int):
-                return int(getattr(held, name))
-    return int(args.world_size)
+def _place(data: Any, args: TrainingArguments, rank: int | None) -> dict[str, int]:
+    """Rank and world size that are asked of the source; one process may stand for any rank, if told so."""
+    if rank is not None:
+        return {"rank": rank}
+    if args.world_size == 1 and hasattr(data, "rank"):
+        return {}
+    return {"rank": int(args.process_index), "world_size": int(args.world_size)}
 
 
 class _Flush(TrainerCallback):  # type: ignore[misc]
