@@ -367,7 +367,7 @@ def test_vision_family_always_gets_four_rows() -> None:
 )
 @pytest.mark.parametrize("missing", [{}, {"loss_scale": []}, {"loss_scale": None}])
 def test_loss_scale_of_some_samples_stays_with_their_tokens(missing: dict[str, Any]) -> None:
-    """`sum((x.get(key) or [] for x in row), [])` of the text gives 3 weights for 8 tokens, at the wrong ones."""
+    """`sum((x.get(key) or [] for x in row), [])` of the text gives 3 weights for 8 tokens, wrongly placed."""
     row = [
         sample([1, 2], 4, **missing),
         sample([3, 4, 5], 5, loss_scale=[0.0, 2.0, 3.0]),
