@@ -207,9 +207,10 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         listening = set_epoch(self.samples, epoch)
         if self.replan is not None:
             self.plan = self.replan.plan(epoch)
-            view = self.packs
-            aligned = isinstance(view, AlignedPlan)
-            self.packs = self.plan.align(view.world_size, view.drop_last) if aligned else self.plan
+            if isinstance(self.packs, AlignedPlan):
+                self.packs = self.plan.align(self.packs.world_size, self.packs.drop_last)
+            else:
+                self.packs = self.plan
         return listening
 
     def __getstate__(self) -> dict[str, Any]:

@@ -99,9 +99,11 @@ class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
         self._banner = banner
         self._weight = 0.0
         self.loss_is_scaled_for_ga = True
+        place = _place(train_data, args, rank)
         source = pack_source(
             train_data,
-            **_place(train_data, args, rank),
+            rank=place[0],
+            world_size=place[1],
             seed=args.seed,
             shuffle=shuffle,
             balance=balance,
@@ -256,13 +258,13 @@ class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
         super().log(logs, start_time)
 
 
-def _place(data: Any, args: TrainingArguments, rank: int | None) -> dict[str, int]:
+def _place(data: Any, args: TrainingArguments, rank: int | None) -> tuple[int | None, int | None]:
     """Rank and world size that are asked of the source; one process may stand for any rank, if told so."""
     if rank is not None:
-        return {"rank": rank}
+        return rank, None
     if args.world_size == 1 and hasattr(data, "rank"):
-        return {}
-    return {"rank": int(args.process_index), "world_size": int(args.world_size)}
+        return None, None
+    return int(args.process_index), int(args.world_size)
 
 
 class _Flush(TrainerCallback):  # type: ignore[misc]
