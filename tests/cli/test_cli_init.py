@@ -86,6 +86,37 @@ def test_the_yaml_it_writes_is_a_configuration(model: Path, gsm8k: Path, tmp_pat
     assert config.custom.train_jsonl == str(gsm8k)
 
 
+def test_what_rows_of_trl_do_not_hold_is_refused(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its script writes texts, pictures in front, and one answer that ends the chat: all else is named, also
+    where only the last record of many has it."""
+    asked, said = {"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}
+    seen = {"role": "user", "content": "see <image> it"}
+    later = [{"role": "system", "content": "s"}, asked, {"role": "user", "content": "<image>"}, said]
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    held: list[tuple[dict[str, Any], str]] = [
+        ({"messages": [asked, said, asked, said]}, "answers before the last turn"),
+        ({"messages": [asked, said, asked]}, "answers before the last turn"),
+        ({"messages": [seen, said], "images": ["x.png"]}, "pictures inside of texts"),
+        (
+            {"messages": [{"role": "system", "content": "s"}, asked, {**seen, "content": "<image>"}, said]},
+            "pictures",
+        ),
+        ({"messages": [asked, {**said, "loss": 0.5}]}, "loss flags"),
+        ({"messages": [asked, {**said, "reasoning_content": "r"}]}, "reasoning"),
+        ({"messages": [asked, {**said, "tool_calls": [call]}]}, "tools"),
+        ({"messages": [asked, said], "tools": [{"name": "f"}]}, "tools"),
+    ]
+    path = tmp_path / "a.jsonl"
+    for record, told in held:
+        rows = [{"messages": [asked, said]}] * 99 + [record]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert init(path, "--model", model, "--host", "trl", "-o", tmp_path / "out") == 2
+        error = capsys.readouterr().err
+        assert told in error and "--host hf" in error, record
+
+
 def test_what_it_refuses(
     model: Path, gsm8k: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -186,6 +186,12 @@ def test_keys_that_records_are_left_out_for_are_told() -> None:
     )
 
 
+def test_a_key_that_is_no_text() -> None:
+    record: dict[Any, Any] = {"messages": QA, 3: "x"}
+    assert reason(record) == "malformed_record"
+    assert counts({"messages": [{**USER, 3: "x"}, BOT]}) == {"messages[].3": 1}
+
+
 def test_a_name_of_a_speaker_is_told() -> None:
     """It goes to the template, and few write it."""
     assert counts({"messages": [{**USER, "name": "Al"}, BOT]}) == {"messages[].name": 1}

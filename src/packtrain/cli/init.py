@@ -178,7 +178,7 @@ def _look(source: Any, model: str) -> dict[str, Any]:
 
 
 def _beyond(sample: Any, media: set[str]) -> set[str]:
-    """What a sample holds besides texts of roles and pictures."""
+    """What a sample holds besides pictures, a conversation, and the one answer that ends it."""
     found = media - {"image"}
     if sample.get("tools") or any(turn.get("tool_calls") for turn in sample["messages"]):
         found.add("tools")
@@ -188,7 +188,22 @@ def _beyond(sample: Any, media: set[str]) -> set[str]:
         found.add("loss flags")
     if any("reasoning_content" in turn for turn in sample["messages"]):
         found.add("reasoning")
+    if any(turn["role"] == "assistant" for turn in sample["messages"][:-1]):
+        found.add("answers before the last turn")
+    if "image" in media and not _pictures_first(sample["messages"]):
+        found.add("pictures inside of texts")
     return found
+
+
+def _pictures_first(turns: Any) -> bool:
+    """Whether all pictures stand before the text of the first question, where TRL puts them."""
+    first = next((place for place, turn in enumerate(turns) if turn["role"] == "user"), 0)
+    for place, turn in enumerate(turns):
+        kinds = [part["type"] for part in turn["content"]]
+        count = kinds.count("image")
+        if count and (place != first or kinds[:count] != ["image"] * count):
+            return False
+    return True
 
 
 def _cap(lengths: list[int]) -> int:

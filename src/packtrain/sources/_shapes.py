@@ -76,7 +76,14 @@ class Plan(NamedTuple):
 
     @classmethod
     def of(cls, names: tuple[str, ...], columns: Mapping[str, str]) -> Plan:
-        """The plan of a record with these keys."""
+        """The plan of a record with these keys.
+
+        Raises:
+            SampleError: malformed_record, a key that is no text.
+        """
+        odd = next((name for name in names if not isinstance(name, str)), None)
+        if odd is not None:
+            raise fault(f"has the key {odd!r}, which is no text")
         held, fields, aliases = set(names), {}, []
         for field in dict.fromkeys((*keys.FIELDS, *columns)):
             spellings = (columns[field],) if field in columns else keys.FIELDS.get(field, (field,))
