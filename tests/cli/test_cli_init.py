@@ -99,10 +99,7 @@ def test_what_rows_of_trl_do_not_hold_is_refused(
         ({"messages": [asked, said, asked, said]}, "answers before the last turn"),
         ({"messages": [asked, said, asked]}, "answers before the last turn"),
         ({"messages": [seen, said], "images": ["x.png"]}, "pictures inside of texts"),
-        (
-            {"messages": [{"role": "system", "content": "s"}, asked, {**seen, "content": "<image>"}, said]},
-            "pictures",
-        ),
+        ({"messages": later, "images": ["x.png"]}, "pictures inside of texts"),
         ({"messages": [asked, {**said, "loss": 0.5}]}, "loss flags"),
         ({"messages": [asked, {**said, "reasoning_content": "r"}]}, "reasoning"),
         ({"messages": [asked, {**said, "tool_calls": [call]}]}, "tools"),
