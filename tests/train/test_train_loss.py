@@ -13,7 +13,15 @@ from torch.nn import functional
 
 from packtrain.collate import PaddingFreeCollator
 from packtrain.testing.tiny import tiny_model
-from packtrain.train.loss import chunked_cross_entropy, fused_head, plain_head, shift_labels, token_loss_sum
+from packtrain.train.loss import (
+    chunked_cross_entropy,
+    fused_head,
+    plain_head,
+    rows_at_a_time,
+    shift_labels,
+    token_loss_sum,
+    trained_places,
+)
 
 
 def oracle(hidden: Any, weight: Any, labels: Any, bias: Any = None, token_weights: Any = None) -> Any:
@@ -163,3 +171,20 @@ print(json.dumps({"grown_mb": (after - before) / 1024, "grad": float(weight.grad
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     result = json.loads(done.stdout)
     assert result["grown_mb"] < 1500 and result["grad"] > 0
+
+
+def test_places_are_the_same_whether_they_are_looked_for_or_counted():
+    drawn = torch.Generator().manual_seed(0)
+    for length in (1, 2, 7, 300):
+        for share in (0.0, 0.3, 1.0):
+            targets = torch.randint(0, 9, (length,), generator=drawn)
+            targets[torch.rand(length, generator=drawn) >= share] = -100
+            looked = trained_places(targets)
+            assert torch.equal(looked, trained_places(targets, len(looked)))
+            assert (targets[looked] != -100).all()
+
+
+@pytest.mark.parametrize(("vocabulary", "device", "rows"), [(151936, "cpu", 512), (151936, "cuda", 1536)])
+def test_chunks_are_bounded_by_their_bytes(vocabulary, device, rows):
+    assert rows_at_a_time(vocabulary, device) == rows
+    assert rows_at_a_time(10**9, device) == 256

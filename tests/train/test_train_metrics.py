@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from packtrain.errors import InputError
 from packtrain.planning.build import plan
 from packtrain.planning.lengths import Lengths
 from packtrain.testing.tiny import tiny_model
+from packtrain.train import loss as loss_module
+from packtrain.train import trace as trace_module
 from packtrain.train.config import load_config
 from packtrain.train.loss import count_correct, shift_labels, token_loss_sum
 from packtrain.train.meter import Meter
@@ -156,3 +159,32 @@ def test_epochs_reach_samples_that_listen(tmp_path: Path, caplog: pytest.LogCapt
     assert line.startswith(
         "no effect beside packs: dataloader_persistent_workers=True (workers of every pass"
     )
+
+
+def test_a_step_does_not_ask_its_device_how_many_targets_there_are(tmp_path: Path, monkeypatch: Any) -> None:
+    asked = []
+
+    def places(targets: torch.Tensor, count: int | None = None) -> torch.Tensor:
+        asked.append((count, int((targets != -100).sum())))
+        return found(targets, count)
+
+    found = loss_module.trained_places
+    monkeypatch.setattr(loss_module, "trained_places", places)
+    monkeypatch.setattr(trace_module, "trained_places", places)
+    samples = [text_sample(3 + i % 5, i, supervised=2) for i in range(8)]
+    result, _ = run(tmp_path, samples)
+    assert len(asked) == 2 * result.metrics["steps"]  # the loss, and the losses of samples
+    assert all(count == true > 0 for count, true in asked)
+    lines = (tmp_path / "sample_loss" / "rank-0.jsonl").read_text().splitlines()
+    assert sum(sum(json.loads(line)["tokens"]) for line in lines) == sum(count for count, _ in asked) // 2
+
+
+def test_a_loss_that_is_no_number_is_logged_as_it_is(tmp_path: Path) -> None:
+    model = tiny_model("tiny:qwen3", seed=2)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.fill_(math.nan)
+    samples = [text_sample(5, i) for i in range(4)]
+    made = plan(Lengths([5] * 4), pack_length=12)
+    training = {"output_dir": str(tmp_path), "save_strategy": "no", "logging_steps": 1, "proof": False}
+    result = train(load_config({"training": training}), made, samples, Encoded(), model=model)
+    assert all(math.isnan(row["loss"]) for row in result.history if "loss" in row)

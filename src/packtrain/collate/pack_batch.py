@@ -37,6 +37,7 @@ class PackBatch(dict[str, Any]):
         filler: True when the row holds no sample at all.
         dummies: segments added so that every tower runs (`dummy_media`).
         per_token: names of the [1,T] fields that samples carry.
+        trained: targets that are trained, counted as the batch went to its device; None: not counted.
     """
 
     lengths: tuple[int, ...] = ()
@@ -48,6 +49,7 @@ class PackBatch(dict[str, Any]):
     filler: bool = False
     dummies: int = 0
     per_token: tuple[str, ...] = ()
+    trained: int | None = None
 
     def __init__(self, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)

@@ -43,6 +43,7 @@ def training_arguments(
         "disable_tqdm": True,
         "eval_strategy": "epoch" if has_eval else "no",
         "logging_first_step": True,
+        "logging_nan_inf_filter": False,  # it waits for the device in every step, and hides what went wrong
         "logging_steps": 10,
         "report_to": "none",
         "use_cpu": not has_cuda,

@@ -30,7 +30,6 @@ from .recorded import count_correct, note
 from .reduction import Reduction
 
 __all__ = [
-    "CHUNK",
     "bare_model",
     "chunked_cross_entropy",
     "count_correct",
@@ -40,10 +39,11 @@ __all__ = [
     "shift_labels",
     "step_share",
     "token_loss_sum",
+    "trained_places",
 ]
 
-#: Supervised positions per chunk: 512 x 151,936 float32 logits take 311 MB.
-CHUNK = 512
+#: float32 logits of one chunk of supervised positions take so much at most: on a card fewer, larger kernels.
+CHUNK_BYTES = {"cpu": 5 * 2**26, "cuda": 2**30}
 
 #: Config values that stand between head and logits; with one of them the logits are the model's own.
 _SCALED = (
@@ -60,6 +60,23 @@ def shift_labels(labels: torch.Tensor) -> torch.Tensor:
     return functional.pad(labels[..., 1:], (0, 1), value=IGNORE)
 
 
+def trained_places(targets: torch.Tensor, count: int | None = None) -> torch.Tensor:
+    """Where targets [T] are trained, in row order, int64.
+
+    Args:
+        count: how many there are, where that is known; then the host need not wait for the device.
+    """
+    if count is None:
+        return (targets != IGNORE).nonzero().flatten()
+    return (targets == IGNORE).to(torch.uint8).sort(stable=True).indices[:count]
+
+
+def rows_at_a_time(vocabulary: int, device: str) -> int:
+    """Positions whose logits make one chunk, in steps of 256: of 151,936 tokens 512, on a card 1,536."""
+    most = CHUNK_BYTES.get(device, CHUNK_BYTES["cpu"])
+    return int(max(256, most // (4 * vocabulary) // 256 * 256))
+
+
 def chunked_cross_entropy(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -67,7 +84,8 @@ def chunked_cross_entropy(
     *,
     bias: torch.Tensor | None = None,
     token_weights: torch.Tensor | None = None,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
+    count: int | None = None,
 ) -> torch.Tensor:
     """Sum of the next-token losses of a row, through the linear head.
 
@@ -78,14 +96,16 @@ def chunked_cross_entropy(
             is -100, so no target crosses a boundary.
         bias: [V] of the head, or None.
         token_weights: [..., T], weight of each label's loss; None: 1.
-        chunk: supervised positions whose logits exist at a time. The result does not depend on it
-            beyond rounding.
+        chunk: supervised positions whose logits exist at a time (None: `rows_at_a_time`). The result does
+            not depend on it beyond rounding.
+        count: see `trained_places`.
 
     Returns:
         float32 scalar (float64 for float64 inputs).
     """
     targets = shift_labels(labels).reshape(-1)
-    keep = (targets != IGNORE).nonzero().flatten()
+    keep = trained_places(targets, count)
+    chunk = chunk or rows_at_a_time(weight.shape[0], weight.device.type)
     rows = hidden.reshape(-1, hidden.shape[-1]).index_select(0, keep.to(hidden.device))
     weights = None
     if token_weights is not None:
@@ -195,7 +215,7 @@ def _names_in(function: Any) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def fused_head(model: Any, *, chunk: int = CHUNK) -> Iterator[None]:
+def fused_head(model: Any, *, chunk: int | None = None, count: int | None = None) -> Iterator[None]:
     """Inside, `model(labels=…)` returns the loss *sum* over tokens, and never builds its logits.
 
     The head itself computes the loss, inside the model's own forward, so that wrappers around the model
@@ -203,7 +223,7 @@ def fused_head(model: Any, *, chunk: int = CHUNK) -> Iterator[None]:
 
     Args:
         model: the transformers model, not wrapped.
-        chunk: see `chunked_cross_entropy`.
+        chunk, count: see `chunked_cross_entropy`.
     """
     head = plain_head(model)
     if head is None:
@@ -215,8 +235,9 @@ def fused_head(model: Any, *, chunk: int = CHUNK) -> Iterator[None]:
         if labels is None:
             return functional.linear(hidden, head.weight, head.bias)
         total = chunked_cross_entropy(
-            hidden, head.weight, labels, bias=head.bias, token_weights=row["weights"], chunk=chunk
-        )
+            hidden, head.weight, labels,
+            bias=head.bias, token_weights=row["weights"], chunk=chunk, count=count,
+        )  # fmt: skip
         return total.reshape(1, 1, 1)
 
     def take(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -251,7 +272,12 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def token_loss_sum(
-    model: Any, inputs: Mapping[str, Any], *, fused: bool = True, chunk: int = CHUNK
+    model: Any,
+    inputs: Mapping[str, Any],
+    *,
+    fused: bool = True,
+    chunk: int | None = None,
+    count: int | None = None,
 ) -> torch.Tensor:
     """Sum of the token losses of a batch, float32 scalar with gradient.
 
@@ -261,7 +287,7 @@ def token_loss_sum(
         model: what is called: the model, or a wrapper (DDP, PEFT) around it.
         inputs: a collated batch with `labels`; `loss_scale`, when present, weights each token.
         fused: False: build the logits in any case.
-        chunk: see `chunked_cross_entropy`.
+        chunk, count: see `chunked_cross_entropy`.
     """
     kwargs = dict(inputs)
     weights = kwargs.pop("loss_scale", None)
@@ -269,17 +295,19 @@ def token_loss_sum(
     if fused and plain_head(bare) is not None:
         if weights is not None:
             kwargs["token_weights"] = weights
-        with fused_head(bare, chunk=chunk):
+        with fused_head(bare, chunk=chunk, count=count):
             total: torch.Tensor = model(**kwargs).loss
         return total
     labels = kwargs.pop("labels")
-    return logits_loss(model(**kwargs).logits, labels, weights)
+    return logits_loss(model(**kwargs).logits, labels, weights, count)
 
 
-def logits_loss(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+def logits_loss(
+    logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None, count: int | None = None
+) -> torch.Tensor:
     """Sum of the token losses from logits [..., T, V]; labels and weights [..., T] of the tokens."""
     targets = shift_labels(labels).reshape(-1).to(logits.device)
-    keep = (targets != IGNORE).nonzero().flatten()
+    keep = trained_places(targets, count)
     rows, targets = logits.reshape(-1, logits.shape[-1]).index_select(0, keep), targets[keep]
     note(rows.detach(), targets)
     losses = functional.cross_entropy(
@@ -300,7 +328,7 @@ def packed_loss(
     *,
     head: Any = None,
     ranks: int = 1,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
 ) -> torch.Tensor:
     """Loss of a packed row as its share of the step's: for trainers of other hosts.
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ..collate import PackBatch, PaddingFreeCollator, filler_pack, is_filler
+from ..collate import IGNORE, PackBatch, PaddingFreeCollator, filler_pack, is_filler
 from ..collate.boundaries import text_config
 from ..data import PackedDataset
 from ..errors import ChecksumError, ConfigError
@@ -249,8 +249,15 @@ class PackingMixin(RestoresWeights):
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        moved = super()._prepare_inputs(inputs)  # type: ignore[misc]
-        return inputs.with_values(moved) if isinstance(inputs, PackBatch) else moved
+        """Trainer's, which waits for the device with every tensor that is not there yet."""
+        if not isinstance(inputs, PackBatch):
+            return super()._prepare_inputs(inputs)  # type: ignore[misc]
+        moved = inputs.to(self.args.device, non_blocking=True)
+        batch = moved.with_values(super()._prepare_inputs(moved))  # type: ignore[misc]
+        labels = inputs.get("labels")
+        if labels is not None and labels.device.type == "cpu":
+            batch.trained = int((labels[..., 1:] != IGNORE).sum())
+        return batch
 
     # ---------------------------------------------------------------------------------- evaluation
     def packs_of_evaluation(self, eval_dataset: Any) -> PackedDataset | None:

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from ..collate import IGNORE
 from ..errors import ConfigError
 from ..files import append_line, remove
+from .loss import trained_places
 from .reduction import SourceOf, owners, reduction_of, source_names
 
 __all__ = ["LossTrace", "follow_losses", "sample_sums", "trace_file"]
@@ -46,7 +46,8 @@ def sample_sums(batch: Any, losses: Sequence[torch.Tensor]) -> torch.Tensor:
     """
     place, ids = owners(batch)
     labels = batch["labels"].reshape(-1)
-    kept = place.to(labels.device)[1:][labels[1:] != IGNORE]
+    trained = trained_places(labels[1:], getattr(batch, "trained", None))
+    kept = place.to(labels.device, non_blocking=True)[1:].index_select(0, trained)
     every = torch.cat([part.reshape(-1) for part in losses]) if losses else kept.new_zeros(0)
     pair = torch.stack([every.double(), torch.ones_like(every, dtype=torch.float64)])
     sums = pair.new_zeros(2, len(ids) + 1)
@@ -78,6 +79,7 @@ class LossTrace:
         self.with_means = means
         self._places = {name: place for place, name in enumerate(self.names)}
         self._rows: list[tuple[Sequence[Any], torch.Tensor]] = []
+        self._away: list[tuple[int, list[Any], torch.Tensor, Any]] = []
         self._sums = torch.zeros(2, len(self.names), dtype=torch.float64)
 
     def add(self, batch: Any, losses: Sequence[torch.Tensor]) -> None:
@@ -86,12 +88,33 @@ class LossTrace:
             self._rows.append((batch.sample_ids, sample_sums(batch, losses)))
 
     def flush(self, step: int) -> None:
-        """The step (from 0) is done: one copy to the host, one line."""
+        """The step (from 0) is done: its sums leave the device, and its line is written.
+
+        From a card they travel while the next step runs: then the line stands one step later, or at `settle`.
+        """
         if not self._rows:
             return
         ids = [sample for row, _ in self._rows for sample in row]
-        sums = torch.cat([part for _, part in self._rows], 1).cpu()
+        sums = torch.cat([part for _, part in self._rows], 1)
         self._rows.clear()
+        if sums.device.type == "cuda":
+            landed = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+            landed.copy_(sums, non_blocking=True)
+            arrival = torch.cuda.Event()
+            arrival.record()
+            self.settle()
+            self._away.append((step, ids, landed, arrival))
+        else:
+            self._write(step, ids, sums.cpu())
+
+    def settle(self) -> None:
+        """Write down the steps whose sums were still on their way."""
+        for step, ids, sums, arrival in self._away:
+            arrival.synchronize()
+            self._write(step, ids, sums)
+        self._away.clear()
+
+    def _write(self, step: int, ids: list[Any], sums: torch.Tensor) -> None:
         sources = [self.source_of(sample) for sample in ids]
         if self.with_means:
             self._sums.index_add_(1, torch.tensor([self._places[name] for name in sources]), sums)
@@ -110,6 +133,7 @@ class LossTrace:
 
     def means(self, reduce: Reduce) -> dict[str, float]:
         """`loss/<source>`: token mean of every source since the last call, over all ranks (a collective)."""
+        self.settle()
         sums = reduce(self._sums).tolist()
         self._sums = torch.zeros_like(self._sums)
         return {

@@ -136,7 +136,7 @@ class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
         """The normaliser of a step: the weights of its packs on all ranks (a collective)."""
         count = loss_normaliser(batch_samples, self.reduction)
         self._weight = float(count)
-        total: torch.Tensor = self.accelerator.reduce(count.to(device), reduction="sum")
+        total: torch.Tensor = self.accelerator.reduce(count.to(device, non_blocking=True), reduction="sum")
         return total
 
     def packs_weight(self, batches: Sequence[Any]) -> float:
@@ -161,7 +161,7 @@ class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
         row, weight = self.reduction.scaled(inputs)
         judged = count_correct() if self.packs_is_logged() else contextlib.nullcontext()
         with judged as correct, token_losses() as losses:
-            total = token_loss_sum(model, row, fused=self.fused)
+            total = token_loss_sum(model, row, fused=self.fused, count=inputs.trained)
         if correct is not None:
             self.packs_meter.judge(correct, inputs)
         if self.trace is not None and model.training:
@@ -240,6 +240,7 @@ class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
             if trace is not None:
                 trace.add(moved, losses)
                 trace.flush(0)
+                trace.settle()
         return step_share(total, weight, 1), None, None
 
     def trace_losses(self, trace: LossTrace) -> None:
@@ -275,6 +276,11 @@ class _Flush(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trace.flush(state.global_step - 1)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trace.settle()
+
+    on_train_end = on_save
 
 
 class _Log(TrainerCallback):  # type: ignore[misc]
