@@ -148,6 +148,19 @@ def test_columns_that_the_tokenizer_leaves_behind_and_texts() -> None:
     assert source.account.drain() == {"messages": 1, "text": 1}
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=3, max_size=9), st.integers(0, 6))
+def test_labels_that_are_moved_by_one_are_refused(ids: list[int], first: int) -> None:
+    """They would train each token on the one after the next; in place they are what they are."""
+    first = min(first, len(ids) - 3)
+    moved = [-100] * first + ids[first + 1 :] + [-100]
+    if len({*ids[first:]}) > 1:
+        with pytest.raises(SampleError, match="moved by one"):
+            read_row({"input_ids": ids, "labels": moved})
+    placed = [-100] * first + ids[first:]
+    assert read_row({"input_ids": ids, "labels": placed})["labels"].tolist() == [-100, *placed[1:]]
+
+
 def test_labels_and_masks_that_disagree_are_refused() -> None:
     assert opened({**ROW, "loss_mask": [0, 1, 1]})[0]["labels"].tolist() == ROW["labels"]
     assert reason({**ROW, "completion_mask": [0, 0, 1]}) == "malformed_record"

@@ -220,6 +220,9 @@ def _labels(row: Mapping[str, Any], ids: NDArray[np.int64], train_on: str) -> ND
         odd = (labels < 0) & (labels != IGNORED)
         if odd.any():
             raise _fault(f"labels holds {int(labels[odd][0])}: not a token and not {IGNORED}")
+        held = np.flatnonzero(labels[:-1] != IGNORED)
+        if len(held) > 1 and (labels[held] == ids[held + 1]).all() and (labels[held] != ids[held]).any():
+            raise _fault("labels are input_ids moved by one", hint="store them in place: the loss moves them")
     elif mask is not None:
         labels = np.where(mask, ids, IGNORED)
     elif train_on == "all":
