@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from kinds import write_folders
 from test_kinds import HF, OWN, TRL, hf, own, pytestmark, trl
 
@@ -87,3 +88,44 @@ def test_a_callback_that_patches_when_training_begins_is_refused_too(made: Any) 
     with stack, pytest.raises(IsolationError, match="forward of Qwen3Attention is plain_causal in"):
         made.train()
     assert made.state.global_step == 0
+
+
+@pytest.mark.parametrize("made", MAKERS, indirect=True)
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        (lambda inputs: {"attention_mask": torch.ones_like(inputs["input_ids"])}, "holds an attention_mask"),
+        (lambda inputs: {"position_ids": None}, "holds no position_ids"),
+        (lambda inputs: {"use_cache": True}, "use_cache is True"),
+        (lambda inputs: {"position_ids": torch.arange(inputs["input_ids"].shape[1])[None]}, "restart after"),
+    ],
+    ids=["mask", "positions left out", "cache", "positions made anew"],
+)
+def test_a_pack_that_the_users_own_loss_changes_never_reaches_the_model(
+    changed: Any, what: str, made: Any
+) -> None:
+    """The proof sees the model and the collator; what a method between them does shows in the first pass."""
+
+    def compute_loss(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        inputs = inputs.with_values({**inputs, **changed(inputs)})
+        return super(kind, self).compute_loss(model, inputs, *args, **kwargs)
+
+    before = {name: value.clone() for name, value in made.model.state_dict().items()}
+    kind = type("Own", (type(made),), {"compute_loss": compute_loss})
+    made.__class__ = kind
+    if "use_cache" in what and "SFTTrainer" in str(kind.__mro__):
+        made.train()  # which switches the cache off itself
+        return
+    with pytest.raises(IsolationError, match=rf"reaches the model changed \(.*compute_loss in .*: .*{what}"):
+        made.train()
+    assert made.state.global_step == 0
+    assert all(torch.equal(before[name], value) for name, value in made.model.state_dict().items())
+
+
+@pytest.mark.parametrize("made", MAKERS, indirect=True)
+def test_an_evaluation_without_training_is_proven(made: Any) -> None:
+    made.eval_dataset = made.packs.data
+    with ExitStack() as stack:
+        on_the_object(made.model, stack)
+        with pytest.raises(IsolationError, match="forward of Qwen3Attention is plain_causal in"):
+            made.evaluate()

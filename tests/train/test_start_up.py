@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import random
 import subprocess
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from leaks import LEAKS, on_the_object, pooled
-from train_samples import ALL, samples_for, text_sample
+from train_samples import ALL, VISION, samples_for, text_sample
 
 from packtrain.collate import PaddingFreeCollator
 from packtrain.data import PackedDataset, PackLoader, PackSampler
@@ -190,7 +191,7 @@ class WholeRow(torch.nn.Module):
         return self.inner(hidden + (rounded - hidden).detach())
 
 
-def test_rounding_is_excused_in_quantised_layers_alone() -> None:
+def test_rounding_is_excused_in_quantised_layers_of_libraries_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def rounding() -> Any:
         model = fresh()
         model.model.layers[1].mlp = WholeRow(model.model.layers[1].mlp)
@@ -200,6 +201,9 @@ def test_rounding_is_excused_in_quantised_layers_alone() -> None:
     with pytest.raises(IsolationError, match=r"first in model\.layers\.1\.mlp.*tamper on sdpa.*limit 0\)"):
         prove(model, packs())
     model.is_quantized = True
+    with pytest.raises(IsolationError, match=r"first in model\.layers\.1\.mlp.*limit 0\)"):
+        prove(model, packs())  # a class of the user's is never excused
+    monkeypatch.setattr("packtrain.train.culprit._is_of_somebody", lambda *kinds: False)
     report = prove(model, packs())
     assert any(0 < row.worst <= row.limit for row in report.rows if row.check == "tamper")
     for leak, what in ((pooled, "with_mean"), (on_the_object, "plain_causal")):
@@ -208,6 +212,25 @@ def test_rounding_is_excused_in_quantised_layers_alone() -> None:
         leak(model, ExitStack())
         with pytest.raises(IsolationError, match=what):
             prove(model, packs())
+
+
+class Mixing(torch.nn.Module):
+    """A layer of the user's: every token gets some of the mean over the row, which no gradient shows."""
+
+    def __init__(self, inner: Any, share: float) -> None:
+        super().__init__()
+        self.inner, self.share = inner, share
+
+    def forward(self, hidden: Any) -> Any:
+        return self.inner(hidden) + self.share * hidden.mean(1, keepdim=True).detach()
+
+
+@pytest.mark.parametrize(("kind", "share"), [(torch.float32, 1e-4), (torch.bfloat16, 1e-2)], ids=str)
+def test_a_layer_of_the_user_among_experts_is_never_taken_for_rounding(kind: Any, share: float) -> None:
+    model = experts(None).to(kind)
+    model.model.layers[1].mlp = Mixing(model.model.layers[1].mlp, share)
+    with pytest.raises(IsolationError, match="packed samples read each other in qwen3_moe"):
+        prove(model, packs())
 
 
 def test_a_leak_among_experts_is_named_though_they_round() -> None:
@@ -255,6 +278,8 @@ def test_nothing_of_the_model_and_no_random_state_moves(random_states: Any) -> N
         def __init__(self, inner: Any) -> None:
             super().__init__()
             self.inner, self.seen = inner, 0
+            self.losses, self.lengths, self.steps = [1.0], {1: 1}, torch.zeros(())
+            self.draws, self.dice = torch.Generator().manual_seed(3), random.Random(4)
             self.register_buffer("count", torch.zeros(()))
             self.register_buffer("table", torch.ones(2), persistent=False)
 
@@ -262,6 +287,10 @@ def test_nothing_of_the_model_and_no_random_state_moves(random_states: Any) -> N
             self.seen += 1
             self.last = hidden
             self.count += 1
+            self.steps += 1
+            self.losses.append(hidden.mean())
+            self.lengths[hidden.shape[1]] = 2
+            torch.rand(1, generator=self.draws), self.dice.random()
             self.table = torch.full((2,), float(self.seen))
             return self.inner(hidden)
 
@@ -273,6 +302,7 @@ def test_nothing_of_the_model_and_no_random_state_moves(random_states: Any) -> N
     hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
     before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
     states = random_states()
+    drawn, rolled = counting.draws.get_state(), counting.dice.getstate()
 
     def read() -> list[Any]:
         random.random(), torch.rand(1), np.random.rand()  # noqa: NPY002  # a transform of the samples
@@ -282,6 +312,8 @@ def test_nothing_of_the_model_and_no_random_state_moves(random_states: Any) -> N
     assert random_states() == states
     assert modes == [m.training for m in model.modules()]
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert (counting.losses, counting.lengths, float(counting.steps)) == ([1.0], {1: 1}, 0.0)
+    assert torch.equal(drawn, counting.draws.get_state()) and rolled == counting.dice.getstate()
     assert counting.seen == 0 and not hasattr(counting, "last") and counting.table.tolist() == [1.0, 1.0]
     assert hooks == sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
     assert torch.equal(model.model.norm.weight.grad, torch.ones(64))
@@ -399,11 +431,20 @@ def _hidden(change: Any) -> Any:
     return leak
 
 
-def _from_the_third_on(hidden: Any, begins: list[int]) -> Any:
-    if len(begins) < 3:
-        return hidden
-    start = begins[2]
-    return torch.cat([hidden[:, :start], hidden[:, start:] + hidden[:, :start].mean(1, keepdim=True)], 1)
+def _from(number: int) -> Any:
+    """Samples from this one on see the mean of those before."""
+
+    def change(hidden: Any, begins: list[int]) -> Any:
+        if len(begins) < number:
+            return hidden
+        start = begins[number - 1]
+        return torch.cat([hidden[:, :start], hidden[:, start:] + hidden[:, :start].mean(1, keepdim=True)], 1)
+
+    return change
+
+
+def _in_long_rows(hidden: Any, begins: list[int]) -> Any:
+    return hidden + hidden.mean(1, keepdim=True) if hidden.shape[1] > 48 else hidden
 
 
 class _Back(torch.autograd.Function):
@@ -416,6 +457,44 @@ class _Back(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, given: Any) -> Any:
         return given + 0.005 * given.mean(1, keepdim=True)
+
+
+class _BackFromTheThird(torch.autograd.Function):
+    """The same forward; backward the tokens before the third sample get some of what comes behind."""
+
+    @staticmethod
+    def forward(context: Any, hidden: Any, start: int) -> Any:
+        context.start = start
+        return hidden.clone()
+
+    @staticmethod
+    def backward(context: Any, given: Any) -> Any:
+        made = given.clone()
+        made[:, : context.start] += 0.01 * given[:, context.start :].mean(1, keepdim=True)
+        return made, None
+
+
+def _back_from_the_third(hidden: Any, begins: list[int]) -> Any:
+    return _BackFromTheThird.apply(hidden, begins[2]) if len(begins) > 2 else hidden
+
+
+def _closed_gate(model: Any) -> None:
+    """A gate that is zero when training begins: only its own gradient tells what it will let through."""
+    mlp = model.model.layers[1].mlp
+    forward, mlp.gate = mlp.forward, torch.nn.Parameter(torch.zeros(()))
+    mlp.forward = lambda hidden: forward(hidden) + mlp.gate * hidden.mean(1, keepdim=True)
+
+
+def _noisy_in_training(model: Any) -> None:
+    mlp = model.model.layers[1].mlp
+    forward = mlp.forward
+
+    def noisy_mean(hidden: Any) -> Any:
+        if not mlp.training:
+            return forward(hidden)
+        return forward(hidden) + 1e-3 * torch.randn_like(hidden) + 1e-2 * hidden.mean(1, keepdim=True)
+
+    mlp.forward = noisy_mean
 
 
 def _last_token(model: Any) -> None:
@@ -433,11 +512,25 @@ def _last_token(model: Any) -> None:
 @pytest.mark.parametrize(
     ("leak", "check"),
     [
-        (_hidden(_from_the_third_on), "forward of Qwen3DecoderLayer is _hidden"),
-        (_hidden(lambda hidden, begins: _Back.apply(hidden)), "the gradient of sample .* at another sample"),
+        (_hidden(_from(3)), "forward of Qwen3DecoderLayer is _hidden"),
+        (_hidden(_from(8)), "forward of Qwen3DecoderLayer is _hidden"),
+        (_hidden(_in_long_rows), "forward of Qwen3DecoderLayer is _hidden"),
+        (_hidden(lambda hidden, begins: _Back.apply(hidden)), "the gradient of other samples at sample "),
+        (_hidden(_back_from_the_third), "the gradient of other samples at sample "),
+        (_closed_gate, "the gradient of model.layers.1.mlp.gate"),
+        (_noisy_in_training, "_noisy_in_training.<locals>.noisy_mean"),
         (_last_token, "_last_token"),
     ],
-    ids=["third sample", "backward alone", "last token embedded"],
+    ids=[
+        "third sample",
+        "eighth sample",
+        "long rows",
+        "backward alone",
+        "backward from the third",
+        "closed gate",
+        "noisy and in training alone",
+        "last token embedded",
+    ],
 )
 def test_small_and_late_leaks_are_refused(leak: Any, check: str) -> None:
     model = fresh()
@@ -445,3 +538,67 @@ def test_small_and_late_leaks_are_refused(leak: Any, check: str) -> None:
     leak(model)
     with pytest.raises(IsolationError, match=check):
         prove(model, packs())
+
+
+# ------------------------------------------------------------------------------------------- towers
+def _over_all_images(model: Any) -> None:
+    """Patches of all images of a row attend to each other."""
+    for module in model.model.visual.modules():
+        if type(module).__name__.endswith("VisionAttention"):
+
+            def over_all(hidden_states: Any, cu_seqlens: Any, *args: Any, inner: Any, **more: Any) -> Any:
+                whole = torch.tensor([0, len(hidden_states)], dtype=torch.int32)
+                return inner(hidden_states, whole, *args, **more)
+
+            module.forward = functools.partial(over_all, inner=module.forward)
+
+
+def _pooled_images(model: Any) -> None:
+    merger = model.model.visual.merger
+    inner = merger.forward
+
+    def with_mean(*args: Any, **more: Any) -> Any:
+        made = inner(*args, **more)
+        return made + 1e-2 * made.mean(0)
+
+    merger.forward = with_mean
+
+
+@pytest.mark.parametrize("count", [4, 2], ids=["two with images", "one with an image"])
+@pytest.mark.parametrize("leak", [_over_all_images, _pooled_images], ids=lambda leak: leak.__name__)
+@pytest.mark.parametrize("name", VISION)
+def test_a_tower_that_mixes_images_is_refused_whatever_the_text_does(
+    name: str, leak: Callable[[Any], None], count: int
+) -> None:
+    model = tiny_model(name, seed=1)
+    leak(model)
+    with pytest.raises(IsolationError, match=f"packed samples read each other in {name.partition(':')[2]}"):
+        prove(model, [samples_for(name, model)[:count]])
+
+
+# ---------------------------------------------------------------------------------- what is remembered
+def test_what_held_is_forgotten_with_its_functions_settings_and_masks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from transformers import masking_utils
+
+    model = fresh()
+    mlp = model.model.layers[1].mlp
+    forward = mlp.forward
+
+    def held() -> Any:
+        return prove_before_training(model, packs())
+
+    first = held()
+    mlp.share = 0.5  # a setting of a layer
+    second = held()
+    assert second is not first and held() is second
+    for _ in range(8):  # an address is often given to the next function made
+        before = held()
+        mlp.forward = lambda hidden: forward(hidden)
+        assert held() is not before
+        del mlp.forward
+    functions = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
+    monkeypatch.setitem(functions, "sdpa", lambda *args, **kwargs: None)
+    with pytest.raises(IsolationError, match=r"the mask function is .*<lambda> in"):
+        held()

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -307,6 +308,10 @@ class SwiftMixin(HostMixin):
         """The collator has compared the boundaries of the host's own rows; a hook watches the positions."""
         if not isinstance(self.packs_collator, SwiftCollator):
             super().packs_check(batch)
+
+    def packs_watched(self, model: Any, inputs: Any) -> Any:
+        """A hook watches every pass already."""
+        return nullcontext()
 
     def packs_of_evaluation(self, eval_dataset: Any) -> PackedDataset | None:
         data = self.eval_dataset if eval_dataset is None else eval_dataset

@@ -14,14 +14,14 @@ import inspect
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["Culprit", "eagerly", "find_culprit", "foreign_functions", "place_of"]
+__all__ = ["Culprit", "eagerly", "find_culprit", "foreign_functions", "foreign_methods", "place_of"]
 
 _OURS = Path(__file__).resolve().parents[1]
 _STDLIB = Path(sysconfig.get_paths()["stdlib"])
@@ -35,6 +35,12 @@ _MASKS = (
     "find_packed_sequence_indices",
     "packed_sequence_mask_function",
     "_preprocess_mask_arguments",
+)
+
+#: Tables of transformers that hold functions by the name of an attention implementation.
+_REGISTRIES = (
+    ("the attention function", "modeling_utils", "ALL_ATTENTION_FUNCTIONS"),
+    ("the mask function", "masking_utils", "ALL_MASK_ATTENTION_FUNCTIONS"),
 )
 
 #: Names that wrappers put into a module path.
@@ -56,7 +62,8 @@ class Culprit:
         kind: its class.
         functions: functions with their place, the likeliest first.
         foreign: some of them do not come from the file of their class.
-        patched: the module itself has a forward or a hook of somebody.
+        patched: the module itself has a forward or a hook of somebody, or its class is of another place than
+            the model's and of no library.
         attends: it is an attention.
     """
 
@@ -110,7 +117,7 @@ def find_culprit(
     patched = _patched(model, path, module)
     others = [place_of(code) for code in called if not _expected(code.co_filename)]
     attends = re.search("attn|attention", f"{path.rpartition('.')[2]} {type(module).__name__}", re.IGNORECASE)
-    usual = [_registered(model)] if attends else []
+    usual = [_registered(model, *_REGISTRIES[0][1:])] if attends else []
     usual.append(getattr(type(module), "forward", None))
     told = [*patched, *others] or [place_of(f) for f in usual if f is not None]
     return Culprit(
@@ -118,7 +125,7 @@ def find_culprit(
         type(module).__name__,
         list(dict.fromkeys(told)),
         foreign=bool(patched or others),
-        patched=bool(_own_patches(module)),
+        patched=bool(_own_patches(module)) or _is_of_somebody(type(module), type(model)),
         attends=attends is not None,
     )
 
@@ -127,6 +134,12 @@ def foreign_functions(model: Any) -> list[str]:
     """Functions that run in a pass and do not come from the file of their class, with their place."""
     found = [name for module in model.modules() for name in _own_patches(module)]
     return list(dict.fromkeys([*found, *_patched_masks(model)]))
+
+
+def foreign_methods(thing: Any, names: Sequence[str]) -> list[str]:
+    """Methods of these names that no library defines, with their place."""
+    held = (vars(part).get(name) for part in type(thing).__mro__ for name in names)
+    return [place_of(code) for function in held for code in _foreign(function)]
 
 
 def place_of(function: Any) -> str:
@@ -249,6 +262,12 @@ def _own_patches(module: Any) -> list[str]:
     return found
 
 
+def _is_of_somebody(kind: type, model: type) -> bool:
+    file = str(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<unknown>")
+    of_library = _package_of(Path(file)) or _expected(file, typed=True)
+    return kind.__module__ != model.__module__ and not of_library
+
+
 def _patched_masks(model: Any) -> list[str]:
     found = []
     modules = {sys.modules.get(type(m).__module__) for m in model.modules()} - {None}
@@ -256,26 +275,24 @@ def _patched_masks(model: Any) -> list[str]:
     for home in modules:
         for name in _MASKS:
             found += [f"{name} is {place_of(c)}" for c in _foreign(vars(home or sys).get(name))]
-    found += [f"the attention function is {place_of(c)}" for c in _foreign(_registered(model))]
+    for what, home, name in _REGISTRIES:
+        found += [f"{what} is {place_of(c)}" for c in _foreign(_registered(model, home, name))]
     sdpa = torch.nn.functional.scaled_dot_product_attention
     found += [f"scaled_dot_product_attention is {place_of(c)}" for c in _foreign(sdpa)]
     return found
 
 
-def _registered(model: Any) -> Any:
+def _registered(model: Any, home: str, name: str) -> Any:
     """The function that transformers calls for the model's attention implementation."""
-    utils = sys.modules.get("transformers.modeling_utils")
-    functions = getattr(utils, "ALL_ATTENTION_FUNCTIONS", None)
+    functions = getattr(sys.modules.get(f"transformers.{home}"), name, None)
     config = getattr(model, "config", None)
     if functions is None or config is None:
         return None
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    name = getattr(text, "_attn_implementation", None)
     try:
-        return functions[name]
+        return functions[getattr(text, "_attn_implementation", None)]
     except (KeyError, TypeError):
-        home = sys.modules.get(type(model).__module__)
-        return getattr(home, "eager_attention_forward", None)
+        return getattr(sys.modules.get(type(model).__module__), "eager_attention_forward", None)
 
 
 def _foreign(function: Any) -> list[Any]:

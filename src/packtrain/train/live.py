@@ -20,12 +20,17 @@ from torch.nn import functional
 from .probe import Sample, size_of
 from .untouched import is_wrapper, seeded
 
-__all__ = ["Live", "Passes", "base_tolerance", "is_compiled", "is_sharded", "unwrapped"]
+__all__ = ["COMPARED", "Live", "Passes", "base_tolerance", "is_compiled", "is_sharded", "unwrapped"]
 
 Alter = Callable[[Any], Mapping[str, Any]]
 
-#: Parameters whose gradients are compared; larger ones are passed over.
+#: Samples of a row that are compared with themselves alone: the first ones.
+COMPARED = 3
+
+#: Parameters whose gradients are compared; larger ones are passed over. Those that are zero hide what they
+#: multiply (gates, adapters): more of them, each smaller.
 _FEW, _LARGEST = 6, 1 << 23
+_ZEROS, _SMALL = 64, 1 << 16
 
 #: Relative difference that another row length may make, by the coarsest type of a pass.
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
@@ -37,8 +42,8 @@ class Passes:
 
     Attributes:
         packed: logits [T, V] of the row.
-        alone: of each sample.
-        gradients: of the row and of each sample, where they come from the same passes; else empty.
+        alone: of each of its first samples.
+        gradients: of the row and of each of these, where they come from the same passes; else empty.
         graph: the passes recorded one, as others must do to have the same bits.
     """
 
@@ -71,8 +76,8 @@ class Live:
     rounding: float = 0.0
 
     def passes(self, row: list[Sample], gradients: bool) -> Passes:
-        """The row and each sample alone; one pass gives logits and gradients where it can."""
-        packs = (row, *([member] for member in row))
+        """The row and its first samples alone; one pass gives logits and gradients where it can."""
+        packs = (row, *([member] for member in row[:COMPARED]))
         if gradients and not self._apart():
             both = [self.gradients(pack, True) for pack in packs]
             return Passes(both[0][0], [one for one, _ in both[1:]], [made for _, made in both], True)
@@ -106,7 +111,7 @@ class Live:
         return lambda: self.logits(pack)
 
     def gradients(self, pack: Sequence[Sample], whole: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Logits, and gradients of the sum of the token losses inside each sample; `.grad` stays as it is.
+        """Logits, and gradients of the token losses in the first samples, summed; `.grad` stays as it is.
 
         Args:
             whole: True: of a few parameters. False (sharded models): of the embeddings of the row.
@@ -117,7 +122,7 @@ class Live:
             model = model.module
         with torch.enable_grad(), _no_reentrant(self.bare), _embedded(self.bare, not whole) as rows:
             logits = self._forward(model, batch, pack, 0)
-            loss = _loss(logits, pack)
+            loss = _loss(logits, pack, range(COMPARED))
             if not loss.requires_grad:
                 return logits.detach(), {}
             wanted = {name: p for name, p in _few(self.bare)} if whole else {"the embedded tokens": rows[0]}
@@ -125,8 +130,8 @@ class Live:
         kept = {n: g.detach() for n, g in zip(wanted, made, strict=True) if g is not None}
         return logits.detach(), kept
 
-    def reach(self, row: list[Sample], number: int) -> torch.Tensor | None:
-        """Gradients of sample `number`'s loss at the embedded tokens of a row, [T, H]; None: it has none."""
+    def reach(self, row: list[Sample]) -> torch.Tensor | None:
+        """Gradients of the loss of every second sample at the embedded tokens, [T, H]; None: it has none."""
         if not hasattr(self.bare, "get_input_embeddings"):
             return None
         batch = self._batch(row, None)
@@ -134,7 +139,7 @@ class Live:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
         with torch.enable_grad(), _no_reentrant(self.bare), _embedded(self.bare, True) as rows:
-            loss = _loss(self._forward(model, batch, row, 0), row, number)
+            loss = _loss(self._forward(model, batch, row, 0), row, range(1, len(row), 2))
             if not rows or not loss.requires_grad:
                 return None
             (made,) = torch.autograd.grad(loss, rows[:1], allow_unused=True)
@@ -175,13 +180,13 @@ def _moved(value: Any, device: torch.device) -> Any:
     return [_moved(part, device) for part in value] if isinstance(value, list) else value
 
 
-def _loss(logits: torch.Tensor, pack: Sequence[Sample], only: int | None = None) -> torch.Tensor:
-    """Each token but the first of a sample is predicted from those before it; `only`: of one sample."""
+def _loss(logits: torch.Tensor, pack: Sequence[Sample], places: Sequence[int]) -> torch.Tensor:
+    """Each token but the first of the samples at `places` is predicted from those before it."""
     total = logits.new_zeros((), dtype=torch.float32)
     wide = logits if logits.dtype is torch.float64 else logits.float()
     parts = wide.split([size_of(member) for member in pack])
     for number, (member, part) in enumerate(zip(pack, parts, strict=True)):
-        if only not in (None, number):
+        if number not in places:
             continue
         ids = torch.from_numpy(np.asarray(member["input_ids"]).reshape(-1).astype(np.int64)).to(part.device)
         targets = ids[1:].clamp(min=0) % part.shape[-1]
@@ -190,7 +195,7 @@ def _loss(logits: torch.Tensor, pack: Sequence[Sample], only: int | None = None)
 
 
 def _few(model: Any) -> list[tuple[str, Any]]:
-    """Trained parameters from the first and the last layers, those of attention first."""
+    """Trained parameters from the first and the last layers, those of attention first, and zero ones."""
     fitting = [
         (name, p)
         for name, p in model.named_parameters()
@@ -198,7 +203,9 @@ def _few(model: Any) -> list[tuple[str, Any]]:
     ]
     attention = [(n, p) for n, p in fitting if "attn" in n or "attention" in n]
     chosen = [*attention[:2], *attention[-2:], *fitting[:1], *fitting[-1:]]
-    return list({id(p): (name, p) for name, p in chosen}.values())[:_FEW]
+    zeros = [(n, p) for n, p in fitting if p.numel() <= _SMALL and not p.any()]
+    few = list({id(p): (name, p) for name, p in chosen}.values())[:_FEW]
+    return list({id(p): (name, p) for name, p in (*few, *zeros[:_ZEROS])}.values())
 
 
 @contextlib.contextmanager

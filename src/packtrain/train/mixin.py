@@ -13,9 +13,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,12 +25,13 @@ from torch.utils.data import DataLoader
 from ..collate import IGNORE, PackBatch, PaddingFreeCollator, filler_pack, is_filler
 from ..collate.boundaries import text_config
 from ..data import PackedDataset
-from ..errors import ChecksumError, ConfigError
+from ..errors import ChecksumError, ConfigError, IsolationError
 from ..packs.source import pack_source
 from ..planning.align import AlignedPlan
 from ..workers import worker_context
 from .at_begin import ProofAtBegin
 from .attention import check_attention, check_batch
+from .culprit import foreign_methods
 from .evaluate import ExactSums
 from .growing import steps_of
 from .loss import bare_model
@@ -42,6 +44,9 @@ from .start_up import StartUpReport, prove_before_training
 __all__ = ["PackingMixin", "check_isolation", "first_packs"]
 
 logger = logging.getLogger(__name__)
+
+#: Methods that a batch passes on its way to the model.
+_ON_THE_WAY = ("training_step", "_prepare_inputs", "compute_loss")
 
 
 class PackingMixin(RestoresWeights):
@@ -65,7 +70,10 @@ class PackingMixin(RestoresWeights):
     packs_collator: Any
     packs_meter: Meter
     packs_passes: Passes
+    is_in_train: bool
     packs_loaded: bool = False
+    #: The start-up proof is asked for.
+    packs_proves: bool = False
     #: The first packs, kept until the first step begins.
     packs_begun: list[list[Any]] | None = None
     packs_steps: bool = False
@@ -99,6 +107,7 @@ class PackingMixin(RestoresWeights):
         self.packs_collator = PaddingFreeCollator(bare_model(host.model)) if collate is None else collate
         self.packs_meter = Meter(source.pack_length, self.packs_summed)
         host.add_callback(Standing(self))
+        self.packs_proves = prove
         if prove:
             host.add_callback(
                 ProofAtBegin(self, self.packs_first, self.packs_found, collate=self.packs_collated)
@@ -146,15 +155,43 @@ class PackingMixin(RestoresWeights):
             IsolationError: packed samples would read each other in this model.
         """
         if all(p.device.type == self.args.device.type for p in self.model.parameters()):
-            prove_before_training(self.model, self.packs_first, collate=self.packs_collated)
+            prove_before_training(self.model_wrapped, self.packs_first, collate=self.packs_collated)
 
     def training_step(self, *given: Any, **more: Any) -> Any:
-        """Trainer's; before the first one, a model that callbacks behind ours changed is proven again."""
-        if not self.packs_steps:
-            if self.proof is not None:
-                prove_before_training(self.model_wrapped, self.packs_first, collate=self.packs_collated)
-            self.packs_begun, self.packs_steps = None, True
-        return super().training_step(*given, **more)  # type: ignore[misc]
+        """Trainer's; before the first one, a model that callbacks behind ours changed is proven again.
+
+        What the host's own methods then make of the first pack is checked as it reaches the model.
+        """
+        if self.packs_steps:
+            return super().training_step(*given, **more)  # type: ignore[misc]
+        if self.proof is not None:
+            prove_before_training(self.model_wrapped, self.packs_first, collate=self.packs_collated)
+        self.packs_begun, self.packs_steps = None, True
+        with self.packs_watched(*given[:2]):
+            return super().training_step(*given, **more)  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def packs_watched(self, model: Any, inputs: Any) -> Iterator[None]:
+        """Inside, the model takes the pack only with the boundaries that it was handed out with."""
+        bare = bare_model(self.model)
+        tokens = inputs["input_ids"].shape if isinstance(inputs, PackBatch) else None
+
+        def check(module: Any, args: Any, given: dict[str, Any]) -> None:
+            row = given.get("input_ids", args[0] if args else None)
+            if tokens is not None and getattr(row, "shape", None) == tokens:
+                cached = getattr(text_config(bare.config), "use_cache", False)
+                try:
+                    check_batch(inputs.with_values({"use_cache": cached, **given}), bare)
+                except IsolationError as error:
+                    made = foreign_methods(self, _ON_THE_WAY) or [type(self).__name__]
+                    told = f"a pack reaches the model changed ({'; '.join(made)}): {error.message}"
+                    raise IsolationError(told, hint="hand the inputs to the model as they are") from None
+
+        handle = model.register_forward_pre_hook(check, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     # ---------------------------------------------------------------------------------------- ranks
     def packs_same(self) -> None:
@@ -287,6 +324,8 @@ class PackingMixin(RestoresWeights):
         """Trainer's loop; over packs the loss is the exact mean, see `evaluate.ExactSums`."""
         if not _has_plan(getattr(dataloader, "dataset", None)):
             return super().evaluation_loop(dataloader, *args, **kwargs)  # type: ignore[misc]
+        if self.packs_proves and not self.is_in_train:
+            self.packs_prove()
         prefix = kwargs.get("metric_key_prefix") or (args[3] if len(args) > 3 else "eval")
         self.packs_evaluating = sums = ExactSums(dataloader.dataset.packs, self.packs.rank)
         try:

@@ -26,10 +26,12 @@ __all__ = [
     "as_it_was",
     "changed",
     "has_media",
+    "media_fields",
     "name_of",
     "on_backend",
     "opening",
     "ordinary_tokens",
+    "other_media",
     "single_token",
     "size_of",
 ]
@@ -192,11 +194,12 @@ def ordinary_tokens(model: Any, samples: Sequence[Sample]) -> list[int]:
 
 
 def changed(sample: Sample, ordinary: Sequence[int]) -> Sample | None:
-    """The sample with every plain text token replaced by another; None without such a token."""
+    """The sample with other media and every plain text token replaced; None without such a token."""
     ids, plain = _ids(sample), set(ordinary)
     places = [place for place, value in enumerate(ids) if value in plain]
     if not places:
         return None
+    sample = other_media(sample)
     for place in places:
         neighbour = ids[place] - 1 if ids[place] else 1
         ids[place] = next((value for value in reversed(ordinary) if value != ids[place]), neighbour)
@@ -242,8 +245,26 @@ def size_of(sample: Sample) -> int:
 
 def has_media(sample: Sample) -> bool:
     """True when it carries anything besides per-token fields, positions and per-sample values."""
+    return bool(media_fields(sample))
+
+
+def media_fields(sample: Sample) -> tuple[str, ...]:
+    """Names of what it carries besides per-token fields, positions and per-sample values."""
     plain = {*TOKEN_FIELDS, *SAMPLE_FIELDS, "position_ids", "attention_mask"}
-    return any(value is not None and name not in plain for name, value in sample.items())
+    return tuple(sorted(name for name, value in sample.items() if value is not None and name not in plain))
+
+
+def other_media(sample: Sample) -> Sample:
+    """The sample with other values in its pixels and waves (arrays of numbers with two axes or more)."""
+    return {**sample, **{name: _other(sample[name]) for name in media_fields(sample)}}
+
+
+def _other(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_other(part) for part in value)
+    of_numbers = isinstance(value, torch.Tensor) and value.is_floating_point()
+    of_numbers = of_numbers or (isinstance(value, np.ndarray) and value.dtype.kind == "f")
+    return 0.5 - 0.75 * value if of_numbers and value.ndim > 1 else value
 
 
 def name_of(sample: Sample, index: int) -> str:

@@ -3,12 +3,16 @@
     report = prove_before_training(model, packs)        # raises IsolationError on a leak
     report = prove(model, loader)                       # the same for users of PackLoader
 
-Three short samples of the first packs (A, B, C) make one row:
+Three short samples of the first packs (A, B, C) make one row, with more of them cut short behind (D, E, …):
 
-    logits       of each in the row against itself alone
-    tamper       the text of one is changed: the others stay the same bit for bit
-    gradients    of a few parameters, packed against summed up alone; B's loss reaches no token of A and C
+    logits       of A, B and C in the row against themselves alone
+    tamper       A, D, … are changed (text and media), then B, E, …, then C, F, …: the others stay the same
+                 bit for bit
+    gradients    of a few parameters, packed against summed up alone; the loss of B, D, … reaches no token
+                 of A, C, …
     control      the row as if it were one sample must leak, or the proof says that it has no power here
+
+Where samples have media, two of a kind stand side by side: a tower may mix them, whatever the text does.
 
 Whatever the model is by then (patched, compiled, with adapters, quantised, sharded) is what is proven: no
 name and no version stands in for it. Weights, gradients, buffers and random states are left as they were. All
@@ -29,16 +33,17 @@ from typing import Any
 
 import torch
 
-from ..collate import PaddingFreeCollator, attention_of
-from ..collate.boundaries import family_for, text_config
+from ..collate import PaddingFreeCollator
+from ..collate.boundaries import text_config
 from ..errors import InputError, IsolationError
 from .controls import one_segment
 from .culprit import Culprit, eagerly, find_culprit, foreign_functions
-from .live import Live, Passes, base_tolerance, is_sharded, unwrapped
+from .live import COMPARED, Live, Passes, base_tolerance, is_sharded, unwrapped
 from .loss import bare_model, logits_loss, plain_head, token_loss_sum
-from .probe import Sample, changed, has_media, name_of, opening, ordinary_tokens, size_of
+from .probe import Sample, changed, name_of, ordinary_tokens, size_of
 from .proof import IsolationReport, ProofRow
-from .untouched import untouched
+from .proof_row import any_row, backend_of, proof_row
+from .untouched import is_wrapper, untouched
 from .versions import told
 
 __all__ = ["StartUpReport", "prove", "prove_before_training"]
@@ -56,9 +61,6 @@ _GRADIENT = (1e-2, 0.25)
 
 #: Relative size of a gradient at the tokens of another sample that is none; every backend tried gives zero.
 _REACH = 1e-6
-
-#: Tokens of the third sample: what leaks from the second boundary on shows at once.
-_LAST = 16
 
 #: Objects whose proof held in this process, with what ran then.
 _HELD: weakref.WeakKeyDictionary[Any, tuple[Any, StartUpReport]] = weakref.WeakKeyDictionary()
@@ -121,7 +123,7 @@ def prove_before_training(
         if not known:
             raise IsolationError(
                 f"nobody has shown that {bare.config.model_type} isolates packed samples on "
-                f"{attention_of(bare)}, and training.proof is off",
+                f"{backend_of(bare)}, and training.proof is off",
                 hint="set training.proof: true",
             )
         return None
@@ -182,14 +184,14 @@ def _proven(model: Any, bare: Any, packs: Packs, collate: Any, gradients: bool) 
     report = StartUpReport()
     with untouched(model):
         given = [list(pack) for pack in (packs() if callable(packs) else packs)]
-        own = collate or PaddingFreeCollator(inner if _backend(inner) else None)
+        own = collate or PaddingFreeCollator(inner if backend_of(inner) else None)
         failure: BaseException | None = None
         try:
-            row = _row(given, inner)
+            row = proof_row(given, inner)
             if row is None and _ranks() == 1:
                 return None
             if row is None:
-                row, own = _synthetic(inner), PaddingFreeCollator(inner)
+                row, own = any_row(inner), PaddingFreeCollator(inner)
             live = Live(model, inner, own)
             alone = _compare(live, row, report, gradients)
         except _StoppedElsewhere:
@@ -216,62 +218,17 @@ def _proven(model: Any, bare: Any, packs: Packs, collate: Any, gradients: bool) 
         raise IsolationError(_told(inner, report), hint=_hint(inner, report))
     logger.info(
         "start-up proof: %d comparisons on %s hold (%s mode, %.1f s); control: %s",
-        len(report.rows), _backend(inner) or type(inner).__name__, report.mode, report.seconds,
+        len(report.rows), backend_of(inner) or type(inner).__name__, report.mode, report.seconds,
         report.control,
     )  # fmt: skip
     return report
-
-
-# ---------------------------------------------------------------------------------------- the row
-def _budget(model: Any) -> int:
-    """Tokens of the row: as many as take seconds on this device."""
-    first = next(iter(model.parameters()), None)
-    if first is None or first.device.type != "cpu":
-        return 2048
-    count = sum(p.numel() for p in model.parameters())
-    floor = 320 if _backend(model) == "flex_attention" else 48
-    return int(min(512, max(floor, 2e10 / max(1, count))))
-
-
-def _row(packs: Sequence[Pack], model: Any) -> list[Sample] | None:
-    """Three short samples, one with media where there is one; long text is cut. None without any sample."""
-    tokens = _budget(model)
-    every = sorted((dict(sample) for pack in packs for sample in pack), key=size_of)
-    every = [sample for sample in every if size_of(sample) > 1] or every
-    if not every:
-        return None
-    fitting = [sample for sample in every if size_of(sample) <= tokens // 2]
-    media = [sample for sample in fitting if has_media(sample)]
-    text = [sample for sample in fitting if not has_media(sample)]
-    chosen = [*text[:1], *media[:1]] if text and media else fitting[:2]
-    taken = {id(sample) for sample in chosen}
-    for sample in every:
-        if len(chosen) < 2 and id(sample) not in taken:
-            cut = opening(sample, model, tokens // 2)
-            chosen += [] if cut is None else [cut]
-    chosen = chosen or every[:1]
-    last = (opening(sample, model, _LAST) for sample in every)
-    return [chosen[0], dict(chosen[-1]), next((one for one in last if one is not None), dict(chosen[0]))]
-
-
-def _synthetic(model: Any) -> list[Sample]:
-    """Three samples of any text, on a rank that has no pack."""
-    family = family_for(model)
-    rows = 1 if family is None else family.position_rows
-    made = []
-    for number, length in enumerate((9, 7, 8)):
-        ids = torch.arange(1, length + 1) + number
-        places = torch.arange(length)
-        positions = places if rows == 1 else places.expand(rows, -1)
-        made.append({"input_ids": ids, "labels": ids.clone(), "position_ids": positions, "sample_id": number})
-    return made
 
 
 # ---------------------------------------------------------------------------------------- comparing
 def _compare(live: Live, row: list[Sample], report: StartUpReport, gradients: bool) -> torch.Tensor:
     """Fills the report; the logits of the first sample alone."""
     ordinary = ordinary_tokens(live.bare, row)
-    tampered = [_tampered(row, number, ordinary) for number in range(len(row))]
+    tampered = [_tampered(row, number, ordinary) for number in range(COMPARED)]
     found = live.passes(row, gradients)
     report.rows = _held(live, row, found, tampered, report)
     if _ranks() > 1 or not report.ok:  # every rank makes the same passes
@@ -279,24 +236,33 @@ def _compare(live: Live, row: list[Sample], report: StartUpReport, gradients: bo
         stopped, noisy = _any_rank(live.bare, False, noise > live.base * found.scale)
         if stopped:
             raise _StoppedElsewhere
-        if noisy:
+        shown, moved = [one for one in report.rows if one.check == "tamper"], report.moved
+        if noisy:  # the same numbers give the same noise: tampering is shown in training mode too
             report.mode = "evaluation"
+            if _gap(found.packed, live.logits(row, graph=found.graph)) > 0:
+                shown = []
             live.model.eval()
             found = live.passes(row, gradients)
             noise = _gap(found.packed, live.logits(row, seed=1, graph=found.graph))
         if noisy or noise:
             report.rows = _held(live, row, found, tampered, report, repeats=noise == 0)
+        if noisy and not all(one.ok for one in shown):
+            report.rows, report.moved, report.mode = shown, moved, "training"
     _control(live, row, tampered[0], report)
     if gradients:
         _compare_gradients(live, row, found.gradients, report)
         _compare_reach(live, row, report)
+    if report.mode == "training":  # a leak is traced where it showed
+        live.model.train()
     return found.alone[0]
 
 
 def _tampered(row: list[Sample], number: int, ordinary: Sequence[int]) -> list[Sample]:
-    """The row with another text in one sample."""
-    other = changed(row[number], ordinary) or row[number]
-    return [other if place == number else member for place, member in enumerate(row)]
+    """The row with every third sample changed, from `number` on."""
+    return [
+        (changed(member, ordinary) or member) if place % COMPARED == number else member
+        for place, member in enumerate(row)
+    ]
 
 
 def _held(
@@ -313,11 +279,11 @@ def _held(
     Args:
         repeats: False: a pass over the same row gives other bits, so rounding is allowed in tampered rows.
     """
-    backend = _backend(live.bare) or "its attention"
+    backend = backend_of(live.bare) or "its attention"
     sizes, scale = [size_of(member) for member in row], found.scale
     live.base = base_tolerance(live.model, found.packed)
     parts = found.packed.split(sizes)
-    gaps = [_gap(a, b) for a, b in zip(parts, found.alone, strict=True)]
+    gaps = [_gap(a, b) for a, b in zip(parts, found.alone, strict=False)]
     # In a causal row the first sample reads nothing else: its difference is that of rounding. The third is
     # so short that it may have none.
     # Activations that torchao quantises by token take another step by chance: tampering decides there.
@@ -330,14 +296,14 @@ def _held(
     names = [name_of(member, number) for number, member in enumerate(row)]
     rows = [
         ProofRow(backend, "in order", "logits", gap, limit, name)
-        for name, gap in zip(names, gaps, strict=True)
+        for name, gap in zip(names, gaps, strict=False)
     ]
     has_power, report.moved = False, []
     for number, other in enumerate(tampered):
         after = live.logits(other, graph=found.graph).split(sizes)
         changes = [_gap(one, two) for one, two in zip(parts, after, strict=True)]
         has_power = has_power or changes[number] > 0
-        beside = [place for place in range(len(row)) if place != number]
+        beside = [place for place in range(len(row)) if place % COMPARED != number]
         worst = max(beside, key=lambda place: _order(changes[place]))
         where = f"{names[worst]} reads {names[number]} and"
         gap, most = changes[worst], 0.0 if repeats else limit
@@ -350,10 +316,10 @@ def _held(
 
 def _control(live: Live, row: list[Sample], tampered: list[Sample], report: StartUpReport) -> None:
     """The row as one segment: the second sample must then read the first."""
-    start = size_of(row[0])
+    second = slice(size_of(row[0]), size_of(row[0]) + size_of(row[1]))
     try:
-        spoiled = live.logits(row, one_segment)[start:]
-        after = live.logits(tampered, one_segment)[start:]
+        spoiled = live.logits(row, one_segment)[second]
+        after = live.logits(tampered, one_segment)[second]
     except (ValueError, TypeError, RuntimeError, IndexError, IsolationError) as error:
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
         report.control = f"refused by the model ({line})"
@@ -370,7 +336,7 @@ def _compare_gradients(
     live: Live, row: list[Sample], made: list[dict[str, torch.Tensor]], report: StartUpReport
 ) -> None:
     whole = not is_sharded(live.model)
-    packed, *alone = made or [live.gradients(p, whole)[1] for p in (row, *([member] for member in row))]
+    packed, *alone = made or [live.gradients(p, whole)[1] for p in (row, *([one] for one in row[:COMPARED]))]
     limit = _GRADIENT[live.base > 1e-3]
     worst, where = 0.0, "no parameter"
     pairs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -388,21 +354,22 @@ def _compare_gradients(
         gap = _size(one - reference) / max(_size(reference), floor, 1e-300)
         if not gap <= worst:
             worst, where = gap, f"the gradient of {name}"
-    backend = _backend(live.bare) or "its attention"
+    backend = backend_of(live.bare) or "its attention"
     report.rows.append(ProofRow(backend, "in order", "gradients", worst, limit, where))
 
 
 def _compare_reach(live: Live, row: list[Sample], report: StartUpReport) -> None:
-    """The loss of the second sample has no gradient at a token of another one, however small a leak is."""
+    """The loss of every second sample has no gradient at a token of the others, however small a leak is."""
     with eagerly():
-        made = live.reach(row, 1)
+        made = live.reach(row)
     if made is None:
         return
     parts = made[: sum(map(size_of, row))].double().split([size_of(member) for member in row])
-    largest = max(float(parts[1].abs().max()), 1e-300)
-    worst = max(float(part.abs().max()) / largest for part in (parts[0], parts[2]))
-    where = f"the gradient of {name_of(row[1], 1)} at another sample"
-    backend = _backend(live.bare) or "its attention"
+    found = [float(part.abs().max()) for part in parts]
+    place = max(range(0, len(row), 2), key=lambda number: _order(found[number]))
+    worst = found[place] / max(*found[1::2], 1e-300)
+    where = f"the gradient of other samples at {name_of(row[place], place)}"
+    backend = backend_of(live.bare) or "its attention"
     report.rows.append(ProofRow(backend, "in order", "gradients", worst, _REACH, where))
 
 
@@ -437,7 +404,7 @@ def _excuse(live: Live, row: list[Sample], report: StartUpReport) -> None:
     A layer that somebody patched is never excused, nor is attention. Every rank makes the same passes.
     """
     rows: list[ProofRow | None] = [r for r in report.rows if r.check == "tamper"]
-    for number, found in enumerate(rows or [None] * len(row)):
+    for number, found in enumerate(rows or [None] * COMPARED):
         culprit = _trace(live, row, report.moved[number] if report.moved else 1, number)
         if found is None or found.ok or culprit is None or culprit.patched or culprit.attends:
             continue
@@ -516,7 +483,7 @@ def _any_rank(model: Any, *mine: bool) -> list[bool]:
     if _ranks() == 1:
         return list(mine)
     device = next((p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu"))
-    if torch.distributed.get_backend() == "gloo":
+    if torch.distributed.getbackend_of() == "gloo":
         device = torch.device("cpu")
     elif torch.cuda.is_available():  # where the model still is does not matter
         device = torch.device("cuda", torch.cuda.current_device())
@@ -541,7 +508,7 @@ def _told(bare: Any, report: StartUpReport) -> str:
 
 
 def _hint(bare: Any, report: StartUpReport) -> str:
-    backend = _backend(bare)
+    backend = backend_of(bare)
     if report.culprit is not None and "BatchNorm" in report.culprit.kind:
         return (
             "keep it in evaluation mode (its eval(), after every train()), or train unpacked (packing: false)"
@@ -553,27 +520,38 @@ def _hint(bare: Any, report: StartUpReport) -> str:
     return "train it unpacked (packing: false), or choose a model with attention layers only"
 
 
-def _backend(model: Any) -> str | None:
-    """Attention implementation; None for a model without a transformers config."""
-    return attention_of(model) if hasattr(getattr(model, "config", None), "model_type") else None
-
-
 def _fingerprint(model: Any, bare: Any, collate: Any) -> tuple[Any, ...]:
-    """What could change the answer: the code of every module, its file's functions, hooks and attention."""
+    """What could change the answer: the code of every module, its file's functions, hooks and attention.
+
+    Functions are held as weak references: an address may be that of another one later.
+    """
     owner = getattr(collate, "__self__", collate)  # a bound method is made anew at every look
-    parts: list[Any] = [id(owner), getattr(collate, "__name__", ""), _backend(bare)]
+    parts: list[Any] = [_reference(owner), getattr(collate, "__name__", ""), backend_of(bare)]
     for module in model.modules():
-        own = vars(module).get("forward")
+        held = vars(module)
         hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-        parts.append((type(module), type(module).forward, id(own) if own is not None else 0, *map(id, hooks)))
-        parts.append(vars(module).get("_compiled_call_impl") is not None)
+        parts += [type(module), type(module).forward, *map(_reference, (held.get("forward"), *hooks))]
+        parts.append(held.get("_compiled_call_impl") is not None)
+        if not is_wrapper(module):
+            parts.append([(name, value) for name, value in held.items() if _is_setting(name, value)])
     kinds = {type(module) for module in model.modules()}
     homes = {sys.modules.get(kind.__module__) for kind in kinds} - {None}
-    held = ((id(home), name, value) for home in (*kinds, *homes) for name, value in vars(home).items())
-    parts.append(frozenset((home, name, id(value)) for home, name, value in held if callable(value)))
+    for home in sorted((*kinds, *homes), key=id):
+        parts += [(name, _reference(value)) for name, value in vars(home).items() if callable(value)]
     first = next(iter(model.parameters()), None)
     parts += [
         None if first is None else (first.dtype, str(first.device)),
         *foreign_functions(unwrapped(bare)),
     ]
     return tuple(parts)
+
+
+def _reference(value: Any) -> Any:
+    try:
+        return weakref.ref(value)
+    except TypeError:  # what no reference can be made to lives as long as its owner
+        return id(value)
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    return name != "training" and isinstance(value, (bool, int, float, str))

@@ -1,8 +1,9 @@
 """A model inside a block as it trains, without its randomness; outside as if nothing had run.
 
 Inside: training mode as the model's own `train()` sets it, dropout and router noise off. Afterwards every
-module has its own mode, plain attributes (caches of a forward pass among them) and buffers again, and the
-random states of Python, numpy and torch are those of before. Nothing here writes weights or gradients.
+module has its own mode, attributes (caches of a forward pass among them: values, tensors, lists, dicts, sets,
+random generators) and buffers again, and the random states of Python, numpy and torch are those of before.
+Nothing here writes weights or gradients.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,9 @@ _RANDOM = re.compile(r"drop|jitter", re.IGNORECASE)
 #: Buffers with more elements than this hold weights (quantised ones), not what a forward pass updates.
 _SMALL = 1 << 22
 
+#: Attributes that every module has.
+_OF_TORCH = frozenset(vars(nn.Module()))
+
 _DROPOUT = nn.modules.dropout._DropoutNd
 
 
@@ -40,6 +45,7 @@ def untouched(model: Any) -> Iterator[None]:
     modules = [module for module in model.modules() if not is_wrapper(module)]
     modes = [(module, module.training) for module in model.modules()]
     held = [(module, _plain(module)) for module in modules]
+    inside = [back for module in modules for back in _contents(module)]
     buffers = [(module, dict(module._buffers), _copies(module)) for module in modules]
     steps = [(m, m.require_forward_param_sync) for m in model.modules() if _ddp(m)]
     quiet: list[tuple[dict[str, Any], str, float]] = []
@@ -53,6 +59,8 @@ def untouched(model: Any) -> Iterator[None]:
                 owner[name] = value
             for module, before in held:
                 _put_back(module, before)
+            for back in inside:
+                back()
             for module, before, copies in buffers:
                 module._buffers.clear()
                 module._buffers.update(before)
@@ -109,12 +117,34 @@ def _put_back(module: Any, before: dict[str, Any]) -> None:
             own[name] = value
 
 
+def _contents(module: Any) -> list[Callable[[], Any]]:
+    """What puts back the contents of a module's attributes: containers, generators, tensors written to."""
+    made: list[Callable[[], Any]] = []
+    for name, value in vars(module).items():
+        if name in _OF_TORCH:
+            continue
+        if type(value) is list:
+            made.append(partial(value.__setitem__, slice(None), value.copy()))
+        elif type(value) in (dict, set):
+            made += [value.clear, partial(value.update, value.copy())]
+        elif isinstance(value, torch.Generator):
+            made.append(partial(value.set_state, value.get_state()))
+        elif isinstance(value, random.Random):
+            made.append(partial(value.setstate, value.getstate()))
+        elif isinstance(value, np.random.Generator):
+            made.append(partial(setattr, value.bit_generator, "state", value.bit_generator.state))
+        elif isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and _is_small(value):
+            made.append(partial(value.detach().copy_, value.detach().clone()))
+    return made
+
+
+def _is_small(value: torch.Tensor) -> bool:
+    return value.device.type != "meta" and value.numel() <= _SMALL
+
+
 def _copies(module: Any) -> dict[str, torch.Tensor]:
-    return {
-        name: value.detach().clone()
-        for name, value in module._buffers.items()
-        if value is not None and value.device.type != "meta" and value.numel() <= _SMALL
-    }
+    held = module._buffers.items()
+    return {name: value.detach().clone() for name, value in held if value is not None and _is_small(value)}
 
 
 def _quieten(modules: list[Any]) -> list[tuple[dict[str, Any], str, float]]:
