@@ -275,8 +275,8 @@ def _patched_masks(model: Any) -> list[str]:
     for home in modules:
         for name in _MASKS:
             found += [f"{name} is {place_of(c)}" for c in _foreign(vars(home or sys).get(name))]
-    for what, home, name in _REGISTRIES:
-        found += [f"{what} is {place_of(c)}" for c in _foreign(_registered(model, home, name))]
+    for what, table, name in _REGISTRIES:
+        found += [f"{what} is {place_of(c)}" for c in _foreign(_registered(model, table, name))]
     sdpa = torch.nn.functional.scaled_dot_product_attention
     found += [f"scaled_dot_product_attention is {place_of(c)}" for c in _foreign(sdpa)]
     return found

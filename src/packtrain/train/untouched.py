@@ -139,7 +139,7 @@ def _contents(module: Any) -> list[Callable[[], Any]]:
 
 
 def _is_small(value: torch.Tensor) -> bool:
-    return value.device.type != "meta" and value.numel() <= _SMALL
+    return bool(value.device.type != "meta" and value.numel() <= _SMALL)
 
 
 def _copies(module: Any) -> dict[str, torch.Tensor]:
