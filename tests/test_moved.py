@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import packtrain
+import packtrain as pt
 from packtrain import errors, moved
 from packtrain.errors import InputError
 from packtrain.extend import names
@@ -215,3 +216,31 @@ def test_the_parts_of_testing_load_alone() -> None:
         "assert 'hypothesis' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.spec(
+    "001",
+    "the arguments of its datasets in Python: `packing_length`, `packing_interval`, `num_proc`, `strict`",
+    key="`pack_length`, `window`, `encode_workers`, `on_error`",
+    api="`StreamingPackedDataset`, `plan`",
+)
+def test_names_of_other_systems_are_keywords_too(tmp_path: Path) -> None:
+    from packtrain.collate import PaddingFreeCollator
+    from packtrain.data import LazyShardedDataset, StreamingPackedDataset
+
+    rows = [{"input_ids": [1] * n, "labels": [1] * n} for n in (5, 3, 9, 2)]
+    ledger = tmp_path / "left.jsonl"
+    made = StreamingPackedDataset(
+        rows, packing_length=16, packing_interval=4, num_proc=0, strict=False, ledger_file=ledger
+    )
+    assert (made.pack_length, made.spec.window, made.encode_workers, made.on_error) == (16, 4, 0, "skip")
+    assert StreamingPackedDataset(rows, packing_length=16, strict=True).on_error == "raise"
+    with pytest.raises(InputError, match="packing_length and pack_length are one keyword"):
+        StreamingPackedDataset(rows, packing_length=16, pack_length=16)
+    ours = pt.plan([5, 3, 9], 9)
+    assert pt.plan([5, 3, 9], packing_length=9, packing_strategy="binpack") == ours
+    assert ours.align(2, dataloader_drop_last=True).checksum == ours.align(2, drop_last=True).checksum
+    reader = LazyShardedDataset(tmp_path / "none", dp_rank=1, dp_world_size=2)
+    assert (reader.rank, reader.world_size) == (1, 2)
+    row = PaddingFreeCollator(pad_packed_to_length=8)([rows[1:2]])
+    assert row["input_ids"].tolist() == [[1, 1, 1, 0, 0, 0, 0, 0]]

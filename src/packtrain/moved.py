@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -19,7 +19,20 @@ from typing import Any, TypeVar
 
 from .errors import InputError
 
-__all__ = ["KEYWORDS", "MODULES", "NAMES", "attribute", "install", "new_path", "renamed"]
+__all__ = [
+    "KEYWORDS",
+    "MEGATRON_SWIFT",
+    "MODULES",
+    "MS_SWIFT",
+    "NAMES",
+    "PLAN",
+    "VEOMNI",
+    "also_named",
+    "attribute",
+    "install",
+    "new_path",
+    "renamed",
+]
 
 # old module -> new one. The row of a package holds for the modules below it that have no row of their own.
 MODULES: dict[str, str] = {
@@ -77,6 +90,52 @@ def attribute(module: str, name: str) -> Any:
     _tell(f"{module}:{name}", f"{module}.{name}", target.replace(":", "."), stacklevel=4)
     home, _, attr = target.partition(":")
     return getattr(importlib.import_module(home), attr)
+
+
+#: Names that other systems have for keywords -> ours; a pair also maps the value.
+VEOMNI: dict[str, Any] = {
+    "dyn_bsz_buffer_size": "buffer_size",
+    "dyn_bsz_count_mode": "count_mode",
+    "dyn_bsz_overflow_ratio": "overflow_ratio",
+    "dyn_bsz_physical_overflow_ratio": "overflow_ratio",
+    "bsz_warmup_ratio": "warmup_ratio",
+    "bsz_warmup_init_mbtoken": "warmup_tokens",
+    "pad_packed_to_length": "pad_to_length",
+}
+MS_SWIFT: dict[str, Any] = {
+    "packing_length": "pack_length",
+    "packing_interval": "window",
+    "num_proc": "encode_workers",
+    "strict": ("on_error", {True: "raise", False: "skip"}),
+}
+PLAN: dict[str, Any] = {
+    "packing_length": "pack_length",
+    "packing_strategy": ("packer", {"binpack": "auto"}),
+}
+MEGATRON_SWIFT: dict[str, Any] = {"dp_rank": "rank", "dp_world_size": "world_size"}
+
+
+def also_named(names: Mapping[str, Any]) -> Callable[[F], F]:
+    """Lets a function take keywords under the names that another system has for them.
+
+    Called with both names of one keyword, it raises `InputError`.
+    """
+
+    def wrap(function: F) -> F:
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            for theirs in [name for name in options if name in names]:
+                row = names[theirs]
+                ours, values = row if isinstance(row, tuple) else (row, {})
+                if ours in options:
+                    raise InputError(f"{theirs} and {ours} are one keyword", hint=f"keep {ours}")
+                value = options.pop(theirs)
+                options[ours] = values.get(value, value) if isinstance(value, bool | str) else value
+            return function(*args, **options)
+
+        return call  # type: ignore[return-value]
+
+    return wrap
 
 
 def renamed(*old: str) -> Callable[[F], F]:

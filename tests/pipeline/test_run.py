@@ -198,6 +198,25 @@ def test_without_packing_a_row_holds_so_many_samples(finished: Any, tmp_path: Pa
         assert all(row[-1] - row[0] == 3 for row in rows[:3]) == (not shuffle)
 
 
+@pytest.mark.spec(
+    "003",
+    "limits on samples and images of a pack from YAML and CLI",
+    key="`data.limits`, `data.max_samples`",
+    api="`plan(limits=, max_samples=)`",
+)
+@pytest.mark.parametrize("packer", ["auto", "diverse"])
+def test_limits_of_a_pack_from_yaml(finished: Any, tmp_path: Path, packer: str) -> None:
+    named = {"data__packer": packer, "data__max_samples": 3, "data__limits": {"supervised": 60}}
+    made = prepare(again(finished.config, tmp_path, **named), tmp_path)
+    weights = made.lengths.costs["supervised"]
+    held = [made.plan[pack].tolist() for pack in range(len(made.plan))]
+    packed = {i for row in held for i in row}
+    left = set(finished.result.plan.indices.tolist()) - packed
+    assert len(packed) == len(made.plan.indices) and all(weights[i] > 60 for i in left)
+    assert 1 < max(map(len, held)) <= 3 < max(len(pack) for pack in finished.result.plan)
+    assert all(int(weights[row].sum()) <= 60 for row in held if len(row) > 1)
+
+
 def test_which_knows_a_run(finished: Any) -> None:
     from packtrain.pipeline.which import order_of, rows_of
 

@@ -44,7 +44,8 @@ VALUES: dict[str, Any] = {
     "shuffle_buffer": 12, "encode_workers": 2, "micro_batch_size": 3, "dyn_bsz": True,
     "count_mode": "effective", "overflow_ratio": 2.0, "warmup_ratio": 0.1, "warmup_tokens": 100,
     "pad_packed_input": True, "pad_to_length": 99, "global_batch_size": 6, "on_error": "zero",
-    "samples_per_row": 4, "packer_options": {"max_items": 4},
+    "samples_per_row": 4, "packer_options": {"max_items": 4}, "limits": {"images": 4}, "max_samples": 9,
+    "name_or_path": "tiny:qwen3",
 }  # fmt: skip
 NEEDS = {
     ("token_budget", "warmup_tokens"): {"warmup_ratio": 0.5},
@@ -203,7 +204,8 @@ def test_what_cannot_be_is_told_at_load(values: dict[str, Any], said: str) -> No
 def test_keys_that_are_ignored_or_moved(caplog: pytest.LogCaptureFixture) -> None:
     for name in IGNORED:
         caplog.clear()
-        assert load_config(with_key({}, name, True)) == load_config({})
+        idle = name != "template.padding_free"  # true is what packed rows are: not a word
+        assert load_config(with_key({}, name, idle)) == load_config({})
         assert [r.getMessage().split(" has ")[0] for r in caplog.records] == [name]
     for name, hint in MOVED.items():
         with pytest.raises(ConfigError, match=re.escape(name)) as caught:
@@ -369,7 +371,7 @@ def test_chunks_are_padded_too(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_names_of_a_token_budget_are_those_of_python() -> None:
-    from packtrain.packs._keywords import VEOMNI
+    from packtrain.moved import VEOMNI
 
     for theirs, ours in VEOMNI.items():
         row = alias_of(f"training.{theirs}", "token_budget")
@@ -385,3 +387,52 @@ def test_a_section_of_veomni_is_the_training_section() -> None:
     assert config.data.kind == "token_budget" and config.training.max_steps == 4
     with pytest.raises(ConfigError, match="are one key"):
         load_config({"train": {"max_steps": 2}, "training": {"max_steps": 4}})
+
+
+@pytest.mark.spec(
+    "001",
+    "the YAML of the guide: `custom.packing`, `custom.packing_length`, `padding_free`, `flash_attn`",
+    key="`data.packing`, `template.max_length`, `model.attn`",
+    api="`load_config`",
+)
+def test_the_yaml_of_the_guide(caplog: pytest.LogCaptureFixture) -> None:
+    """Word for word, without a warning."""
+    text = """
+custom:
+  packing: true
+  packing_length: 8192  # or null to use max_length
+template:
+  padding_free: true
+training:
+  attn_impl: flash_attn  # Required for padding-free attention
+  per_device_train_batch_size: 1  # Each "batch" is one packed sequence
+  gradient_accumulation_steps: 16  # Adjust for effective batch size
+"""
+    config = load_config(yaml.safe_load(text))
+    assert (config.pack_length, config.model.attn, config.data.kind) == (8192, "flash_attention_2", "planned")
+    assert config.accumulation(1) == 16 and config.data.packing is True  # type: ignore[union-attr]
+    null = yaml.safe_load(text.replace("8192  # or null", "null  #"))
+    null["template"]["max_length"] = 4096
+    assert load_config(null).pack_length == 4096
+    assert not caplog.records
+
+
+@pytest.mark.spec(
+    "001",
+    "the arguments of its datasets: `strict`, `packing_interval`, `num_proc`, `cyclic`",
+    key="`data.on_error`, `data.window`, `data.measure_workers`, `training.max_steps`",
+    api="`load_config`",
+)
+def test_arguments_of_the_datasets_of_the_guide(caplog: pytest.LogCaptureFixture) -> None:
+    plan = load_config({"training": {"packing": True, "num_proc": 3, "strict": False}}).data
+    assert (plan.measure_workers, plan.on_error) == (3, "zero")  # type: ignore[union-attr]
+    given = {"streaming": True, "packing_interval": 128, "strict": False, "max_steps": 1}
+    stream = load_config({"training": given}).data
+    assert (stream.window, stream.on_error) == (128, "skip")  # type: ignore[union-attr]
+    assert load_config({"training": {**given, "strict": True}}).data.on_error == "raise"  # type: ignore[union-attr]
+    assert not caplog.records
+    load_config({"training": {**given, "cyclic": True, "packing_num_proc": 4}})
+    assert [record.getMessage().partition(": ")[0] for record in caplog.records] == [
+        "training.cyclic has no effect",
+        "training.packing_num_proc has no effect",
+    ]

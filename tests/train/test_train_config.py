@@ -69,8 +69,10 @@ def test_the_example_file_loads() -> None:
         ({"training": {"max_length": 5}}, ("training.max_length", "did you mean template.max_length?")),
         ({"training": {"gradient_checkpoint": True}}, ("training.gradient_checkpointing?",)),
         ({"model": {"attention": "sdpa"}}, ("unknown key 'model.attention'", "hint")),
-        ({"custom": {"packing": True}}, ("custom.packing", "use training.packing")),
-        ({"custom": {"packing_length": 5}}, ("custom.packing_length", "template.max_length")),
+        (
+            {"custom": {"packing_length": 5}, "template": {"max_length": 6}},
+            ("custom.packing_length", "both say template.max_length"),
+        ),
         ({"training": {"packing_length": 5}}, ("training.packing_length", "template.max_length")),
         ({"training": {"packing_mode": "dynamic"}}, ("'dynamic'", "packing_mode: static")),
         ({"training": {"attn_impl": "sdpa"}, "model": {"attn": "eager"}}, ("keep model.attn",)),

@@ -26,6 +26,7 @@ import torch
 
 from ..errors import InputError
 from ..families import Family
+from ..moved import also_named
 from .boundaries import choose_kwargs, family_for
 from .dummy import dummies_of
 from .fields import (
@@ -71,6 +72,7 @@ class PaddingFreeCollator:
         IsolationError: a wanted boundary argument breaks this model on its backend.
     """
 
+    @also_named({"pad_packed_to_length": "pad_to_length", "padding_to": "pad_to_length"})
     def __init__(
         self,
         model: Any = None,

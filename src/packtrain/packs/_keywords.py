@@ -2,48 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import InputError
 
-__all__ = ["VEOMNI", "also_named", "flag", "may_drop", "whole"]
-
-#: VeOmni's names of the keys of a token budget -> ours.
-VEOMNI = {
-    "dyn_bsz_buffer_size": "buffer_size",
-    "dyn_bsz_count_mode": "count_mode",
-    "dyn_bsz_overflow_ratio": "overflow_ratio",
-    "dyn_bsz_physical_overflow_ratio": "overflow_ratio",
-    "bsz_warmup_ratio": "warmup_ratio",
-    "bsz_warmup_init_mbtoken": "warmup_tokens",
-    "pad_packed_to_length": "pad_to_length",
-}
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def also_named(names: Mapping[str, str]) -> Callable[[F], F]:
-    """Lets a function take keywords under the names that another system has for them.
-
-    Called with both names of one keyword, it raises `InputError`.
-    """
-
-    def wrap(function: F) -> F:
-        @functools.wraps(function)
-        def call(*args: Any, **options: Any) -> Any:
-            for theirs in [name for name in options if name in names]:
-                ours = names[theirs]
-                if ours in options:
-                    raise InputError(f"{theirs} and {ours} are one keyword", hint=f"keep {ours}")
-                options[ours] = options.pop(theirs)
-            return function(*args, **options)
-
-        return call  # type: ignore[return-value]
-
-    return wrap
+__all__ = ["flag", "may_drop", "whole"]
 
 
 def whole(name: str, value: Any, low: int, high: int | None = None) -> int:

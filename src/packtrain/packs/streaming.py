@@ -38,6 +38,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ..collate import is_filler
 from ..errors import ForeignArtefactError, InputError
 from ..files import append_line, digest_json
+from ..moved import MS_SWIFT, also_named
 from ..planning.spec import PlanSpec
 from ..planning.window import MAX_AGE, WindowPacker
 from ..world import World, world
@@ -90,6 +91,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         left_out: reason -> samples left out in this epoch.
     """
 
+    @also_named(MS_SWIFT)
     def __init__(
         self,
         source: Any,

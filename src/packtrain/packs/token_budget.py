@@ -24,11 +24,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..errors import InputError
+from ..moved import MS_SWIFT, VEOMNI, also_named
 from ..planning.build import plan
 from ..planning.window import MAX_AGE, WindowPacker
 from ..world import world
 from ._batchers import ArrivalPacker, FixedPacker, WarmUp, WarmUpPacker
-from ._keywords import VEOMNI, also_named, flag, whole
+from ._keywords import flag, whole
 from .pack import Pack
 from .packed import PackedDataset
 from .planned import PlannedSource
@@ -78,7 +79,7 @@ class TokenBudgetDataset(StreamingPackedDataset):
         grad_accum: batches of a step on this rank.
     """
 
-    @also_named(VEOMNI)
+    @also_named({**MS_SWIFT, **VEOMNI})
     def __init__(
         self,
         source: Any,

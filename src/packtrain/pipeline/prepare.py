@@ -270,12 +270,14 @@ def _plan_options(config: RunConfig, validation: bool, world_size: int) -> dict[
         "packer": getattr(data, "packer", "auto"),
         "long_samples": "single" if getattr(data, "long_samples", "single") == "single" else "drop",
         "long_rule": ">=",
-        "max_samples": 1 if validation and not data.eval_packing else None,
+        "max_samples": 1 if validation and not data.eval_packing else getattr(data, "max_samples", None),
         "min_fill_ratio": None,
         "max_drop_fraction": getattr(data, "max_drop_fraction", None),
     }
     if isinstance(data, Planned) and data.packer_options:
         options["packer_options"] = data.packer_options
+    if isinstance(data, Planned) and data.limits:
+        options["limits"] = data.limits
     if validation:
         options["long_samples"] = "single"  # evaluation drops nothing
     if not isinstance(data, Planned):

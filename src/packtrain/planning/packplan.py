@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .. import extend
 from ..errors import PlanError
+from ..moved import also_named
 from .align import AlignedPlan, align
 from .balance import Balance
 from .certificate import Certificate
@@ -40,6 +41,7 @@ class PackPlan(RawPlan):
         return dict(self._stored["stats"])
 
     # -- derived plans and files ---------------------------------------------------------------
+    @also_named({"dataloader_drop_last": "drop_last"})
     def align(self, world_size: int, drop_last: bool = False) -> AlignedPlan:
         """The view in which `world_size` ranks get equally many packs."""
         return align(self, world_size, drop_last)

@@ -86,6 +86,7 @@ ALIASES: tuple[Alias, ...] = (
     Alias("training.streaming", "data.kind", {True: "stream"}, of="ms-swift"),
     # where the samples or packs are, and how a record is read
     Alias("custom.train_jsonl", "data.path", kinds=_SAMPLES, of="CoordExp"),
+    Alias("data.train_path", "data.path", kinds=_SAMPLES, of="VeOmni"),
     Alias("custom.dataset", "data.path", kinds=("growing", "exported"), of="Megatron-SWIFT"),
     Alias("custom.fusion_config", "data.mixture", of="CoordExp"),
     Alias("custom.val_jsonl", "data.val", of="CoordExp"),
@@ -94,6 +95,8 @@ ALIASES: tuple[Alias, ...] = (
     *_same("custom", "source_options trust_hints ignore_keys frame_rate long_audio text_options"),
     # how packs are made
     Alias("training.packing", "data.packing", of="CoordExp, ms-swift"),
+    Alias("custom.packing", "data.packing", of="CoordExp"),
+    Alias("custom.packing_length", "template.max_length", of="CoordExp"),
     Alias("training.packing_strategy", "data.packer", {"binpack": "auto"}, of="CoordExp, ms-swift"),
     Alias(
         "training.packing_allow_single_long",
@@ -115,7 +118,12 @@ ALIASES: tuple[Alias, ...] = (
     Alias("training.packing_wait_timeout_s", "data.wait_timeout_s", of="CoordExp"),
     Alias("training.packing_length_cache_persist_every", "data.persist_every", of="CoordExp"),
     Alias("training.packing_length_precompute_workers", "data.measure_workers", of="CoordExp"),
-    Alias("training.packing_num_proc", "data.measure_workers", of="ms-swift"),
+    Alias("training.dataset_num_proc", "data.measure_workers", of="ms-swift"),
+    Alias("training.num_proc", "data.measure_workers", of="ms-swift"),
+    Alias(
+        "training.strict", "data.on_error", {True: "raise", False: "zero"}, kinds=("planned",), of="ms-swift"
+    ),
+    Alias("training.strict", "data.on_error", {True: "raise", False: "skip"}, kinds=_STREAMS, of="ms-swift"),
     Alias("training.static_packing_cache", "data.cache", of="CoordExp"),
     *_same("training", "samples_per_step skip_samples replan encode_cache encode_cache_workers balance"),
     *_same("training", "repeat_loss max_drop_fraction on_error"),
@@ -160,6 +168,7 @@ ALIASES: tuple[Alias, ...] = (
     *_veomni("drop_last", "data.drop_last"),
     *_veomni("global_batch_size", "data.global_batch_size"),
     # the model
+    Alias("model.model_path", "model.name_or_path", of="VeOmni"),
     Alias("training.attn_impl", "model.attn", _ATTENTION, of="CoordExp, ms-swift"),
     Alias("model.attn_impl", "model.attn", _ATTENTION, of="ms-swift"),
     Alias("model.attn", "model.attn", _ATTENTION),
@@ -169,6 +178,10 @@ ALIASES: tuple[Alias, ...] = (
 IGNORED = {
     "template.padding_free": "packed rows never hold padding",
     "training.packing_buffer": "a static plan has no buffer",
+    "training.packing_avg_samples": "the plan says how many samples a pack holds",
+    "training.packing_num_proc": "a plan is made in one process",
+    "training.cyclic": "a stream goes on until max_steps",
+    "training.lazy_tokenize": "samples are measured from metadata and encoded when they are fetched",
     "training.encoded_sample_cache": "samples are measured from metadata and encoded when they are fetched",
     "custom.val_sample_with_replacement": "evaluation reads every sample exactly once",
 }
@@ -177,8 +190,6 @@ _LENGTH_HINT = "set template.max_length (or global_max_length): it is the pack l
 
 #: Keys that are refused -> what to do instead.
 MOVED = {
-    "custom.packing": "use training.packing (data.packing)",
-    "custom.packing_length": _LENGTH_HINT,
     "training.packing_length": _LENGTH_HINT,
 }
 

@@ -106,6 +106,10 @@ class Planned(Records):
     """packing strategy"""
     packer_options: dict[str, Any] = Field(default_factory=dict)
     """knobs of the packer, such as `{max_items: 8}` of `diverse` ([planning.md](planning.md))"""
+    limits: dict[str, Count] = Field(default_factory=dict)
+    """further hard caps of a pack by measured cost, such as `{images: 8}`"""
+    max_samples: Count | None = None
+    """samples of a pack, at most"""
     long_samples: Literal["single", "drop"] = "single"
     """a sample of `length >= cap` gets a pack of its own, or goes to the ledger (`over_long`)"""
     drop_under_filled: bool = False
@@ -168,8 +172,12 @@ class Planned(Records):
                 f"data.{name} is {value}, and data.packing is true: a packed row holds as many as fit",
                 hint="set data.packing: false, or samples_per_step for steps of samples in full packs",
             )
-        for name in ("samples_per_step", "replan", "drop_under_filled"):
-            if rows and getattr(self, name) not in (None, False):
+        if not self.packing and self.max_samples is not None:
+            raise ConfigError(
+                "data.max_samples caps packs, and data.packing is false", hint="set data.samples_per_row"
+            )
+        for name in ("samples_per_step", "replan", "drop_under_filled", "limits"):
+            if rows and getattr(self, name) not in (None, False, {}):
                 raise ConfigError(
                     f"data.samples_per_row {self.samples_per_row} and data.{name}: rows count samples",
                     hint=f"remove data.{name}",

@@ -170,8 +170,8 @@ class _Reading:
             return
         data, training = self.sections["data"], self.sections["training"]
         if self.kind != "planned" or data.get("packing") is not False:
-            self.told.append("template.padding_free has no effect: packed rows never hold padding")
-        elif "per_device_train_batch_size" in training:
+            return  # so it is: packed rows never hold padding
+        if "per_device_train_batch_size" in training:
             self._put(
                 "data.samples_per_row",
                 training.pop("per_device_train_batch_size"),
