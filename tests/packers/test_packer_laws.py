@@ -313,4 +313,5 @@ def test_diverse_keeps_limits(options: dict[str, Any]) -> None:
     free = pt.plan(
         pt.Lengths(tokens, costs={"images": images}), 4096, packer="diverse", limits={"images": 9999}
     )
-    assert phases_of(free)["powers"] == phases_of(pt.plan(tokens, 4096, packer="diverse"))["powers"]
+    plain = phases_of(pt.plan(tokens, 4096, packer="diverse"))["powers"]
+    assert phases_of(free)["powers"]["packs"] >= plain["packs"]

@@ -185,8 +185,10 @@ class _State:
         ladder = [kind for kind in self.left if self.size[kind] & (self.size[kind] - 1) == 0]
         while ladder:
             content = self.mixed(ladder, None, self.most)
-            if self.tokens(content) < self.capacity:  # limits keep it from being filled: greedily, then
-                content = self.mixed(ladder, None, self.most, greedy=True)
+            if self.tokens(content) < self.capacity:
+                if self.most is None and len(self.caps) == 1:
+                    break
+                content = self.mixed(ladder, None, self.most, greedy=True)  # limits kept it from being filled
             if self.tokens(content) == self.capacity:
                 self.emit("powers", content, ladder)
             else:
