@@ -51,12 +51,17 @@ MODULES: dict[str, str] = {
     "packtrain.demo": "packtrain.testing.demo",
     "packtrain.integrations": "packtrain.hosts",
     "packtrain.planning.steps": "packtrain.planning.permutation",
+    "packtrain.train.lazy": "packtrain.train.opened",
+    "packtrain.train.streaming": "packtrain.train.opened",
     "packtrain.train.tiny": "packtrain.testing.tiny",
     "packtrain.train.tiny_media": "packtrain.testing.tiny_media",
     "packtrain.train.tiny_parts": "packtrain.testing.tiny_parts",
 }
 # module:name -> module:name. For a module that is still there, its `__getattr__` asks `attribute`.
-NAMES: dict[str, str] = {}
+NAMES: dict[str, str] = {
+    "packtrain.train.opened:train_lazy": "packtrain.train.sft:train",
+    "packtrain.train.opened:train_streaming": "packtrain.train.sft:train",
+}
 # old keyword -> the keyword now. A function takes the old ones that its `@renamed(...)` names.
 KEYWORDS: dict[str, str] = {
     "max_wait_time": "timeout_s",

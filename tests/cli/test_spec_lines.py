@@ -48,7 +48,7 @@ def test_the_page_is_up_to_date_and_has_no_empty_cell(pages: Any) -> None:
     "001",
     "the launch line (`streaming`, `packing`, `packing_interval`) on two ranks",
     key="`training.streaming`, `training.packing_interval`",
-    api="`train_streaming`",
+    api="`train`",
 )
 @pytest.mark.spec(
     "003", "training on an export on two ranks", key="`data.kind: exported`", api="`open_packs`, `train`"
@@ -57,7 +57,7 @@ def test_the_page_is_up_to_date_and_has_no_empty_cell(pages: Any) -> None:
     "004",
     "the launch lines (`--train.dyn_bsz true`, and false in epochs) on two ranks",
     key="`training.dyn_bsz`",
-    api="`train_streaming`, `pipeline.run`",
+    api="`train`, `pipeline.run`",
 )
 def test_launch_lines_on_two_ranks(text_run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     """One pair of processes trains them all; the plan and the growing directory have their own tests."""

@@ -19,7 +19,6 @@ from packtrain.planning.lengths import Lengths
 from packtrain.testing.tiny import tiny_model
 from packtrain.train.config import load_config
 from packtrain.train.sft import train
-from packtrain.train.streaming import train_streaming
 from packtrain.world import World
 
 SAMPLES = [{**text_sample(3 + i % 5, i), "sample_id": i} for i in range(30)]
@@ -57,7 +56,7 @@ def values(folder: Path, **training: Any) -> dict[str, Any]:
 
 def run(folder: Path, *, val: Any = None, place: World | None = None, **training: Any) -> Any:
     config = load_config(values(folder, **training))
-    return train_streaming(config, SAMPLES, Encoded(), val=val, model=network(), place=place)
+    return train(config, SAMPLES, Encoded(), val=val, model=network(), place=place)
 
 
 def evaluations(result: Any) -> dict[int, float]:

@@ -22,8 +22,8 @@ from packtrain.sources.jsonl import open_source
 from packtrain.template import HFTemplate
 from packtrain.train.compare import evaluate_packed_vs_unpacked
 from packtrain.train.config import load_config
-from packtrain.train.lazy import STATE_FILE, train_lazy
 from packtrain.train.model import load_model
+from packtrain.train.sft import train
 
 ROWS = 60
 
@@ -105,12 +105,12 @@ def test_training_reads_along(tmp_path: Path, tokenizer_folder: Path) -> None:
             sharded_lazy_max_wait_s=60,
         )
     )
-    trained = train_lazy(config)
+    trained = train(config)
     feeding.join(60)
     assert sum(consumed(tmp_path)) == made.stats.packs and made.stats.packed == ROWS
     assert trained.metrics["steps"] == -(-made.stats.packs // 2)
     assert trained.proof is not None and trained.proof.ok
-    state = files.read_json(tmp_path / "run" / "checkpoint-5" / STATE_FILE)
+    state = files.read_json(tmp_path / "run" / "checkpoint-5" / "stream.json")
     assert (
         state["step"] == 10 and len(list((tmp_path / "run").glob("consumed/*/chunk_*4.arrow.completed"))) == 1
     )
@@ -121,29 +121,29 @@ def test_resume_continues_the_stream(tmp_path: Path, tokenizer_folder: Path) -> 
     """Stopped at a checkpoint and resumed: the losses of the rest are those of an uninterrupted run."""
     put(tmp_path / "in", "a.jsonl", 0, ROWS)
     packs = producer(tmp_path, tokenizer_folder).run().packs
-    whole = train_lazy(load_config(values(tmp_path, tokenizer_folder, output_dir=str(tmp_path / "whole"))))
+    whole = train(load_config(values(tmp_path, tokenizer_folder, output_dir=str(tmp_path / "whole"))))
     assert whole.metrics["steps"] == packs
     part = values(tmp_path, tokenizer_folder, max_steps=4, save_strategy="steps", save_steps=4)
     part["training"].update(lr_scheduler_type="constant")
-    train_lazy(load_config(part))
+    train(load_config(part))
     rest = values(tmp_path, tokenizer_folder, lr_scheduler_type="constant", resume_from_checkpoint=True)
-    resumed = train_lazy(load_config(rest))
+    resumed = train(load_config(rest))
     assert resumed.metrics["steps"] == packs
     assert [step for step, _ in resumed.losses] == list(range(1, packs + 1))
     constant = values(
         tmp_path, tokenizer_folder, output_dir=str(tmp_path / "constant"), lr_scheduler_type="constant"
     )
-    straight = train_lazy(load_config(constant))  # another experiment reads all chunks again, without a key
+    straight = train(load_config(constant))  # another experiment reads all chunks again, without a key
     assert [loss for _, loss in resumed.losses] == pytest.approx(
         [loss for _, loss in straight.losses], abs=1e-5
     )
     rest["training"].pop("resume_from_checkpoint")
     with pytest.raises(ConfigError, match="an earlier run has used"):
-        train_lazy(load_config(rest))
+        train(load_config(rest))
     rest["training"]["resume_from_checkpoint"] = True
     with pytest.raises(ConfigError, match=r"holds no stream\.json"):
-        (tmp_path / "run" / "checkpoint-4" / STATE_FILE).unlink()
-        train_lazy(load_config(rest))
+        (tmp_path / "run" / "checkpoint-4" / "stream.json").unlink()
+        train(load_config(rest))
 
 
 def test_evaluation_while_reading_along(
@@ -199,7 +199,7 @@ def test_evaluation_while_reading_along(
     unnamed = values(tmp_path, tokenizer_folder, sharded_lazy_start="beginning")
     unnamed["template"] = {}
     with pytest.raises(ConfigError, match="no processor is named"):
-        train_lazy(load_config(unnamed), val=(plan, source, None))
+        train(load_config(unnamed), val=(plan, source, None))
 
 
 @pytest.mark.spec(
@@ -249,17 +249,17 @@ def test_max_steps_before_the_end(tmp_path: Path, tokenizer_folder: Path) -> Non
     producer(tmp_path, tokenizer_folder).run()
     (tmp_path / "out" / "END").unlink()
     with pytest.raises(ConfigError, match=r"max_steps is not set, and the stream has no end"):
-        train_lazy(load_config(values(tmp_path, tokenizer_folder)))
+        train(load_config(values(tmp_path, tokenizer_folder)))
     late = values(tmp_path, tokenizer_folder, max_steps=1000, sharded_lazy_max_wait_s=0.1)
     with pytest.raises(WaitTimeoutError, match=r"the producer .* has stopped"):
-        train_lazy(load_config(late))
+        train(load_config(late))
 
 
 @pytest.mark.spec(
     "002",
     "the launch line (`--sharded_lazy true --packing false` …) on two ranks",
     key="the options of that line",
-    api="`train_lazy`",
+    api="`train`",
 )
 def test_two_ranks_with_the_launch_recipe(tmp_path: Path, tokenizer_folder: Path) -> None:
     """Two real ranks wait for a producer that starts later, make the same steps, and use every pack once."""

@@ -14,7 +14,8 @@ from packtrain.errors import ConfigError, ForeignArtefactError, InputError, Samp
 from packtrain.extend import Measured
 from packtrain.testing.tiny import tiny_model
 from packtrain.train.config import load_config
-from packtrain.train.streaming import Checked, train_streaming
+from packtrain.train.opened import Checked
+from packtrain.train.sft import train
 
 SAMPLES = [{**text_sample(3 + i % 5, i), "sample_id": i} for i in range(30)]
 
@@ -40,7 +41,7 @@ def run(folder: Path, **training: Any) -> tuple[Any, Recorder]:
     }  # fmt: skip
     template = Recorder()
     config = load_config({"global_max_length": 16, "training": options})
-    return train_streaming(config, SAMPLES, template, model=tiny_model("tiny:qwen3", seed=2)), template
+    return train(config, SAMPLES, template, model=tiny_model("tiny:qwen3", seed=2)), template
 
 
 @pytest.mark.parametrize("mode", [{}, {"dyn_bsz": True, "micro_batch_size": 2}])

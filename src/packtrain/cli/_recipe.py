@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..pipeline.prepare import Stage
     from ..train.config import RunConfig
 
-__all__ = ["KEYS", "TRAIN", "recipe_of", "refuse_streams"]
+__all__ = ["KEYS", "recipe_of", "refuse_streams", "train_packs"]
 
 #: Context settings of a verb that takes every key of the YAML as `--section.key VALUE`.
 KEYS = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -68,98 +68,66 @@ def refuse_streams(config: RunConfig) -> None:
         )
 
 
-def _train_growing(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: bool) -> None:
-    """Train on a directory of chunks; a dry run shows what it holds."""
-    folder = Path(str(config.data.path))
-    if dry_run:
-        figures = stream_figures(folder)
-        emit(figures) if as_json else table(f"Chunks in {folder}", stream_rows(figures))
-        return
-    from ..pipeline.validation import validation
-    from ..train.lazy import train_lazy
+def train_packs(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: bool) -> None:
+    """Train on packs that are not planned here; a dry run shows what they are.
 
-    stage = _stage(as_json)
-    with validation(config, overwrite=overwrite, stage=stage) as val, stage("training") as report:
-        trained = train_lazy(
-            config,
-            val=None if val is None else (val.plan, val.source, val.lengths),
-            val_template=None if val is None else val.template,
-            progress=report,
-        )
-    _print(config, {"dataset": str(folder)}, trained, as_json=as_json)
-    end_of_training()
-
-
-def _train_stream(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: bool) -> None:
-    """Train on samples that are packed as they come: a stream, or a token budget."""
+    Raises:
+        InputError: a dry run of a stream.
+    """
     from ..measuring.run import drained
+    from ..pipeline.exported import open_exported
     from ..pipeline.inputs import Inputs
     from ..pipeline.unread import told
-    from ..pipeline.validation import validation
-    from ..train.early import check_template
-    from ..train.streaming import train_streaming
-
-    if dry_run:
-        raise InputError(
-            f"a dry run resolves a plan, and data of kind {config.data.kind} have none",
-            hint="run packtrain forecast on measured lengths, or start training",
-        )
-    inputs = Inputs.of_config(config)
-    source = inputs.open_source()
-    template = inputs.open_template(source)
-    check_template(config, template)
-    stage = _stage(as_json)
-    with validation(config, overwrite=overwrite, stage=stage) as val, stage("training") as report:
-        trained = train_streaming(
-            config,
-            source,
-            template,
-            val=None if val is None else (val.plan, val.source, val.lengths),
-            progress=report,
-        )
-    keys = drained(source)
-    named: dict[str, Any] = {"source": inputs.source}
-    _print(config, {**named, "keys": keys if as_json else told(keys) or "all read"}, trained, as_json=as_json)
-    end_of_training()
-
-
-def _train_exported(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: bool) -> None:
-    """Train on packs that were exported; a dry run shows what they are."""
-    from ..pipeline.exported import open_exported
     from ..pipeline.validation import validation
     from ..train import train
     from ..train.config import Exported
     from ..train.early import check_template
 
-    assert isinstance(config.data, Exported)
-    data, template = open_exported(config, config.data)
-    check_template(config, template)
+    source: Any = None
+    template: Any = None
+    data = config.data
+    streamed = data.kind in ("stream", "token_budget")
+    if dry_run and streamed:
+        raise InputError(
+            f"a dry run resolves a plan, and data of kind {data.kind} have none",
+            hint="run packtrain forecast on measured lengths, or start training",
+        )
+    if streamed:
+        inputs = Inputs.of_config(config)
+        source = inputs.open_source()
+        template = inputs.open_template(source)
+        named: dict[str, Any] = {"source": inputs.source}
+    else:
+        named = {"dataset": str(getattr(data, "path", ""))}
+    if isinstance(data, Exported):
+        source, template = open_exported(config, data)
+    if data.kind != "growing":
+        check_template(config, template)
+    if dry_run and data.kind == "growing":
+        figures = stream_figures(Path(named["dataset"]))
+        emit(figures) if as_json else table(f"Chunks in {named['dataset']}", stream_rows(figures))
+    elif dry_run:
+        plan = source.plan
+        figures = {"packs": len(plan), "checksum": plan.checksum, **plan.stats()}
+        emit(figures) if as_json else table(f"Packs in {named['dataset']}", plan_rows(plan))
     if dry_run:
-        figures = {"packs": len(data.plan), "checksum": data.plan.checksum, **data.plan.stats()}
-        emit(figures) if as_json else table(f"Packs in {config.data.path}", plan_rows(data.plan))
         return
     stage = _stage(as_json)
     with validation(config, overwrite=overwrite, stage=stage) as val, stage("training") as report:
         trained = train(
             config,
             None,
-            data,
+            source,
             template,
             val=None if val is None else (val.plan, val.source, val.lengths),
-            val_template=None if val is None else val.template,
+            val_template=None if val is None or streamed else val.template,
             progress=report,
         )
-    _print(config, {"dataset": config.data.path}, trained, as_json=as_json)
+    if streamed:
+        keys = drained(source)
+        named["keys"] = keys if as_json else told(keys) or "all read"
+    _print(config, named, trained, as_json=as_json)
     end_of_training()
-
-
-#: Kind of data without a plan of ours -> its training.
-TRAIN = {
-    "exported": _train_exported,
-    "growing": _train_growing,
-    "stream": _train_stream,
-    "token_budget": _train_stream,
-}
 
 
 def _stage(quiet: bool) -> Stage:

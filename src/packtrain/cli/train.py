@@ -10,7 +10,7 @@ import click
 from ..errors import InputError
 from ..world import World, world
 from ._app import emit, end_of_training, progress, show_runtime
-from ._recipe import KEYS, TRAIN, recipe_of
+from ._recipe import KEYS, recipe_of, train_packs
 from ._show import table
 from .run import print_run
 
@@ -69,10 +69,10 @@ def command(
         recipe["proof"] = False
     settings = load_config(config, recipe_of(recipe, ctx.args))
     settings = settings.resumed()
-    if settings.data.kind in TRAIN:
+    if settings.data.kind != "planned":
         settings = settings.evaluated(settings.data.val is not None)
         check_early(settings, needs_model=not dry_run)
-        TRAIN[settings.data.kind](settings, dry_run=dry_run, overwrite=overwrite, as_json=as_json)
+        train_packs(settings, dry_run=dry_run, overwrite=overwrite, as_json=as_json)
         return
     if dry_run:
         _dry_run(settings, world_size, overwrite, as_json)

@@ -3,7 +3,9 @@
     result = train(config, plan, source, template, lengths=lengths, val=(val_plan, val_source, None))
     result = train(config, open_packs("export", template.encode))           # exported
     result = train(config, LazyShardedDataset("packed"))                    # growing
+    result = train(config)                                                  # the directory that it names
     result = train(config, StreamingPackedDataset(source, template, …))     # a stream, or by tokens
+    result = train(config, samples, template)                               # samples of a stream
     result.losses, result.metrics, result.model
 
 Before the first step the setup is checked (`attention`), and the isolation proof runs on the
@@ -24,7 +26,7 @@ from typing import Any
 from ..data import EncodeCache, PackedDataset
 from ..errors import ConfigError, InputError
 from ..files import make_folder, remove
-from ..packs.source import pack_source
+from ..packs.source import is_packs, pack_source
 from ..planning.align import AlignedPlan
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
@@ -39,6 +41,7 @@ from .growing import check_beginning, steps_of, warn_of_another_template
 from .idle import keep_towers_busy
 from .loss import bare_model, plain_head
 from .model import load_model, no_progress_bars
+from .opened import opened
 from .proof import IsolationReport
 from .runtime import Runtime
 from .standing import checkpoint_of, load_position
@@ -49,6 +52,9 @@ from .trace import follow_losses
 __all__ = ["TrainResult", "train"]
 
 logger = logging.getLogger(__name__)
+
+#: Kinds of data that a run opens itself.
+_OPENED = ("growing", "stream", "token_budget")
 
 Progress = Callable[[int, int], None]
 Validation = tuple[PackPlan, Any, Any]
@@ -97,10 +103,11 @@ def train(
 
     Args:
         config: the run's configuration.
-        plan: plan of `source`; or the packs themselves, as `source` without a plan.
+        plan: plan of `source`; or what `source` is without a plan.
         source: samples of the plan by id; without a plan a dataset of packs (of an export, a growing
-            directory, a stream) or a `PackSource`.
-        template: `extend.Template`; its `encode` makes the encoded samples of a plan, and of `val`.
+            directory, a stream) or a `PackSource`, the samples of the stream that `config` names, or None:
+            the growing directory that it names.
+        template: `extend.Template`; its `encode` makes the encoded samples of a plan, a stream, and `val`.
         lengths: the plan's Lengths, for per-sample checks at fetch.
         val: (plan, source, lengths or None) of the validation samples, or several by name; evaluated as
             `training.eval_strategy` says (packs of a plan: after every epoch), and at the end.
@@ -120,7 +127,9 @@ def train(
 
     place = place or world()
     if plan is not None and not isinstance(plan, PackPlan):
-        plan, source = None, plan
+        plan, source, template = None, plan, source if template is None else template
+    if plan is None and config.data.kind in _OPENED and not is_packs(source):
+        source, template = opened(config, source, template, place)
     if source is None:
         raise InputError("nothing to train on", hint="pass a plan with its samples, or a dataset of packs")
     config = config.evaluated(val is not None)

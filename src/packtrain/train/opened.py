@@ -1,32 +1,74 @@
-"""Training on a stream (`training.packing_mode: streaming`): samples are encoded and packed as they come.
+"""The packs that a configuration names, where no plan is made before: a growing directory, or a stream.
 
-The stream begins its next epoch where one ends and `max_steps` ends the run, so ranks take equal steps. Each
-rank saves where it stands beside every checkpoint (`stream.<rank>.json`); a resume reads the samples that
-waited again and goes on with the next pack. With `dyn_bsz` a micro batch takes
-`micro_batch_size * max_length` tokens.
+    result = train(config)                       # data of kind growing: the directory of the configuration
+    result = train(config, samples, template)    # a stream: samples are encoded and packed as they come
+
+A stream begins its next epoch where one ends and `max_steps` ends the run, so ranks take equal steps. With
+`dyn_bsz` a micro batch takes `micro_batch_size * max_length` tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..data import StreamingPackedDataset, TokenBudgetDataset
+from .. import moved
+from ..data import LazyShardedDataset, StreamingPackedDataset, TokenBudgetDataset
 from ..errors import ConfigError, SampleError
 from ..measuring.run import left_out, media_refs
 from ..media.location import name_of
-from ..world import World, world
+from ..world import World
 from .config import RunConfig, Stream, TokenBudget
-from .sft import TrainResult, Validations, train
 
-__all__ = ["Checked", "stream_of", "train_streaming"]
+__all__ = ["Checked", "opened"]
 
 #: Tokens of the first row of a warm-up that names none.
 _FIRST_TOKENS = 200
 
 IGNORED = -100
+
+
+def opened(config: RunConfig, samples: Any, template: Any, place: World) -> tuple[Any, Any]:
+    """The dataset that `config.data` names, and the template of its samples.
+
+    Args:
+        samples: of a stream; sequence or iterable.
+        template: encodes samples, or media where chunks hold them as bytes; None: `template.processor`.
+
+    Raises:
+        ConfigError: no pack length is set; the data are of another kind.
+    """
+    data = config.data
+    if data.kind != "growing":
+        return _stream(config, samples, template, place), template
+    template = _template(config) if template is None else template
+    training = config.training
+    return LazyShardedDataset(
+        str(config.custom.dataset),
+        place.rank,
+        place.size,
+        training.sharded_lazy_max_wait_s,
+        training.sharded_lazy_poll_s,
+        start=training.sharded_lazy_start,
+        run=training.output_dir,
+        encode=None if template is None else template.encode,
+    ), template
+
+
+def _template(config: RunConfig) -> Any:
+    """The processor, where one is named: tiny models and chunks with media as bytes need it."""
+    if config.template.processor is None:
+        return None
+    from ..template import HFTemplate, load_processor
+    from ..testing.demo import is_demo, resolve_demo
+    from .config.sections import PROCESSOR_OPTIONS
+
+    name = config.template.processor
+    options = config.template.options()
+    limits = {option: options.pop(option) for option in PROCESSOR_OPTIONS if option in options}
+    processor = load_processor(str(resolve_demo(name)) if is_demo(name) else name, **limits)
+    return HFTemplate(processor, system=config.template.system, **options)
 
 
 class Checked:
@@ -70,12 +112,7 @@ def _sounds(sample: Any) -> str:
     return ", ".join(name_of(ref) for ref in media_refs(sample))
 
 
-def stream_of(config: RunConfig, source: Any, template: Any, place: World) -> StreamingPackedDataset:
-    """The run's stream.
-
-    Raises:
-        ConfigError: no pack length is set.
-    """
+def _stream(config: RunConfig, source: Any, template: Any, place: World) -> StreamingPackedDataset:
     data, length = config.data, config.template.max_length
     if not isinstance(data, Stream | TokenBudget):
         raise ConfigError(f"data of kind {data.kind} are no stream", hint="set data.kind: stream")
@@ -126,32 +163,6 @@ def _warm_up(config: RunConfig, data: TokenBudget, length: int, place: World) ->
     return {"warmup_steps": steps, "warmup_tokens": min(data.warmup_tokens or _FIRST_TOKENS, budget)}
 
 
-def train_streaming(
-    config: RunConfig,
-    source: Any,
-    template: Any,
-    *,
-    val: Validations | None = None,
-    model: Any = None,
-    place: World | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> TrainResult:
-    """Train on a stream of samples: `train` on `stream_of`.
-
-    Args:
-        config: the run's configuration, with `packing_mode: streaming`.
-        source: sequence or iterable of samples.
-        template: `extend.Template`.
-        val: as of `sft.train`; evaluated every `training.eval_steps`, and at the end.
-        model: a loaded model; None: `config.model` is loaded.
-        place: rank and world size; None: from the launcher's environment.
-        progress: called with (steps done, steps in total).
-
-    Raises:
-        IsolationError, ConfigError: as `train`.
-        ForeignArtefactError: the checkpoint is of another stream or number of ranks.
-        SampleError: a sample cannot be encoded.
-    """
-    place = place or world()
-    stream = stream_of(config, source, template, place)
-    return train(config, None, stream, template, val=val, model=model, place=place, progress=progress)
+def __getattr__(name: str) -> Any:
+    """Names of the openers that there was one of for each kind."""
+    return moved.attribute(__name__, name)
