@@ -483,7 +483,7 @@ def _any_rank(model: Any, *mine: bool) -> list[bool]:
     if _ranks() == 1:
         return list(mine)
     device = next((p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu"))
-    if torch.distributed.getbackend_of() == "gloo":
+    if torch.distributed.get_backend() == "gloo":
         device = torch.device("cpu")
     elif torch.cuda.is_available():  # where the model still is does not matter
         device = torch.device("cuda", torch.cuda.current_device())
