@@ -13,14 +13,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import SampleError
+from ..sources._account import Account
 from .turns import loss_of
 
-__all__ = ["Conversation", "read_conversation", "with_text_arguments", "without_history"]
+__all__ = ["Conversation", "check_closed", "read_conversation", "with_text_arguments", "without_history"]
 
 #: Kinds of parts besides text.
 MEDIA = ("image", "video", "audio")
 _ARTICLE = {"image": "an image", "video": "a video", "audio": "audio"}
 _SHAPE_HINT = "wrap the source in ChatSource, which brings records into this shape"
+
+#: Keys that are read of a sample, a message and a text part.
+_SAMPLE = frozenset(("messages", "tools", "objects"))
+_MESSAGE = frozenset(("role", "content", "loss", "tool_calls", "tool_call_id", "name", "reasoning_content"))
+_TEXT = frozenset(("type", "text"))
 
 Message = dict[str, Any]
 
@@ -77,6 +83,39 @@ def read_conversation(sample: Mapping[str, Any], takes: Sequence[str], system: s
         losses.insert(0, None)
     named = {place: value for place, value in enumerate(losses) if value is not None}
     return Conversation(messages, _tools(sample), tuple(media), named)
+
+
+def check_closed(sample: Mapping[str, Any]) -> None:
+    """A sample says nothing that no template reads: a record that was not read as a chat may.
+
+    Raises:
+        SampleError: `unread_key`: a key of the sample, a message or a text part that changes what is trained.
+    """
+    if not isinstance(sample, Mapping):
+        return
+    _rest(sample, _SAMPLE, "")
+    messages = sample.get("messages")
+    for message in messages if isinstance(messages, (list, tuple)) else ():
+        if not isinstance(message, Mapping):
+            continue
+        _rest(message, _MESSAGE, "messages[].")
+        content = message.get("content")
+        for part in content if isinstance(content, (list, tuple)) else ():
+            if isinstance(part, Mapping) and part.get("type") == "text":
+                _rest(part, _TEXT, "content[].")
+
+
+def _rest(holder: Mapping[str, Any], known: frozenset[str], place: str) -> None:
+    if holder.keys() <= known:
+        return
+    try:
+        Account().rest(holder, [key for key in holder if key not in known], place, media=True)
+    except SampleError as error:
+        raise SampleError(
+            error.reason,
+            error.args[0],
+            hint="read the records with packtrain.open_chats, or leave the key out",
+        ) from None
 
 
 def _content(place: int, content: Any, media: list[Mapping[str, Any]], takes: Sequence[str]) -> Any:

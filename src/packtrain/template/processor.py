@@ -31,6 +31,7 @@ from ._torchvision_shim import ensure_torchvision
 from .batch import Measurer
 from .binding import bind_media, media_ids
 from .control import check_control, control_tokens
+from .conversation import check_closed
 from .decoded import check_decoded
 from .grounding import grounded
 from .identity import processor_identity
@@ -274,6 +275,7 @@ class HFTemplate:
     # ----------------------------------------------------------------------------------- shared
     def rendered(self, sample: Mapping[str, Any]) -> Rendered:
         """The rendered sample, its text checked."""
+        check_closed(sample)
         if sample.get("objects"):
             sample = self.grounded(sample)
         rendered = self.renderer.render(sample)
