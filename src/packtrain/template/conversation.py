@@ -91,8 +91,6 @@ def check_closed(sample: Mapping[str, Any]) -> None:
     Raises:
         SampleError: `unread_key`: a key of the sample, a message or a text part that changes what is trained.
     """
-    if not isinstance(sample, Mapping):
-        return
     _rest(sample, _SAMPLE, "")
     messages = sample.get("messages")
     for message in messages if isinstance(messages, (list, tuple)) else ():
@@ -106,7 +104,7 @@ def check_closed(sample: Mapping[str, Any]) -> None:
 
 
 def _rest(holder: Mapping[str, Any], known: frozenset[str], place: str) -> None:
-    if holder.keys() <= known:
+    if not hasattr(holder, "keys") or holder.keys() <= known:
         return
     try:
         Account().rest(holder, [key for key in holder if key not in known], place, media=True)
