@@ -37,6 +37,7 @@ from .growing import steps_of
 from .loss import bare_model
 from .meter import Meter, supervised
 from .passes import Passes, is_sized, loader_options, pass_loader, tell_without_effect
+from .probe import size_of
 from .restore import RestoresWeights
 from .standing import Standing, checkpoint_of, load_position
 from .start_up import StartUpReport, prove_before_training
@@ -141,7 +142,10 @@ class PackingMixin(RestoresWeights):
         return self.packs_begun
 
     def packs_collated(self, packs: list[Any]) -> Any:
-        """As training makes its batches."""
+        """As training makes its batches; the row of the proof may be longer than rows are padded to."""
+        most = getattr(self.packs_collator, "pad_to_length", None)
+        if most is not None and any(sum(map(size_of, pack)) > most for pack in packs):
+            return PaddingFreeCollator(bare_model(self.model))(packs)
         return self.packs_collator(packs)
 
     def packs_found(self, report: StartUpReport | None) -> None:

@@ -39,7 +39,8 @@ def _budget(model: Any) -> int:
 def proof_row(packs: Sequence[Sequence[Mapping[str, Any]]], model: Any) -> list[Sample] | None:
     """Three short samples, two with media where there are any, and more cut short. None: no sample."""
     tokens = _budget(model)
-    every = sorted((dict(sample) for pack in packs for sample in pack), key=size_of)
+    true = (dict(one) for pack in packs for one in pack if not (one.get("stand_in") or one.get("filler")))
+    every = sorted(true, key=size_of)
     every = [sample for sample in every if size_of(sample) > 1] or every
     if not every:
         return None
