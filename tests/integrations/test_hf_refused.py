@@ -85,6 +85,16 @@ def test_other_refusals(
     with pytest.raises(ConfigError, match="without length or index") as caught:
         pack(trainer, 1024)
     record_property("refused", ("streams", "it cannot be planned", str(caught.value)))
+
+    class Counted(Stream):
+        def __len__(self) -> int:
+            return 3
+
+    for data in (Counted(), {"input_ids": [[1, 2]]}):  # a length alone is no index
+        trainer.train_dataset = data
+        with pytest.raises(ConfigError) as caught:
+            pack(trainer, 1024)
+        assert "\n" not in str(caught.value)
     trainer.train_dataset = rows
     trainer.model.config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(IsolationError, match="carry a state") as stopped:

@@ -12,7 +12,7 @@ from train_samples import text_sample
 
 from packtrain.collate import PaddingFreeCollator
 from packtrain.data import PackedDataset, PackSampler
-from packtrain.errors import ConfigError
+from packtrain.errors import ConfigError, InputError
 from packtrain.planning.build import plan
 from packtrain.planning.lengths import Lengths
 from packtrain.testing.tiny import tiny_model
@@ -31,7 +31,9 @@ def by_steps(samples: list[dict[str, Any]], batch: int, multiple: int, **options
     return plan(lengths, 48, samples_per_step=batch, packs_multiple=multiple, seed=1, **options)
 
 
-def trainer_for(folder: Path, model: Any, samples: list[Any], view: Any, rank: int = 0, **more: Any) -> Any:
+def trainer_for(
+    folder: Path, model: Any, samples: list[Any], view: Any, rank: int | None = 0, **more: Any
+) -> Any:
     from transformers import TrainingArguments
 
     from packtrain.train.trainer import PackTrainer
@@ -214,3 +216,13 @@ def test_contradictions_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFix
     (tmp_path / "ids.txt").write_text("3\n1\n")
     config = load_config({"training": {"skip_samples": str(tmp_path / "ids.txt")}})
     assert step_plan_options(config, 1) == {"skip": (1, 3)}
+
+
+def test_packs_dealt_to_other_ranks_than_there_are_are_refused(tmp_path: Path) -> None:
+    """A process alone reads the packs of one rank only where it says which."""
+    samples = [text_sample(12, i) for i in range(16)]
+    view = by_steps(samples, 4, 4).align(4)
+    model = tiny_model("tiny:qwen3")
+    with pytest.raises(InputError, match="aligned for 4 ranks"):
+        trainer_for(tmp_path, model, samples, view, rank=None)
+    assert trainer_for(tmp_path, model, samples, view, rank=2).rank == 2
