@@ -27,6 +27,7 @@ import numpy as np
 import torch
 import transformers
 from proof import text_model
+from speed import busy_ms
 from torch.profiler import ProfilerActivity, profile
 
 import packtrain as pt
@@ -40,16 +41,6 @@ from packtrain.train.varlen import use_varlen
 
 CAPACITY, WARM, TIMED, TRACED, WATCHED = 8192, 8, 20, 3, 3
 STEPS = WARM + TIMED + TRACED + WATCHED + 1
-
-
-def busy_ms(events: list[Any]) -> float:
-    """Union of the times of kernels and copies."""
-    spans = sorted((e.time_range.start, e.time_range.end) for e in events if e.device_type.name == "CUDA")
-    total, edge = 0.0, float("-inf")
-    for start, end in spans:
-        total += max(0.0, end - max(start, edge))
-        edge = max(edge, end)
-    return total / 1000
 
 
 class Watch:

@@ -189,3 +189,14 @@ def test_a_loss_that_is_no_number_is_logged_as_it_is(tmp_path: Path) -> None:
     training = {"output_dir": str(tmp_path), "save_strategy": "no", "logging_steps": 1, "proof": False}
     result = train(load_config({"training": training}), made, samples, Encoded(), model=model)
     assert all(math.isnan(row["loss"]) for row in result.history if "loss" in row)
+
+
+def test_a_count_holds_only_for_the_labels_that_were_counted() -> None:
+    batch = PaddingFreeCollator()([[text_sample(5, 0), text_sample(4, 1)]])
+    assert batch.trained is None
+    batch.count_trained(batch["labels"])
+    assert batch.trained == int((batch["labels"] != -100).sum()) == 7
+    other = batch.with_values({**batch, "labels": batch["labels"].clone()})
+    assert other.trained is None
+    batch["labels"][0, 1] = -100  # in place
+    assert batch.trained is None

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .fields import IGNORE
 from .padding import context_parallel_index
 
 __all__ = ["NO_SAMPLE", "PackBatch", "offsets"]
@@ -37,7 +38,6 @@ class PackBatch(dict[str, Any]):
         filler: True when the row holds no sample at all.
         dummies: segments added so that every tower runs (`dummy_media`).
         per_token: names of the [1,T] fields that samples carry.
-        trained: targets that are trained, counted as the batch went to its device; None: not counted.
     """
 
     lengths: tuple[int, ...] = ()
@@ -49,7 +49,7 @@ class PackBatch(dict[str, Any]):
     filler: bool = False
     dummies: int = 0
     per_token: tuple[str, ...] = ()
-    trained: int | None = None
+    _counted: tuple[int, torch.Tensor, int] | None = None
 
     def __init__(self, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)
@@ -63,6 +63,21 @@ class PackBatch(dict[str, Any]):
             return value.to(device, non_blocking=non_blocking) if isinstance(value, torch.Tensor) else value
 
         return self.with_values({name: moved(value) for name, value in self.items()})
+
+    def count_trained(self, labels: torch.Tensor) -> None:
+        """Note how many targets are trained, from the same labels where looking at them is free."""
+        own = self["labels"]
+        if not own.is_inference():  # such tensors do not say when they change
+            self._counted = int((labels[..., 1:] != IGNORE).sum()), own, own._version
+
+    @property
+    def trained(self) -> int | None:
+        """Targets that are trained, if they were counted and the labels are still those; else None."""
+        if self._counted is None:
+            return None
+        count, labels, version = self._counted
+        same = labels._version == version and self.get("labels") is labels
+        return count if same else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuilt, (type(self), dict(self), dict(self.__dict__)))

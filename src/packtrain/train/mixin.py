@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ..collate import IGNORE, PackBatch, PaddingFreeCollator, filler_pack, is_filler
+from ..collate import PackBatch, PaddingFreeCollator, filler_pack, is_filler
 from ..collate.boundaries import text_config
 from ..data import PackedDataset
 from ..errors import ChecksumError, ConfigError, IsolationError
@@ -297,7 +297,7 @@ class PackingMixin(RestoresWeights):
         batch = moved.with_values(super()._prepare_inputs(moved))  # type: ignore[misc]
         labels = inputs.get("labels")
         if labels is not None and labels.device.type == "cpu":
-            batch.trained = int((labels[..., 1:] != IGNORE).sum())
+            batch.count_trained(labels)
         return batch
 
     # ---------------------------------------------------------------------------------- evaluation

@@ -161,7 +161,7 @@ class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
         row, weight = self.reduction.scaled(inputs)
         judged = count_correct() if self.packs_is_logged() else contextlib.nullcontext()
         with judged as correct, token_losses() as losses:
-            total = token_loss_sum(model, row, fused=self.fused, count=inputs.trained)
+            total = token_loss_sum(model, row, fused=self.fused, count=getattr(inputs, "trained", None))
         if correct is not None:
             self.packs_meter.judge(correct, inputs)
         if self.trace is not None and model.training:
