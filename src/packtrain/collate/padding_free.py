@@ -43,6 +43,7 @@ from .media import check_placeholders, join_media, placeholders_of
 from .pack_batch import NO_SAMPLE, PackBatch, offsets
 from .padding import full, pad_segments, padding_mask, segment_multiple
 from .positions import check_labels, check_starts, join_positions
+from .rotations import check_row, rotations_of
 from .rows import members_of
 
 __all__ = ["PackBatch", "PaddingFreeCollator"]
@@ -69,7 +70,8 @@ class PaddingFreeCollator:
 
     Raises:
         InputError: a sample breaks a rule of `collate.fields`, or a row is longer than `pad_to_length`.
-        IsolationError: a wanted boundary argument breaks this model on its backend.
+        IsolationError: a wanted boundary argument breaks this model on its backend; of a call: the model's
+            rotations would differ from those of a sample alone (`collate.rotations`).
     """
 
     @also_named({"pad_packed_to_length": "pad_to_length", "padding_to": "pad_to_length"})
@@ -104,6 +106,7 @@ class PaddingFreeCollator:
         self.token_fields = {**TOKEN_FIELDS, **declared, "input_ids": pad_token_id}
         self._mrope = mrope_keys(self.family)
         self._placeholders = placeholders_of(model)
+        self._rotations = rotations_of(model)
         self._dummies = dummies_of(dummy_media, model, self.family)
 
     def __call__(self, packs: Sequence[Any]) -> PackBatch:
@@ -117,6 +120,7 @@ class PaddingFreeCollator:
         tail = self._tail(sum(segment.length for segment in segments))
         ending = [tail] if tail else []
         lengths = tuple([segment.length for segment in segments] + ending)
+        check_row(self._rotations, lengths, [None if s.weightless else _called(s) for s in segments])
         batch = PackBatch(self._tokens(segments, tail))
         batch.per_token = tuple(batch)
         boundaries = offsets(lengths)
@@ -254,6 +258,10 @@ class PaddingFreeCollator:
             numbers = torch.arange(len(lengths), dtype=torch.int32)
             every["seq_idx"] = numbers.repeat_interleave(torch.tensor(lengths))[None]
         return {name: every[name] for name in self.boundary_kwargs}
+
+
+def _called(segment: Segment) -> str:
+    return segment.where if segment.sample_id is None else f"sample {segment.sample_id}"
 
 
 def _not_joined(name: str, parts: list[torch.Tensor], why: object) -> InputError:

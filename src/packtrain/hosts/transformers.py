@@ -318,6 +318,7 @@ class HostMixin(PackingMixin):
                 rows,
                 pack_rows(own, encode, name=name, repeat_loss="zero", options=self.packs_options, **made),
             )
+            self.packs_fit(held[1])
             self.packs_eval[id(rows)] = held
         data: PackedDataset = held[1]
         return data

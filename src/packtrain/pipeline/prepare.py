@@ -95,7 +95,8 @@ def prepare(
     inputs = Inputs.of_config(config, validation=validation)
     source = inputs.open_source()
     template = inputs.open_template(source)
-    if not validation and config.export.format is None:
+    trains = config.export.format is None
+    if trains and not validation:
         from ..train.early import check_template
 
         check_template(config, template)
@@ -131,6 +132,10 @@ def prepare(
         if cache is not None or keep_plan:
             plans_store.verify(plan_folder)
         report(1, 1)
+    if trains:
+        from ..train.early import check_planned
+
+        check_planned(config, template, plan, lengths)
     if validation and len(plan.ledger):
         logger.warning(
             "%d of %d validation samples cannot be used, and evaluation does not see them: %s",

@@ -16,6 +16,7 @@ from typing import Any
 
 from .. import files
 from ..collate.boundaries import family_for, text_config
+from ..collate.rotations import check_packs
 from ..errors import ConfigError, InputError, MissingExtraError, one_line
 from ..testing.tiny import is_tiny, tiny_config
 from ..world import World, world
@@ -27,7 +28,7 @@ from .match import check_match
 from .model import class_for, read_config
 from .versions import missing_features
 
-__all__ = ["check_early", "check_folders", "check_template", "memory_floor"]
+__all__ = ["check_early", "check_folders", "check_planned", "check_template", "memory_floor"]
 
 logger = logging.getLogger(__name__)
 
@@ -93,11 +94,28 @@ def check_template(config: RunConfig, template: Any) -> None:
         ConfigError: see `check_match`; or `training.dummy_media` without media.
     """
     check_towers(config.training.dummy_media, template)
-    name, processor = config.model.name_or_path, getattr(template, "processor", None)
-    if name is None or processor is None:
-        return
-    found = tiny_config(name, processor) if is_tiny(name) else read_config(name)
-    check_match(found, processor, getattr(template, "family", None))
+    processor = getattr(template, "processor", None)
+    found = _model_config(config, processor)
+    if found is not None and processor is not None:
+        check_match(found, processor, getattr(template, "family", None))
+
+
+def check_planned(config: RunConfig, template: Any, plan: Any, lengths: Any) -> None:
+    """The packs of a plan against the model of a run.
+
+    Raises:
+        IsolationError: samples would be trained with other rotations than alone, see `check_packs`.
+    """
+    found = _model_config(config, getattr(template, "processor", None))
+    if found is not None:
+        check_packs(found, plan, lengths.tokens)
+
+
+def _model_config(config: RunConfig, processor: Any) -> Any:
+    name = config.model.name_or_path
+    if name is None:
+        return None
+    return tiny_config(name, processor) if is_tiny(name) else read_config(name)
 
 
 def _is_there(package: str) -> bool:

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 
 from ..collate import PackBatch, PaddingFreeCollator, filler_pack, is_filler
 from ..collate.boundaries import text_config
+from ..collate.rotations import check_packs
 from ..data import PackedDataset
 from ..errors import ChecksumError, ConfigError, IsolationError
 from ..packs.source import pack_source
@@ -94,6 +95,7 @@ class PackingMixin(RestoresWeights):
 
         Raises:
             ConfigError: a setting of the trainer that packs cannot keep.
+        IsolationError: packs whose samples would be trained otherwise than alone.
         """
         host: Any = self
         args = host.args
@@ -104,6 +106,7 @@ class PackingMixin(RestoresWeights):
         tell_without_effect(source, args)
         if source.kind == "growing":
             source.mark_in(args.output_dir)
+        self.packs_fit(getattr(source, "data", None))
         self.packs = source
         self.packs_collator = PaddingFreeCollator(bare_model(host.model)) if collate is None else collate
         self.packs_meter = Meter(source.pack_length, self.packs_summed)
@@ -113,6 +116,11 @@ class PackingMixin(RestoresWeights):
             host.add_callback(
                 ProofAtBegin(self, self.packs_first, self.packs_found, collate=self.packs_collated)
             )
+
+    def packs_fit(self, data: Any) -> None:
+        """Refuse packs that this model cannot train as their samples alone, where their lengths are known."""
+        if isinstance(data, PackedDataset) and data.lengths is not None:
+            check_packs(bare_model(self.model), data.plan, data.lengths)
 
     @property
     def packs_workers(self) -> Any:

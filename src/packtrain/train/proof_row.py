@@ -10,6 +10,7 @@ import torch
 
 from ..collate import attention_of
 from ..collate.boundaries import family_for
+from ..collate.rotations import rotations_of
 from .probe import Sample, media_fields, opening, other_media, size_of
 
 __all__ = ["any_row", "backend_of", "proof_row"]
@@ -44,7 +45,10 @@ def proof_row(packs: Sequence[Sequence[Mapping[str, Any]]], model: Any) -> list[
     every = [sample for sample in every if size_of(sample) > 1] or every
     if not every:
         return None
-    fitting = [sample for sample in every if size_of(sample) <= tokens // 2]
+    most = tokens // 2
+    if backend_of(model) is not None and (rotations := rotations_of(model)) is not None:
+        most = min(most, rotations.limit)
+    fitting = [sample for sample in every if size_of(sample) <= most]
     kinds: dict[tuple[str, ...], list[Sample]] = {}
     for sample in fitting:
         kinds.setdefault(media_fields(sample), []).append(sample)
@@ -54,17 +58,17 @@ def proof_row(packs: Sequence[Sequence[Mapping[str, Any]]], model: Any) -> list[
     taken = {id(sample) for sample in chosen}
     for sample in every:
         if len(chosen) < 2 and id(sample) not in taken:
-            cut = opening(sample, model, tokens // 2)
+            cut = opening(sample, model, most)
             chosen += [] if cut is None else [cut]
     chosen = chosen or every[:1]
-    last = [one for one in (opening(sample, model, _LAST) for sample in every) if one is not None]
+    last = [one for one in (opening(sample, model, min(_LAST, most)) for sample in every) if one is not None]
     row = [chosen[0], dict(chosen[-1]), dict((last or chosen)[0])]
     for pair in pairs:
         row += pair if sum(map(size_of, (*row, *pair))) <= tokens else []
     room = max(_MORE_TOKENS, tokens // 2 - sum(map(size_of, row)))
     texts = itertools.cycle(reversed(every))
     for sample in itertools.islice(texts, _MORE):
-        cut = opening(sample, model, max(2, min(room, 2 * room // _MORE)))
+        cut = opening(sample, model, max(2, min(room, most, 2 * room // _MORE)))
         if cut is not None and size_of(cut) <= room:
             row, room = [*row, cut], room - size_of(cut)
     return row
