@@ -97,7 +97,7 @@ def model(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def apart(model: Any, lengths: list[int], before: int) -> float:
-    """Largest difference between a row and its samples alone; a row of `before` tokens goes before each."""
+    """Largest difference of a row from its samples alone; a row of `before` tokens precedes each."""
     blind = PaddingFreeCollator("qwen3")  # of another model: it knows nothing of its rotations
     samples = [sample(number, tokens) for number, tokens in enumerate(lengths)]
 
