@@ -47,7 +47,7 @@ class Rotations:
         """One line for a row that mixes, by (name, tokens) of its longest and shortest sample."""
         return IsolationError(
             f"{what} holds {long[0]} of {long[1]} tokens beside {short[0]} of {short[1]}: above "
-            f"{self.limit} the rotary embedding of {self.model_type} ({self.kind}) changes for the whole row, "
+            f"{self.limit} the rotary embedding of {self.model_type} ({self.kind}) changes for the row, "
             "so the shorter would be trained with other rotations than alone",
             hint=f"set the pack length (template.max_length, pack_length) to {self.limit} or less: a longer "
             "sample then gets a pack of its own; or pack short and long samples in runs of their own",
