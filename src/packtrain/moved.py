@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import inspect
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,16 +19,13 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, TypeVar
 
-from .errors import InputError
+from .errors import ConfigError, InputError, nearest
 
 __all__ = [
     "KEYWORDS",
-    "MEGATRON_SWIFT",
     "MODULES",
-    "MS_SWIFT",
     "NAMES",
-    "PLAN",
-    "VEOMNI",
+    "THEIRS",
     "also_named",
     "attribute",
     "install",
@@ -59,6 +58,10 @@ MODULES: dict[str, str] = {
 }
 # module:name -> module:name. For a module that is still there, its `__getattr__` asks `attribute`.
 NAMES: dict[str, str] = {
+    "packtrain.data:IterablePackedDataset": "packtrain.packs.streaming:StreamingPackedDataset",
+    "packtrain.data:IterablePackingDataset": "packtrain.packs.streaming:StreamingPackedDataset",
+    "packtrain.data:PackingDataset": "packtrain.packs.packed:PackedDataset",
+    "packtrain.data:SimpleFusionDataset": "packtrain.sources.mixture:mix",
     "packtrain.train.opened:train_lazy": "packtrain.train.sft:train",
     "packtrain.train.opened:train_streaming": "packtrain.train.sft:train",
 }
@@ -67,6 +70,8 @@ KEYWORDS: dict[str, str] = {
     "max_wait_time": "timeout_s",
     "poll_interval": "poll_s",
 }
+
+logger = logging.getLogger(__name__)
 
 _told: set[str] = set()
 F = TypeVar("F", bound=Callable[..., Any])
@@ -97,45 +102,101 @@ def attribute(module: str, name: str) -> Any:
     return getattr(importlib.import_module(home), attr)
 
 
-#: Names that other systems have for keywords -> ours; a pair also maps the value.
-VEOMNI: dict[str, Any] = {
-    "dyn_bsz_buffer_size": "buffer_size",
-    "dyn_bsz_count_mode": "count_mode",
-    "dyn_bsz_overflow_ratio": "overflow_ratio",
-    "dyn_bsz_physical_overflow_ratio": "overflow_ratio",
-    "bsz_warmup_ratio": "warmup_ratio",
-    "bsz_warmup_init_mbtoken": "warmup_tokens",
-    "pad_packed_to_length": "pad_to_length",
-}
-MS_SWIFT: dict[str, Any] = {
+_STREAM: dict[str, Any] = {
+    "dataset": "source",
     "packing_length": "pack_length",
     "packing_interval": "window",
     "num_proc": "encode_workers",
     "strict": ("on_error", {True: "raise", False: "skip"}),
 }
-PLAN: dict[str, Any] = {
-    "packing_length": "pack_length",
-    "packing_strategy": ("packer", {"binpack": "auto"}),
+_CAP = {"packing_length": "pack_length", "max_len": "pack_length", "box_capacity": "pack_length"}
+#: What takes keywords -> the names that other systems have for them -> ours; a pair also
+#: maps the value, and None has no effect.
+THEIRS: dict[str, dict[str, Any]] = {
+    "plan": {
+        **_CAP,
+        "packing_strategy": ("packer", {"binpack": "auto"}),
+        "packing_allow_single_long": ("long_samples", {True: "single", False: "drop"}),
+    },
+    "align": {"dataloader_drop_last": "drop_last"},
+    "measure": {
+        "num_proc": "workers",
+        "packing_length_precompute_workers": "workers",
+        "packing_length_cache_persist_every": "persist_every",
+    },
+    "PackedDataset": {
+        "dataset": "samples",
+        "template": "encode",
+        "packing_length": "pack_length",
+        "num_proc": None,
+        "strict": ("on_error", {True: "raise", False: "zero"}),
+    },
+    "StreamingPackedDataset": _STREAM,
+    "TokenBudgetDataset": {
+        **_STREAM,
+        "dyn_bsz_buffer_size": "buffer_size",
+        "dyn_bsz_count_mode": "count_mode",
+        "dyn_bsz_overflow_ratio": "overflow_ratio",
+        "dyn_bsz_physical_overflow_ratio": "overflow_ratio",
+        "bsz_warmup_ratio": "warmup_ratio",
+        "bsz_warmup_init_mbtoken": "warmup_tokens",
+        "pad_packed_to_length": "pad_to_length",
+    },
+    "PaddingFreeCollator": {"pad_packed_to_length": "pad_to_length", "padding_to": "pad_to_length"},
+    "LazyShardedDataset": {
+        "data_dir": "directory",
+        "dataset": "directory",
+        "dp_rank": "rank",
+        "dp_world_size": "world_size",
+    },
+    "PackingProducer": {
+        **_CAP,
+        "input_dir": "inputs",
+        "output_dir": "output",
+        "num_proc": "workers",
+        "packing_strategy": ("packer", {"binpack": "auto"}),
+    },
+    "mix": {"datasets": "sources"},
 }
-MEGATRON_SWIFT: dict[str, Any] = {"dp_rank": "rank", "dp_world_size": "world_size"}
 
 
-def also_named(names: Mapping[str, Any]) -> Callable[[F], F]:
-    """Lets a function take keywords under the names that another system has for them.
+def also_named(where: str, further: Callable[..., Any] | None = None) -> Callable[[F], F]:
+    """Lets a function take keywords under the names that other systems have for them (`THEIRS[where]`).
 
-    Called with both names of one keyword, it raises `InputError`.
+    Called with both names of one keyword, with one that it does not have, or without one that it needs, it
+    raises `ConfigError`: one line, and the nearest name.
+
+    Args:
+        further: takes the function's `**options`.
     """
+    names = THEIRS[where]
 
     def wrap(function: F) -> F:
+        known = inspect.signature(function)
+        words = [*known.parameters, *names, *(inspect.signature(further).parameters if further else ())]
+        passes = further is None and "options" in words  # what they go to refuses them
+
         @functools.wraps(function)
         def call(*args: Any, **options: Any) -> Any:
             for theirs in [name for name in options if name in names]:
                 row = names[theirs]
+                if row is None:
+                    logger.warning("%s: %s=%r has no effect", where, theirs, options.pop(theirs))
+                    continue
                 ours, values = row if isinstance(row, tuple) else (row, {})
                 if ours in options:
-                    raise InputError(f"{theirs} and {ours} are one keyword", hint=f"keep {ours}")
+                    raise ConfigError(f"{theirs} and {ours} are one keyword", hint=f"keep {ours}")
                 value = options.pop(theirs)
                 options[ours] = values.get(value, value) if isinstance(value, bool | str) else value
+            for name in options:
+                if name not in words and not passes:
+                    close = nearest(name, [word for word in words if word not in ("self", "options")])
+                    hint = f"did you mean {close}?" if close else f"see help({where})"
+                    raise ConfigError(f"{where} has no keyword {name}", hint=hint)
+            try:
+                known.bind(*args, **options)
+            except TypeError as error:
+                raise ConfigError(f"{where}: {error}", hint=f"see help({where})") from None
             return function(*args, **options)
 
         return call  # type: ignore[return-value]

@@ -74,7 +74,7 @@ class PaddingFreeCollator:
             rotations would differ from those of a sample alone (`collate.rotations`).
     """
 
-    @also_named({"pad_packed_to_length": "pad_to_length", "padding_to": "pad_to_length"})
+    @also_named("PaddingFreeCollator")
     def __init__(
         self,
         model: Any = None,

@@ -1,5 +1,8 @@
 """The public names of datasets, samplers and loaders over packs (torch); they live in `packs`."""
 
+from typing import Any
+
+from .. import moved
 from ..packs.encode_cache import EncodeCache
 from ..packs.equal_steps import EqualSteps
 from ..packs.exported import ChunkedPacks, ShardedPacks, open_packs
@@ -34,3 +37,8 @@ __all__ = [
     "open_packs",
     "pack_source",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Names that other systems have for these."""
+    return moved.attribute(__name__, name)

@@ -29,7 +29,7 @@ import numpy as np
 from .. import files
 from ..errors import ConfigError, InputError, SampleError
 from ..extend import Source, Template
-from ..moved import renamed
+from ..moved import also_named, renamed
 from ..planning.spec import PlanSpec
 from ..planning.window import MAX_AGE, WindowPacker
 from ..store.chunks import DEFAULT_MEDIA, ChunkWriter
@@ -107,6 +107,7 @@ class PackingProducer:
     """
 
     @renamed("poll_interval")
+    @also_named("PackingProducer")
     def __init__(
         self,
         inputs: str | Path,

@@ -24,7 +24,7 @@ from typing import Any
 from torch.utils.data import Dataset, get_worker_info
 
 from ..errors import InputError
-from ..moved import MEGATRON_SWIFT, also_named, renamed
+from ..moved import also_named, renamed
 from ..store.growing import Order, raw_place
 from ..waiting.poll import Clock
 from ..world import world
@@ -78,8 +78,8 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
         ChecksumError: the bytes of a chunk are not those that were written.
     """
 
-    @also_named(MEGATRON_SWIFT)
     @renamed("max_wait_time", "poll_interval")
+    @also_named("LazyShardedDataset")
     def __init__(
         self,
         directory: str | Path,

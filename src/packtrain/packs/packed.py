@@ -23,14 +23,16 @@ import torch
 from torch.utils.data import Dataset
 
 from ..collate import FILLER, IGNORE
-from ..errors import DriftError, InputError, LawError, SampleError
+from ..errors import ConfigError, DriftError, InputError, LawError, SampleError
 from ..files import append_line
 from ..measuring.eligibility import probe_once, set_epoch
+from ..moved import also_named
 from ..planning.align import AlignedPlan
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
 from ._mapped import as_array, as_file
+from ._planned_rows import plan_rows
 from ._shared_epoch import SharedEpoch
 from .encode_cache import EncodeCache
 from .pack import Pack
@@ -48,8 +50,11 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
 
     Args:
         plan_or_aligned: a PackPlan (items are its packs) or an AlignedPlan (items are aligned positions).
+            Without one the samples are measured and planned here: `PackedDataset(samples, template,
+            pack_length=8192)`.
         samples: anything indexable by sample id.
-        encode: sample -> encoded sample; None when `samples` already holds encoded samples.
+        encode: sample -> encoded sample, or a template; None when `samples` already holds encoded samples.
+        pack_length: without a plan: hard cap of a pack in tokens; None: the template's `max_length`.
         lengths: the Lengths (or int[n]) of the plan: checks each sample rather than the pack's sum.
         on_error: "raise", or "zero": a sample that cannot be encoded becomes a weightless segment of its
             planned length (of 1 token when `lengths` is not given), in the pack it was planned for.
@@ -63,12 +68,14 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
     Position -1 is the filler pack. Other negative positions are refused: no position is an alias.
     """
 
+    @also_named("PackedDataset")
     def __init__(
         self,
-        plan_or_aligned: PackPlan | AlignedPlan,
-        samples: Any,
-        encode: Callable[[Any], Mapping[str, Any]] | None = None,
+        plan_or_aligned: PackPlan | AlignedPlan | Any = None,
+        samples: Any = None,
+        encode: Callable[[Any], Mapping[str, Any]] | Any = None,
         *,
+        pack_length: int | None = None,
         lengths: Lengths | Any | None = None,
         on_error: str = "raise",
         ledger_file: str | Path | None = None,
@@ -89,10 +96,23 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
             raise InputError(
                 "on_error='zero' needs a ledger_file", hint="samples that are zeroed must be written down"
             )
+        if not isinstance(plan_or_aligned, PackPlan | AlignedPlan):
+            given = [one for one in (plan_or_aligned, samples, encode) if one is not None]
+            if len(given) > 2:
+                raise ConfigError(
+                    f"the first argument is a {type(plan_or_aligned).__name__}, no plan",
+                    hint="PackedDataset(plan, samples, encode)",
+                )
+            samples, encode = (*given, None, None)[:2]
+            plan_or_aligned, lengths = plan_rows(samples, encode, pack_length, lengths)
+        elif pack_length is not None:
+            raise ConfigError(
+                f"pack_length is {pack_length}, and a plan says the packs", hint="leave pack_length out"
+            )
         self.packs = plan_or_aligned
         self.plan = plan_or_aligned.plan if isinstance(plan_or_aligned, AlignedPlan) else plan_or_aligned
         self.samples = samples
-        self.encode = encode
+        self.encode: Any = getattr(encode, "encode", encode)
         self.lengths: Any = None if lengths is None else getattr(lengths, "tokens", lengths)
         self.on_error = on_error
         self.ledger_file = None if ledger_file is None else Path(ledger_file)
@@ -106,6 +126,17 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
 
     def __len__(self) -> int:
         return len(self.packs)
+
+    @property
+    def packed_idx(self) -> list[list[int]]:
+        """Sample ids of every pack."""
+        return [pack.tolist() for pack in self.packs]
+
+    @property
+    def packed_length(self) -> list[int]:
+        """Tokens of every pack."""
+        tokens = self.plan.pack_tokens
+        return [int(tokens[self.pack_id(position)]) for position in range(len(self))]
 
     def pack_id(self, position: int) -> int:
         """Raw pack id of a position; -1 for the filler."""

@@ -36,9 +36,9 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..collate import is_filler
-from ..errors import ForeignArtefactError, InputError
+from ..errors import ConfigError, ForeignArtefactError, InputError
 from ..files import append_line, digest_json
-from ..moved import MS_SWIFT, also_named
+from ..moved import also_named
 from ..planning.spec import PlanSpec
 from ..planning.window import MAX_AGE, WindowPacker
 from ..world import World, world
@@ -71,7 +71,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         source: sequence or iterable of samples, or a function that makes an iterable. Encoded samples are
             mappings with `input_ids`; their other keys are left alone.
         template: an `extend.Template`, or a function sample -> encoded sample; None: encoded already.
-        pack_length: hard cap of a pack of several samples, in tokens.
+        pack_length: hard cap of a pack of several samples, in tokens; None: the template's `max_length`.
         window: samples that are planned together.
         max_carry: windows a sample may wait over.
         packer, long_samples, multiple_of, max_samples: as in `packtrain.plan`.
@@ -91,13 +91,13 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         left_out: reason -> samples left out in this epoch.
     """
 
-    @also_named(MS_SWIFT)
+    @also_named("StreamingPackedDataset")
     def __init__(
         self,
         source: Any,
         template: Any = None,
         *,
-        pack_length: int,
+        pack_length: int | None = None,
         window: int = 1000,
         max_carry: int = MAX_AGE,
         packer: str = "auto",
@@ -131,6 +131,9 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
                 "samples that are left out must be written down",
                 hint="name a ledger_file (a JSON lines file)",
             )
+        pack_length = getattr(template, "max_length", None) if pack_length is None else pack_length
+        if pack_length is None:
+            raise ConfigError("no pack length is set", hint="set pack_length, or the template's max_length")
         self.spec = PlanSpec(
             pack_length=pack_length,
             packer=packer,

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..errors import InputError
-from ..moved import MS_SWIFT, VEOMNI, also_named
+from ..moved import also_named
 from ..planning.build import plan
 from ..planning.window import MAX_AGE, WindowPacker
 from ..world import world
@@ -79,7 +79,7 @@ class TokenBudgetDataset(StreamingPackedDataset):
         grad_accum: batches of a step on this rank.
     """
 
-    @also_named({**MS_SWIFT, **VEOMNI})
+    @also_named("TokenBudgetDataset", StreamingPackedDataset.__init__)
     def __init__(
         self,
         source: Any,

@@ -19,6 +19,7 @@ from .. import extend, files
 from ..errors import ForeignArtefactError, InputError, SourceError
 from ..measuring.hint_audit import audit_hints
 from ..measuring.run import measure_range
+from ..moved import also_named
 from ..planning.lengths import Lengths
 from ..store import lengths as lengths_store
 from ..store import parts
@@ -35,6 +36,7 @@ __all__ = ["SERIAL", "details", "measure", "origin_of"]
 _log = logging.getLogger(__name__)
 
 
+@also_named("measure")
 def measure(
     source: extend.Source,
     template: extend.Template,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, PlanError
 from ..extend import Patterns
-from ..moved import PLAN, also_named
+from ..moved import also_named
 from ..packers._bounds import best_bound
 from ._materialise import from_patterns
 from .asking import Packed, check_patterns, pack_classes
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 I64 = NDArray[np.int64]
 
 
-@also_named(PLAN)
+@also_named("plan")
 def plan(
     lengths: Any, pack_length: int | None = None, *, spec: PlanSpec | None = None, **options: Any
 ) -> PackPlan:

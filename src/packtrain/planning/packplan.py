@@ -41,7 +41,7 @@ class PackPlan(RawPlan):
         return dict(self._stored["stats"])
 
     # -- derived plans and files ---------------------------------------------------------------
-    @also_named({"dataloader_drop_last": "drop_last"})
+    @also_named("align")
     def align(self, world_size: int, drop_last: bool = False) -> AlignedPlan:
         """The view in which `world_size` ranks get equally many packs."""
         return align(self, world_size, drop_last)

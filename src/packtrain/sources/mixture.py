@@ -32,6 +32,7 @@ from typing import Any
 from ..errors import ConfigError, SourceError, nearest, one_line
 from ..extend import Source
 from ..files import digest_json
+from ..moved import also_named
 from ..planning.permutation import Permutation
 from .chat import ChatSource
 
@@ -139,6 +140,7 @@ class Mixture:
         }
 
 
+@also_named("mix")
 def mix(
     sources: Sequence[Source],
     weights: Sequence[float] | None = None,
