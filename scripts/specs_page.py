@@ -11,6 +11,8 @@ import ast
 import sys
 from pathlib import Path
 
+from packtrain.moved import NAMES, THEIRS
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "specs.md"
 
@@ -32,8 +34,25 @@ names. This page is written from the marks of the tests by `scripts/specs_page.p
 
 Where a worked example prints something else here, a law of [architecture.md](architecture.md) decides:
 positions of a padded tail begin at 0, since they are a segment of their own; the third example of 004 prints
-1 2 3.
+1 2 3; ranks take samples in turn, so the two ranks of 004 hold S1 S3 and S2 S4.
 """
+
+#: What the documents write as code and is something else here.
+_INSTEAD = {
+    "`calculate_matched_group(sequences, packing_length, is_finished)`": "`plan(lengths, packing_length=)`; "
+    "with samples to come: `StreamingPackedDataset`",
+    "`create_packed_idx`": "`PackedDataset.packed_idx`, `.packed_length`",
+    "`packing_row`, `pack_samples(template, row)`, `_data_collator(batch, padding_to)`, "
+    "`_merge_multimodal_data`": "`PaddingFreeCollator(padding_to=)([row])`",
+    "`template.encode(sample, return_length=True)`": "`HFTemplate.encode`: the length is that of `input_ids`",
+    "`raw_plan`, `aligned_plan(world_size, dataloader_drop_last)`": "`plan(…)`, "
+    "`.align(world_size, dataloader_drop_last=)`",
+    "`DTYPE_SAMPLE_INFO`, hash buckets": "`Lengths`, `packtrain show --distribution`",
+    "`convert_to_messages`, `pack_selected_samples`, `CaptioningSample` …": "`open_packs(folder, encode)`, "
+    "`data.source: llava_packed`",
+    "`pack_frac`, `sample_weight`": "`data.packer_options.min_fill` of `diverse`; weights of `data.mixture`",
+    "`--config s1_config.yaml` and its steps": "`packtrain measure`, `plan`, `export`, or `run` of one YAML",
+}
 
 
 def marks() -> list[tuple[str, str, str, str, str]]:
@@ -76,7 +95,25 @@ def page() -> str:
             cells = [requirement, key, api, f"`{where.removeprefix('tests/')}`"]
             parts.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n")
         parts.append("\n")
+    parts += _names()
     return "\n".join([parts[0], "".join(parts[1:])]).rstrip("\n") + "\n"
+
+
+def _names() -> list[str]:
+    """The names of their code: keywords of `moved.THEIRS`, classes, and what is something else here."""
+    lines = [
+        "## Names in Python\n\nAny other keyword ends in one line with the nearest name.\n\n",
+        "| here | keywords of other systems |\n|---|---|\n",
+    ]
+    for where, names in THEIRS.items():
+        here = {theirs: ours[0] if isinstance(ours, tuple) else ours for theirs, ours in names.items()}
+        cells = [f"`{theirs}` ({f'`{ours}`' if ours else 'no effect'})" for theirs, ours in here.items()]
+        lines.append(f"| `{where}` | {', '.join(cells)} |\n")
+    lines.append("\n| their code | here |\n|---|---|\n")
+    for theirs, ours in NAMES.items():
+        if theirs.startswith("packtrain.data:"):
+            lines.append(f"| `{theirs.partition(':')[2]}` | `{ours.replace(':', '.')}` |\n")
+    return lines + [f"| {theirs} | {ours} |\n" for theirs, ours in _INSTEAD.items()]
 
 
 if __name__ == "__main__":

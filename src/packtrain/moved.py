@@ -13,7 +13,7 @@ import inspect
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -133,7 +133,7 @@ THEIRS: dict[str, dict[str, Any]] = {
     },
     "StreamingPackedDataset": _STREAM,
     "TokenBudgetDataset": {
-        **_STREAM,
+        **{name: ours for name, ours in _STREAM.items() if not name.startswith("packing_")},
         "dyn_bsz_buffer_size": "buffer_size",
         "dyn_bsz_count_mode": "count_mode",
         "dyn_bsz_overflow_ratio": "overflow_ratio",
@@ -160,20 +160,23 @@ THEIRS: dict[str, dict[str, Any]] = {
 }
 
 
-def also_named(where: str, further: Callable[..., Any] | None = None) -> Callable[[F], F]:
+def also_named(
+    where: str, further: Callable[..., Any] | None = None, but: Sequence[str] = ()
+) -> Callable[[F], F]:
     """Lets a function take keywords under the names that other systems have for them (`THEIRS[where]`).
 
     Called with both names of one keyword, with one that it does not have, or without one that it needs, it
     raises `ConfigError`: one line, and the nearest name.
 
     Args:
-        further: takes the function's `**options`.
+        further: takes the function's `**options`, but those of `but`.
     """
     names = THEIRS[where]
 
     def wrap(function: F) -> F:
         known = inspect.signature(function)
-        words = [*known.parameters, *names, *(inspect.signature(further).parameters if further else ())]
+        more = inspect.signature(further).parameters if further else ()
+        words = [*known.parameters, *names, *(name for name in more if name not in but)]
         passes = further is None and "options" in words  # what they go to refuses them
 
         @functools.wraps(function)

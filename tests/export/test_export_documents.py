@@ -27,7 +27,8 @@ from packtrain.sources.encoded import EncodedTemplate
 BOOK = {
     "messages": [
         {
-            "content": "<image>\nWho is the author of this book?\nAnswer the question using a single word or phrase.",
+            "content": "<image>\nWho is the author of this book?\n"
+            "Answer the question using a single word or phrase.",
             "role": "user",
         },
         {"content": "Kevin J. Todeschi", "role": "assistant"},
@@ -174,7 +175,7 @@ def test_prompts_and_captions_of_different_lengths(tmp_path: Path) -> None:
 
 @pytest.mark.spec(
     "003",
-    "1st phase: lengths that are powers of two fill their packs to the last token, greedily where mixing ends",
+    "1st phase: lengths that are powers of two fill their packs, greedily where mixing ends",
     key="`data.packer: diverse`",
     api='`plan(packer="diverse")`',
 )
@@ -216,9 +217,9 @@ def test_the_four_steps(
 
 @pytest.mark.spec(
     "002",
-    "how they work together: token ids of the producer come out of the reader, by `chunk_idx % dp_world_size`",
+    "token ids of the producer come out of the reader, by `chunk_idx % dp_world_size`",
     key="`produce IN OUT`, `data.kind: growing`",
-    api="`PackingProducer(input_dir=, output_dir=)`, `LazyShardedDataset(data_dir=, dp_rank=, dp_world_size=)`",
+    api="`PackingProducer(input_dir=)`, `LazyShardedDataset(data_dir=, dp_rank=)`",
 )
 def test_the_two_components_together(tmp_path: Path) -> None:
     lengths = [7 + (n * 13) % 60 for n in range(60)]

@@ -45,7 +45,7 @@ class Template:
 
 @pytest.mark.spec(
     "001",
-    "`PackedDataset(dataset=, template=, packing_length=)`: `packed_idx`, `packed_length`, a list of samples a pack",
+    "`PackedDataset(dataset=, template=, packing_length=)`: `packed_idx`, `packed_length`, lists of samples",
     key="`data.kind: planned`",
     api="`PackedDataset(samples, template, pack_length=)`",
 )
@@ -70,7 +70,7 @@ def test_the_dataset_of_the_guide(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def to_constant_volume(lengths: list[int], volume: int) -> list[list[int]]:
-    """What `binpacking.to_constant_volume` is published to do: descending, each into the fullest that fits."""
+    """What `binpacking.to_constant_volume` is published to do: the largest first, into the fullest."""
     bins: list[list[int]] = []
     for value in sorted(lengths, reverse=True):
         fitting = [one for one in bins if sum(one) + value <= volume]
@@ -97,7 +97,7 @@ def test_what_is_no_dataset() -> None:
         PackedDataset(pt.plan([3], 4), [row([1, 2, 3])], pack_length=4)
     with pytest.raises(ConfigError, match="the first argument is a list, no plan"):
         PackedDataset([], [], len, pack_length=4)
-    with pytest.raises(InputError, match="cannot be indexed .*StreamingPackedDataset"):
+    with pytest.raises(InputError, match=r"cannot be indexed .*StreamingPackedDataset"):
         PackedDataset(iter([]), pack_length=4)
     with pytest.raises(InputError, match="no input_ids"):
         PackedDataset([{"ids": [1]}], pack_length=4)
@@ -105,7 +105,7 @@ def test_what_is_no_dataset() -> None:
 
 @pytest.mark.spec(
     "001",
-    "`IterablePackedDataset`: flushes every `packing_interval` samples and at the end, skips what encodes to nothing",
+    "`IterablePackedDataset`: packs by `packing_interval`, flushes at the end, skips what encodes to nothing",
     key="`data.window`, `data.on_error`",
     api="`StreamingPackedDataset(packing_interval=, strict=)`",
 )

@@ -32,19 +32,30 @@ def recipe_of(options: Mapping[str, Any], further: Sequence[str] = ()) -> dict[s
 
     Args:
         options: those that the verb names.
-        further: `--section.key VALUE` or `--section.key=VALUE`, values as in YAML.
+        further: `--section.key VALUE` or `--section.key=VALUE`, values as in YAML. Names that other systems
+            have for keys of `training` need no section: `--streaming true`.
 
     Raises:
         click.UsageError: an argument is neither.
     """
+    from ..train.config.aliases import IGNORED, MOVED, old_names
+
     given = {name: value for name, value in options.items() if value is not None}
     custom = {"dataset": given.pop("dataset")} if "dataset" in given else {}
     recipe: dict[str, dict[str, Any]] = {"custom": custom, "training": given}
+    further_names = (name.partition(".") for name in (*MOVED, *IGNORED))
+    bare = {
+        *old_names("training"),
+        "padding_free",
+        *(key for at, _, key in further_names if at == "training"),
+    }
     words = list(further)
     while words:
         word = words.pop(0)
         name, equals, text = word.partition("=")
         section, dot, key = name.removeprefix("--").partition(".")
+        if not dot and section in bare:
+            section, dot, key = "training", ".", section
         if not (name.startswith("--") and dot and key and section in _SECTIONS):
             raise click.UsageError(
                 f"no such option or argument: {word}; keys of CONFIG are --section.key VALUE"

@@ -32,7 +32,7 @@ def plan_rows(samples: Any, template: Any, pack_length: int | None, lengths: Any
     if pack_length is None:
         raise ConfigError(
             "PackedDataset has neither a plan nor a pack length",
-            hint="PackedDataset(plan, samples, encode), or PackedDataset(samples, template, pack_length=8192)",
+            hint="PackedDataset(plan, samples, encode), or PackedDataset(samples, template, pack_length=…)",
         )
     if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
         raise InputError(

@@ -79,7 +79,7 @@ class TokenBudgetDataset(StreamingPackedDataset):
         grad_accum: batches of a step on this rank.
     """
 
-    @also_named("TokenBudgetDataset", StreamingPackedDataset.__init__)
+    @also_named("TokenBudgetDataset", StreamingPackedDataset.__init__, but=("pack_length", "window"))
     def __init__(
         self,
         source: Any,

@@ -167,7 +167,12 @@ ALIASES: tuple[Alias, ...] = (
     *_veomni("pad_to_length", "data.pad_to_length"),
     *_veomni("drop_last", "data.drop_last"),
     *_veomni("global_batch_size", "data.global_batch_size"),
+    # how a sample becomes tokens, and what packs are written as
+    Alias("training.max_length", "template.max_length", of="ms-swift"),
+    Alias("template.max_len", "template.max_length", of="LLaVA-OneVision"),
+    Alias("export.task_type", "export.task", {"pretrain": "auto", "sft": "multi_turn"}, of="LLaVA-OneVision"),
     # the model
+    Alias("training.max_model_len", "model.max_model_len", of="CoordExp"),
     Alias("model.model_path", "model.name_or_path", of="VeOmni"),
     Alias("training.attn_impl", "model.attn", _ATTENTION, of="CoordExp, ms-swift"),
     Alias("model.attn_impl", "model.attn", _ATTENTION, of="ms-swift"),
@@ -180,6 +185,7 @@ IGNORED = {
     "training.packing_buffer": "a static plan has no buffer",
     "training.packing_avg_samples": "the plan says how many samples a pack holds",
     "training.packing_num_proc": "a plan is made in one process",
+    "training.acc_strategy": "token_acc counts supervised tokens",
     "training.cyclic": "a stream goes on until max_steps",
     "training.lazy_tokenize": "samples are measured from metadata and encoded when they are fetched",
     "training.encoded_sample_cache": "samples are measured from metadata and encoded when they are fetched",
@@ -191,6 +197,7 @@ _LENGTH_HINT = "set template.max_length (or global_max_length): it is the pack l
 #: Keys that are refused -> what to do instead.
 MOVED = {
     "training.packing_length": _LENGTH_HINT,
+    "training.rescan_files": "use data.kind: growing: files are read as they come, each once",
 }
 
 _BY_OLD: dict[str, list[Alias]] = {}

@@ -124,6 +124,8 @@ class _Reading:
             further = instead.get(name, {})
             self.written[name].update(further)
             self.strong.update(f"{name}.{key}" for key in further)
+        if "padding_free" in self.written["training"]:  # ms-swift's files have no sections
+            self.written["template"].setdefault("padding_free", self.written["training"].pop("padding_free"))
         self.sections: dict[str, dict[str, Any]] = {name: {} for name in _NAMES if name != "custom"}
         self.names: dict[str, str] = {}
         self.idle: list[str] = []
