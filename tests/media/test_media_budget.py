@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from packtrain.errors import SampleError
-from packtrain.media import _head
+from packtrain.media import _head, audio
 from packtrain.media._flac import _crc8, _crc16
 from packtrain.media.audio import read_header as read_audio
 from packtrain.media.image import read_header as read_image
@@ -141,3 +141,12 @@ def test_a_parser_may_not_read_a_medium_over_and_over() -> None:
         with pytest.raises(SampleError, match=r"made\.bin is read more than"):
             head.at(0, 100)
         assert head.read(0, 100) == bytes(100)  # for decoders
+
+
+def test_a_sound_of_a_size_that_nobody_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    monkeypatch.setattr(audio, "MOST_VALUES", 8000)
+    for kind in ("WAV", "FLAC", "OGG", "AIFF"):
+        made = io.BytesIO()
+        soundfile.write(made, np.sin(np.arange(9000) / 20), 16000, format=kind)
+        assert "a sound has at most 8,000 values" in str(refused(made.getvalue()))

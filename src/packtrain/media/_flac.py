@@ -19,6 +19,7 @@ __all__ = ["MAGIC", "parse"]
 
 MAGIC = b"fLaC"
 _SYNC = re.compile(rb"\xff[\xf8\xf9]")
+_FRAME = (1 << 21) + (1 << 14)  # bytes of the largest frame: 65,535 samples of 8 channels, stored as they are
 _SUMMED = 4  # headers of the last frame that chance may give: each sums the bytes up to the end
 
 _BLOCKS = {1: 192, **{n: 576 << (n - 2) for n in range(2, 6)}, **{n: 256 << (n - 8) for n in range(8, 16)}}
@@ -57,13 +58,13 @@ def parse(head: Head, start: int = 0) -> ParsedAudio | None:
 def _whole(head: Head, first: int, total: int, block: int, largest: int) -> bool:
     """Whether the frame that ends the stream is there to its last byte."""
     end = tags_begin(head, first)
-    span = min(end - first, max(largest, 1 << 14) if largest else 1 << 17)
+    span = min(end - first, min(max(largest, 1 << 14), _FRAME) if largest else 1 << 17)
     if span < 11:
         return False
     tail = head.at(end - span, span)
     summed = 0
     for at in reversed([found.start() for found in _SYNC.finditer(tail, 0, max(0, len(tail) - 9))]):
-        head.spend()
+        head.spend(4)
         if _frame(tail, at, block) == total:
             summed += len(tail) - at
             if summed > _SUMMED * len(tail):

@@ -53,7 +53,8 @@ def parse(head: Head) -> Parsed:
 def _skip(head: Head, position: int) -> int:
     """Where the chain of sub-blocks at `position` ends, or -1 when the file ends first."""
     data, base = head.bytes, 0
-    while True:
+    while True:  # each sub-block is a step; writers fill them with 255 bytes
+        head.spend()
         at = position - base
         if at >= len(data):
             if position >= head.size:

@@ -32,6 +32,8 @@ from .location import Ref, name_of, open_head, read_bytes
 
 __all__ = ["AudioHeader", "open_audio", "read_header"]
 
+MOST_VALUES = 1 << 31  # samples of all channels: 6 hours of CD sound, 8 GiB decoded
+
 _OTHERS = {b"FORM": "AIFF", b".snd": "AU", b"caff": "CAF", b"riff": "W64", b"RIFF": "WAV", b"fLaC": "FLAC"}
 
 
@@ -104,6 +106,12 @@ def _read(head: Head) -> AudioHeader:
         raise head.fail("truncated_media", f"is cut short: its {name} data end before its samples do")
     if parsed.frames < 1:
         raise head.fail("unreadable_media", "holds no samples")
+    if parsed.frames * parsed.channels > MOST_VALUES:
+        raise head.fail(
+            "unreadable_media",
+            f"says {parsed.frames:,} frames of {parsed.channels} channels, a sound has at most "
+            f"{MOST_VALUES:,} values",
+        )
     return AudioHeader(parsed.frames, parsed.sample_rate, parsed.channels, name)
 
 
@@ -147,7 +155,11 @@ def _ask(head: Head) -> tuple[str, ParsedAudio]:
             frames, known = sound.frames, sound.frames < 1 << 62
             if not known or sound.format in ("OGG", "FLAC", "MPEG", "MP3"):
                 # its length is an estimate there: count
-                frames = sum(len(block) for block in sound.blocks(1 << 16, dtype="int16", always_2d=True))
+                frames = 0
+                for block in sound.blocks(1 << 16, dtype="int16", always_2d=True):
+                    frames += len(block)
+                    if frames * sound.channels > MOST_VALUES:
+                        break
             name = "MP3" if sound.format in ("MPEG", "MP3") else sound.format
             return name, ParsedAudio(frames, sound.samplerate, sound.channels)
     except Exception as error:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["Twice", "loads"]
+__all__ = ["MOST_RECORD", "Twice", "loads"]
+
+MOST_RECORD = 1 << 28  # bytes of one record
 
 
 class Twice(ValueError):
@@ -17,13 +19,17 @@ def loads(text: str | bytes) -> Any:
 
     Raises:
         Twice: an object gives a key twice.
-        ValueError: the text is no JSON.
+        ValueError: the text is no JSON, larger than a record may be, or nested too deeply.
     """
+    if len(text) > MOST_RECORD:
+        raise ValueError(f"{len(text):,} bytes, a record has at most {MOST_RECORD:,}")
     text = text if isinstance(text, str) else text.decode("utf-8")
     try:
         held, end = _SCAN(text, 0)
     except StopIteration:  # space ahead of it, or no JSON: the decoder says which
         end = -1
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     return held if end == len(text) else _DECODER.decode(text)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from ..errors import MissingExtraError, SourceError
 __all__ = ["kind_of", "unpack"]
 
 BLOCK = 1 << 20
+_TIMES, _FREE = 1000, 1 << 30  # gzip reaches 1,032 times on one byte repeated, text some 20
 _MAGICS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -26,12 +28,19 @@ def unpack(path: str, kind: str) -> Iterator[bytes]:
     """The content of a compressed file.
 
     Raises:
-        SourceError: cut short or broken; nothing of it is used then.
+        SourceError: cut short, broken, or it unpacks to a size that no text has; nothing of it is used then.
         MissingExtraError: zstandard is not installed.
     """
     try:
+        most, size = max(_FREE, _TIMES * os.path.getsize(path)), 0
         with _open(path, kind) as handle:
             while block := handle.read(BLOCK):
+                size += len(block)
+                if size > most:
+                    raise SourceError(
+                        f"{path} unpacks to more than {_TIMES:,} times its size: it is no text",
+                        hint="unpack it yourself if it is to be trusted",
+                    )
                 yield block
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         raise SourceError(

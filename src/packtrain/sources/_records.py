@@ -14,7 +14,7 @@ from ..errors import SampleError, SourceError, nearest
 from ..files import digest_json
 from . import _index, _scan
 from ._handles import Pinned, read
-from ._once import Twice, loads
+from ._once import MOST_RECORD, Twice, loads
 from .keys import FIELDS
 
 __all__ = ["RecordFile", "Shard", "find_kind", "open_records"]
@@ -119,6 +119,8 @@ class RecordFile:
         if not 0 <= number < self._index.count:
             raise IndexError(f"record {number} of {self._index.count} ({self._name})")
         start, stop = self._span(number)
+        if stop - start > MOST_RECORD:
+            raise self._malformed(number, f"has {stop - start:,} bytes, a record has at most {MOST_RECORD:,}")
         data = read(self._file, start, stop - start).strip(_SPACE)
         if self._kind == "json":
             data = data.removesuffix(b",").rstrip(_SPACE)
@@ -126,8 +128,6 @@ class RecordFile:
             record = loads(data.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise self._malformed(number, f"is not UTF-8 (byte {start + error.start} of the file)") from None
-        except RecursionError:
-            raise self._malformed(number, "is nested too deeply") from None
         except Twice as error:
             raise self._malformed(number, f"gives {error}") from None
         except ValueError as error:
@@ -199,6 +199,8 @@ def find_kind(file: Pinned, kind: str) -> str:
     if start == file.size:
         raise SourceError(f"{file.path} is empty", hint="a source needs at least one record")
     first = read(file, start, min(12, file.size - start))
+    if kind == "jsonl" and not first.startswith(b"["):
+        return kind
     alone, more = _first_line(file, start)
     if first.startswith(b"["):
         # an array, unless it is the wrong first line of a JSONL
@@ -217,31 +219,34 @@ def find_kind(file: Pinned, kind: str) -> str:
 
 def _is_record(data: bytes) -> bool:
     """Whether a JSON object is one chat record, by the fields it has."""
-    try:
-        held = json.loads(data)
-    except (ValueError, RecursionError):
-        return False
+    held = _parsed(data)
     names = {name for field in _OF_RECORD for name in FIELDS[field]}
     return isinstance(held, dict) and not names.isdisjoint(held)
+
+
+def _parsed(data: bytes) -> Any:
+    """The JSON value, None for null and for what is no JSON."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _first_line(file: Pinned, start: int) -> tuple[bool, bool]:
     """(the line at `start` is JSON by itself, more text follows it)."""
     parts: list[bytes] = []
-    stop = file.size
+    stop, size = file.size, 0
     for offset in range(start, file.size, _PROBE):
         block = read(file, offset, min(_PROBE, file.size - offset))
         end = block.find(b"\n")
-        parts.append(block if end < 0 else block[:end])
+        size += len(block)
+        if size <= _ONE_RECORD:
+            parts.append(block if end < 0 else block[:end])
         if end >= 0:
             stop = offset + end
             break
     more = _text_from(file, stop) < file.size
-    try:
-        json.loads(b"".join(parts))
-    except (ValueError, RecursionError):
-        return False, more
-    return True, more
+    return size <= _ONE_RECORD and _parsed(b"".join(parts)) is not None, more
 
 
 def _text_from(file: Pinned, start: int) -> int:

@@ -24,6 +24,7 @@ BOM = b"\xef\xbb\xbf"
 BLOCK = 1 << 20
 LINES_BLOCK = 1 << 24
 _SPACE = b" \t\r\n"
+_WHITE = np.isin(np.arange(256), list(_SPACE))
 
 I64 = NDArray[np.int64]
 
@@ -34,40 +35,49 @@ def _blocks(file: Pinned, size: int = BLOCK) -> Iterator[tuple[int, bytes]]:
 
 
 def scan_lines(file: Pinned) -> Built:
-    """Index of a file with one JSON object per line; blank lines are passed over."""
+    """Index of a file with one JSON object per line; blank lines are passed over, no line is held."""
     digest = hashlib.sha256()
+    start = len(BOM) if read(file, 0, min(3, file.size)) == BOM else 0
     starts: list[I64] = []
     gaps: list[I64] = []
     count = 0
-    start = len(BOM) if read(file, 0, min(3, file.size)) == BOM else 0
-    rest = b""  # the unfinished line of the block before
-    origin = start
+    begun, marked = (
+        start,
+        False,
+    )  # where the unfinished line began, and whether it holds more than white space
     for offset, block in _blocks(file, LINES_BLOCK):
         digest.update(block)
-        data = rest + (block if offset else block[start:])
-        if offset + len(block) == file.size and not data.endswith(b"\n"):
-            data += b"\n"  # the last line may lack its end
-        ends = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == 10)
-        firsts = np.concatenate(([0], ends + 1))[: len(ends)]
-        blank = _blank(data, firsts, ends)
+        if not offset and start:
+            block = b" " * start + block[start:]
+        last = offset + len(block) == file.size
+        if last and not block.endswith(b"\n"):
+            block += b"\n"  # the last line may lack its end
+        codes = np.frombuffer(block, dtype=np.uint8)
+        ends = np.flatnonzero(codes == 10)
+        firsts = np.concatenate(([0], ends[:-1] + 1)) if len(ends) else ends
+        blank = _blank(codes, firsts, ends)
+        places = firsts + offset
+        if len(ends):
+            blank[0] &= not marked
+            places[0] = begun
         full = np.flatnonzero(~blank)
-        starts.append(firsts[full] + origin)
+        starts.append(places[full])
         gaps.append(np.searchsorted(full, np.flatnonzero(blank)) + count)
         count += len(full)
-        cut = int(ends[-1]) + 1 if len(ends) else 0
-        rest = data[cut:]
-        origin += cut
+        if len(ends):
+            begun, marked = offset + int(ends[-1]) + 1, False
+        marked = marked or bool(block[begun - offset if len(ends) else 0 :].strip(_SPACE))
     starts.append(np.array([file.size], dtype=np.int64))
     return Built(np.concatenate(starts), np.concatenate([*gaps, starts[-1][:0]]), digest.hexdigest())
 
 
-def _blank(data: bytes, firsts: I64, ends: I64) -> NDArray[np.bool_]:
+def _blank(codes: NDArray[np.uint8], firsts: I64, ends: I64) -> NDArray[np.bool_]:
     """Which lines hold white space only; only those that begin with white space are looked at."""
-    codes = np.frombuffer(data, dtype=np.uint8)[firsts]
     blank = np.zeros(len(firsts), dtype=bool)
-    suspects = np.flatnonzero((codes == 10) | (codes == 13) | (codes == 32) | (codes == 9))
-    for line in suspects.tolist():
-        blank[line] = not data[firsts[line] : ends[line]].strip(_SPACE)
+    suspects = np.flatnonzero(_WHITE[codes[firsts]])
+    if len(suspects):
+        spans = np.stack((firsts[suspects], ends[suspects]), axis=1).ravel()
+        blank[suspects] = ~np.logical_or.reduceat(~_WHITE[codes], spans)[::2]
     return blank
 
 
@@ -95,14 +105,18 @@ class _Brackets:
         """(positions of `,` at depth 1, position of the bracket that closes the array or -1)."""
         codes = np.frombuffer(data, dtype=np.uint8)
         quotes = np.flatnonzero(codes == 34)
-        if len(quotes):
-            before = codes[quotes - 1] == 92  # for a quote at 0 this looks at the block's end
-            before[quotes == 0] = self.escaped
-            keep = np.ones(len(quotes), dtype=bool)
-            for at in np.flatnonzero(before).tolist():
-                keep[at] = self._backslashes(data, int(quotes[at])) % 2 == 0
-            quotes = quotes[keep]
-        self.escaped = self._backslashes(data, len(data)) % 2 == 1
+        slashes = np.flatnonzero(codes == 92)
+        odd = self._odd_runs(slashes)
+        before = np.searchsorted(slashes, quotes) - 1  # the backslash ahead of a quote, if it is next to it
+        escaped = np.zeros(len(quotes), dtype=bool)
+        if len(slashes):
+            escaped = odd[before] & (slashes[before] == quotes - 1)
+        escaped |= (quotes == 0) & self.escaped
+        quotes = quotes[~escaped]
+        if len(slashes) and slashes[-1] == len(data) - 1:
+            self.escaped = bool(odd[-1])
+        elif data:
+            self.escaped = False
         marks = np.flatnonzero((codes == 44) | ((codes | 32) == 123) | ((codes | 32) == 125))
         within = (np.searchsorted(quotes, marks) + self.inside) & 1
         self.inside = (self.inside + len(quotes)) & 1
@@ -119,12 +133,15 @@ class _Brackets:
             self.depth = int(depth[-1])
         return commas, end
 
-    def _backslashes(self, data: bytes, stop: int) -> int:
-        """Length of the run of backslashes that ends before `stop`, the block before included."""
-        start = stop
-        while start and data[start - 1] == 92:
-            start -= 1
-        return stop - start + (1 if start == 0 and self.escaped else 0)
+    def _odd_runs(self, slashes: I64) -> NDArray[np.bool_]:
+        """For each backslash, whether the run that ends with it is odd; the block before counts."""
+        first = np.ones(len(slashes), dtype=bool)
+        first[1:] = np.diff(slashes) != 1
+        place = np.arange(len(slashes))
+        length = place - np.maximum.accumulate(np.where(first, place, 0)) + 1
+        if len(slashes) and slashes[0] == 0 and self.escaped:
+            length[: np.flatnonzero(first)[1] if first.sum() > 1 else None] += 1
+        return length % 2 == 1
 
 
 def scan_array(file: Pinned) -> Built:

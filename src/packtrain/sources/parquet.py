@@ -9,6 +9,9 @@ records understand, bytes first. Files of one source must have the same column n
 order of their names, those of a `save_to_disk` folder in the order it says. A folder of several splits
 needs `split`.
 
+The first read of a group checks it in full (offsets, counts, indices of dictionaries, UTF-8): native code
+would believe a damaged file.
+
 Safe between processes: nothing open is pickled or used in a forked child, and no reader threads are started.
 The fingerprint is a Merkle root over the files' content and the chosen columns.
 """
@@ -16,17 +19,24 @@ The fingerprint is a Merkle root over the files' content and the chosen columns.
 from __future__ import annotations
 
 import bisect
-import json
+import contextlib
 import operator
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from .. import files
-from ..errors import MissingExtraError, SampleError, SourceError, UnknownNameError, one_line
+from ..errors import (
+    MissingExtraError,
+    PacktrainError,
+    SampleError,
+    SourceError,
+    UnknownNameError,
+    one_line,
+)
 from ._paths import expand, root_of
 from ._records import Shard
 from ._table import Digested, digest_files, merkle
@@ -51,7 +61,9 @@ class Table:
         self._reset()
         names: list[str] | None = None
         for number, file in enumerate(self._held):
-            reader = _reader(file.path, None)
+            with _reading(file.path):
+                reader = _reader(file.path, None)
+                held_rows = reader.rows
             if names is None:
                 names = reader.names
                 for column in self._columns or ():
@@ -63,7 +75,7 @@ class Table:
                     f"{file.path} has other columns than {self._held[0].path}: {', '.join(odd)}",
                     hint="open them as sources of their own, or choose columns both have",
                 )
-            for group, rows in enumerate(reader.rows):
+            for group, rows in enumerate(held_rows):
                 if rows:
                     self._groups.append((number, group))
                     self._stops.append((self._stops[-1] if self._stops else 0) + rows)
@@ -108,6 +120,10 @@ class Table:
             raise SampleError(
                 "malformed_record", f"{self.where(index)} holds text that is not UTF-8"
             ) from None
+        except Exception as error:  # dates beyond Python's, damage that validation passes
+            raise SampleError(
+                "malformed_record", f"{self.where(index)} has no value in Python: {one_line(error, 300)}"
+            ) from None
         return record
 
     def where(self, index: int) -> str:
@@ -126,7 +142,7 @@ class Table:
         return f"<parquet source {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_open", "_cache", "_owner")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_open", "_cache", "_valid", "_owner")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -137,6 +153,7 @@ class Table:
         self._owner = os.getpid()
         self._open: OrderedDict[int, _Reader] = OrderedDict()
         self._cache: OrderedDict[int, Any] = OrderedDict()
+        self._valid: set[int] = set()  # groups whose offsets, indices and texts were checked
 
     def _place(self, index: int) -> tuple[int, int]:
         number = operator.index(index)
@@ -156,18 +173,18 @@ class Table:
         reader = self._open.get(number)
         if reader is None:
             self._held[number].check()
-            reader = _reader(self._held[number].path, self._columns)
+            with _reading(self._held[number].path):
+                reader = _reader(self._held[number].path, self._columns)
             self._open[number] = reader
             while len(self._open) > 16:
                 self._open.popitem(last=False)
         else:
             self._open.move_to_end(number)
-        try:
+        with _reading(f"{self._held[number].path} at group {group}"):
             table = reader.read(group)
-        except Exception as error:
-            raise SourceError(
-                f"{self._held[number].path} cannot be read at group {group}: {one_line(error, 300)}"
-            ) from None
+            if slot not in self._valid:  # native code takes offsets and counts as they are
+                table.validate(full=isinstance(reader, _Arrow))
+                self._valid.add(slot)
         self._cache[slot] = table
         while len(self._cache) > 1 and sum(t.nbytes for t in self._cache.values()) > CACHE_BYTES:
             self._cache.popitem(last=False)
@@ -261,18 +278,22 @@ class _Arrow:
 
 
 def _reader(path: str, columns: Sequence[str] | None) -> _Reader:
+    with open(path, "rb") as handle:
+        magic = handle.read(4)
+    return (_Parquet if magic == b"PAR1" else _Arrow)(path, columns)
+
+
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Around code that reads a file through pyarrow: whatever damage leads to is one SourceError."""
     try:
-        with open(path, "rb") as handle:
-            magic = handle.read(4)
-        return (_Parquet if magic == b"PAR1" else _Arrow)(path, columns)
-    except OSError as error:
-        raise SourceError(f"{path} cannot be opened: {one_line(error, 300)}") from None
-    except Exception as error:
-        if not type(error).__module__.startswith("pyarrow"):
-            raise
+        yield
+    except PacktrainError:
+        raise
+    except Exception as error:  # also SystemError, OverflowError and UnicodeDecodeError of damaged bytes
         raise SourceError(
-            f"{path} is no whole Parquet or Arrow file: {one_line(error, 300)}",
-            hint="it may have been cut short",
+            f"{what} is no whole Parquet or Arrow file: {one_line(error, 300)}",
+            hint="it may have been cut short or damaged",
         ) from None
 
 
@@ -283,7 +304,8 @@ def _split(path: str, split: str | None) -> str:
         if split is not None:
             raise SourceError(f"{path} has no splits", hint="leave split out, or name the folder above")
         return path
-    splits = list(files.read_json(table).get("splits", []))
+    with files.reading(table, "a list of splits", "save the dataset again"):
+        splits = [str(name) for name in dict(files.read_json(table)).get("splits", [])]
     if split is None and len(splits) == 1:
         split = splits[0]
     if split is None:
@@ -298,18 +320,15 @@ def _listed(folder: str) -> list[str] | None:
     state = os.path.join(folder, "state.json")
     if not os.path.isfile(state):
         return None
-    try:
-        with open(state, "rb") as handle:
-            held = json.load(handle)
-        names = [entry["filename"] for entry in held["_data_files"]]
-    except (ValueError, KeyError, TypeError):
-        raise SourceError(f"{state} is no state of a saved dataset") from None
+    with files.reading(state, "a state of a saved dataset", "save the dataset again"):
+        held = dict(files.read_json(state))
+        names = [os.path.join(folder, entry["filename"]) for entry in held["_data_files"]]
     if held.get("_indices_data_files"):
         raise SourceError(
             f"{folder} was saved with an index over its rows, by an old version of datasets",
             hint="load it, call flatten_indices() and save it again",
         )
-    return [os.path.join(folder, name) for name in names]
+    return names
 
 
 def _pyarrow() -> None:

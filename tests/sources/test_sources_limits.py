@@ -1,0 +1,94 @@
+"""Records from hostile files: found in one pass without holding them, bounded in size and depth."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from packtrain.errors import SampleError, SourceError
+from packtrain.sources import _once, _packed, _records, _scan, open_source
+from packtrain.sources._index import pin
+
+Write = Callable[..., Path]
+LAWS = settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+@LAWS
+@given(
+    st.lists(st.sampled_from(["{}", " ", "\t", "\r", "\n", "\n\n", "a" * 9, " {} "]), max_size=30),
+    st.integers(1, 40),
+)
+def test_lines_are_found_whatever_the_blocks(tmp_path: Path, parts: list[str], block: int) -> None:
+    text = "".join(parts).encode()
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(text)
+    lines = text.split(b"\n")
+    if lines[-1] == b"":
+        lines.pop()
+    starts, gaps, at = [], [], 0
+    for line in lines:
+        if line.strip(b" \t\r\n"):
+            starts.append(at)
+        else:
+            gaps.append(len(starts))
+        at += len(line) + 1
+    held, _scan.LINES_BLOCK = _scan.LINES_BLOCK, block
+    try:
+        built = _scan.scan_lines(pin(path))
+    finally:
+        _scan.LINES_BLOCK = held
+    assert built.starts.tolist() == [*starts, len(text)]
+    assert built.gaps.tolist() == gaps
+
+
+@LAWS
+@given(st.lists(st.text('a\\"[,{', max_size=9), max_size=6), st.integers(1, 30))
+def test_escapes_in_an_array_whatever_the_blocks(tmp_path: Path, texts: list[str], block: int) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([{"t": text} for text in texts]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_scan, "_blocks", lambda file, size=0, real=_scan._blocks: real(file, block))
+        built = _scan.scan_array(pin(path))
+    data = path.read_bytes()
+    spans = zip(built.starts.tolist(), built.starts.tolist()[1:], strict=False)
+    assert [json.loads(data[a:b].strip(b", \n"))["t"] for a, b in spans] == texts
+
+
+def test_a_text_that_unpacks_without_end_is_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_packed, "_FREE", 1 << 16)
+    monkeypatch.setattr(_packed, "_TIMES", 100)
+    bomb = write("a.jsonl.gz", gzip.compress(bytes(1 << 22)))
+    with pytest.raises(SourceError, match=r"a\.jsonl\.gz unpacks to more than 100 times"):
+        open_source(bomb)
+    fine = write("b.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 3000))
+    assert len(open_source(fine)) == 3000
+
+
+def test_a_record_has_a_size(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_records, "MOST_RECORD", 1000)
+    monkeypatch.setattr(_once, "MOST_RECORD", 1000)
+    held = open_source(write("a.jsonl", [{"a": "x" * 900}, {"a": "x" * 2000}]))
+    assert len(held[0]["a"]) == 900
+    with pytest.raises(
+        SampleError, match=r"a\.jsonl:2 has 2,0\d\d bytes, a record has at most 1,000"
+    ) as told:
+        held[1]
+    assert told.value.reason == "malformed_record"
+
+
+@pytest.mark.parametrize("text", ["[" * 10**6, '{"a":' * 10**6, '{"a":' + "[" * 10**6 + "]" * 10**6 + "}"])
+def test_a_record_has_a_depth(write: Write, text: str) -> None:
+    held = open_source(write("a.jsonl", b'{"a": 1}\n' + text.encode() + b"\n"))
+    with pytest.raises(SampleError, match=r"a\.jsonl:2 is not valid JSON: nested too deeply"):
+        held[1]
