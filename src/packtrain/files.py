@@ -21,16 +21,18 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import FormatError, InputError, PacktrainError, one_line
+from .errors import ConfigError, FormatError, InputError, PacktrainError, one_line
 
 __all__ = [
     "MOST_JSON",
+    "MOST_YAML",
     "FlushAhead",
     "append_line",
     "canonical_json",
     "digest_json",
     "make_folder",
     "move",
+    "parse_yaml",
     "private_folder",
     "publish",
     "publish_array",
@@ -60,6 +62,7 @@ def step(kind: str, path: Path) -> None:
         observer(kind, path)
 
 
+MOST_YAML = 1 << 20  # characters of a configuration; and of what its aliases stand for, values
 MOST_JSON = 1 << 30  # bytes of a marker or state; the largest list the packs of an export
 
 
@@ -344,23 +347,72 @@ def read_json(path: str | Path) -> Any:
         raise FormatError(f"{path} is not valid JSON: {error}") from None
 
 
+def parse_yaml(text: str, name: str) -> Any:
+    """What a YAML text holds, in plain values. JSON is YAML too.
+
+    Raises:
+        ConfigError: malformed, with line and column; a key given twice; longer, deeper or, by its aliases,
+            larger than a configuration can be.
+    """
+    import yaml
+
+    if len(text) > MOST_YAML:
+        raise ConfigError(f"{name} has more than {MOST_YAML:,} characters: it is no configuration")
+
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            seen: set[Any] = set()
+            for key, _ in node.value:
+                if key.tag != "tag:yaml.org,2002:merge" and isinstance(key, yaml.ScalarNode):
+                    if key.value in seen:
+                        told = f"key {key.value!r} is given twice"
+                        raise yaml.constructor.ConstructorError(None, None, told, key.start_mark)
+                    seen.add(key.value)
+            held: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+            return held
+
+    try:
+        value = yaml.load(text, Loader=Loader)
+        size = _values(value, {})
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = name if mark is None else f"{name}, line {mark.line + 1}, column {mark.column + 1}"
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{where}: {problem}", hint="mend the YAML at this place") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: nested too deeply", hint="a value is a plain value") from None
+    except (TypeError, ValueError, OverflowError, AttributeError, LookupError) as error:
+        hint = "a key is plain text, a value a plain value"
+        raise ConfigError(f"{name}: {one_line(error, 160)}", hint=hint) from None
+    if size > MOST_YAML:
+        raise ConfigError(f"{name} stands for more than {MOST_YAML:,} values by its aliases")
+    return value
+
+
+def _values(value: Any, known: dict[int, int]) -> int:
+    """How many values a value stands for where each alias counts as what it names."""
+    if not isinstance(value, (dict, list, set)):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = MOST_YAML  # a value that holds itself has no end
+        inner = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_values(one, known) for one in inner)
+    return known[id(value)]
+
+
 @contextlib.contextmanager
-def reading(path: str | Path, what: str, hint: str = "make it again") -> Iterator[None]:
+def reading(path: str | Path, what: str, hint: str | None = "make it again") -> Iterator[None]:
     """Around code that takes a marker or state apart: what an edited one leads to is one FormatError.
 
-    Errors of packtrain pass; those of Python about wrong types, missing keys and numbers without measure
-    become "`path` is not `what`: …".
+    Errors of packtrain and of the file system pass; all others become "`path` is not `what`: …".
     """
     try:
         yield
-    except PacktrainError:
+    except (PacktrainError, OSError):
         raise
     except KeyError as error:
         raise FormatError(f"{path} is not {what}: it lacks {error}", hint=hint) from None
-    except (
-        *(TypeError, ValueError, SyntaxError, AttributeError, IndexError, AssertionError),
-        *(OverflowError, RecursionError, MemoryError, ZeroDivisionError),
-    ) as error:
+    except Exception as error:  # wrong types, numbers without measure, damaged arrays and archives
         raise FormatError(f"{path} is not {what}: {one_line(error, 160)}", hint=hint) from None
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import yaml
 
+from .. import files
 from ..errors import InputError
 from ..world import world
 from ._app import emit, end_of_training, progress
@@ -62,7 +62,7 @@ def recipe_of(options: Mapping[str, Any], further: Sequence[str] = ()) -> dict[s
             )
         if not equals and not words:
             raise click.UsageError(f"{name} needs a value")
-        value = yaml.safe_load(text if equals else words.pop(0))
+        value = files.parse_yaml(text if equals else words.pop(0), name)
         recipe.setdefault("training" if section == "train" else section, {})[key] = value
     return recipe
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
+from .. import files
 from ..errors import InputError
 from ._app import completed, emit
 from ._show import open_lengths, print_plan
@@ -93,7 +93,7 @@ def command(
     given = {"packs_multiple": packs_multiple, "last_step": last_step}
     options.update({name: value for name, value in given.items() if value is not None})
     if packer_options is not None:
-        options["packer_options"] = yaml.safe_load(packer_options)
+        options["packer_options"] = files.parse_yaml(packer_options, "--packer-options")
     if skip_samples is not None:
         options["skip"] = read_skip_file(skip_samples)
     measured = open_lengths(lengths)

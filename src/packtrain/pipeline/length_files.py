@@ -58,10 +58,9 @@ def read_lengths(path: str | Path) -> Lengths:
             hint=f"use one of {', '.join(SUFFIXES)}",
         )
     try:
-        return _lengths(path, read(path))
-    except (FormatError, LengthError, MissingExtraError):
-        raise
-    except (ValueError, EOFError, KeyError, OSError, csv.Error) as error:
+        with files.reading(path, "an array of token counts", None):
+            return _lengths(path, read(path))
+    except OSError as error:
         raise FormatError(f"{path} is not an array of token counts: {error}") from None
 
 
@@ -84,7 +83,7 @@ def _npy(path: Path) -> Columns:
 
 
 def _npz(path: Path) -> Columns:
-    with np.load(path, allow_pickle=False) as held:
+    with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as held:
         return {name: held[name] for name in held.files}
 
 

@@ -21,7 +21,6 @@ asks for it is refused). Aggregates only: nothing is tracked per source beyond `
 from __future__ import annotations
 
 import bisect
-import json
 import math
 import operator
 import os
@@ -31,9 +30,10 @@ from typing import Any
 
 from ..errors import ConfigError, SourceError, nearest, one_line
 from ..extend import Source
-from ..files import digest_json
+from ..files import MOST_YAML, digest_json, parse_yaml
 from ..moved import also_named
 from ..planning.permutation import Permutation
+from ._once import loads
 from .chat import ChatSource
 
 __all__ = ["SUFFIXES", "Mixture", "Part", "mix", "open_source"]
@@ -249,15 +249,13 @@ def _count(size: int, entry: Mapping[str, Any], what: str) -> int:
 
 
 def _read(full: str) -> Mapping[str, Any]:
-    import yaml
-
     try:
         with open(full, "rb") as handle:
-            text = handle.read().decode("utf-8-sig")
-        spec = json.loads(text) if full.lower().endswith(".json") else yaml.safe_load(text)
+            text = handle.read(4 * MOST_YAML + 1).decode("utf-8-sig")
+        spec = loads(text) if full.lower().endswith(".json") else parse_yaml(text, full)
     except OSError as error:
         raise SourceError(f"{full} cannot be opened: {error.strerror}") from None
-    except (ValueError, yaml.YAMLError) as error:
+    except ValueError as error:
         raise ConfigError(f"{full} is not valid: {one_line(error)}") from None
     if not isinstance(spec, Mapping):
         raise ConfigError(f"{full} is no mixture", hint="it needs the key sources: a list of sources")
