@@ -141,7 +141,8 @@ class _Brackets:
         length = place - np.maximum.accumulate(np.where(first, place, 0)) + 1
         if len(slashes) and slashes[0] == 0 and self.escaped:
             length[: np.flatnonzero(first)[1] if first.sum() > 1 else None] += 1
-        return length % 2 == 1
+        odd: NDArray[np.bool_] = length % 2 == 1
+        return odd
 
 
 def scan_array(file: Pinned) -> Built:
