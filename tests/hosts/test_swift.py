@@ -38,6 +38,43 @@ print(json.dumps([[int(template.measure(row)), len(template.encode(row)["input_i
     assert all(measured == encoded for measured, encoded in pairs)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_answers_that_its_truncation_takes_are_told(side: str, data: Path, model: Path) -> None:
+    told = run(
+        swift_python(),
+        PREAMBLE
+        + """
+import json, sys
+from packtrain.errors import SampleError
+from swift.model import get_processor
+from swift.template import get_template
+from packtrain.hosts._swift_template import SwiftTemplate
+own = get_template(get_processor(sys.argv[1], model_type="qwen2_5_vl"), template_type="qwen2_5_vl",
+    max_length=40, truncation_strategy=sys.argv[2])
+own.set_mode("train")
+template = SwiftTemplate(own)
+def row(turns, text="q"):
+    talk = [{"role": "user", "content": text}, {"role": "assistant", "content": "one two three"}]
+    return {"messages": talk * turns}
+def said(sample):
+    try:
+        found = template.measure(sample)
+        return [int(found), len(template.encode(sample)["input_ids"]), found.note]
+    except SampleError as error:
+        return [error.reason]
+print(json.dumps([said(row(1)), said(row(4)), said(row(1, "q " * 50))]))
+""",
+        model,
+        side,
+        ours=True,
+    )
+    short, long, question = json.loads(told.splitlines()[-1])
+    assert short[2] == "" and short[0] == short[1] < 40
+    assert long[:2] == [40, 40]
+    assert long[2].startswith("removed: answer 1" if side == "left" else "removed: answer 3, 4 of 4"), long
+    assert question == ["unsupervised"] if side == "right" else question[2] == "", question
+
+
 @pytest.mark.spec(
     "001", "in ms-swift: its own losses, packed; resume", key="`hosts.ms_swift.install`", api="`install`"
 )

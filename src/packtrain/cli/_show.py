@@ -11,6 +11,7 @@ import numpy as np
 from .. import files
 from ..errors import FormatError
 from ..pipeline.length_files import read_lengths
+from ..pipeline.truncated import told_truncated, truncated_figures, truncated_rows
 from ..pipeline.unread import read_keys, told
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
@@ -25,6 +26,8 @@ __all__ = [
     "print_plan",
     "table",
 ]
+
+_ROWS = 100  # samples named in figures; details.jsonl names all
 
 
 def artefact_kind(folder: Path) -> str:
@@ -99,6 +102,8 @@ def print_lengths(folder: Path, lengths: Lengths, *, audited: int | None = None)
         rows["audit"] = f"{audited} samples encoded for real: 0 mismatches" if audited else "not run"
     if keys := told(read_keys(folder)):
         rows["keys"] = keys
+    if cut := told_truncated(folder, lengths):
+        rows["truncation"] = cut
     rows["digest"] = lengths.digest[:16]
     table(f"Lengths in {folder}", rows)
 
@@ -115,6 +120,7 @@ def lengths_figures(folder: Path, lengths: Lengths) -> dict[str, Any]:
         "digest": lengths.digest,
         "unusable": counts,
         "keys": read_keys(folder),
+        "truncation": {**truncated_figures(folder, lengths), "rows": truncated_rows(folder, lengths)[:_ROWS]},
     }
 
 

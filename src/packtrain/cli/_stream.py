@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import files
 from ..errors import FormatError, LawError
+from ..measuring.run import CUT
 from ..pipeline.unread import told
 from ..store.growing import PRODUCER, View, chunk_name, completed, number_of, read_stream, readers
 from ..waiting.claim import look
@@ -75,6 +76,8 @@ def stream_rows(figures: dict[str, Any]) -> dict[str, str]:
     rows.update({f"  {reason}": f"{count:,}" for reason, count in figures.get("dropped", {}).items()})
     if keys := told(figures.get("keys", {})):
         rows["keys"] = keys
+    if figures.get("truncated"):
+        rows["truncation"] = f"{figures['truncated']:,} samples lost answers, or a part of one: show --ledger"
     if "producer" in figures:
         rows["readers"] = (
             f"{figures['readers']:,}; {figures['packs_acknowledged']:,} packs acknowledged by all; chunks: "
@@ -111,7 +114,7 @@ def follow_stream(folder: Path, interval: float) -> Iterator[dict[str, Any]]:
 
 
 def ledger_of(folder: Path) -> list[dict[str, Any]]:
-    """Every sample that is in no pack, as far as its chunk's manifest is there."""
+    """Every sample that is in no pack, or lost answers to truncation, as far as manifests are there."""
     rows: list[dict[str, Any]] = []
     for path in sorted(folder.glob("chunk_*.json")):
         if number_of(path.name) is None:
@@ -156,7 +159,7 @@ def verify_stream(folder: Path) -> dict[str, str]:
                 if one in seen:
                     raise LawError(f"sample {one} is in two packs, one of them pack {row} of {path.name}")
                 seen.add(one)
-    rows = ledger_of(folder)
+    rows = [row for row in ledger_of(folder) if row["reason"] != CUT]
     left = {row["id"] for row in rows}
     if left & seen or len(left) != len(rows):
         raise LawError(f"sample {sorted(left & seen)[:1]} is in a pack and in the ledger")

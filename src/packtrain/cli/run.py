@@ -91,6 +91,8 @@ def print_run(result: RunResult) -> None:
     rows["lengths audited"] = f"{figures['audited']} samples encoded for real: 0 mismatches"
     if keys := told(figures["keys"]):
         rows["keys"] = keys
+    if figures["truncation"]:
+        rows["truncation"] = figures["truncation"]
     if figures["proof"] is not None:
         rows["isolation"] = f"proven before training ({figures['proof']} comparisons)"
     if figures["loss"] is not None:

@@ -21,6 +21,7 @@ class ProduceStats:
         shards: raw shards that were taken; of these `faulty` could not be read, `duplicates` had been read
             under another name.
         keys: counts of keys that nothing read, and of spellings that were read as a field.
+        truncated: samples that are packed without answers that truncation removed, or cut short.
 
     >>> stats = ProduceStats(pack_length=1000, read=100, packed=100, packs=10, tokens=8000)
     >>> stats.samples_per_pack, stats.efficiency
@@ -38,6 +39,7 @@ class ProduceStats:
     faulty: int = 0
     duplicates: int = 0
     keys: dict[str, int] = field(default_factory=dict)
+    truncated: int = 0
 
     @property
     def waiting(self) -> int:
@@ -60,7 +62,7 @@ class ProduceStats:
     def to_dict(self) -> dict[str, Any]:
         plain = {**asdict(self), "dropped": dict(sorted(self.dropped.items()))}
         plain["keys"] = dict(sorted(self.keys.items()))
-        return plain if self.keys else {name: value for name, value in plain.items() if name != "keys"}
+        return {name: value for name, value in plain.items() if value or name not in ("keys", "truncated")}
 
     def tell(self, keys: Mapping[str, int]) -> None:
         """Add counts of keys."""

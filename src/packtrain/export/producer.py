@@ -29,6 +29,7 @@ import numpy as np
 from .. import files
 from ..errors import ConfigError, InputError, SampleError
 from ..extend import Source, Template
+from ..measuring.run import CUT
 from ..moved import also_named, renamed
 from ..planning.spec import PlanSpec
 from ..planning.window import MAX_AGE, WindowPacker
@@ -314,6 +315,10 @@ class PackingProducer:
         for sample_id, reason in sorted(made.left_out.items()):
             reason = lengths.reasons.get(sample_id - first, reason)
             self._leave_out(sample_id, reason, self._intake.details.get(sample_id, ""))
+        for sample_id, detail in sorted(self._intake.details.items()):
+            if sample_id - first not in lengths.reasons and sample_id not in made.left_out:
+                self._ledger.append(self._row(sample_id, CUT, detail))
+                self.stats.truncated += 1
         self.stats.tell(self._intake.keys)
         check_account(self.output, self.stats, self._ledger, last=False)
         bounds, ids = made.offsets.tolist(), made.ids.tolist()
@@ -323,16 +328,19 @@ class PackingProducer:
 
     def _check_usable(self, *, last: bool = False) -> None:
         if not self._pending and not len(self._packer.waiting):
-            row = self._ledger[0] if self._ledger else None
+            row = next((row for row in self._ledger if row["reason"] != CUT), None)
             check_usable(self.output, self.stats, self.stop_after_failures, row, last=last)
 
     def _leave_out(self, sample_id: int, reason: str, detail: str) -> None:
-        shard = self._journal.shard_of(sample_id)
-        row = sample_id - shard.start
+        row = self._row(sample_id, reason, detail)
         self.stats.drop(reason)
-        what = {"reason": reason, "detail": detail}
-        self._ledger.append({"id": sample_id, "shard": shard.name, "row": row, **what})
-        logger.info("sample %d (%s, record %d) is left out: %s", sample_id, shard.name, row, reason)
+        self._ledger.append(row)
+        logger.info("sample %d (%s, record %d) is left out: %s", sample_id, row["shard"], row["row"], reason)
+
+    def _row(self, sample_id: int, reason: str, detail: str) -> dict[str, Any]:
+        shard = self._journal.shard_of(sample_id)
+        place = {"id": sample_id, "shard": shard.name, "row": sample_id - shard.start}
+        return {**place, "reason": reason, "detail": detail}
 
     def _write_chunks(self, *, last: bool = False) -> None:
         """Write chunks while there are packs enough; at the end also a smaller one."""

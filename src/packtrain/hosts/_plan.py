@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..data import PackedDataset
-from ..errors import ConfigError
+from ..errors import ConfigError, SampleError
 from ..measuring.audit import audit
 from ..measuring.eligibility import probe_static
 from ..pipeline.plan import plan_lengths
@@ -44,6 +44,7 @@ def pack_rows(
     measure: Any = None,
     plan: Any = None,
     reader: ChatReader | None = None,
+    faults: Mapping[int, SampleError] | None = None,
     audited: int = 32,
     drop_last: bool = False,
     timeout_s: float = 7200,
@@ -56,6 +57,7 @@ def pack_rows(
     Args:
         name: "train" or the name of an evaluation set: lengths and plans lie under it in `folder`.
         plan: a plan or its folder, made before; None: planned here.
+        faults: rows that are left out, and why.
         kind: makes the dataset; arguments as of `PackedDataset`.
         audited: rows that are encoded for real and compared with their measured length; 0 also leaves out
             the look at whether rows move with order or epoch.
@@ -84,6 +86,7 @@ def pack_rows(
                     encode,
                     measure,
                     reader=reader or ChatReader(),
+                    faults=faults,
                     progress=lambda d, t: tell("measuring", d, t),
                 )
                 if audited:

@@ -22,13 +22,17 @@ from ..extend import Measured, measure_many
 from ..measuring.run import drained
 from ..pipeline.unread import told
 from ..planning.lengths import STATUS_EMPTY, STATUS_FAILED, Lengths
+from ..sources._account import LEDGER, UNREAD
 from ..sources.chat import ChatSource
+from ._unread import refuse_shares
 
-__all__ = ["ChatReader", "Rows", "measure_rows"]
+__all__ = ["ChatReader", "Rows", "measure_rows", "tell_cut"]
 
 logger = logging.getLogger(__name__)
 
 _BATCH = 256
+
+_SHOWN = 20  # rows named in one line
 
 #: Costs that depend on what the host trains on, which is not ours to say.
 _HOST_DECIDES = ("supervised",)
@@ -80,6 +84,7 @@ def measure_rows(
     measure: Any = None,
     *,
     reader: ChatReader,
+    faults: Mapping[int, SampleError] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Lengths:
     """The lengths of `rows`.
@@ -90,8 +95,10 @@ def measure_rows(
         measure: None: by what the first row holds; "encode"; a template (`extend.Template`); a function
             row -> tokens; or `Lengths`, or their folder, when they were measured before.
         reader: how rows are read as chats.
+        faults: rows that are left out, and why.
 
     Raises:
+        UnreadKeys: more than 1 % of the rows hold a key that changes training and that is not read.
         ConfigError: the rows do not say their length, and nothing was given that can.
     """
     if isinstance(measure, (str, Path)) and measure != "encode":
@@ -103,10 +110,9 @@ def measure_rows(
     if not len(rows):
         raise InputError("the dataset is empty", hint="check the training data")
     if measure is None:
-        ready = _tokenised(rows)
-        if ready is not None:
-            return _lengths(ready)
-        return _by_chats(rows, encode, reader, progress)
+        found = _tokenised(rows)
+        found = _by_chats(rows, encode, reader, progress) if found is None else found
+        return _lengths([(faults or {}).get(index, value) for index, value in enumerate(found)])
     if measure == "encode":
         return _one_by_one(rows, lambda row: len(encode(row)["input_ids"]), progress)
     if hasattr(measure, "measure"):
@@ -114,7 +120,7 @@ def measure_rows(
     return _one_by_one(rows, measure, progress)
 
 
-def _tokenised(rows: Any) -> list[int] | None:
+def _tokenised(rows: Any) -> list[Any] | None:
     columns = getattr(rows, "column_names", None)
     if columns is not None and "input_ids" in columns:
         names = [name for name in ("input_ids", "attention_mask") if name in columns]
@@ -158,10 +164,13 @@ def _by_chats(
     encode: Callable[[Any], Mapping[str, Any]],
     reader: ChatReader,
     progress: Callable[[int, int], None] | None,
-) -> Lengths:
-    """By metadata; what we cannot read as a chat, the host's collator may: it is encoded to be measured."""
+) -> list[Any]:
+    """By metadata; what we cannot read as a chat, the host's collator may: it is encoded to be measured.
+
+    But not a row with a key that changes training and is not read: it is left out.
+    """
     found = _by_template(rows, _template(rows, reader), reader, progress)
-    odd = [index for index, value in enumerate(found) if isinstance(value, SampleError)]
+    odd = [i for i, value in enumerate(found) if isinstance(value, SampleError) and value.reason != UNREAD]
     first = one_line(found[odd[0]]) if odd else ""
     failure: Exception | None = None
     for index in odd:
@@ -182,7 +191,7 @@ def _by_chats(
             len(found),
             first,
         )
-    return _lengths(found)
+    return found
 
 
 def _by_template(
@@ -204,9 +213,20 @@ def _by_template(
         if progress is not None:
             progress(stop, len(rows))
     counts = drained(samples)
-    if unread := {name: count for name, count in counts.items() if " -> " not in name}:
+    if unread := {n: count for n, count in counts.items() if " -> " not in n or n.endswith(LEDGER)}:
         logger.warning("keys of the rows that measuring does not read, %s", told(unread))
+    refuse_shares(dict(enumerate(found)), len(found))
+    cut = [(index, note) for index, value in enumerate(found) if (note := getattr(value, "note", ""))]
+    tell_cut(cut)
     return found
+
+
+def tell_cut(cut: list[tuple[int, str]]) -> None:
+    """Rows that are trained without answers that truncation removed, or cut short."""
+    if cut:
+        named = "; ".join(f"row {index}: {note}" for index, note in cut[:_SHOWN])
+        more = f"; and {len(cut) - _SHOWN:,} more rows" if len(cut) > _SHOWN else ""
+        logger.warning("%d rows are trained without all of their answers: %s%s", len(cut), named, more)
 
 
 def _one_by_one(

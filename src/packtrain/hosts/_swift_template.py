@@ -9,7 +9,9 @@ for other multimodal templates, and for samples with video or sound, measuring i
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from PIL import Image
 from ..errors import SampleError
 from ..extend import Measured
 from ..media.image import read_header
+from ..template.decoded import stretches
 
 __all__ = ["SwiftTemplate"]
 
@@ -59,11 +62,20 @@ class SwiftTemplate:
         return _run(self.template, sample)
 
     def measure(self, sample: Mapping[str, Any]) -> Measured:
-        """Length in tokens, with the number of images."""
+        """Length in tokens, with the number of images; its `note` names answers that truncation takes.
+
+        Raises:
+            SampleError: as `encode`; `unsupervised`, where truncation leaves no answer.
+        """
         images = sample.get("images") or []
         known = self.twin is not None and not (sample.get("videos") or sample.get("audios"))
-        found = _run(self.twin if known and images else self.template, sample)
-        return Measured(len(found["input_ids"]), **({"images": len(images)} if images else {}))
+        template = self.twin if known and images else self.template
+        with _watched(template) as cuts:
+            found = _run(template, sample)
+        measured = Measured(len(found["input_ids"]), **({"images": len(images)} if images else {}))
+        if cuts:
+            measured.note = _note(*cuts[-1])
+        return measured
 
     def config(self) -> dict[str, Any]:
         """The host's settings that affect a length."""
@@ -96,6 +108,41 @@ def _run(template: Any, sample: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(found, dict) or not found.get("input_ids"):
         raise SampleError("empty", "the template makes no tokens of the row")
     return found
+
+
+@contextmanager
+def _watched(template: Any) -> Iterator[list[tuple[list[int], list[int]]]]:
+    """Of each cut the numbers of the answers of all tokens (-100: not trained), before and after."""
+    cuts: list[tuple[list[int], list[int]]] = []
+    real = template._truncate
+
+    def truncate(ids: Any, labels: Any, encoded: Any, truncation_strategy: str) -> Any:
+        if labels is not None:
+            numbers = np.full(len(labels), -100)
+            for number, (first, last) in enumerate(stretches(np.asarray(labels)), start=1):
+                numbers[first:last] = number
+            _, kept = real(ids, numbers.tolist(), {}, truncation_strategy=truncation_strategy)
+            cuts.append((numbers.tolist(), kept))
+        return real(ids, labels, encoded, truncation_strategy=truncation_strategy)
+
+    template._truncate = truncate
+    try:
+        yield cuts
+    finally:
+        del template._truncate
+
+
+def _note(before: list[int], behind: list[int]) -> str:
+    whole, left = (Counter(number for number in held if number > 0) for held in (before, behind))
+    if whole and not left:
+        raise SampleError("unsupervised", "truncation leaves no token that is trained")
+    told = (
+        ("removed", [number for number in sorted(whole) if not left[number]]),
+        ("cut short", [number for number in sorted(left) if left[number] < whole[number]]),
+    )
+    return "; ".join(
+        f"{what}: answer {', '.join(map(str, numbers))} of {len(whole)}" for what, numbers in told if numbers
+    )
 
 
 class _Sized(Image.Image):  # type: ignore[misc]

@@ -21,7 +21,7 @@ ms-swift's, whose collator would not know their fields. ms-swift still asks for 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ ensure_torchvision()
 from ..train.mixin import check_isolation  # noqa: E402
 from ._checks import check_samples_per_step, check_source, unchanged_on_failure  # noqa: E402
 from ._plan import PLACE, pack_rows  # noqa: E402
+from ._rows import ChatReader  # noqa: E402
 from ._swift_flags import check_flags  # noqa: E402
 from ._swift_template import SwiftTemplate  # noqa: E402
 from .transformers import HostMixin  # noqa: E402
@@ -64,6 +65,7 @@ def install(
     source: Any = None,
     samples_per_step: int | str | None = None,
     balance: str | None = "step",
+    ignore_keys: Sequence[str] = (),
     **options: Any,
 ) -> None:
     """Put our plan and sampler into `swift sft`. Call it in the file named by `--external_plugins`.
@@ -73,6 +75,7 @@ def install(
             process when its rank is known); None: the rows of `--dataset` are planned.
         samples_per_step: as in `hosts.transformers.pack`; with a source there is nothing to choose.
         balance: as there.
+        ignore_keys: as there.
         options: further keyword arguments of `packtrain.plan`; with `--streaming true` of
             `StreamingPackedDataset`.
     """
@@ -92,6 +95,7 @@ def install(
         "samples_per_step": samples_per_step,
         "balance": balance,
         "options": options,
+        "ignore_keys": list(ignore_keys),
     }
     if hasattr(SwiftSft, "_packtrain"):
         SwiftSft._packtrain = settings
@@ -170,6 +174,7 @@ def _packed(pipeline: Any, datasets: list[Any], settings: Mapping[str, Any]) -> 
             folder=Path(args.output_dir),
             place=place,
             measure=_lengths_of(rows) or own,
+            reader=ChatReader(source={"ignore_keys": settings["ignore_keys"]}),
             drop_last=name == "train" and bool(args.dataloader_drop_last),
             repeat_loss="keep" if name == "train" else "zero",
             kind=_kind(args, name),

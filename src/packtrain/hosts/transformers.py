@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..collate import PackBatch
 from ..data import PackedDataset
-from ..errors import ConfigError
+from ..errors import ConfigError, SampleError
 from ..packs.source import is_packs, pack_source
 from ..planning.align import AlignedPlan
 from ..planning.balance import Balance
@@ -70,6 +71,7 @@ def pack(
     balance: str | None = "step",
     audited: int = 32,
     timeout_s: float = 7200,
+    ignore_keys: Sequence[str] = (),
     mixin: type[HostMixin] | None = None,
     **options: Any,
 ) -> Any:
@@ -92,6 +94,8 @@ def pack(
         balance: how packs are spread over ranks inside a step; see `PackSampler`.
         audited: rows encoded for real and compared with their measured length before planning.
         timeout_s: how long the other ranks wait for rank 0.
+        ignore_keys: keys of rows, messages and parts that do not matter: a key that changes training and that
+            nothing reads leaves its row out, and stops where more than 1 % of the rows hold one.
         mixin: what is put before the trainer's class; other hosts give theirs.
         options: further keyword arguments of `packtrain.plan` (`packer`, `long_samples`, `limits`, …).
 
@@ -113,11 +117,14 @@ def pack(
         if source is None:  # packs that are made already were encoded by another processor
             check_match(bare_model(trainer.model).config, getattr(trainer, "processing_class", None))
             given = {"plan": plan, "measure": measure, "audited": audited, "timeout_s": timeout_s}
+            given["ignore_keys"] = tuple(ignore_keys)
             return _pack_rows(
                 trainer, pack_length, samples_per_step, eval_packing, balance, kind, options, **given
             )
         made = {"pack_length": pack_length, "plan": plan, "samples_per_step": samples_per_step, **options}
-        named = [name for name, value in made.items() if value is not None]
+        named = [name for name, value in made.items() if value is not None] + ["ignore_keys"] * bool(
+            ignore_keys
+        )
         if named:
             raise ConfigError(
                 f"{', '.join(named)} cannot be kept: the packs of the source are made",
@@ -174,6 +181,7 @@ def _pack_rows(
     measure: Any,
     audited: int,
     timeout_s: float,
+    ignore_keys: Sequence[str],
 ) -> Any:
     args = trainer.args
     bare = bare_model(trainer.model)
@@ -182,11 +190,15 @@ def _pack_rows(
     same = args.per_device_train_batch_size * args.gradient_accumulation_steps * ranks
     per_step = same if samples_per_step == "same" else samples_per_step
     in_order = _put_before(trainer, mixin, measure=measure, audited=audited, timeout_s=timeout_s)
+    reader: ChatReader = trainer.packs_made["reader"]
+    reader = replace(reader, source={**reader.source, "ignore_keys": list(ignore_keys)})
+    trainer.packs_made["reader"] = reader
     wanted = {"pack_length": pack_length, **options}
     if in_order and not per_step:
         wanted.setdefault("packer", "sequential")
     if plan is None and pack_length is None:
         raise ConfigError("neither pack_length nor plan is given", hint="pass pack_length=4096, for example")
+    faults = {} if plan is not None or measure is not None else trainer.packs_unread(trainer.train_dataset)
     rows, encode = trainer.packs_rows(trainer.train_dataset, "training", bare)
     steps = {"samples_per_step": per_step, "packs_multiple": ranks} if per_step else {}
     if per_step:
@@ -198,6 +210,7 @@ def _pack_rows(
         name="train",
         plan=plan,
         drop_last=args.dataloader_drop_last,
+        faults=faults,
         options={**wanted, **steps},
         **trainer.packs_made,
     )
@@ -240,6 +253,10 @@ class HostMixin(PackingMixin):
     def packs_reader(self) -> ChatReader:
         """How rows are read as chats."""
         return ChatReader(processor=getattr(self, "processing_class", None))
+
+    def packs_unread(self, rows: Any) -> dict[int, SampleError]:
+        """Rows left out for a key that the host does not read (what a collator reads is not known)."""
+        return {}
 
     def packs_rows(self, rows: Any, what: str, bare: Any) -> tuple[Any, HostEncoder]:
         """Rows and their encoder, with unused columns removed as Trainer does it."""
@@ -310,13 +327,22 @@ class HostMixin(PackingMixin):
         held = self.packs_eval.get(id(rows))
         if held is None:
             bare = bare_model(self.model)
+            faults = self.packs_unread(rows)
             own, encode = self.packs_rows(rows, "evaluation", bare)
             made = {**self.packs_made}
             if isinstance(made["measure"], (str, Path)) and made["measure"] != "encode":
                 made["measure"] = None  # a folder of lengths is of the training rows
             held = (
                 rows,
-                pack_rows(own, encode, name=name, repeat_loss="zero", options=self.packs_options, **made),
+                pack_rows(
+                    own,
+                    encode,
+                    name=name,
+                    repeat_loss="zero",
+                    faults=faults,
+                    options=self.packs_options,
+                    **made,
+                ),
             )
             self.packs_fit(held[1])
             self.packs_eval[id(rows)] = held

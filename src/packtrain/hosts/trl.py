@@ -14,13 +14,17 @@ lengths come from the headers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from ..errors import ConfigError
-from ._rows import ChatReader
+from ..errors import ConfigError, SampleError
+from ..sources.chat import ChatSource
+from ..template import HFTemplate
+from ._rows import ChatReader, Rows, tell_cut
+from ._unread import unread_rows
 from .transformers import HostMixin
 from .transformers import pack as pack_trainer
 
@@ -54,6 +58,18 @@ def pack(trainer: Any, pack_length: int | None = None, **options: Any) -> Any:
     return pack_trainer(trainer, pack_length, mixin=TRLMixin, **options)
 
 
+#: What TRL reads of a row of chats, and what it makes of it.
+_CHAT = {"messages", "prompt", "completion", "tools"}
+_READS = {*_CHAT, "chat_template_kwargs", "chat_template"}
+_READS |= {"input_ids", "labels", "attention_mask", "completion_mask", "assistant_masks", "seq_lengths"}
+_PICTURES = {"image", "images"}
+
+#: Keys that a chat template looks up: `message.name`, `message["name"]`, `message.get("name")`.
+_NAMED = re.compile(r"""\.([A-Za-z_]\w*)|[\[(]\s*['"](\w+)['"]\s*[\]),]""")
+
+_UNKNOWN = "it holds max_length tokens: what was longer TRL has cut"
+
+
 class TRLMixin(HostMixin):
     """What `pack` puts before the class of an SFTTrainer."""
 
@@ -70,6 +86,53 @@ class TRLMixin(HostMixin):
             source={"media_without_placeholder": "prepend", "placeholders": {"image": []}},
             convert=_as_messages,
         )
+
+    def packs_unread(self, rows: Any) -> dict[int, SampleError]:
+        """Rows with a key that TRL does not read; and rows of which it cut answers are told."""
+        host: Any = self
+        columns = set(getattr(rows, "column_names", None) or (rows[0] if len(rows) else ()))
+        chats = sorted(columns & {"messages", "prompt", "completion"})
+        if not chats:
+            return {}
+        reader: ChatReader = self.packs_made["reader"]
+        template = getattr(host, "chat_template", None) or getattr(reader.processor, "chat_template", None)
+        reads = _READS | (_PICTURES if getattr(host, "_is_vision_dataset", False) else set())
+        faults = unread_rows(
+            rows,
+            columns=reads,
+            chats=chats,
+            says={"role", "content", *(a or b for a, b in _NAMED.findall(str(template or "")))},
+            ignore=reader.source["ignore_keys"],
+            media=bool(columns & _PICTURES & reads),
+        )
+        if "input_ids" in columns:
+            tell_cut(self._cut_by_trl(rows))
+        return faults
+
+    def _cut_by_trl(self, rows: Any) -> list[tuple[int, str]]:
+        """Rows that TRL has cut to `max_length` while it prepared them, with the answers that went."""
+        host: Any = self
+        most, reader = host.args.max_length, self.packs_made["reader"]
+        if most is None or getattr(rows, "column_names", None) is None:
+            return []
+        sizes = [
+            len(ids) for batch in rows.select_columns("input_ids").iter(1000) for ids in batch["input_ids"]
+        ]
+        full = [index for index, size in enumerate(sizes) if size == most]
+        if not full:
+            return []
+        side = {"keep_end": "left"}.get(str(host.args.truncation_mode), "right")
+        template = HFTemplate(reader.processor, truncation=side, max_length=most)
+        cut: list[tuple[int, str]] = []
+        for index in full:
+            row = _as_messages({name: value for name, value in rows[index].items() if name in _CHAT})
+            try:
+                chat = isinstance(row.get("messages"), list)
+                note = template.measure(ChatSource(Rows([row]))[0]).note if chat else _UNKNOWN
+            except SampleError:
+                note = _UNKNOWN
+            cut += [(index, note)] if note else []
+        return cut
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """TRL's loss; its token counter takes the rows of mRoPE positions for tokens, and is put right."""

@@ -74,6 +74,7 @@ class Spliced:
             bare token, since those are told by their ids.
         widths, blocks: of all runs in order.
         weights: weight of each span in the loss; empty: all weigh 1.
+        owners: message of each span; empty: nobody asks.
     """
 
     text: str
@@ -82,6 +83,7 @@ class Spliced:
     widths: tuple[int, ...] = ()
     blocks: tuple[Block | None, ...] = ()
     weights: tuple[float, ...] = ()
+    owners: tuple[int, ...] = ()
 
 
 def splice(
@@ -90,6 +92,7 @@ def splice(
     tokens: Mapping[str, str],
     expansions: Mapping[str, Sequence[Expansion]],
     weights: tuple[float, ...] = (),
+    owners: tuple[int, ...] = (),
 ) -> Spliced:
     """Put expansions in place of their placeholders.
 
@@ -99,6 +102,7 @@ def splice(
         tokens: kind (`image`, `video`, `audio`) -> placeholder.
         expansions: kind -> expansions in order of appearance.
         weights: of the spans; empty: all weigh 1.
+        owners: messages of the spans; empty: nobody asks.
 
     Raises:
         SampleError: `placeholder_mismatch`, when a kind has more or fewer placeholders than media.
@@ -112,7 +116,7 @@ def splice(
                 hint=f"write {kind}s as parts, not as {token} in the text",
             )
     if not any(expansions.values()):
-        return Spliced(text, tuple(spans), weights=weights)
+        return Spliced(text, tuple(spans), weights=weights, owners=owners)
     pattern = _pattern(tuple(tokens.items()))
     following = {kind: iter(items) for kind, items in expansions.items()}
     pieces: list[str] = []
@@ -135,7 +139,7 @@ def splice(
         last = match.end()
     pieces.append(text[last:])
     moved = tuple((_moved(first, edits), _moved(end, edits)) for first, end in spans)
-    return Spliced("".join(pieces), moved, tuple(inserted), tuple(widths), tuple(blocks), weights)
+    return Spliced("".join(pieces), moved, tuple(inserted), tuple(widths), tuple(blocks), weights, owners)
 
 
 @lru_cache(maxsize=64)

@@ -24,12 +24,15 @@ from ..extend import Source, Template, measure_many
 from ..media.location import identity
 from ..planning.lengths import STATUS_BEYOND, STATUS_EMPTY, STATUS_FAILED, STATUS_OK
 
-__all__ = ["BATCH", "RangeResult", "drained", "left_out", "measure_range", "media_refs", "walk_media"]
+__all__ = ["BATCH", "CUT", "RangeResult", "drained", "left_out", "measure_range", "media_refs", "walk_media"]
 
 I64 = NDArray[np.int64]
 
 #: Samples handed to the template in one call.
 BATCH = 256
+
+#: Reason of a line on a sample that is trained without some of its answers: it is not left out.
+CUT = "truncated_answers"
 
 MediaRow = tuple[str, int, str]
 
@@ -43,7 +46,8 @@ class RangeResult:
         costs: name -> int64, further costs; 0 for a sample that lacks one or cannot be used.
         status: uint8, `STATUS_OK`, `STATUS_EMPTY`, `STATUS_FAILED` or `STATUS_BEYOND`.
         reasons: id -> ledger reason of every sample whose status is not ok.
-        details: id -> one line for people: where the record stands and what is wrong.
+        details: id -> one line for people: where the record stands and what is wrong; also of samples whose
+            status is ok and of which truncation removed answers, or cut one short.
         media: (name, size in bytes, header digest) of every file used, ascending, each once.
         keys: counts of keys that nothing read, and of spellings that were read as a field.
     """
@@ -77,6 +81,7 @@ def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> R
     status = np.zeros(stop - start, dtype=np.uint8)
     costs: dict[str, I64] = {}
     errors: dict[int, SampleError] = {}
+    notes: dict[int, str] = {}
     media: set[MediaRow] = set()
     limit = getattr(template, "model_limit", None)
     cuts = getattr(template, "truncation", "error") != "error"
@@ -97,6 +102,8 @@ def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> R
                 errors[i] = fault
                 continue
             tokens[i - start] = _length(source, i, outcome)
+            if note := getattr(outcome, "note", ""):
+                notes[i] = note
             for name, value in found.items():
                 if name not in costs:
                     costs[name] = np.zeros(stop - start, dtype=np.int64)
@@ -116,6 +123,8 @@ def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> R
             details[i] = f"{source.where(i)}: {tokens[i - start]} tokens, the model takes {limit}"
         else:
             status[i - start] = STATUS_OK
+            if i in notes:
+                details[i] = f"{source.where(i)}: {notes[i]}"
     return RangeResult(
         start=start,
         stop=stop,

@@ -23,6 +23,7 @@ import numpy as np
 from torch.utils.data import get_worker_info
 
 from ..errors import DriftError, InputError, PlanError, SampleError
+from ..measuring.run import CUT
 from ..planning.lengths import Lengths
 from ..planning.spec import PlanSpec
 from ..sources._account import UNREAD, check_share
@@ -59,6 +60,7 @@ class Stream(Protocol):
     def costs_of(self, samples: list[Sample]) -> dict[str, list[int]]: ...
     def is_full(self, pack: list[Sample]) -> bool: ...
     def leave_out(self, sample_id: int, reason: str, detail: str) -> None: ...
+    def tell_cut(self, sample_id: int, note: str) -> None: ...
 
 
 class Run:
@@ -109,6 +111,8 @@ class Run:
                 self._failed(sample_id, sample)
                 leave()
                 continue
+            if note := sample.pop(CUT, ""):
+                stream.tell_cut(sample_id, note)
             length = _length(_named(sample, sample_id))
             if length == 0:
                 self._empty(sample)
@@ -175,6 +179,7 @@ class Run:
                     f"{sample.message}",
                     hint="restore the source, or start anew",
                 )
+            sample.pop(CUT, None)  # told when it was read
             samples[place] = _named(sample, sample_id)
         self.held = {number: samples[place] for number, place in self.places.items()}
         self.lengths = [_length(self.held[number]) for number in self.window]

@@ -38,6 +38,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ..collate import is_filler
 from ..errors import ConfigError, ForeignArtefactError, InputError
 from ..files import append_line, digest_json
+from ..measuring.run import CUT
 from ..moved import also_named
 from ..planning.spec import PlanSpec
 from ..planning.window import MAX_AGE, WindowPacker
@@ -159,6 +160,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         self.epoch = 0
         self._chosen = SharedEpoch()
         self.left_out: dict[str, int] = {}
+        self._told_cut = False
         self.settings: dict[str, Any] = {}  # further ones that a state depends on
         self._state: dict[str, Any] | None = None  # to begin at, once
         self._run: Run | None = None
@@ -307,7 +309,8 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         """The next packs of this reader; read apart, so that it does not move."""
         apart = copy.copy(self)
         apart.encode_workers, apart.left_out = 0, {}
-        apart.leave_out = _not_written  # type: ignore[method-assign]
+        apart.leave_out = _not_written  # type: ignore[method-assign, assignment]
+        apart.tell_cut = _not_written  # type: ignore[method-assign, assignment]
         apart.load_state_dict(self.state_dict())
         return list(itertools.islice(apart._packs(), count))
 
@@ -412,11 +415,23 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
     def leave_out(self, sample_id: Any, reason: str, detail: str) -> None:
         """Write down a sample that is in no pack."""
         self.left_out[reason] = self.left_out.get(reason, 0) + 1
+        self._write_line(sample_id, reason, detail)
+
+    def tell_cut(self, sample_id: Any, note: str) -> None:
+        """Say of a sample that is trained which of its answers truncation removed, or cut short."""
+        if not self._told_cut:
+            more = "" if self.ledger_file is None else f"; all of them: {self.ledger_file}"
+            logger.warning("sample %s is trained without all of its answers, %s%s", sample_id, note, more)
+        self._told_cut = self.ledger_file is not None
+        if self._told_cut:
+            self._write_line(sample_id, CUT, note)
+
+    def _write_line(self, sample_id: Any, reason: str, detail: str) -> None:
         assert self.ledger_file is not None  # checked in __init__
         known = int(sample_id) if isinstance(sample_id, Integral) else str(sample_id)
         row = {"sample_id": known, "reason": reason, "detail": detail}
         append_line(self.ledger_file, json.dumps(row, ensure_ascii=False))
 
 
-def _not_written(sample_id: Any, reason: str, detail: str) -> None:
+def _not_written(sample_id: Any, *told: str) -> None:
     """What a look ahead leaves out is written down when it is read in earnest."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from .. import extend, files
 from ..errors import ForeignArtefactError, FormatError
-from ..measuring.run import RangeResult, measure_range, walk_media
+from ..measuring.run import CUT, RangeResult, measure_range, walk_media
 from ..planning.lengths import Lengths
 from ..store import lengths as lengths_store
 from ..store import parts
@@ -118,7 +118,7 @@ class _Old:
     def __init__(self, folder: Path, lengths: Lengths) -> None:
         self.lengths = lengths
         self.details = details(folder)
-        self.faults = sorted(lengths.reasons)
+        self.faults = sorted({*lengths.reasons, *self.details})
         self.folder = folder
         self._media: NDArray[np.uint64] | None = None
 
@@ -151,7 +151,9 @@ class _Old:
             tokens=self.lengths.tokens[place].astype(np.int64),
             status=np.array(self.lengths.status[place]),
             costs={name: values for name, values in costs.items() if zeros or values.any()},
-            reasons=[(i - shift + start, self.lengths.reasons[i], self.details.get(i, "")) for i in faults],
+            reasons=[
+                (i - shift + start, self.lengths.reasons.get(i, CUT), self.details.get(i, "")) for i in faults
+            ],
         )
 
 

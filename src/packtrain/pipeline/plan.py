@@ -8,9 +8,10 @@ from typing import Any
 
 from ..errors import PlanError
 from ..planning.build import plan
-from ..planning.lengths import Lengths
+from ..planning.lengths import STATUS_OK, Lengths
 from ..planning.packplan import PackPlan
 from .publish import details, origin_of, refuse_other_kind
+from .truncated import truncated_rows
 
 __all__ = ["check_drops", "ledger_rows", "plan_lengths"]
 
@@ -71,9 +72,8 @@ def check_drops(made: PackPlan, lengths_folder: str | Path | None, limit: float 
     what = f"{len(made.ledger)} of {read} samples ({share:.1%}) are left out: {counts}"
     if not len(made):
         raise PlanError(f"the plan has no pack; {what}", hint="raise the pack length, or see the reasons")
-    shown = [
-        f"{row['where'] or row['id']} ({row['reason']})" for row in ledger_rows(made, lengths_folder)[:_SHOWN]
-    ]
+    left_out = ledger_rows(made, lengths_folder)[: len(made.ledger)]
+    shown = [f"{row['where'] or row['id']} ({row['reason']})" for row in left_out[:_SHOWN]]
     raise PlanError(
         f"{what}; the first: {'; '.join(shown)}", hint=f"the limit is {limit:.1%} (max_drop_fraction)"
     )
@@ -83,6 +83,8 @@ def ledger_rows(
     made: PackPlan, lengths_folder: str | Path | None, locate: Callable[[int], str] | None = None
 ) -> list[dict[str, Any]]:
     """Every sample that is not in the plan: id, reason, tokens, where it stands and what is wrong.
+
+    Behind them samples that are in the plan and lost answers to truncation (`truncated_answers`).
 
     Args:
         lengths_folder: holds the details of samples that could not be measured.
@@ -96,9 +98,12 @@ def ledger_rows(
     for sample, reason in zip(made.ledger.ids.tolist(), made.ledger.reasons, strict=True):
         where, _, detail = told.get(sample, "").partition(": ")
         tokens = 0 if lengths is None else int(lengths.tokens[sample])
-        if not detail and tokens:
+        if tokens and (not detail or (lengths is not None and lengths.status[sample] == STATUS_OK)):
             detail = f"{tokens} tokens, the cap is {made.spec.pack_length}"
         if not where and locate is not None:
             where = locate(sample)
         rows.append({"id": sample, "reason": reason, "tokens": tokens, "where": where, "detail": detail})
-    return rows
+    if lengths_folder is None or lengths is None:
+        return rows
+    gone = set(made.ledger.ids.tolist())
+    return rows + [row for row in truncated_rows(lengths_folder, lengths) if row["id"] not in gone]

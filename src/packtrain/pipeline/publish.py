@@ -20,6 +20,7 @@ from typing import Any
 
 from .. import extend, files
 from ..errors import ForeignArtefactError, InputError
+from ..measuring.run import CUT
 from ..planning.lengths import STATUS_OK, Lengths
 from ..store import lengths as lengths_store
 from ..store import parts
@@ -118,7 +119,7 @@ def publish(
             f"none of the {len(whole.status):,} samples can be used; the first: {reason}: {detail}",
             hint="check the processor, the columns and the media folder",
         )
-    reasons = {i: sys.intern(reason) for i, reason, _ in parts.reason_rows(paths)}
+    reasons = {i: sys.intern(reason) for i, reason, _ in parts.reason_rows(paths) if reason != CUT}
     files.remove(folder / lengths_store.MARKER)
     digest = save_media(folder, media, identity.root)
     with files.publish(folder / "details.jsonl") as handle:
@@ -154,7 +155,7 @@ def refuse_changed_media(folder: Path, identity: Identity, verify_content: bool)
 
 
 def details(folder: str | Path) -> dict[int, str]:
-    """One line for people per sample that cannot be used: where it stands and what is wrong."""
+    """One line for people per sample that cannot be used, or that lost answers: where it stands, and what."""
     path = Path(folder) / "details.jsonl"
     if not path.is_file():
         return {}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import extend
-from ..measuring.run import RangeResult
+from ..measuring.run import CUT, RangeResult
 from ..store import parts
 
 __all__ = ["SERIAL", "UNIT", "How", "Progress", "cut", "gathered", "part_of"]
@@ -95,7 +95,7 @@ def part_of(result: RangeResult) -> parts.Part:
         tokens=result.tokens,
         status=result.status,
         costs=dict(result.costs),
-        reasons=[(i, reason, result.details.get(i, "")) for i, reason in sorted(result.reasons.items())],
+        reasons=[(i, result.reasons.get(i, CUT), line) for i, line in sorted(result.details.items())],
         media=list(result.media),
         keys=dict(result.keys),
     )

@@ -25,6 +25,7 @@ from ..world import World, world
 from .plan import ledger_rows
 from .prepare import Prepared, Stage, prepare, prepare_ranks, silent
 from .ranks import StartUp
+from .truncated import told_truncated
 from .unread import read_keys, told
 
 if TYPE_CHECKING:
@@ -237,6 +238,7 @@ def _figures(
         "plan_folder": str(prepared.plan_folder),
         "audited": prepared.audited,
         "keys": read_keys(prepared.lengths_folder),
+        "truncation": told_truncated(prepared.lengths_folder, prepared.lengths),
         "padding_saved": slots.saved(slots.batched),
         "padding_saved_to_cap": slots.saved(slots.capped),
         "metrics": trained.metrics,

@@ -20,7 +20,7 @@ from typing import Any
 
 from .. import extend, files
 from ..errors import ChecksumError, ForeignArtefactError, FormatError, InputError
-from ..measuring.run import measure_range
+from ..measuring.run import CUT, measure_range
 from ..planning.lengths import Lengths
 from ..store import lengths as lengths_store
 from ..store import parts
@@ -124,7 +124,7 @@ def shard_lengths(shard: Shard) -> Lengths:
     """The lengths of a finished shard alone; entry 0 is its first id."""
     paths = parts.finished(shard.folder, shard.start)
     whole = parts.read_arrays(paths)
-    reasons = {i - shard.start: reason for i, reason, _ in parts.reason_rows(paths)}
+    reasons = {i - shard.start: reason for i, reason, _ in parts.reason_rows(paths) if reason != CUT}
     return Lengths(whole.tokens, whole.costs, whole.status, reasons)
 
 

@@ -56,7 +56,7 @@ class Part:
         tokens: int64[stop-start].
         status: uint8[stop-start], see `Lengths.status`.
         costs: name -> int64[stop-start].
-        reasons: (id, reason, detail) of every sample that is not ok, ascending.
+        reasons: (id, reason, detail) of samples that are not ok, and of those that lost answers, ascending.
         media: rows of every medium used, ascending, each once.
         keys: counts of keys that nothing read, and of spellings (`sources._account`).
     """
@@ -169,7 +169,7 @@ def read_arrays(paths: Sequence[Path]) -> Whole:
 
 
 def reason_rows(paths: Sequence[Path]) -> Iterator[Reason]:
-    """(id, reason, detail) of every sample of the parts that is not ok, in the parts' order."""
+    """(id, reason, detail) of every sample of the parts there is something to say of, in the parts' order."""
     for path in paths:
         with np.load(path) as stored:
             rows = json.loads(stored["reasons"].tobytes())

@@ -15,7 +15,7 @@ from ..errors import SampleError
 from ..extend import Measured
 from ..measuring.counter import TextCounter, open_counter
 from ..measuring.expansion import Expansion, Spliced
-from .layout import Layout, check_supervised, runs_mismatch
+from .layout import Layout, check_supervised, cut_answers, runs_mismatch
 from .render import Rendered
 
 __all__ = ["Measurable", "Measurer"]
@@ -31,6 +31,9 @@ _COSTS = {
     "video": ("video_frames", "patches"),
     "audio": ("audio_frames", "audio_cut"),
 }
+
+#: Costs under truncation: is the sample cut, answers of which nothing is left, answers of which a part is.
+_CUT = ("truncated", "answers_removed", "answers_cut")
 
 
 class Measurable(Protocol):
@@ -69,7 +72,7 @@ class Measurer:
         """Names of the costs that every sample gets."""
         template = self.template
         names = {name for kind in template.family.modalities for name in _COSTS[kind]} | {"supervised"}
-        return tuple(sorted(names | ({"truncated"} if template.truncation != "error" else set())))
+        return tuple(sorted(names | (set(_CUT) if template.truncation != "error" else set())))
 
     def measure(self, samples: Sequence[Mapping[str, Any]]) -> list[Measured | SampleError]:
         """A `Measured` or the `SampleError` of each sample."""
@@ -159,9 +162,13 @@ class Measurer:
         costs = self._costs(expansions)
         costs["supervised"] = int(layout.expand(layout.trained)[begin:end][1:].sum())
         check_supervised(layout, costs["supervised"], begin, end)
-        if self.template.truncation != "error":
-            costs["truncated"] = int(end - begin < layout.total)
-        return Measured(end - begin, **costs)
+        if self.template.truncation == "error":
+            return Measured(end - begin, **costs)
+        removed, short = layout.answers(begin, end)
+        costs |= zip(_CUT, (int(end - begin < layout.total), len(removed), len(short)), strict=True)
+        measured = Measured(end - begin, **costs)
+        measured.note = cut_answers(removed, short)
+        return measured
 
     def _costs(self, expansions: Mapping[str, Sequence[Expansion]]) -> dict[str, int]:
         """Costs of a sample's media; all costs of the family, 0 where it has none."""

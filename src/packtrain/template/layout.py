@@ -6,7 +6,8 @@ number of tokens it becomes. So their lengths, labels and cuts come from the sam
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ __all__ = [
     "Layout",
     "aligned",
     "check_supervised",
+    "cut_answers",
     "media_layout",
     "runs_mismatch",
     "text_layout",
@@ -46,6 +48,7 @@ class Layout:
         runs: int64[R], which entries are runs.
         blocks: grid of each run.
         scale: float32[K] weight of each token in the loss, 0 where it is not trained; None: all weigh 1.
+        owner: int64[K] message of each token in a trained range, -1 outside; None: nobody asks.
     """
 
     ids: I64
@@ -55,6 +58,7 @@ class Layout:
     runs: I64
     blocks: tuple[Block | None, ...] = ()
     scale: NDArray[np.float32] | None = None
+    owner: I64 | None = None
 
     @property
     def total(self) -> int:
@@ -84,6 +88,24 @@ class Layout:
             )
         return begin, end
 
+    def answers(self, begin: int, end: int) -> tuple[list[int], list[int]]:
+        """(messages of which a cut to [begin, end) leaves nothing to train, those of which it leaves a part).
+
+        The first token that stays is never trained.
+        """
+        if self.owner is None or end - begin == self.total:
+            return [], []
+        trained = self.expand(self.trained)
+        trained[:1] = False
+        owner = self.expand(self.owner)
+        whole = Counter(owner[trained].tolist())
+        trained[: begin + 1] = trained[end:] = False
+        left = Counter(owner[trained].tolist())
+        return (
+            [message for message in sorted(whole) if not left[message]],
+            [message for message in sorted(left) if left[message] < whole[message]],
+        )
+
 
 def text_layout(ids: I64, trained: Mask) -> Layout:
     """Layout of a sample without media."""
@@ -108,8 +130,13 @@ def media_layout(tokens: TokenizedText, spliced: Spliced, media_ids: Collection[
         scale = np.zeros(len(tokens.ids), dtype=np.float32)
         for span, weight in zip(spliced.spans, spliced.weights, strict=True):
             scale[supervised_mask(tokens, [span])] = weight
+    owner = None
+    if spliced.owners:
+        owner = np.full(len(tokens.ids), -1, dtype=np.int64)
+        for span, message in zip(spliced.spans, spliced.owners, strict=True):
+            owner[supervised_mask(tokens, [span])] = message
     if not media_ids:
-        return replace(text_layout(tokens.ids, trained), scale=scale)
+        return replace(text_layout(tokens.ids, trained), scale=scale, owner=owner)
     is_run = np.isin(tokens.ids, list(media_ids))
     runs = np.flatnonzero(is_run)
     if len(runs) != len(spliced.widths):
@@ -119,7 +146,17 @@ def media_layout(tokens: TokenizedText, spliced: Spliced, media_ids: Collection[
         media = is_run | supervised_mask(tokens, spliced.inserted)
     width = np.ones(len(tokens.ids), dtype=np.int64)
     width[runs] = spliced.widths
-    return Layout(tokens.ids, width, trained & ~media, media, runs, spliced.blocks, scale)
+    return Layout(tokens.ids, width, trained & ~media, media, runs, spliced.blocks, scale, owner)
+
+
+def cut_answers(removed: Sequence[int], cut: Sequence[int]) -> str:
+    """One line on the answers that a cut removed, and those it left a part of; "" for none."""
+    told = []
+    for messages, what in ((removed, "removed"), (cut, "cut short")):
+        if messages:
+            numbers = ", ".join("?" if message < 0 else str(message) for message in messages)
+            told.append(f"{what}: the answer{'s' * (len(messages) > 1)} in message {numbers}")
+    return "; ".join(told)
 
 
 def check_supervised(layout: Layout, supervised: int, begin: int, end: int) -> None:

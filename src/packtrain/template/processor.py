@@ -311,7 +311,8 @@ class HFTemplate:
         if isinstance(expansions, SampleError):
             raise expansions
         tokens = {} if self.media is None else self.media.tokens
-        return splice(rendered.text, rendered.spans, tokens, expansions, rendered.weights)
+        owners = rendered.owners if self.truncation != "error" else ()
+        return splice(rendered.text, rendered.spans, tokens, expansions, rendered.weights, owners)
 
     def layouts(self, items: Sequence[Spliced]) -> list[Layout | SampleError]:
         """Texts as tokens."""

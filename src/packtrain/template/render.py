@@ -56,12 +56,14 @@ class Rendered:
         spans: ascending character ranges that are trained (assistant turns with their end mark).
         media: parts of the media with their references and hints, in order of appearance.
         weights: weight of each span in the loss; empty: all weigh 1.
+        owners: message of each span, its system turn counted; below 0: not known.
     """
 
     text: str
     spans: tuple[tuple[int, int], ...]
     media: tuple[Mapping[str, Any], ...]
     weights: tuple[float, ...] = ()
+    owners: tuple[int, ...] = ()
 
 
 class ChatRenderer:
@@ -201,7 +203,8 @@ class ChatRenderer:
                 "no answer is left to train: all are masked by loss flags or template options",
                 hint="drop the record, or change its loss flags",
             )
-        return Rendered(text, tuple((span.first, span.last) for span in kept), talk.media, scale)
+        owners = tuple(span.owner if span.owner >= 0 else -2 - k for k, span in enumerate(kept))
+        return Rendered(text, tuple((span.first, span.last) for span in kept), talk.media, scale, owners)
 
     def _weights(
         self,
@@ -323,7 +326,9 @@ class ChatRenderer:
         if odd or ((skeleton.thinks or self.reasoning != "keep") and any("</think>" in t for t in texts)):
             return self._whole(sample)
         text, spans = skeleton.fill(texts)
-        return Rendered(text, spans, tuple(media))
+        if len(spans) != len(skeleton.owners):  # a range without a text
+            return self._whole(sample)
+        return Rendered(text, spans, tuple(media), owners=skeleton.owners)
 
     def _shape(self, messages: Any) -> tuple[Shape, list[str], list[Mapping[str, Any]], bool] | None:
         """Roles and kinds of parts, the texts, the media, and whether the loss is not by roles alone; None
@@ -397,7 +402,7 @@ class ChatRenderer:
             return None  # it is raised again, in full, for each such sample
         if any(whole.text[:end].rstrip().endswith("\ue011") for _, end in whole.spans) and not self._marked:
             return None  # where a turn ends would depend on the text itself
-        return cut(whole.text, whole.spans, marks)
+        return cut(whole.text, whole.spans, marks, whole.owners)
 
     def _run(
         self,

@@ -35,12 +35,14 @@ class Skeleton:
         gaps: number of the text in each gap.
         edges: edges of the trained ranges: (gaps before it, characters of fixed text before it).
         thinks: the template itself writes think blocks.
+        owners: message of each trained range.
     """
 
     fixed: tuple[str, ...]
     gaps: tuple[int, ...]
     edges: tuple[tuple[int, int], ...]
     thinks: bool = False
+    owners: tuple[int, ...] = ()
 
     def fill(self, texts: Sequence[str]) -> tuple[str, tuple[Span, ...]]:
         """The rendered text and its trained ranges for the texts of a conversation."""
@@ -56,7 +58,9 @@ class Skeleton:
         return "".join(pieces), tuple((a, b) for a, b in spans if b > a)
 
 
-def cut(text: str, spans: Sequence[Span], marks: Sequence[str]) -> Skeleton | None:
+def cut(
+    text: str, spans: Sequence[Span], marks: Sequence[str], owners: tuple[int, ...] = ()
+) -> Skeleton | None:
     """The skeleton of a text that was rendered with `marks` in place of texts.
 
     None where an edge of a range lies inside a mark.
@@ -79,7 +83,7 @@ def cut(text: str, spans: Sequence[Span], marks: Sequence[str]) -> Skeleton | No
                 return None
         edges.append((before, edge - removed))
     thinks = any("</think>" in piece for piece in fixed)
-    return Skeleton(tuple(fixed), tuple(number for _, number in found), tuple(edges), thinks)
+    return Skeleton(tuple(fixed), tuple(number for _, number in found), tuple(edges), thinks, owners)
 
 
 def _places(text: str, mark: str) -> list[int]:

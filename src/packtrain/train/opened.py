@@ -16,7 +16,7 @@ from typing import Any
 from .. import moved
 from ..data import LazyShardedDataset, StreamingPackedDataset, TokenBudgetDataset
 from ..errors import ConfigError, SampleError
-from ..measuring.run import left_out, media_refs
+from ..measuring.run import CUT, left_out, media_refs
 from ..media.location import name_of
 from ..world import World
 from .config import RunConfig, Stream, TokenBudget
@@ -82,7 +82,7 @@ class Checked:
         self.template = template
 
     def encode(self, sample: Any) -> Any:
-        """The encoded sample.
+        """The encoded sample; under `truncated_answers` what a cut took of it, for the stream to tell.
 
         Raises:
             SampleError: `long_audio` where it is dropped; `unsupervised` where truncation left nothing.
@@ -97,6 +97,9 @@ class Checked:
         cut = getattr(template, "truncation", "error") != "error"
         if cut and "labels" in encoded and not any(int(label) != IGNORED for label in encoded["labels"][1:]):
             raise SampleError("unsupervised", "truncation leaves no token that is trained")
+        if cut and len(encoded["input_ids"]) >= (getattr(template, "max_length", None) or 0):
+            note = getattr(template.measure(sample), "note", "")
+            return {**encoded, CUT: note} if note else encoded
         return encoded
 
 
@@ -131,6 +134,8 @@ def _stream(config: RunConfig, source: Any, template: Any, place: World) -> Stre
         "cyclic": True,
     }
     if data.on_error == "skip" or getattr(data, "drop_last", False):
+        further["ledger_file"] = Path(config.training.output_dir) / "left_out.jsonl"
+    if getattr(template, "truncation", "error") != "error":
         further["ledger_file"] = Path(config.training.output_dir) / "left_out.jsonl"
     if hasattr(template, "measure"):
         template = Checked(template)
