@@ -59,12 +59,13 @@ def plain(sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int) ->
     at_room: dict[int, list[int]] = {}
 
     def add(repeat: int, room: int, content: _Content) -> None:
-        if repeat == 0:
-            return
         if room > 0:
-            if not at_room.get(room):
+            there = at_room.get(room)
+            if there is None:
+                there = at_room[room] = []
+            if not there:
                 insort(rooms, room)
-            at_room.setdefault(room, []).append(len(groups))
+            there.append(len(groups))
         groups.append((repeat, content))
 
     for size, count in zip(reversed(sizes.tolist()), reversed(counts.tolist()), strict=True):
@@ -74,12 +75,15 @@ def plain(sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int) ->
             if place == len(rooms):
                 k = capacity // size
                 full, rest = divmod(left, k)
-                add(full, capacity - k * size, (size, k, None))
-                add(int(rest > 0), capacity - rest * size, (size, rest, None))
+                if full:
+                    add(full, capacity - k * size, (size, k, None))
+                if rest:
+                    add(1, capacity - rest * size, (size, rest, None))
                 break
             room = rooms[place]
-            group = at_room[room].pop()
-            if not at_room[room]:
+            there = at_room[room]
+            group = there.pop()
+            if not there:
                 del rooms[place]
             repeat, content = groups[group]
             groups[group] = (0, None)
@@ -89,9 +93,13 @@ def plain(sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int) ->
                 left -= k * repeat
                 continue
             full, rest = divmod(left, k)
-            add(full, room - k * size, (size, k, content))
-            add(int(rest > 0), room - rest * size, (size, rest, content))
-            add(repeat - full - int(rest > 0), room, content)
+            if full:
+                add(full, room - k * size, (size, k, content))
+            if rest:
+                add(1, room - rest * size, (size, rest, content))
+            untouched = repeat - full - (rest > 0)
+            if untouched:
+                add(untouched, room, content)
             break
     return _flatten(groups)
 

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 _FEW = 100  # samples read before a share of them counts
 
 Sample = dict[str, Any]
-Pack = tuple[list[int], list[Sample]]  # places, encoded samples
+Pack = tuple[Sequence[int], Sequence[Sample]]  # places, encoded samples
 
 
 class Stream(Protocol):
@@ -86,8 +86,7 @@ class Run:
         self.read = 0
         self.count = 0  # samples that reached the packer; their numbers ascend, whatever their places
         self.flight: deque[int] = deque()
-        self.places: dict[int, int] = {}  # number -> place, of samples in window or carry
-        self.held: dict[int, Sample] = {}  # number -> encoded sample
+        self.held: dict[int, tuple[int, Sample]] = {}  # number -> place, encoded sample: window and carry
         self.window: list[int] = []  # numbers since the last window
         self.lengths: list[int] = []  # their tokens
         self.ready: deque[Pack] = deque()
@@ -102,6 +101,7 @@ class Run:
     def __iter__(self) -> Iterator[Pack]:
         stream, window = self.stream, self.stream.spec.window or 1
         leave = self.flight.popleft  # once a sample is dealt with: an error must not lose it from the state
+        held = self.held
         yield from self._hand_out()
         if len(self.window) >= window:  # it could not be planned when the state was saved
             self._plan(last=False)
@@ -113,13 +113,13 @@ class Run:
                 continue
             if note := sample.pop(CUT, ""):
                 stream.tell_cut(sample_id, note)
-            length = _length(_named(sample, sample_id))
+            length = _length(sample, sample_id)
             if length == 0:
                 self._empty(sample)
                 leave()
                 continue
             number, self.count = self.count, self.count + 1
-            self.places[number], self.held[number] = place, sample
+            held[number] = (place, sample)
             self.window.append(number)
             self.lengths.append(length)
             leave()
@@ -131,7 +131,7 @@ class Run:
         self._plan(last=True)
         yield from self._hand_out()
 
-    def state(self, ahead: Sequence[list[int]] = ()) -> dict[str, Any]:
+    def state(self, ahead: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
         """Where this pass stands, as plain values.
 
         Args:
@@ -145,9 +145,9 @@ class Run:
             "shuffle": [item[0] for item in self.shuffle.held],
             "flight": list(self.flight),
             "window": list(self.window),
-            "places": [[number, place] for number, place in self.places.items()],
+            "places": [[number, place] for number, (place, _) in self.held.items()],
             "packer": self.packer.state_dict(),
-            "ready": [*map(list, ahead), *(places for places, _ in self.ready)],
+            "ready": [*map(list, ahead), *(list(places) for places, _ in self.ready)],
             "left_out": dict(self.left_out),
             "total": self.stream.reader.total,
         }
@@ -158,11 +158,11 @@ class Run:
         self.next_place, self.read, self.count = state["next_place"], state["read"], state["count"]
         self.shuffle.draws = state["draws"]
         self.window = list(state["window"])
-        self.places = {number: place for number, place in state["places"]}
+        places = {number: place for number, place in state["places"]}
         self.packer.load_state_dict(state["packer"])
         self.left_out = dict(state["left_out"])
         planned = [place for places in state["ready"] for place in places]
-        wanted = {*state["shuffle"], *state["flight"], *self.places.values(), *planned}
+        wanted = {*state["shuffle"], *state["flight"], *places.values(), *planned}
         found = stream.reader.again(self.epoch, wanted)
 
         def item(place: int) -> Item:
@@ -170,7 +170,7 @@ class Run:
 
         self.shuffle.held = [item(place) for place in state["shuffle"]]
         self._again = [item(place) for place in state["flight"]]
-        needed = [*self.places.values(), *planned]
+        needed = [*places.values(), *planned]
         samples: dict[int, Sample] = {}
         for place, sample_id, sample in encoded(map(item, needed), stream.encode, stream.encode_workers):
             if isinstance(sample, SampleError):
@@ -180,14 +180,16 @@ class Run:
                     hint="restore the source, or start anew",
                 )
             sample.pop(CUT, None)  # told when it was read
-            samples[place] = _named(sample, sample_id)
-        self.held = {number: samples[place] for number, place in self.places.items()}
-        self.lengths = [_length(self.held[number]) for number in self.window]
+            _length(sample, sample_id)
+            samples[place] = sample
+        self.held = {number: (place, samples[place]) for number, place in places.items()}
+        self.lengths = [_length(self.held[number][1]) for number in self.window]
         for number, tokens in zip(state["packer"]["ids"], state["packer"]["tokens"], strict=True):
-            if _length(self.held[number]) != tokens:
+            sample = self.held[number][1]
+            if _length(sample) != tokens:
                 raise DriftError(
-                    f"sample {self.held[number]['sample_id']} had {tokens} tokens when the state was saved, "
-                    f"now {_length(self.held[number])}",
+                    f"sample {sample['sample_id']} had {tokens} tokens when the state was saved, "
+                    f"now {_length(sample)}",
                     hint="the source or template changed; start anew",
                 )
         self.ready = deque((list(places), [samples[p] for p in places]) for places in state["ready"])
@@ -197,24 +199,25 @@ class Run:
             yield self.ready.popleft()
 
     def _items(self) -> Iterator[Item]:
+        fly = self.flight.append
         again, self._again = self._again, []
         for item in again:
-            self.flight.append(item[0])
+            fly(item[0])
             yield item
-        for item in self._shuffled():
-            self.flight.append(item[0])
-            yield item
-
-    def _shuffled(self) -> Iterator[Item]:
-        buffered = self.shuffle.size > 0
-        for item in self.stream.reader.read(self.epoch, self.next_place, self.step):
-            self.next_place = item[0] + self.step
+        buffered, step = self.shuffle.size > 0, self.step
+        for item in self.stream.reader.read(self.epoch, self.next_place, step):
+            self.next_place = item[0] + step
             self.read += 1
-            if buffered:
-                yield from self.shuffle.push(item)
-            else:
+            if not buffered:
+                fly(item[0])
                 yield item
-        yield from self.shuffle.drain()
+                continue
+            for drawn in self.shuffle.push(item):
+                fly(drawn[0])
+                yield drawn
+        for item in self.shuffle.drain():
+            fly(item[0])
+            yield item
 
     def _failed(self, sample_id: int, error: SampleError) -> None:
         if self.stream.on_error == "raise" and error.reason == "encode_failed":
@@ -259,21 +262,19 @@ class Run:
         numbers = self.window
         if not numbers and not len(self.packer.waiting):
             return
-        samples = [self.held[number] for number in numbers]
+        samples = [self.held[number][1] for number in numbers]
         lengths = Lengths(self.lengths, self.stream.costs_of(samples))
         self._refuse_long(samples, lengths)
         made = self.packer.push(np.array(numbers, dtype=np.int64), lengths, last=last)
         self.window, self.lengths = [], []
         for number, reason in made.left_out.items():
-            sample = self.held.pop(number)
-            self.places.pop(number)
+            _, sample = self.held.pop(number)
             detail = f"{_length(sample)} tokens, pack_length {self.stream.spec.pack_length}"
             self.stream.leave_out(sample["sample_id"], reason, detail)
         ids = made.ids.tolist()
         for start, stop in pairwise(made.offsets.tolist()):
-            members = ids[start:stop]
-            places = [self.places.pop(number) for number in members]
-            self.ready.append((places, [self.held.pop(number) for number in members]))
+            places, members = zip(*map(self.held.pop, ids[start:stop]), strict=True)
+            self.ready.append((places, members))
         if last and self.ready:
             self._leave_out_partial()
 
@@ -302,20 +303,20 @@ class Run:
         del self.ready[emptiest]
 
 
-def _named(sample: Sample, sample_id: int) -> Sample:
-    if "input_ids" not in sample:
-        raise InputError(f"sample {sample_id} has no input_ids", hint="pass a template, or encoded samples")
-    sample.setdefault("sample_id", sample_id)
-    return sample
-
-
-def _length(sample: Sample) -> int:
-    ids = sample["input_ids"]
+def _length(sample: Sample, sample_id: int | None = None) -> int:
+    """Tokens of an encoded sample; one without `sample_id` is given it."""
+    try:
+        ids = sample["input_ids"]
+    except KeyError:
+        raise InputError(
+            f"sample {sample_id} has no input_ids", hint="pass a template, or encoded samples"
+        ) from None
+    if sample_id is not None:
+        sample.setdefault("sample_id", sample_id)
     if type(ids) is list and ids and type(ids[0]) is int:
         return len(ids)  # numpy would read the whole list
-    shape = getattr(ids, "shape", None)
     try:
-        return int((np.shape(ids) if shape is None else shape)[-1])
+        return int((ids.shape if hasattr(ids, "shape") else np.shape(ids))[-1])
     except (IndexError, TypeError, ValueError):
         raise InputError(
             f"sample {sample['sample_id']} has input_ids that are no row of numbers: {str(ids)[:60]!r} "

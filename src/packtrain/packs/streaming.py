@@ -27,8 +27,9 @@ import copy
 import itertools
 import json
 import logging
+from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -168,8 +169,8 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         self._was_ended = False  # so it was in the state that this loader worker was given
         self._is_chosen = False  # `set_epoch` was called, and no pass begun since
         self._then: int | None = None  # so it was when a state of another epoch was loaded: its successor
-        self._ahead: deque[tuple[Run, list[int]]] = deque()  # packs that were planned and not handed out
-        self._given: deque[tuple[Run, list[int]] | None] = deque(
+        self._ahead: deque[tuple[Run, Sequence[int]]] = deque()  # packs that were planned and not handed out
+        self._given: deque[tuple[Run, Sequence[int]] | None] = deque(
             maxlen=_HISTORY
         )  # handed out; None: a filler
         self._count = 0  # handed out in this pass
@@ -263,7 +264,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         while True:
             run = self._run = Run(self, self.epoch, state)
             for places, pack in run:
-                self._ahead.append((run, places))
+                self._ahead.append((run, array("q", places)))  # a list would keep every number alive
                 yield Pack(pack)
             if not self.cyclic:
                 return
@@ -292,7 +293,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         ahead = [places for held, places in pending if held is run]
         return {**self._identity(), "epoch": run.epoch, "run": run.state(ahead)}
 
-    def _behind(self, step: int | None) -> list[tuple[Run, list[int]] | None]:
+    def _behind(self, step: int | None) -> list[tuple[Run, Sequence[int]] | None]:
         """What was handed out after `step` packs of this pass."""
         back = 0 if step is None else self._count - step
         if not 0 <= back <= len(self._given):
