@@ -296,7 +296,7 @@ class Run:
         """Under `drop_last`: the emptiest of the last packs, where it is not full."""
         sizes = [sum(map(_length, pack)) for _, pack in self.ready]
         emptiest = sizes.index(min(sizes))
-        if self.stream.is_full(self.ready[emptiest][1]):
+        if self.stream.is_full(list(self.ready[emptiest][1])):
             return
         for sample in self.ready[emptiest][1]:
             self.stream.leave_out(sample["sample_id"], "partial_batch", "the last batch was not full")
