@@ -32,7 +32,7 @@ def model_folder(tmp_path: Path, *, weights: bool = True, **change: Any) -> str:
         setattr(config, name, value)
     config.save_pretrained(tmp_path / "model")
     if weights:
-        (tmp_path / "model" / "model.safetensors").write_bytes(b"")
+        (tmp_path / "model" / "pytorch_model.bin").write_bytes(b"")
     return str(tmp_path / "model")
 
 
@@ -91,6 +91,91 @@ def cache_that_cannot_be(values: dict[str, Any], tmp_path: Path) -> None:
     values["data"] = {"cache": {"root_dir": "/proc/packtrain"}}
 
 
+def real_model(tmp_path: Path, **change: Any) -> Path:
+    """A whole model folder, and a config that was changed afterwards."""
+    import transformers
+
+    config = tiny_config("tiny:qwen3")
+    config.vocab_size = 1024
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    return tmp_path / "model"
+
+
+def model_that_is(
+    name: str, spoil: Callable[[Path], object] = lambda folder: None, **change: Any
+) -> Callable[[dict[str, Any], Path], None]:
+    """A real folder with its config changed or a file spoiled."""
+
+    def fault(values: dict[str, Any], tmp_path: Path) -> None:
+        folder = real_model(tmp_path, **change)
+        spoil(folder)
+        values["model"]["name_or_path"] = str(folder)
+
+    fault.__name__ = name
+    return fault
+
+
+def cut(folder: Path) -> None:
+    held = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(held[: len(held) // 2])
+
+
+def without_a_part(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    index = {"metadata": {}, "weight_map": {"model.embed_tokens.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def model_of(name: str, kind: str, **settings: Any) -> Callable[[dict[str, Any], Path], None]:
+    """A config of another class, with weights that nobody reads."""
+
+    def fault(values: dict[str, Any], tmp_path: Path) -> None:
+        import transformers
+
+        getattr(transformers, kind)(vocab_size=1024, **settings).save_pretrained(tmp_path / "model")
+        (tmp_path / "model" / "pytorch_model.bin").write_bytes(b"")
+        values["model"]["name_or_path"] = str(tmp_path / "model")
+
+    fault.__name__ = name
+    return fault
+
+
+def name_taken(name: str, is_folder: bool) -> Callable[[dict[str, Any], Path], None]:
+    """A file where the run writes a folder, or the other way round."""
+
+    def fault(values: dict[str, Any], tmp_path: Path) -> None:
+        path = Path(values["training"]["output_dir"]) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir() if is_folder else path.write_text("")
+
+    fault.__name__ = f"taken-{name}"
+    return fault
+
+
+def checkpoint(name: str, **files: str) -> Callable[[dict[str, Any], Path], None]:
+    """A folder to resume from that holds just this."""
+
+    def fault(values: dict[str, Any], tmp_path: Path) -> None:
+        (tmp_path / "saved").mkdir()
+        for file, text in files.items():
+            (tmp_path / "saved" / file.replace("_dot_", ".")).write_text(text)
+        values["training"]["resume_from_checkpoint"] = str(tmp_path / "saved")
+
+    fault.__name__ = name
+    return fault
+
+
+def cache_of_packs_that_cannot_be(values: dict[str, Any], tmp_path: Path) -> None:
+    values["data"] = {"encode_cache": "/proc/packtrain"}
+
+
+def metric_that_nobody_gives(values: dict[str, Any], tmp_path: Path) -> None:
+    values["custom"]["val_jsonl"] = values["custom"]["train_jsonl"]
+    values["training"] |= {"save_strategy": "best", "metric_for_best_model": "nope"}
+
+
 def validation_that_is_gone(values: dict[str, Any], tmp_path: Path) -> None:
     values["custom"]["val_jsonl"] = str(tmp_path / "gone.jsonl")
 
@@ -124,6 +209,45 @@ REFUSALS: list[tuple[Callable[[dict[str, Any], Path], None], str]] = [
     (training(ddp_backend="nope"), "torch has no backend nope"),
     (training(load_best_model_at_end=True), "has no effect without validation"),
     (training(label_smoothing_factor=0.1), "label_smoothing_factor cannot be 0.1"),
+    (training(push_to_hub=True), "training.push_to_hub: "),
+    (training(push_to_hub=True, hub_model_id="no name!"), "training.push_to_hub: Repo id"),
+    (training(fsdp="full_shard"), "training.fsdp shards over ranks"),
+    (training(fsdp="full_shard", fsdp_config="gone.json"), "gone.json"),
+    (training(save_strategy="best"), "needs metric_for_best_model"),
+    (metric_that_nobody_gives, "metric_for_best_model is 'nope'"),
+    (training(lr_scheduler_type="cosine_with_restarts", lr_scheduler_kwargs={"nope": 1}), "'nope'"),
+    (training(lr_scheduler_type="cosine_with_min_lr"), "min_lr"),
+    (training(lr_scheduler_type="polynomial", lr_scheduler_kwargs={"lr_end": 1.0}), "lr_end"),
+    (training(adam_beta1=1.5), "beta"),
+    (training(adam_epsilon=-1), "epsilon"),
+    (training(dataloader_num_workers=1, dataloader_prefetch_factor=0), "prefetch_factor is 0"),
+    (training(log_level="nope"), "'nope' is not known"),
+    (training(parallelism_config={"tp_size": 2}), "parallelism_config cannot be"),
+    (training(resume_from_checkpoint=True), "holds no checkpoint"),
+    (checkpoint("checkpoint-empty"), "it holds no weights"),
+    (checkpoint("checkpoint-cut", model_dot_safetensors="", trainer_state_dot_json="{"), "cannot be read"),
+    (training(log_source_loss=True), "log_source_loss has no effect"),
+    (training(source_weights={"a": 2.0}), "source_weights names 'a'"),
+    (cache_of_packs_that_cannot_be, "data.encode_cache"),
+    (model_that_is("cut", cut), "model.safetensors cannot be read"),
+    (model_that_is("without-a-part", without_a_part), "lacks model-00001-of-00002.safetensors"),
+    (model_that_is("shape", hidden_size=128), "embed_tokens.weight of shape [1024, 64]"),
+    (model_that_is("vocabulary", vocab_size=2048), "its config says [2048, 64]"),
+    (
+        model_that_is("quantised", quantization_config={"quant_method": "gptq", "bits": 4}),
+        "weights of qwen3 are quantised",
+    ),
+    (model_of("bloom", "BloomConfig", hidden_size=32, n_layer=1, n_head=2), "read each other in bloom"),
+    (
+        model_of("rwkv", "RwkvConfig", hidden_size=32, num_hidden_layers=1, attention_hidden_size=32),
+        "rwkv carries a state",
+    ),
+    (name_taken("model", False), "model is a file, and a run writes a folder there"),
+    (name_taken("checkpoint-1", False), "checkpoint-1 is a file"),
+    (name_taken("sample_loss", False), "sample_loss is a file"),
+    (name_taken("train_log.jsonl", True), "train_log.jsonl is a folder, and a run writes a file there"),
+    (name_taken("report.html", True), "report.html is a folder"),
+    (name_taken("run.json", True), "run.json is a folder"),
 ]
 
 
@@ -147,6 +271,41 @@ def test_a_dry_run_refuses_what_a_run_refuses_and_nothing_is_measured(
         told.append(str(refused.value))
     assert message in told[0] and told[0] == told[1]
     assert not list(tmp_path.rglob("lengths")) and not list(tmp_path.rglob("plan"))
+
+
+def rows_that_grow(values: dict[str, Any], tmp_path: Path) -> None:
+    values["global_max_length"] = 16
+    values["data"] = {"pad_to_length": 16}
+
+
+def positions_that_end(values: dict[str, Any], tmp_path: Path) -> None:
+    model_of("", "GPT2Config", n_embd=32, n_layer=1, n_head=2, n_positions=32)(values, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (rows_that_grow, "data.pad_to_length is 16, and the longest pack has"),
+        (positions_that_end, "learned positions of gpt2 end at 32"),
+    ],
+)
+def test_what_only_the_lengths_tell_is_told_by_the_plan_and_no_model_is_loaded(
+    change: Callable[[dict[str, Any], Path], None],
+    message: str,
+    text_run: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("packtrain.train.sft.load_model", lambda *args, **options: pytest.fail("loaded"))
+    values = text_run()
+    change(values, tmp_path)
+    (tmp_path / "run.yaml").write_text(json.dumps(values))
+    told = []
+    for begin in (run, dry_run):
+        with pytest.raises(ConfigError) as refused:
+            begin(load_config(tmp_path / "run.yaml"))
+        told.append(str(refused.value))
+    assert message in told[0] and told[0] == told[1] and "\n" not in told[0]
 
 
 @pytest.mark.parametrize(
@@ -238,6 +397,25 @@ def test_a_missing_package_is_named_with_its_extra(
     with pytest.raises(MissingExtraError, match=rf"{package} is not installed.*packtrain\[{extra}\]"):
         check_early(config, page=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_no_family_declares_is_told_early(text_run: Any, tmp_path: Path) -> None:
+    from packtrain.families import family_of
+
+    assert "ctrl" not in family_of(name="text").model_types
+    values = text_run()
+    model_of("", "CTRLConfig", n_embd=32, n_layer=1, n_head=2, dff=32)(values, tmp_path)
+    (tmp_path / "run.yaml").write_text(json.dumps(values))
+    (told,) = set(check_early(load_config(tmp_path / "run.yaml"))) - set(versions.missing_features())
+    assert "no family declares ctrl" in told and "--prove" in told
+
+
+def test_hub_keys_without_a_hub_have_no_effect(
+    text_run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run.yaml").write_text(json.dumps(text_run(hub_model_id="a/b", hub_strategy="end")))
+    check_early(load_config(tmp_path / "run.yaml"))
+    assert "training.hub_model_id, training.hub_strategy has no effect without push_to_hub" in caplog.text
 
 
 def test_a_pack_that_cannot_fit_is_a_warning(

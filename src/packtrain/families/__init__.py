@@ -3,7 +3,6 @@
 from ._family import (
     BACKENDS,
     FLASH_KWARGS,
-    LEAKING_MODEL_TYPES,
     MASK_KEYS,
     STATEFUL_MODEL_TYPES,
     VARLEN_KWARGS,
@@ -15,7 +14,6 @@ from ._family import (
 __all__ = [
     "BACKENDS",
     "FLASH_KWARGS",
-    "LEAKING_MODEL_TYPES",
     "MASK_KEYS",
     "STATEFUL_MODEL_TYPES",
     "VARLEN_KWARGS",

@@ -30,7 +30,6 @@ from ..extend import lookup, names
 __all__ = [
     "BACKENDS",
     "FLASH_KWARGS",
-    "LEAKING_MODEL_TYPES",
     "MASK_KEYS",
     "STATEFUL_MODEL_TYPES",
     "VARLEN_KWARGS",
@@ -89,10 +88,6 @@ STATEFUL_MODEL_TYPES = (
     "zamba",
     "zamba2",
 )
-
-#: Model types that do not take positions from `position_ids` (ALiBi, positions counted from the
-#: mask): packed samples read each other on every backend, measured on transformers 5.24.
-LEAKING_MODEL_TYPES = ("bloom", "mpt", "opt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,11 +223,6 @@ def _by_model_type(model_type: str, known: list[Family]) -> Family:
             f"model type {model_type!r} has recurrent or convolution layers whose state runs from one "
             "packed sample into the next",
             hint="train it unpacked, or choose a model with attention layers only",
-        )
-    if model_type in LEAKING_MODEL_TYPES:
-        raise IsolationError(
-            f"model type {model_type!r} ignores position_ids, so packed samples would read each other",
-            hint="train it unpacked, or choose a model with rotary or learned position_ids",
         )
     for family in known:
         if model_type in family.model_types:

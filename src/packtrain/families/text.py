@@ -3,7 +3,7 @@
 Every type listed here was checked with a small random model on CPU (transformers 5.24, fp32, on
 sdpa and eager where its class has them): logits of packed samples with restarting positions, without
 mask and cache, equal those of the samples alone; plain positions leak for each of them, so the check
-bites. `LEAKING_MODEL_TYPES` failed it and are refused.
+bites.
 """
 
 from __future__ import annotations

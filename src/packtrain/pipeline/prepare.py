@@ -99,7 +99,7 @@ def prepare(
     if trains and not validation:
         from ..train.early import check_template
 
-        check_template(config, template)
+        check_template(config, template, source)
     if not validation and hasattr(template, "verify_limits"):
         template.verify_limits()
     lengths_folder, plan_folder = folder / f"{prefix}lengths", folder / f"{prefix}plan"

@@ -51,4 +51,4 @@ def encode_ahead(
 def template_key(template: Any) -> Any:
     """What decides the encoding, as plain JSON; the class alone where a template does not say."""
     config = getattr(template, "config", None)
-    return type(template).__name__ if config is None else config
+    return type(template).__name__ if config is None else config() if callable(config) else config

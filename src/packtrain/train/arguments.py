@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import logging
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..collate.boundaries import text_config
-from ..errors import ConfigError
+from ..errors import ConfigError, one_line
 from ..template import ensure_torchvision
-from ..world import world
+from ..world import World, world
 from .config import RunConfig
 
 __all__ = ["check_arguments", "refuse_auxiliary_loss", "training_arguments"]
@@ -21,6 +23,18 @@ __all__ = ["check_arguments", "refuse_auxiliary_loss", "training_arguments"]
 logger = logging.getLogger(__name__)
 
 _HINT = "correct the key; it is one of TrainingArguments"
+
+#: What an evaluation of packs gives, beside `loss/<source>`.
+_METRICS = (
+    *("loss", "token_acc", "tokens", "packs", "samples"),
+    *("runtime", "samples_per_second", "steps_per_second"),
+)
+
+#: Files of which a checkpoint has at least one kind.
+_CHECKPOINT = ("*.safetensors", "*.bin", "*.index.json", "global_step*", "pytorch_model_fsdp*", "*.distcp")
+
+#: Optimizers that are made with the whole model in hand.
+_OF_MODEL = ("galore", "apollo", "lomo")
 
 
 def training_arguments(
@@ -64,17 +78,24 @@ def training_arguments(
             gradient_accumulation_steps=accumulation,
             remove_unused_columns=False,
         )
-    except (TypeError, ValueError, ImportError) as error:
+    except Exception as error:  # what it makes of the file's own values
         raise _refused(error) from error
 
 
-def check_arguments(config: RunConfig, *, has_eval: bool) -> None:
-    """Refuse what Trainer would refuse when it is built or begins, on any number of ranks; nothing begins.
+def check_arguments(config: RunConfig, *, has_eval: bool, place: World | None = None) -> None:
+    """Refuse what Trainer would refuse when it is built, begins or ends, on any number of ranks.
+
+    Nothing begins: no process group, no logger, no repository.
+
+    Args:
+        has_eval: packs are evaluated between steps.
+        place: rank and ranks that will train; None: from the launcher.
 
     Raises:
-        ConfigError: a value or a combination that Trainer refuses, a package that a key needs, or no such
-            checkpoint to go on from.
+        ConfigError: a value or a combination that Trainer refuses, a package that a key needs, no such
+            checkpoint to go on from, or a hub that cannot be pushed to.
     """
+    place = place or world()
     ensure_torchvision()
     from accelerate.utils import DynamoBackend
     from transformers import Trainer, TrainingArguments
@@ -89,21 +110,10 @@ def check_arguments(config: RunConfig, *, has_eval: bool) -> None:
             return torch.device("cpu")
 
     made = training_arguments(config, 1, has_eval=has_eval, kind=Unstarted)
-    resume = config.training.trainer.get("resume_from_checkpoint")
-    if isinstance(resume, str) and resume.lower() != "true" and not Path(resume).is_dir():
-        raise ConfigError(
-            f"there is no checkpoint folder {resume}",
-            hint=f"name one, or set it to true for the last one in {config.training.output_dir}",
-        )
-    if made.dataloader_num_workers < 0:
-        raise ConfigError(
-            f"training.dataloader_num_workers is {made.dataloader_num_workers}", hint="0 or more"
-        )
-    backend = config.training.trainer.get("ddp_backend")
-    if backend and world().size == 1:
-        logger.warning("training.ddp_backend has no effect on one rank")
-    if backend and not torch.distributed.is_backend_available(backend):
-        raise ConfigError(f"training.ddp_backend: torch has no backend {backend} here", hint="nccl or gloo")
+    _check_resumed(config)
+    _check_ranks(config, made, place)
+    _check_loaders(made)
+    _check_metric(made)
     named = set(made.gradient_checkpointing_kwargs or {})
     unknown = named - set(inspect.signature(torch.utils.checkpoint.checkpoint).parameters)
     if made.gradient_checkpointing and unknown:
@@ -112,19 +122,143 @@ def check_arguments(config: RunConfig, *, has_eval: bool) -> None:
             hint="use_reentrant, preserve_rng_state, context_fn, determinism_check, debug, early_stop",
         )
     try:
+        made.get_process_log_level()
         if made.torch_compile and made.torch_compile_backend:
             DynamoBackend(made.torch_compile_backend.upper())
         for callback in get_reporting_integration_callbacks(made.report_to):
             callback()
-        if not any(name in str(made.optim) for name in ("galore", "apollo", "lomo")):  # they ask the model
-            Trainer.get_optimizer_cls_and_kwargs(made, torch.nn.Linear(1, 1))
-    except (TypeError, ValueError, ImportError, RuntimeError) as error:
+        if not any(name in str(made.optim) for name in _OF_MODEL):
+            _rehearse(Trainer, made)
+    except Exception as error:  # what libraries make of the file's own values
         raise _refused(error) from error
+    _check_hub(config, made, place)
+
+
+def _rehearse(trainer: Any, made: Any) -> None:
+    """The optimizer and the scheduler of the run, over one weight."""
+    from transformers import get_scheduler
+
+    with torch.random.fork_rng([]):
+        tiny = torch.nn.Linear(1, 1, bias=False)
+    kind, options = trainer.get_optimizer_cls_and_kwargs(made, tiny)
+    steps = made.max_steps if made.max_steps > 0 else 100
+    get_scheduler(
+        made.lr_scheduler_type,
+        optimizer=kind(tiny.parameters(), **options),
+        num_warmup_steps=made.get_warmup_steps(steps),
+        num_training_steps=steps,
+        scheduler_specific_kwargs=made.lr_scheduler_kwargs,
+    )
+
+
+def _check_resumed(config: RunConfig) -> None:
+    """A checkpoint that is named is one; of which packs it is, is seen when they are there."""
+    asked, output = config.training.trainer.get("resume_from_checkpoint"), config.training.output_dir
+    if asked is True or str(asked).lower() == "true":
+        if not list(Path(output).glob("checkpoint-*/trainer_state.json")):
+            raise ConfigError(
+                f"resume_from_checkpoint is true, {output} holds no checkpoint",
+                hint="leave it out to begin, or name a checkpoint folder",
+            )
+        return
+    if not asked:
+        return
+    folder = Path(str(asked))
+    if not folder.is_dir():
+        raise ConfigError(
+            f"there is no checkpoint folder {folder}",
+            hint=f"name one, or set it to true for the last one in {output}",
+        )
+    why = None
+    if not any(any(folder.glob(kind)) for kind in _CHECKPOINT):
+        why = "it holds no weights"
+    else:
+        try:
+            json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            why = f"its trainer_state.json cannot be read ({one_line(error, 80)})"
+    if why is not None:
+        raise ConfigError(
+            f"{folder} is no whole checkpoint: {why}",
+            hint=f"name one that was saved to its end, or set it to true for the last one in {output}",
+        )
+
+
+def _check_ranks(config: RunConfig, made: Any, place: World) -> None:
+    backend = config.training.trainer.get("ddp_backend")
+    if backend and place.size == 1:
+        logger.warning("training.ddp_backend has no effect on one rank")
+    if backend and not torch.distributed.is_backend_available(backend):
+        raise ConfigError(f"training.ddp_backend: torch has no backend {backend} here", hint="nccl or gloo")
+    if made.fsdp and place.size == 1:
+        raise ConfigError(
+            "training.fsdp shards over ranks, and this is one", hint="start it with torchrun, or leave it out"
+        )
+
+
+def _check_loaders(made: Any) -> None:
+    workers, ahead = made.dataloader_num_workers, made.dataloader_prefetch_factor
+    if workers < 0:
+        raise ConfigError(f"training.dataloader_num_workers is {workers}", hint="0 or more")
+    if workers and ahead is not None and ahead < 1:
+        raise ConfigError(f"training.dataloader_prefetch_factor is {ahead}", hint="1 or more")
+    chosen, known = getattr(made, "dataloader_multiprocessing_context", None), _start_methods()
+    if workers and chosen is not None and chosen not in known:
+        raise ConfigError(
+            f"training.dataloader_multiprocessing_context is {chosen!r}", hint=f"use {', '.join(known)}"
+        )
+
+
+def _start_methods() -> list[str]:
+    return multiprocessing.get_all_start_methods()
+
+
+def _check_metric(made: Any) -> None:
+    """The metric by which the best checkpoint is known."""
+    best = str(getattr(made.save_strategy, "value", made.save_strategy)) == "best"
+    name = made.metric_for_best_model
+    if not best and not made.load_best_model_at_end:
+        return
+    if name is None:
+        raise ConfigError(
+            "training.save_strategy best needs metric_for_best_model", hint="set it to loss, for example"
+        )
+    plain = name.removeprefix("eval_")
+    if plain not in _METRICS and not plain.startswith("loss/"):
+        raise ConfigError(
+            f"training.metric_for_best_model is {name!r}, and no evaluation gives it",
+            hint=f"use {', '.join(_METRICS[:2])}, or loss/<source> with log_source_loss",
+        )
+
+
+def _check_hub(config: RunConfig, made: Any, place: World) -> None:
+    """The hub can be reached, and takes a model of this name from this user."""
+    if not made.push_to_hub:
+        given = [key for key in config.training.trainer if key.startswith("hub_")]
+        if given and place.is_writer:
+            logger.warning("training.%s has no effect without push_to_hub", ", training.".join(given))
+        return
+    if made.save_strategy.value == "no" and place.is_writer:
+        logger.warning("training.push_to_hub has no effect: save_strategy is no, so no model is written")
+    if not place.is_writer:
+        return
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    try:
+        validate_repo_id(made.hub_model_id or Path(made.output_dir).absolute().name)
+        HfApi().whoami(token=made.hub_token)
+    except Exception as error:  # its errors are of several libraries
+        raise ConfigError(
+            f"training.push_to_hub: {one_line(error, 160)}",
+            hint="name a repository (hub_model_id), log in and be online, or leave push_to_hub out",
+        ) from None
 
 
 def _refused(error: Exception) -> ConfigError:
     told = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     missing = isinstance(error, (ImportError, RuntimeError))
+    told = f"{told} is not known" if isinstance(error, KeyError) else told
     return ConfigError(f"training: {told}", hint="install it, or correct the key" if missing else _HINT)
 
 

@@ -22,11 +22,13 @@ from ..errors import IsolationError
 from ..template import ensure_torchvision
 from ..testing.tiny import is_tiny, tiny_config
 from .attention import choose_backend, is_installed
+from .blind_mask import blind_mask_of
 from .model import load_model, read_config
 from .proof import prove_isolation
 from .varlen import VARLEN, varlen_refusal
 from .varlen_kernel import kernel_available
 from .versions import missing_features, standings, told
+from .weights import outline
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -137,13 +139,10 @@ def _judge(found: Diagnosis, config: Any) -> None:
 
 
 def _judge_unknown(found: Diagnosis, config: Any) -> None:
-    from ..families import LEAKING_MODEL_TYPES
-
-    if found.model_type in LEAKING_MODEL_TYPES:
-        raise IsolationError(
-            f"{found.model_type} ignores position_ids: packed samples read each other on every backend",
-            hint="train it unpacked, or choose a model with rotary positions",
-        )
+    made = outline(config)
+    blind = None if made is None else blind_mask_of(made, found.backend)
+    if blind is not None:
+        raise blind.refusal(found.model_type)
     reason = varlen_refusal(config) if found.backend == VARLEN else None
     if reason is not None:
         raise IsolationError(f"{found.model_type} cannot run on varlen: {reason}", hint="use sdpa")

@@ -22,11 +22,14 @@ from ..testing.tiny import is_tiny, tiny_config
 from ..world import World, world
 from .arguments import check_arguments, refuse_auxiliary_loss
 from .attention import choose_backend, is_installed
+from .blind_mask import blind_mask_of
 from .config import RunConfig
 from .idle import check_towers
 from .match import check_match
 from .model import class_for, read_config
+from .trace import check_sources
 from .versions import missing_features
+from .weights import check_weights, outline, position_table
 
 __all__ = ["check_early", "check_folders", "check_planned", "check_template", "memory_floor"]
 
@@ -36,6 +39,10 @@ logger = logging.getLogger(__name__)
 _PACKAGES = {"torch": "train", "transformers": "train", "accelerate": "train"}
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
+
+#: What a run writes into its folder.
+_FILES = ("run.json", "report.html", "train_log.jsonl", "failed.jsonl")
+_FOLDERS = ("lengths", "plan", "val_lengths", "val_plan", "startup", "sample_loss", "model")
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
@@ -70,7 +77,7 @@ def check_early(
         if not _is_there(package):
             raise MissingExtraError(package, extra)
     by_epochs = config.data.kind in ("planned", "exported")
-    check_arguments(config, has_eval=by_epochs and config.data.val is not None)
+    check_arguments(config, has_eval=by_epochs and config.data.val is not None, place=place)
     warnings = missing_features()
     if config.model.name_or_path is not None:
         warnings += _check_model(config, place)
@@ -87,12 +94,18 @@ def check_early(
     return warnings
 
 
-def check_template(config: RunConfig, template: Any) -> None:
+def check_template(config: RunConfig, template: Any, source: Any = None) -> None:
     """The template of a run against its model; without a model or a processor there is nothing to check.
 
+    Args:
+        source: samples of the run, where keys name their parts.
+
     Raises:
-        ConfigError: see `check_match`; or `training.dummy_media` without media.
+        ConfigError: see `check_match`; `training.dummy_media` without media; a key names sources that the
+            data do not have.
     """
+    if source is not None:
+        check_sources(config, source)
     check_towers(config.training.dummy_media, template)
     processor = getattr(template, "processor", None)
     found = _model_config(config, processor)
@@ -101,14 +114,31 @@ def check_template(config: RunConfig, template: Any) -> None:
 
 
 def check_planned(config: RunConfig, template: Any, plan: Any, lengths: Any) -> None:
-    """The packs of a plan against the model of a run.
+    """The packs of a plan against the rows and the model of a run.
 
     Raises:
         IsolationError: samples would be trained with other rotations than alone, see `check_packs`.
+        ConfigError: a sample is longer than the model's learned positions, or a pack than rows are padded to.
     """
+    longest, row = int(plan.pack_tokens.max()) if len(plan) else 0, config.row_length
+    if row is not None and longest > row:
+        raise ConfigError(
+            f"data.pad_to_length is {row}, and the longest pack has {longest} tokens",
+            hint="raise it, or set data.long_samples: drop (model.max_model_len) to leave longer samples out",
+        )
     found = _model_config(config, getattr(template, "processor", None))
-    if found is not None:
-        check_packs(found, plan, lengths.tokens)
+    if found is None or not len(plan):
+        return
+    check_packs(found, plan, lengths.tokens)
+    name = str(config.model.name_or_path)
+    made = None if is_tiny(name) else outline(found)
+    reach = None if made is None else position_table(made)
+    most = int(lengths.tokens[plan.indices].max())
+    if reach is not None and most > reach:
+        raise ConfigError(
+            f"a sample has {most} tokens, the learned positions of {found.model_type} end at {reach}",
+            hint=f"set model.max_model_len: {reach}: longer samples go to the ledger",
+        )
 
 
 def _model_config(config: RunConfig, processor: Any) -> Any:
@@ -127,6 +157,7 @@ def _is_there(package: str) -> bool:
 
 def _check_model(config: RunConfig, place: World) -> list[str]:
     """Everything that the model's config says."""
+    import torch
     import transformers
 
     name, asked = str(config.model.name_or_path), config.model
@@ -136,6 +167,10 @@ def _check_model(config: RunConfig, place: World) -> list[str]:
     backend = choose_backend(found, asked.attn, dtype=dtype)
     if not is_installed(backend):
         raise ConfigError(f"{backend} is not installed here", hint="install it, or use model.attn: sdpa")
+    if backend == "flex_attention" and not torch.cuda.is_available():
+        raise ConfigError(
+            "flex_attention trains on GPUs alone, and there is none", hint="use model.attn: sdpa"
+        )
     refuse_auxiliary_loss(found)
     if tiny:
         return []
@@ -143,7 +178,21 @@ def _check_model(config: RunConfig, place: World) -> list[str]:
     folder = Path(name).expanduser()
     if folder.is_dir() and not any(any(folder.glob(kind)) for kind in _WEIGHTS):
         raise ConfigError(f"model folder {name} holds no weights", hint="check model.name_or_path")
-    return _check_memory(config, found, dtype, place)
+    made = check_weights(folder, found) if folder.is_dir() else outline(found)
+    return [*_undeclared(found, made, backend), *_check_memory(config, found, dtype, place)]
+
+
+def _undeclared(model_config: Any, made: Any, backend: str) -> list[str]:
+    """What is known of a model that no family declares."""
+    if family_for(model_config) is not None:
+        return []
+    blind = None if made is None else blind_mask_of(made, backend)
+    if blind is not None:
+        raise blind.refusal(model_config.model_type)
+    return [
+        f"no family declares {model_config.model_type}: the proof when training begins decides whether it "
+        "runs packed; packtrain doctor --model … --prove tells before anything is measured"
+    ]
 
 
 # ---------------------------------------------------------------------------------------- memory
@@ -216,11 +265,25 @@ def check_folders(config: RunConfig, place: World) -> None:
         ConfigError: names the key and the folder.
     """
     named = {"training.output_dir": config.training.output_dir, "data.cache.root_dir": _cache_of(config)}
+    named["data.encode_cache"] = getattr(config.data, "encode_cache", None)
     if config.export.format is not None:
         named["export.out"] = config.export.out
     for key, folder in named.items():
         if folder is not None:
             _check_folder(key, Path(folder), place)
+    _check_names(Path(config.training.output_dir))
+
+
+def _check_names(folder: Path) -> None:
+    """What a run writes under a name of its own finds no folder there, or no file."""
+    for path in [*map(folder.joinpath, (*_FILES, *_FOLDERS)), *folder.glob("checkpoint-*")]:
+        kind = "file" if path.name in _FILES else "folder"
+        if path.exists() and path.is_dir() != (kind == "folder"):
+            other = "folder" if kind == "file" else "file"
+            raise ConfigError(
+                f"training.output_dir: {path} is a {other}, and a run writes a {kind} there",
+                hint="move it away, or choose another folder",
+            )
 
 
 def _cache_of(config: RunConfig) -> str | None:

@@ -69,7 +69,8 @@ def load_model(
             )
     except ImportError as error:
         raise ConfigError(
-            f"{backend} is not available here: {_first_line(error)}", hint="use model.attn: sdpa"
+            f"model {name_or_path} cannot be loaded on {backend}: {_first_line(error)}",
+            hint="install what it names, or use model.attn: sdpa",
         ) from error
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(

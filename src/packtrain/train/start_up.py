@@ -34,8 +34,9 @@ from typing import Any
 import torch
 
 from ..collate import PaddingFreeCollator
-from ..collate.boundaries import text_config
+from ..collate.boundaries import state_layers, text_config
 from ..errors import InputError, IsolationError
+from .blind_mask import BlindMask, blind_mask
 from .controls import one_segment
 from .culprit import Culprit, eagerly, find_culprit, foreign_functions
 from .live import COMPARED, Live, Passes, base_tolerance, is_sharded, unwrapped
@@ -43,6 +44,7 @@ from .loss import bare_model, logits_loss, plain_head, token_loss_sum
 from .probe import Sample, changed, name_of, ordinary_tokens, size_of
 from .proof import IsolationReport, ProofRow
 from .proof_row import any_row, backend_of, proof_row
+from .segments import states_isolated
 from .untouched import is_wrapper, untouched
 from .versions import told
 
@@ -78,6 +80,7 @@ class StartUpReport(IsolationReport):
         control: what the negative control did.
         moved: for each sample that was tampered with, the other one that differs most.
         culprit: where a leak begins.
+        blind: the mask that was made without the boundaries, where the leak is nobody's patch.
         mode: "training", or "evaluation" where training mode stays random with dropout off.
         fused: the loss may skip the logits (`plain_head`).
         seconds: it took.
@@ -86,6 +89,7 @@ class StartUpReport(IsolationReport):
     control: str = ""
     moved: list[int] = field(default_factory=list)
     culprit: Culprit | None = None
+    blind: BlindMask | None = None
     mode: str = "training"
     fused: bool = False
     seconds: float = 0.0
@@ -209,6 +213,10 @@ def _proven(model: Any, bare: Any, packs: Packs, collate: Any, gradients: bool) 
         if leaking:
             report.culprit = _traced(live, row, report)
             report.leaking_layer = report.culprit.path if report.culprit is not None else None
+            with eagerly():
+                blind = blind_mask(live.eager(row), backend_of(inner))
+            if report.culprit is None or not report.culprit.foreign:
+                report.blind = blind
         else:
             report.fused = _fused(model, inner, row, own, alone)
     report.seconds = time.perf_counter() - began
@@ -498,7 +506,9 @@ def _told(bare: Any, report: StartUpReport) -> str:
     failed = next(row for row in report.rows if not row.ok)
     told = f"packed samples read each other in {kind}"
     culprit = report.culprit
-    if culprit is not None:
+    if report.blind is not None:
+        told += f": {report.blind}"
+    elif culprit is not None:
         told += f", first in {culprit.path or 'its own forward'}"
         told += f": {'; '.join(culprit.functions[:2])}" if culprit.functions else ""
     return (
@@ -515,6 +525,13 @@ def _hint(bare: Any, report: StartUpReport) -> str:
         )
     if report.culprit is not None and report.culprit.foreign:
         return "take that function out of the model before training, or train unpacked (packing: false)"
+    if report.blind is not None:
+        return report.blind.hint
+    if hasattr(bare, "config") and state_layers(bare) and not states_isolated(bare):
+        return (
+            "its layers carry a state along the row: call packtrain.train.isolate_states(model), which runs "
+            "them sample by sample or says why it cannot; else train unpacked (packing: false)"
+        )
     if backend not in (None, "sdpa"):
         return "set model.attn: sdpa (attn_implementation='sdpa'), or train unpacked (packing: false)"
     return "train it unpacked (packing: false), or choose a model with attention layers only"

@@ -24,7 +24,7 @@ from ..files import append_line, remove
 from .loss import trained_places
 from .reduction import SourceOf, owners, reduction_of, source_names
 
-__all__ = ["LossTrace", "follow_losses", "sample_sums", "trace_file"]
+__all__ = ["LossTrace", "check_sources", "follow_losses", "sample_sums", "trace_file"]
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 
@@ -143,6 +143,21 @@ class LossTrace:
         }
 
 
+def check_sources(config: Any, source: Any) -> None:
+    """Keys that name parts of the data name those that there are.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    training = config.training
+    reduction_of(training.loss_reduction, training.source_weights, source)
+    if training.log_source_loss and len(source_names(source)[0]) < 2:
+        raise ConfigError(
+            "training.log_source_loss has no effect: the data are one source",
+            hint="use custom.fusion_config for several sources, or remove the key",
+        )
+
+
 def follow_losses(trainer: Any, config: Any, source: Any) -> None:
     """Give a PackTrainer the reduction and the loss logs of a configuration.
 
@@ -155,13 +170,9 @@ def follow_losses(trainer: Any, config: Any, source: Any) -> None:
         ConfigError: a key names sources that the data do not have.
     """
     training = config.training
+    check_sources(config, source)
     trainer.reduction = reduction_of(training.loss_reduction, training.source_weights, source)
     names, source_of = source_names(source)
-    if training.log_source_loss and len(names) < 2:
-        raise ConfigError(
-            "training.log_source_loss has no effect: the data are one source",
-            hint="use custom.fusion_config for several sources, or remove the key",
-        )
     if not (training.log_sample_loss or training.log_source_loss):
         return
     path = trace_file(Path(training.output_dir), trainer.rank) if training.log_sample_loss else None

@@ -26,6 +26,7 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "data_seed": (None, "training.seed decides the order"),
     "do_train": (True, "packtrain train trains; use packtrain measure and plan to stop before"),
     "ignore_data_skip": (False, "a saved position is restored without reading data"),
+    "parallelism_config": (None, "every rank is dealt packs of its own; other meshes are made in a script"),
     "label_smoothing_factor": (0, "the loss is computed in chunks, without label smoothing"),
 }
 

@@ -1,0 +1,136 @@
+"""What a model folder holds, against its config: whole files, shapes of weights, packages to read them.
+
+    check_weights(folder, config)
+
+The network is built without memory (on torch's meta device), and the files' headers are read: nothing is
+loaded. What has no header (`*.bin`) is left to loading.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import ConfigError, one_line
+from .model import class_for
+from .segments import isolate_states
+
+__all__ = ["check_weights", "outline", "position_table"]
+
+_HINT = "check model.name_or_path: copy or convert the model again"
+
+#: Learned positions, by the names they have.
+_POSITIONS = re.compile(r"(^|[._])(wpe|embed_positions|position_embeddings?)$")
+
+
+def outline(config: Any) -> Any:
+    """The network of a config without memory; None where it cannot be built like that.
+
+    Raises:
+        ConfigError: the config is of no network.
+        IsolationError: it has layers with a state that cannot be run per segment.
+    """
+    import transformers
+
+    kind = class_for(transformers, config)
+    try:
+        with torch.device("meta"), torch.random.fork_rng([]):
+            made = kind.from_config(config)
+    except (NotImplementedError, ImportError):  # something in it wants numbers, or a kernel
+        return None
+    except (ValueError, TypeError, RuntimeError, AttributeError, KeyError) as error:
+        raise ConfigError(
+            f"the config of {config.model_type} is of no model: {one_line(error, 160)}", hint=_HINT
+        ) from error
+    return isolate_states(made)
+
+
+def position_table(model: Any) -> int | None:
+    """Longest sample that the model's learned positions reach; None: it has none."""
+    found = [
+        module.num_embeddings - int(getattr(module, "offset", 0) or 0)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) and _POSITIONS.search(name) and not _in_tower(name)
+    ]
+    return min(found, default=None)
+
+
+def _in_tower(name: str) -> bool:
+    return re.search(r"vision|visual|audio|image", name) is not None
+
+
+def check_weights(folder: Path, config: Any) -> Any:
+    """The files of a model folder against its config.
+
+    Returns:
+        The network's `outline`.
+
+    Raises:
+        ConfigError: a file is missing, cut or foreign, a weight has another shape, or a package that reads
+            quantised weights is missing.
+    """
+    _check_packages(config)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in _files(folder):
+        shapes |= _shapes(path)
+    made = outline(config)
+    if made is None or getattr(config, "quantization_config", None) is not None:
+        return made
+    for name, held in made.state_dict().items():
+        there = shapes.get(name)
+        if there is not None and there != tuple(held.shape):
+            raise ConfigError(
+                f"{folder} holds {name} of shape {list(there)}, its config says {list(held.shape)}",
+                hint="the config is of another model, or was changed",
+            )
+    return made
+
+
+def _files(folder: Path) -> list[Path]:
+    """Weight files with a header; every one that an index names must be there."""
+    for index in sorted(folder.glob("*.index.json")):
+        try:
+            named = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ConfigError(f"{index} cannot be read: {one_line(error, 80)}", hint=_HINT) from error
+        missing = [name for name in named if not (folder / name).is_file()]
+        if missing:
+            raise ConfigError(
+                f"{folder} lacks {missing[0]}, one of {len(named)} files of its weights", hint=_HINT
+            )
+    return sorted(folder.glob("*.safetensors"))
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights in a safetensors file, by name; the file is whole."""
+    try:
+        from safetensors import safe_open
+
+        with safe_open(path, "pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except Exception as error:  # its errors have no common kind beside this
+        raise ConfigError(
+            f"{path} cannot be read: {one_line(error, 100)}",
+            hint="the file is cut or no safetensors; " + _HINT,
+        ) from error
+
+
+def _check_packages(config: Any) -> None:
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is None:
+        return
+    try:
+        from transformers.quantizers import AutoHfQuantizer
+
+        AutoHfQuantizer.from_config(quantised, pre_quantized=True).validate_environment()
+    except ImportError as error:
+        raise ConfigError(
+            f"the weights of {config.model_type} are quantised: {one_line(error, 160)}", hint="install it"
+        ) from error
+    except Exception:  # anything else may be about how it is loaded: loading says it
+        return
