@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 from pathlib import Path
@@ -168,3 +169,18 @@ def test_training_reads_the_cache_and_gives_the_same_losses(tmp_path: Path, capl
     assert Rows.calls == 0
     with pytest.raises(ConfigError, match=r"training\.encode_cache and training\.replan"):
         run("e", encode_cache=str(tmp_path / "c"), replan="epoch")
+
+
+def test_a_run_with_a_real_template_reads_its_cache_and_trains_the_same(
+    text_run: Any, tmp_path: Path
+) -> None:
+    from packtrain.pipeline.run import run
+    from packtrain.train.config import load_config
+
+    curves = []
+    for name, cache in (("plain", {}), ("cached", {"encode_cache": str(tmp_path / "cache")})):
+        values = text_run(output_dir=tmp_path / name, max_steps=3)
+        values["data"] = cache
+        (tmp_path / "run.yaml").write_text(json.dumps(values))
+        curves.append(run(load_config(tmp_path / "run.yaml"), compare=False, html=False).loss_curve)
+    assert curves[0] == curves[1] and list((tmp_path / "cache").iterdir())
