@@ -35,6 +35,10 @@ names. This page is written from the marks of the tests by `scripts/specs_page.p
 Where a worked example prints something else here, a law of [architecture.md](architecture.md) decides:
 positions of a padded tail begin at 0, since they are a segment of their own; the third example of 004 prints
 1 2 3; ranks take samples in turn, so the two ranks of 004 hold S1 S3 and S2 S4.
+
+Keys of static plans beside a growing directory: `skip_samples` is used (the samples leave their packs, into
+`left_out.jsonl`). `samples_per_step` and `samples_per_row` above 1 are refused: packs that were made are never
+cut, so other steps and rows would be trained than they say. All others have no effect, which is one warning.
 """
 
 #: What the documents write as code and is something else here.

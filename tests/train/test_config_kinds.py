@@ -135,7 +135,7 @@ def test_an_explicit_default_is_a_value(kind: str) -> None:
 def test_keys_of_other_kinds_are_one_warning(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """All of them in one line, in the names of the file; the run is as without them."""
     other = {key for model in KINDS.values() for key in model.model_fields} - set(KINDS[kind].model_fields)
-    refused = {"samples_per_step", "skip_samples", "packing", "shuffle", "dyn_bsz"}
+    refused = {"samples_per_step", "packing", "shuffle", "dyn_bsz"}
     refused |= set() if kind in ("growing", "exported") else {"drop_under_filled"}
     refused |= {"samples_per_row"} | ({"micro_batch_size"} if kind == "planned" else set())
     values = LEAST[kind]
@@ -187,8 +187,14 @@ def test_the_kind_follows_from_the_keys(values: dict[str, Any], kind: str) -> No
         ({"data": {"kind": "stream"}, "training": {"dyn_bsz": True}}, "say different kinds"),
         ({"training": {"sharded_lazy": True, "packing_mode": "streaming"}}, "say different kinds"),
         ({"data": {"kind": "stream"}}, "needs training.max_steps"),
-        ({"data": {"kind": "growing", "path": "x", "samples_per_step": 4}}, "other samples would be trained"),
-        ({"data": {"kind": "exported", "path": "x", "samples_per_row": 4}}, "other samples would be trained"),
+        (
+            {"data": {"kind": "growing", "path": "x", "samples_per_step": 4}},
+            "other samples, rows or steps would be trained",
+        ),
+        (
+            {"data": {"kind": "exported", "path": "x", "samples_per_row": 4}},
+            "other samples, rows or steps would be trained",
+        ),
         ({"data": {"path": "a", "mixture": "b"}}, "both set"),
         ({"data": {"packer": "bdf"}}, "packing_strategy"),
         ({"data": {"pad_to_length": 8}, "global_max_length": 16}, "a row may have 16 tokens"),

@@ -16,6 +16,7 @@ from ..waiting.poll import Clock, SystemClock
 from ..world import World
 from ._acknowledge import Cursor, check_reachable
 from ._producer_watch import wait_for
+from .ledger_file import Skipping
 from .open_chunks import OpenChunks
 from .pack import Pack
 
@@ -40,12 +41,14 @@ class SlotReader:
         encode: Callable[[Any], Mapping[str, Any]] | None,
         clock: Clock | None,
         verify: bool,
+        skipping: Skipping,
     ) -> None:
         self.directory = directory
         self.run = None if run is None else Path(run)
         self.rank, self.world_size = place.rank, place.size
         self.timeout_s, self.poll_s = float(timeout_s), float(poll_s)
         self.start, self.cache_chunks, self.encode = start, cache_chunks, encode
+        self.skipping = skipping
         self._clock = clock or SystemClock()
         self._view = View(directory, self._clock)
         self._order: Order | None = None
@@ -177,7 +180,13 @@ class SlotReader:
             logger.info("slot %d is a filler: one untrained token", slot)
             return Pack.filler(slot)
         chunk, row = place
-        return Pack(self._open[chunk][row], slot=slot, chunk=chunk, chunk_row=row)
+        members = self._open[chunk][row]
+        if self.skipping.ids:
+            members = [members[at] for at in self.skipping.kept(one["sample_id"] for one in members)]
+        if not members:
+            logger.info("slot %d: all its samples are skipped: one untrained token", slot)
+            return Pack.filler(slot)
+        return Pack(members, slot=slot, chunk=chunk, chunk_row=row)
 
     def _opened(self, chunk: int) -> ChunkReader:
         path = self.directory / chunk_name(chunk)

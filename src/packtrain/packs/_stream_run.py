@@ -55,6 +55,7 @@ class Stream(Protocol):
     max_skip_fraction: float | None
     ledger_file: Any
     left_out: dict[str, int]
+    skip: frozenset[int]
 
     def make_packer(self) -> Any: ...
     def costs_of(self, samples: list[Sample]) -> dict[str, list[int]]: ...
@@ -204,10 +205,13 @@ class Run:
         for item in again:
             fly(item[0])
             yield item
-        buffered, step = self.shuffle.size > 0, self.step
+        buffered, step, skip = self.shuffle.size > 0, self.step, self.stream.skip
         for item in self.stream.reader.read(self.epoch, self.next_place, step):
             self.next_place = item[0] + step
             self.read += 1
+            if skip and item[1] in skip:
+                self.stream.leave_out(item[1], "skipped", "named by the run")
+                continue
             if not buffered:
                 fly(item[0])
                 yield item
@@ -235,7 +239,8 @@ class Run:
 
     def _check_skipped(self, total: int) -> None:
         """Stop where `on_error="skip"` leaves out a larger share than `max_skip_fraction`."""
-        limit, skipped = self.stream.max_skip_fraction, sum(self.left_out.values())
+        limit = self.stream.max_skip_fraction
+        skipped = sum(self.left_out.values()) - self.left_out.get("skipped", 0)
         if limit is not None and skipped > limit * total:
             raise InputError(
                 f"{skipped:,} of {self.read:,} samples were left out, more than max_skip_fraction {limit}: "

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import logging
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from ..errors import ConfigError, DriftError, FormatError, SampleError
+from ..errors import ConfigError, DriftError, FormatError, PlanError, SampleError
 from ..measuring.eligibility import probe_once
 from ..planning.align import AlignedPlan
 from ..planning.packplan import PackPlan
@@ -33,6 +33,7 @@ from ..store.chunks import ChunkReader
 from ..store.pack_files import PackFiles
 from ..store.pack_records import MEMBER, TASKS
 from ..world import offline_packing
+from .ledger_file import Skipping
 from .open_chunks import OpenChunks
 from .pack import Pack
 
@@ -51,7 +52,8 @@ def open_packs(out: str | Path, encode: Encode | None = None, **options: Any) ->
     Args:
         out: the export's folder.
         encode: `template.encode`; chunks need it only where they hold media as bytes.
-        options: `task` and `aligned`, as for `ShardedPacks`; of chunks also `verify`, see `ChunkedPacks`.
+        options: `task`, `aligned`, `skip` and `ledger_file`, as for `ShardedPacks`; of chunks also `verify`,
+            see `ChunkedPacks`.
     """
     if shards.export_of(Path(out))["key"]["format"] == "chunks":
         check_task(None, options.pop("task", None))
@@ -69,6 +71,8 @@ class ShardedPacks(Dataset[Pack]):  # type: ignore[misc]
         encode: restored sample -> encoded sample.
         task: `captions`, `vqa` or `multi_turn`; None = what the shards say. Anything else is refused.
         aligned: of this plan: positions are then aligned positions, as in `PackedDataset`.
+        skip: ids of samples that leave their packs, into `ledger_file` (JSON lines); a pack without any other
+            is a filler.
 
     Attributes:
         plan: the plan that was exported (for `align` and `PackSampler`).
@@ -79,14 +83,23 @@ class ShardedPacks(Dataset[Pack]):  # type: ignore[misc]
     """
 
     def __init__(
-        self, out: str | Path, encode: Encode, *, task: str | None = None, aligned: AlignedPlan | None = None
+        self,
+        out: str | Path,
+        encode: Encode,
+        *,
+        task: str | None = None,
+        aligned: AlignedPlan | None = None,
+        skip: Iterable[int] | None = None,
+        ledger_file: str | Path | None = None,
     ) -> None:
         self.files = PackFiles(out)
         check_task(self.files.task, task)
         self.task = self.files.task
         self.encode = encode
         self.aligned = aligned
+        self.skipping = Skipping(skip, ledger_file)
         _check_aligned(self.plan, aligned, out)
+        _check_skip(self.plan, self.skipping)
 
     @cached_property
     def plan(self) -> PackPlan:
@@ -108,13 +121,20 @@ class ShardedPacks(Dataset[Pack]):  # type: ignore[misc]
         number = pack_at(position, len(self), self.aligned)
         if number < 0:
             return Pack.filler()
-        members = self.files.members(number)
-        told = self.files.record(number, members)[MEMBER]
-        samples = self.files.samples(number, members)
+        held = self.files.members(number)
+        told = self.files.record(number, held)[MEMBER]
+        samples = self.files.samples(number, held)
         planned = told["tokens"] or [None] * len(samples)
         where = self.files.where(number)
-        encoded = encode_pack(samples, planned, int(self.plan.pack_tokens[number]), self.encode, where)
-        return Pack(encoded, pack_id=number)
+        stay = self.skipping.kept(sample["sample_id"] for sample in samples)
+        if not stay:
+            return Pack.filler()
+        whole = len(stay) == len(samples)
+        total = int(self.plan.pack_tokens[number]) if whole else None
+        members = encode_pack(
+            [samples[i] for i in stay], [planned[i] for i in stay], total, self.encode, where
+        )
+        return Pack(members, pack_id=number)
 
     def check_still(self) -> None:
         """Refuse an encoding that moves; see `PackedDataset.check_still`."""
@@ -134,7 +154,7 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
     Args:
         out: the export's folder.
         encode: `template.encode`; only for chunks that hold media as their bytes.
-        aligned: of this plan: positions are then aligned positions, as in `PackedDataset`.
+        aligned, skip, ledger_file: as of `ShardedPacks`.
         verify: hash each chunk once before its first pack is read: damaged bytes are named, never trained
             (`ChecksumError`). False: a chunk is mapped and a pack costs what its own bytes cost.
     """
@@ -146,8 +166,11 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
         *,
         aligned: AlignedPlan | None = None,
         verify: bool = True,
+        skip: Iterable[int] | None = None,
+        ledger_file: str | Path | None = None,
     ) -> None:
         self.verify = verify
+        self.skipping = Skipping(skip, ledger_file)
         self.out = Path(out).absolute()
         self.marker = shards.export_of(self.out)
         if self.marker["key"]["format"] != "chunks":
@@ -158,6 +181,7 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
         self._verified: set[int] = set()
         self.maxcount = int(self.marker["key"]["maxcount"])
         _check_aligned(self.plan, aligned, out)
+        _check_skip(self.plan, self.skipping)
 
     @cached_property
     def plan(self) -> PackPlan:
@@ -204,6 +228,9 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
                 f"{int(self.plan.pack_tokens[number])} of {self.plan[number].tolist()[:4]}…",
                 hint="the chunk belongs to another plan: export again",
             )
+        members = [members[i] for i in self.skipping.kept(ids)]
+        if not members:
+            return Pack.filler()
         chunk, row = divmod(number, self.maxcount)
         return Pack(members, pack_id=number, chunk=chunk, chunk_row=row)
 
@@ -216,6 +243,15 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
         other = copy.copy(self)
         other.aligned = view
         return other
+
+
+def _check_skip(plan: PackPlan, skipping: Skipping) -> None:
+    samples = len(plan.indices) + len(plan.ledger)
+    if max(skipping.ids, default=0) >= samples:
+        raise PlanError(
+            f"skip holds sample {max(skipping.ids)}, but the plan is of {samples} samples",
+            hint="ids are 0..n-1 of the source that was measured",
+        )
 
 
 def encode_pack(

@@ -16,7 +16,7 @@ its ranks then read chunks of each other.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from ._lazy_views import SlotSampler, SlotStream
 from ._sharded_again import check_not_sharded
 from ._slot_reader import SlotReader
 from .handed_out import HandedOut
+from .ledger_file import Skipping
 from .loader import SourceLoader
 from .pack import Pack
 
@@ -69,6 +70,8 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
         encode: makes media tensors anew where the chunks hold media as their bytes.
         clock: this process's time.
         verify: hash each chunk once before its first pack is read: damaged bytes are named, never trained.
+        skip: ids of samples that leave their packs; a pack without any other is a filler.
+        ledger_file: JSON lines file that they are written into; needed for `skip`.
 
     A pass starts at the start, the first one after `load_state_dict` where the state stands.
 
@@ -95,6 +98,8 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
         encode: Callable[[Any], Mapping[str, Any]] | None = None,
         clock: Clock | None = None,
         verify: bool = True,
+        skip: Iterable[int] | None = None,
+        ledger_file: str | Path | None = None,
     ) -> None:
         if start is not None and start not in _STARTS:
             raise InputError(f"start is {start!r}", hint=f"use one of {', '.join(_STARTS)}")
@@ -118,6 +123,7 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
             encode=encode,
             clock=clock,
             verify=verify,
+            skipping=Skipping(skip, ledger_file),
         )
         self.total_steps = total_steps
         self.handed = HandedOut(

@@ -11,7 +11,6 @@ encoded ahead (`data.encode_cache`).
 
 from __future__ import annotations
 
-import json
 import logging
 import operator
 from collections.abc import Callable, Mapping
@@ -24,7 +23,6 @@ from torch.utils.data import Dataset
 
 from ..collate import FILLER, IGNORE
 from ..errors import ConfigError, DriftError, InputError, LawError, SampleError
-from ..files import append_line
 from ..measuring.eligibility import probe_once, set_epoch
 from ..moved import also_named
 from ..planning.align import AlignedPlan
@@ -35,6 +33,7 @@ from ._mapped import as_array, as_file
 from ._planned_rows import plan_rows
 from ._shared_epoch import SharedEpoch
 from .encode_cache import EncodeCache
+from .ledger_file import LedgerFile
 from .pack import Pack
 
 __all__ = ["FILLER", "PackedDataset"]
@@ -122,7 +121,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         self._cannot_plan = False  # a copy in a worker, without the plans of the epochs that follow
         self._still = False  # nobody looked yet whether the samples move
         self._chosen = SharedEpoch()
-        self._listed = _Listed(self.ledger_file)
+        self._ledger = LedgerFile(self.ledger_file)
 
     def __len__(self) -> int:
         return len(self.packs)
@@ -291,11 +290,8 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         }
 
     def _write_down(self, sample_id: int, error: SampleError) -> None:
-        assert self.ledger_file is not None  # checked in __init__
         logger.warning("%s zeroed (%s): %s", self._where(sample_id), error.reason, error.message)
-        if sample_id not in self._listed.ids():
-            row = {"sample_id": sample_id, "reason": error.reason, "detail": error.message}
-            append_line(self.ledger_file, json.dumps(row, ensure_ascii=False))
+        self._ledger.write(sample_id, error.reason, error.message)
 
     def _check_one(self, sample_id: int, encoded: int) -> None:
         if self.lengths is not None and encoded != int(self.lengths[sample_id]):
@@ -332,28 +328,3 @@ def _without_labels(member: dict[str, Any]) -> dict[str, Any]:
 
 def _length(encoded: Mapping[str, Any]) -> int:
     return int(np.shape(encoded["input_ids"])[-1])
-
-
-class _Listed:
-    """Ids of the samples that stand in a ledger file; of a file that grew only what was added is read."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self._ids: set[Any] = set()
-        self._read = 0  # bytes of whole lines
-
-    def ids(self) -> set[Any]:
-        """The ids by now."""
-        if self.path is None or not self.path.is_file():
-            return self._ids
-        if self.path.stat().st_size < self._read:  # another file in its place
-            self._ids, self._read = set(), 0
-        with self.path.open("rb") as file:
-            file.seek(self._read)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for line in whole.splitlines():
-            if line.endswith(b"}"):
-                self._ids.add(json.loads(line)["sample_id"])
-        return self._ids

@@ -29,7 +29,7 @@ import json
 import logging
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,8 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         on_error: `raise`, or `skip`: a sample that cannot be encoded (None, nothing, or an error) is left out
             and written down.
         max_skip_fraction: stop where a larger share of the samples read is left out; None: no limit.
-        ledger_file: JSON lines file of what is left out; needed for `skip` and `long_samples="drop"`.
+        skip: ids of samples that are left out before they are encoded.
+        ledger_file: JSON lines file of what is left out; needed for `skip` (both) and `long_samples="drop"`.
 
     Attributes:
         left_out: reason -> samples left out in this epoch.
@@ -115,6 +116,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         exhausted: str = "fill",
         on_error: str = "raise",
         max_skip_fraction: float | None = None,
+        skip: Iterable[int] | None = None,
         ledger_file: str | Path | None = None,
     ) -> None:
         here = world()
@@ -128,7 +130,8 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
             raise InputError(f"ledger_file is {ledger_file!r}", hint="name a JSON lines file")
         if on_error not in ("raise", "skip"):
             raise InputError(f"on_error is {on_error!r}", hint="use 'raise' or 'skip'")
-        if ledger_file is None and (on_error == "skip" or may_drop(long_samples)):
+        self.skip = frozenset(skip or ())
+        if ledger_file is None and (self.skip or on_error == "skip" or may_drop(long_samples)):
             raise InputError(
                 "samples that are left out must be written down",
                 hint="name a ledger_file (a JSON lines file)",
@@ -380,6 +383,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
             "max_carry": self.max_carry,
             "shuffle": bool(self.shuffle_buffer) if self.reader.can_seek else self.shuffle_buffer,
             "on_error": self.on_error,
+            **({"skip": sorted(self.skip)} if self.skip else {}),
             **self.settings,
         }
         return {

@@ -250,7 +250,7 @@ class TokenBudgetDataset(StreamingPackedDataset):
         if not self.dyn_bsz:
             tokens = getattr(lengths, "tokens", lengths)
             how = rows_of_samples(self.micro_batch_size, int(max(tokens)), self.shuffle_buffer > 0)
-        made = plan(lengths, **how)
+        made = plan(lengths, **how, skip=tuple(self.skip))
         measured = len(getattr(lengths, "tokens", lengths))
         if measured != len(source):
             raise InputError(

@@ -30,11 +30,14 @@ def open_exported(config: RunConfig, data: Exported) -> tuple[Any, Any]:
         FormatError: the folder holds no finished export.
     """
     from ..data import open_packs
+    from ..train.opened import left_out_file
+    from ..train.steps import skipped_samples
 
     folder = Path(data.path)
     chunks = shards.export_of(folder)["key"]["format"] == "chunks"
     template = _template(config, folder, chunks)
-    options = {"verify": data.verify} if chunks else {}
+    options: dict[str, Any] = {"verify": data.verify} if chunks else {}
+    options |= {"skip": skipped_samples(config), "ledger_file": left_out_file(config)}
     return open_packs(folder, None if template is None else template.encode, **options), template
 
 

@@ -20,8 +20,9 @@ from ..measuring.run import CUT, left_out, media_refs
 from ..media.location import name_of
 from ..world import World
 from .config import RunConfig, Stream, TokenBudget
+from .steps import skipped_samples
 
-__all__ = ["Checked", "opened"]
+__all__ = ["Checked", "left_out_file", "opened"]
 
 #: Tokens of the first row of a warm-up that names none.
 _FIRST_TOKENS = 200
@@ -52,8 +53,15 @@ def opened(config: RunConfig, samples: Any, template: Any, place: World) -> tupl
         training.sharded_lazy_poll_s,
         start=training.sharded_lazy_start,
         run=training.output_dir,
+        skip=skipped_samples(config),
+        ledger_file=left_out_file(config),
         encode=None if template is None else template.encode,
     ), template
+
+
+def left_out_file(config: RunConfig) -> Path:
+    """The ledger of samples that a run without a plan of its own leaves out."""
+    return Path(config.training.output_dir) / "left_out.jsonl"
 
 
 def _template(config: RunConfig) -> Any:
@@ -131,12 +139,12 @@ def _stream(config: RunConfig, source: Any, template: Any, place: World) -> Stre
         "encode_workers": data.encode_workers,
         "on_error": data.on_error,
         "max_skip_fraction": data.max_skip_fraction,
+        "skip": skipped_samples(config),
         "cyclic": True,
     }
-    if data.on_error == "skip" or getattr(data, "drop_last", False):
-        further["ledger_file"] = Path(config.training.output_dir) / "left_out.jsonl"
-    if getattr(template, "truncation", "error") != "error":
-        further["ledger_file"] = Path(config.training.output_dir) / "left_out.jsonl"
+    cut = getattr(template, "truncation", "error") != "error"
+    if data.on_error == "skip" or getattr(data, "drop_last", False) or data.skip_samples or cut:
+        further["ledger_file"] = left_out_file(config)
     if hasattr(template, "measure"):
         template = Checked(template)
     if isinstance(data, Stream):

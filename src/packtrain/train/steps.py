@@ -24,6 +24,7 @@ __all__ = [
     "accumulation_of",
     "announce_steps",
     "balance_of",
+    "skipped_samples",
     "step_lines",
     "step_plan_options",
 ]
@@ -38,8 +39,8 @@ def step_plan_options(config: RunConfig, world_size: int) -> dict[str, Any]:
     """Keyword arguments of `packtrain.plan` that the training samples get besides the usual ones."""
     training = config.training
     made: dict[str, Any] = {}
-    if training.skip_samples is not None:
-        made["skip"] = _skipped(training.skip_samples)
+    if config.data.skip_samples is not None:
+        made["skip"] = skipped_samples(config)
     if training.samples_per_step is not None:
         product = training.per_device_train_batch_size * training.gradient_accumulation_steps
         made["samples_per_step"] = training.samples_per_step
@@ -49,7 +50,15 @@ def step_plan_options(config: RunConfig, world_size: int) -> dict[str, Any]:
     return made
 
 
-def _skipped(path: str) -> tuple[int, ...]:
+def skipped_samples(config: RunConfig) -> tuple[int, ...]:
+    """Ids of the samples that the configuration leaves out; empty without `data.skip_samples`.
+
+    Raises:
+        ConfigError: the file cannot be read, or names none.
+    """
+    path = config.data.skip_samples
+    if path is None:
+        return ()
     try:
         ids = read_skip_file(path)
     except InputError as error:

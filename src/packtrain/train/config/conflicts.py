@@ -21,10 +21,12 @@ _MADE = ("exported", "growing")  # their packs were made before
 _STREAMS = ("stream", "token_budget")
 _NO_PLAN = ("growing", "stream", "token_budget")
 
-#: Keys without which other samples would be trained, or in other rows.
-_OF_PLANS = tuple(
-    f"data.{key}" for key in ("samples_per_step", "skip_samples", "drop_under_filled", "samples_per_row")
-)
+#: Keys without which other samples would be trained, or in other rows or steps -> what to use instead.
+_OF_PLANS = {
+    "data.samples_per_step": "training.effective_batch_size counts packs of a step",
+    "data.drop_under_filled": "remove the key",
+    "data.samples_per_row": "data: {kind: token_budget, dyn_bsz: false, micro_batch_size: N} for such rows",
+}
 
 #: Kind -> why keys of others have no effect on it.
 _REASONS = {
@@ -164,9 +166,9 @@ def effect(target: str, value: Any, kind: str, name: str) -> bool:
         if target == "data.drop_under_filled" and kind in _MADE:
             return True  # who made the packs has decided it
         raise ConfigError(
-            f"{name} needs a plan of all samples, and has no effect on data of kind {kind}: other samples "
-            "would be trained than it says",
-            hint="remove the key, or use data.kind: planned",
+            f"{name} needs a plan of all samples, and has no effect on data of kind {kind} "
+            f"({_REASONS[kind].partition(';')[0]}): other samples, rows or steps would be trained",
+            hint=f"{_OF_PLANS[target]}; or use data.kind: planned",
         )
     if target == "data.dyn_bsz":
         return value is not False

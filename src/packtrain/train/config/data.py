@@ -84,6 +84,8 @@ class Records(Section):
     """processes that measure, at most one per core and 2,048 samples"""
     cache: CacheConfig = Field(default_factory=CacheConfig)
     """`{root_dir: folder}` of lengths and plans that runs share, named by content"""
+    skip_samples: str | None = None
+    """file of ids of samples that are not trained, one a line or a JSON list (ledger, `skipped`)"""
     pad_to_length: Tokens | None = None
     """tokens that every row is padded to, as one further segment; a longer row is an error"""
 
@@ -118,8 +120,6 @@ class Planned(Records):
     """see above"""
     samples_per_step: Count | None = None
     """exactly so many samples per optimizer step over all ranks; accumulation follows from the plan"""
-    skip_samples: str | None = None
-    """file of sample ids to leave out, one a line or a JSON list (ledger, `skipped`)"""
     replan: Literal["epoch"] | None = None
     """`epoch`: a new plan every epoch, of as many packs, in which samples of equal length change places"""
     shuffle: bool = True

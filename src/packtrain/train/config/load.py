@@ -275,7 +275,7 @@ class _Reading:
         defaults = {
             key: held.get_default(call_default_factory=True)
             for key, held in Records.model_fields.items()
-            if key != "pad_to_length"  # of the rows that are trained
+            if key not in ("pad_to_length", "skip_samples")  # of the rows that are trained
         }
         found = [key for key, default in defaults.items() if key in data and data[key] != _dumped(default)]
         if found:
