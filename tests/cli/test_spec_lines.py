@@ -79,8 +79,8 @@ def test_launch_lines_on_two_ranks(text_run: Callable[..., dict[str, Any]], tmp_
     exported.pop("custom")
     (tmp_path / "exported.yaml").write_text(yaml.safe_dump(exported), encoding="utf-8")
     lines = {
-        "stream": line("stream", "--training.streaming=true", "--training.packing=true",
-                       "--training.packing_interval", "16", "--max_steps", "3"),
+        "stream": line("stream", "--streaming", "true", "--packing", "true",
+                       "--packing_interval", "16", "--padding_free=true", "--max_steps", "3"),
         "budget": line("budget", "--train.dyn_bsz", "true", "--train.micro_batch_size", "2",
                        "--data.dyn_bsz_buffer_size", "20", "--train.pad_to_length=true", "--max_steps", "3"),
         "rows": line("rows", "--train.dyn_bsz", "false", "--train.micro_batch_size", "4"),
