@@ -316,6 +316,58 @@ def test_prose_about_a_placeholder_in_an_answer_is_text() -> None:
     assert one(drawn)["messages"][1]["content"][0]["type"] == "image"
 
 
+MARKERS = (
+    "<image>",
+    "<IMG>",
+    "<img>",
+    "[IMG]",
+    "<|image|>",
+    "<|image_1|>",
+    "<image 2>",
+    "<IMG_CONTEXT>",
+    "<video>",
+)
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+@pytest.mark.parametrize("marker", MARKERS)
+def test_a_file_under_a_harmless_key_and_a_marker_without_its_medium_are_refused(
+    marker: str, role: str
+) -> None:
+    """`id: "0.jpg"` is counted beside media, or where no text speaks of one; never where one is lost."""
+    pair = {"user": "What is it?", "assistant": "A cat."}
+    pair[role] += f" {marker}"
+    record = {
+        "messages": [{"role": r, "content": text} for r, text in pair.items()],
+        "id": "000000033471.jpg",
+    }
+    assert reason(record) in ("unread_key", "placeholder_mismatch")
+    assert reason({**record, "id": 7, "source": "a.jpg"}) in ("unread_key", "placeholder_mismatch")
+    assert counts(asked(id="000000033471.jpg")) == {"id": 1}
+    assert counts(asked("<image>", id="000000033471.jpg", image="a.jpg")) in ({}, {"id": 1})
+
+
+@pytest.mark.parametrize(
+    "spelled", ["<|image|>", "<|video_pad|>", "<IMG_CONTEXT>", "<ImageHere>", "<|AUDIO|>"]
+)
+def test_placeholders_of_other_models_are_no_words(spelled: str) -> None:
+    kind = next((k for k in ("video", "audio") if k in spelled.lower()), "image")
+    assert reason(asked(f"{spelled} What?")) == reason(asked(f"{spelled} What?", **{f"{kind}s": ["a.bin"]}))
+    assert one(asked(f"{spelled} What?"), placeholders={kind: []})["messages"]
+    named = parts(asked(f"{spelled}?", **{f"{kind}s": ["a.bin"]}), placeholders={kind: [spelled]})
+    assert named == [(kind, "/m/a.bin"), ("text", "?")]
+
+
+def test_numbered_placeholders_between_bars() -> None:
+    found = parts(asked("<|image_2|> or <|image_1|>? See <|image_1|>.", images=["a.jpg", "b.jpg"]))
+    assert found == [
+        ("image", "/m/b.jpg"),
+        ("text", " or "),
+        ("image", "/m/a.jpg"),
+        ("text", "? See <|image_1|>."),
+    ]
+
+
 def test_decoded_sound_is_a_wave() -> None:
     from packtrain.media.audio import open_audio
 

@@ -199,6 +199,51 @@ def test_text_family_refuses_images(tokenizer: Any, chat) -> None:
     assert caught.value.reason == "unsupported_media"
 
 
+PROCESSORS = {
+    **dict.fromkeys(
+        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "internvl3"), ("image", "video")
+    ),
+    "qwen2_5_omni": ("image", "video", "audio"),
+    "qwen2_audio": ("audio",),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [(name, kind) for name, kinds in PROCESSORS.items() for kind in kinds]
+)
+def test_media_in_an_answer_are_not_trained_with_their_marks(
+    name: str, kind: str, data: Path, processor
+) -> None:
+    """Neither placeholders nor what stands around them; the texts and the end mark are."""
+    folder = data / "mllm_demo" / "mllm_demo_data"
+    files = {
+        "image": folder / "1.jpg",
+        "video": folder / "1.mp4",
+        "audio": data / "audio" / "espeak" / "cmn_003.wav",
+    }
+    medium = {"type": kind, kind: str(files[kind])}
+    options = {"max_frames": 4} if kind == "video" and name.startswith("qwen") else {}
+    template = HFTemplate(processor(name), **options)
+
+    def talk(*parts: Any) -> dict[str, Any]:
+        answer = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+        user = {"role": "user", "content": [{"type": "text", "text": "Draw."}]}
+        return {"messages": [user, {"role": "assistant", "content": answer}]}
+
+    (whole,) = trained(template, talk("Here:done"))
+    end = whole.removeprefix("Here:done")
+    assert "".join(trained(template, talk("Here:", medium, "done"))) == whole
+    assert "".join(trained(template, talk("Here:", medium, medium, "done"))) == whole
+    assert "".join(trained(template, talk(medium, "done"))) == "done" + end
+    assert "".join(trained(template, talk("Here:", medium))) == "Here:" + end
+    for call in (template.measure, template.encode):  # nothing that is said: not trained as a bare end mark
+        with pytest.raises(SampleError) as caught:
+            call(talk(medium))
+        assert caught.value.reason == "unsupervised"
+    both = talk("Here:done")["messages"] + talk(medium)["messages"] + talk("Bye")["messages"]
+    assert "".join(trained(template, {"messages": both})) == whole + "Bye" + end
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_truncation_is_counted_and_spares_media(side: str, data: Path, processor, template, chat) -> None:
     image = data / "mllm_demo" / "mllm_demo_data" / "1.jpg"

@@ -11,7 +11,7 @@ counted is plain text, so that counts of several processes add up:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..errors import InputError, SampleError
@@ -99,17 +99,18 @@ class Account:
         self._notes.clear()
         self._origins.clear()
 
-    def end(self, *, media: bool = True) -> None:
+    def end(self, *, media: bool = True, marked: Callable[[], bool] = bool) -> None:
         """The record was read: what was noted counts once.
 
         Args:
             media: whether it has media that were read.
+            marked: whether its texts hold what stands for a medium.
 
         Raises:
             SampleError: `unread_key`, for a reference to a medium under a harmless key of a record without.
         """
         for name, certain in () if media else self._origins:
-            if certain:
+            if certain or marked():
                 raise unread(name, "holds a reference to a medium")
             self._notes.add(name)
         if self._notes:
@@ -180,7 +181,8 @@ class Account:
         """A harmless name whose value is none.
 
         Turns are refused. So is a reference to a medium under a key of numbers, or where no medium is read;
-        a text that only looks like the name of one is counted. Spans, masks and objects are counted.
+        a text that only looks like the name of one (`id: "000000033471.jpg"`) is counted, unless the texts
+        hold what stands for a medium. Spans, masks and objects are counted.
         """
         found = meaning(value)
         if found == "a list of turns":
@@ -197,11 +199,10 @@ class Account:
         certain = key in ORIGIN or not isinstance(value, str)
         if media:
             return
-        if media is None:
-            self._origins.append((name, certain))
-        elif certain:
+        if certain and media is not None:
             raise unread(name, "holds a reference to a medium")
-        else:
+        self._origins.append((name, certain))
+        if media is not None:
             self._notes.add(name)
 
 

@@ -41,6 +41,7 @@ __all__ = [
     "check_text",
     "fault",
     "listed_media",
+    "marks_medium",
     "media_list",
     "names_medium",
     "read_content",
@@ -269,7 +270,15 @@ def _mend_rate(found: Part, extra: Part) -> None:
 
 #: A medium that a text names, and one that it numbers.
 _TAGGED = re.compile(r"<(?P<tag>img|image|video|audio)>(?P<ref>[^<>\n]{1,2048})</(?P=tag)>")
-_NUMBERED = re.compile(r"<(?P<kind>image|video|audio)[ _-]?(?P<number>[1-9][0-9]{0,3})>")
+_NUMBERED = re.compile(r"<(?P<bar>\|?)(?P<kind>image|video|audio)[ _-]?(?P<number>[1-9][0-9]{0,3})(?P=bar)>")
+#: Placeholders of models that no table of `placeholders` names: never words of a text.
+_FOREIGN = re.compile(r"<\|(?P<kind>image|video|audio)(?:_pad)?\|>|<(?:IMG_CONTEXT|ImageHere)>", re.I)
+#: What stands for a medium in texts, some of it only perhaps.
+_MARKER = re.compile(
+    rf"{_FOREIGN.pattern}|{_NUMBERED.pattern.replace('?P<kind>', '?:')}"
+    r"|[<\[](?:image|img|video|audio|sound|speech)[>\]]",
+    re.I,
+)
 _TAGS = {"img": "image"}
 
 
@@ -281,6 +290,7 @@ def _split(text: str, media: Media, pattern: re.Pattern[str] | None, what: str) 
     found = [(m.start(), m.end(), m) for m in pattern.finditer(text)]
     if "<" in text:
         found = _marked(text, media, found)
+        _refuse_foreign(text, media)
     parts: list[Part] = []
     start = 0
     for first, last, match in found:
@@ -326,6 +336,22 @@ def _part_of(match: re.Match[str], media: Media, what: str) -> Part | None:
     if match.re is _NUMBERED:
         return media.number(match["kind"], int(match["number"]))
     return media.next(media.kinds[match.group()])
+
+
+def _refuse_foreign(text: str, media: Media) -> None:
+    for match in _FOREIGN.finditer(text):
+        kind = (match["kind"] or "image").lower()
+        if match.group() not in media.kinds and kind in media.kinds.values():
+            raise SampleError(
+                "placeholder_mismatch",
+                f"the text holds {match.group()!r}, which stands for {kind}s in other models",
+                hint=f"placeholders={{{kind!r}: [{match.group()!r}]}} reads it, [] where it is plain words",
+            )
+
+
+def marks_medium(text: str) -> bool:
+    """Whether a text holds what stands for a medium in some layout."""
+    return ("<" in text or "[" in text) and _MARKER.search(text) is not None
 
 
 def check_text(text: str, what: str) -> str:

@@ -44,6 +44,7 @@ from ._content import (
     Media,
     fault,
     listed_media,
+    marks_medium,
     media_list,
     read_content,
     refuse_file_name,
@@ -270,7 +271,10 @@ class ChatSource:
             sample["tools"] = draft.tools
         if objects is not None:
             sample["objects"] = objects
-        account.end(media=any(_holds_media(message) for message in messages))
+        account.end(
+            media=any(_holds_media(message) for message in messages),
+            marked=lambda: any(marks_medium(part.get("text", "")) for m in messages for part in m["content"]),
+        )
         return sample
 
     def _plan(self, record: Mapping[str, Any]) -> Plan:

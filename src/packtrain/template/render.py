@@ -28,7 +28,20 @@ from .account import Piece, dropped, missing, pieces_of
 from .conversation import Conversation, read_conversation, with_text_arguments, without_history
 from .marked import Placed, Traits, placed, traits, with_marks
 from .skeleton import Skeleton, copies_texts, cut
-from .turns import Span, blank, check_spans, chosen, locate, owners_of, spoken, without_reasoning
+from .turns import (
+    Span,
+    blank,
+    check_spans,
+    chosen,
+    common,
+    locate,
+    owners_of,
+    shows,
+    speaks,
+    spoken,
+    without_media,
+    without_reasoning,
+)
 
 __all__ = ["FROZEN_DATE", "ChatRenderer", "Rendered"]
 
@@ -108,6 +121,7 @@ class ChatRenderer:
         self._skeletons: dict[Shape, Skeleton | None] = {}
         self._traits: dict[str, Traits] = {}
         self._vouched: set[Any] = set()
+        self._media_marks: re.Pattern[str] | None = None
         self._tokens = {str(k): v for k, v in tokenizer.special_tokens_map.items()}
         self._end_marks = tuple(token for token in tokenizer.get_added_vocab() if token.strip())
 
@@ -175,6 +189,8 @@ class ChatRenderer:
             if key is not None and len(self._vouched) < _SHAPES:
                 self._vouched.add(key)
         spans = without_reasoning(spans, text, messages, found, mask=self.reasoning == "mask")
+        if any(message["role"] == "assistant" and shows(message) for message in messages):
+            spans = without_media(spans, text, self._around_media())
         return self._finished(talk, messages, text, spans, weights, found)
 
     def _finished(
@@ -223,9 +239,34 @@ class ChatRenderer:
                     weights.pop(place, None)
                 continue
             gone = bool(lost) and place not in kept and any(piece.place == place for piece in lost)
-            if not said[place] or blank(message) or gone:
+            if not said[place] or not speaks(message) or gone:
                 weights[place] = 0.0
         return weights
+
+    def _around_media(self) -> re.Pattern[str]:
+        """What the template writes for a medium of an answer: its placeholder and the marks around it.
+
+        Found by rendering an answer with a medium between two texts, and without it.
+        """
+        if self._media_marks is None:
+            written: list[str] = []
+            template = self.templates["plain"]
+            for kind in self.takes:
+                texts = [{"type": "text", "text": mark} for mark in ("\ue010", "\ue011")]
+                question = {"role": "user", "content": texts[:1]}
+                try:
+                    plain, held = (
+                        self._run(template, [question, {"role": "assistant", "content": parts}], None)[0]
+                        for parts in (texts, [texts[0], {"type": kind, kind: kind}, texts[1]])
+                    )
+                except SampleError:
+                    continue  # so does every answer with this kind
+                same = common(plain, held)
+                behind = len(held) - (len(plain) - same)
+                if same < behind and held[:same] + held[behind:] == plain:
+                    written.append(re.sub(r"\d+", r"\\d+", re.escape(held[same:behind])))
+            self._media_marks = re.compile("|".join(written) or r"(?!)")
+        return self._media_marks
 
     def _refuse(self, lost: Sequence[Piece]) -> None:
         refused = [piece for piece in lost if piece.kind not in self.allow_dropped]
@@ -367,7 +408,7 @@ class ChatRenderer:
                 else:
                     return None
                 kinds.append(kind)
-            if role == "assistant" and len(joined) == len(kinds):
+            if role == "assistant":
                 for text in joined:
                     if text and not text.isspace():
                         break

@@ -19,7 +19,21 @@ from ..errors import ConfigError, SampleError
 from .account import texts_of
 from .marked import Placed
 
-__all__ = ["Span", "check_spans", "chosen", "locate", "loss_of", "owners_of", "spoken", "without_reasoning"]
+__all__ = [
+    "Span",
+    "blank",
+    "check_spans",
+    "chosen",
+    "common",
+    "locate",
+    "loss_of",
+    "owners_of",
+    "shows",
+    "speaks",
+    "spoken",
+    "without_media",
+    "without_reasoning",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +70,22 @@ def loss_of(message: Mapping[str, Any], place: int) -> float | None:
     )
 
 
+def speaks(message: Mapping[str, Any]) -> bool:
+    """Whether a message says something that can be trained: a medium cannot."""
+    if message.get("tool_calls") or message.get("reasoning_content"):
+        return True
+    return any(text and not text.isspace() for text in texts_of(message.get("content")))
+
+
 def blank(message: Mapping[str, Any]) -> bool:
     """Whether a message says nothing: no text, no call, no reasoning, no medium."""
-    if message.get("tool_calls") or message.get("reasoning_content"):
-        return False
+    return not speaks(message) and not shows(message)
+
+
+def shows(message: Mapping[str, Any]) -> bool:
+    """Whether a message holds a medium."""
     content = message.get("content")
-    if not isinstance(content, str) and any(part["type"] != "text" for part in content or ()):
-        return False
-    return all(not text or text.isspace() for text in texts_of(content))
+    return not isinstance(content, str) and any(part["type"] != "text" for part in content or ())
 
 
 def spoken(roles: Sequence[str], train_on: str) -> list[bool]:
@@ -178,6 +200,15 @@ def without_reasoning(
     return out
 
 
+def without_media(spans: Sequence[Span], text: str, marks: re.Pattern[str]) -> list[Span]:
+    """Spans without media: their placeholders, and what the template writes around them."""
+    out = list(spans)
+    for span in spans:
+        for match in marks.finditer(text, span.first, span.last):
+            out = [piece for one in out for piece in _less(one, *match.span())]
+    return out
+
+
 def _less(span: Span, first: int, last: int) -> list[Span]:
     """A span without a range."""
     if last <= span.first or first >= span.last:
@@ -256,7 +287,7 @@ def _ends(alone: Placed | None, found: Placed, leaf: int, place: int, end_marks:
         raise _mismatch(place)
     closing = alone.text[alone.where[-1][1] :]
     tail = found.text[behind:limit]
-    size = _common(closing, tail)
+    size = common(closing, tail)
     pattern = re.compile("|".join(map(re.escape, end_marks)) or r"(?!)")
     ends = [mark.end() for mark in pattern.finditer(closing[:size])]
     if ends:
@@ -274,7 +305,8 @@ def _same(found: Placed, number: int | None) -> tuple[Any, ...] | None:
     return None if number is None else (number, found.leaves[number])
 
 
-def _common(one: str, other: str) -> int:
+def common(one: str, other: str) -> int:
+    """Characters that two texts begin with alike."""
     size = min(len(one), len(other))
     return next((k for k in range(size) if one[k] != other[k]), size)
 
