@@ -110,7 +110,7 @@ def test_absent_values_do_not_count(place: str, key: str, data: Any) -> None:
     assert counts(record) == {} and one(record) == one({"messages": QA})
 
 
-@pytest.mark.parametrize("key", sorted({*keys.TRAINING, *keys.LOSS} - {"label"}))
+@pytest.mark.parametrize("key", sorted({*keys.TRAINING, *keys.LOSS} - {*keys.WANTED}))
 def test_keys_that_change_training_are_refused_where_no_shape_reads_them(key: str) -> None:
     assert reason({"messages": QA, key: [1, 0]}) == "unread_key"
     if key not in keys.LOSS:
@@ -222,10 +222,38 @@ def test_loss_flags_and_their_polarity(flag: str) -> None:
 def test_flags_that_disagree_and_preference_labels() -> None:
     assert reason({"messages": [USER, {**BOT, "loss": True, "weight": 0}]}) == "malformed_record"
     assert one({"messages": [USER, {**BOT, "loss": 0.5, "weight": 0.5}]})["messages"][1]["loss"] == 0.5
-    kto = {"prompt": "a?", "completion": "b", "label": False}
-    assert reason(kto) == "unsupervised"
-    assert one({**kto, "label": True}) == one(kto, ignore_keys=["label"]) == one({"messages": QA})
-    assert counts({"messages": QA, "label": 3}) == {"label": 1}
+    for name in keys.WANTED:
+        kto = {"prompt": "a?", "completion": "b", name: False}
+        assert reason(kto) == "unsupervised"
+        assert one({**kto, name: True}) == one(kto, ignore_keys=[name]) == one({"messages": QA})
+        assert counts({"messages": QA, name: 3}) == {name: 1}
+
+
+@pytest.mark.parametrize("key", keys.BESIDE)
+def test_texts_that_belong_to_a_question_are_said_in_it_or_refused(key: str) -> None:
+    """A context or choices beside question and answer; a conversation says all there is."""
+    choices = ["red", "blue"]
+    for held in (choices, "red", [{"text": ["red"]}], {"label": ["A"], "text": ["red"]}):
+        for record in ({"question": "Which?", "answer": "red"}, {"instruction": "Which?", "output": "red"}):
+            assert reason({**record, key: held}) == "unread_key"
+            assert one({**record, key: held}, ignore_keys=[key]) == one(record)
+            assert one({**record, key: None}) == one({**record, key: []}) == one(record)
+        assert counts({"messages": QA, key: held}) == {key: 1}
+    said = {"question": "Which: red or blue?", "answer": "red"}
+    assert counts({**said, key: choices})[key] == 1 and one({**said, key: choices}) == one(said)
+
+
+def test_the_way_out_that_is_told_is_one() -> None:
+    """`ignore_keys` takes the name of a key without its place, and so it is told."""
+    for record in (
+        {"messages": [USER, {**BOT, "thought": "t"}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a?", "bbox": [1]}]}, BOT]},
+        {"messages": QA, "crop": [0, 0, 1, 1]},
+    ):
+        with pytest.raises(SampleError) as error:
+            one(record)
+        key = str(error.value.hint).partition("[")[2].partition("]")[0]
+        assert one(record, ignore_keys=[key]) == one({"messages": QA})
 
 
 @settings(max_examples=60, deadline=None)

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..errors import InputError, SampleError
-from ._values import absent, meaning
-from .keys import FIELDS, HARMLESS, LOSS, NUMBERS, ORIGIN, PREFERENCE, TRAINING
+from ._values import absent, meaning, texts_in
+from .keys import BESIDE, FIELDS, HARMLESS, LOSS, NUMBERS, ORIGIN, PREFERENCE, TRAINING, WANTED
 
-__all__ = ["LEDGER", "MOST", "UNREAD", "Account", "UnreadKeys", "check_share", "unread"]
+__all__ = ["LEDGER", "MOST", "UNREAD", "Account", "UnreadKeys", "check_share", "refuse_beside", "unread"]
 
 #: Reason of a record that holds a key which changes training and is not read.
 UNREAD = "unread_key"
@@ -45,13 +45,31 @@ class Unread(SampleError):
 
 def unread(key: str, why: str, *, hint: str | None = None) -> Unread:
     """The error that names such a key."""
+    bare = key.rpartition("[].")[2]
     hint = (
         hint
-        or f"ignore_keys: [{key}] leaves it out; columns= maps it to a field; shape= settles what is read"
+        or f"ignore_keys: [{bare}] leaves it out; columns= maps it to a field; shape= settles what is read"
     )
     error = Unread(UNREAD, f"the key {key!r} {why} and is not read", hint=hint)
     error.key = key
     return error
+
+
+def refuse_beside(record: Mapping[str, Any], names: Iterable[str], asked: str) -> None:
+    """Refuse texts beside a question that belong to it (`keys.BESIDE`), unless it says all of them.
+
+    Args:
+        names: keys of the record that nothing read.
+        asked: the question.
+
+    Raises:
+        SampleError: `unread_key`.
+    """
+    for name in names:
+        if not isinstance(name, str) or name.lower() not in BESIDE or absent(record[name]):
+            continue
+        if not all(text.strip() in asked for text in texts_in(record[name])):
+            raise unread(name, "belongs to the question")
 
 
 class UnreadKeys(InputError):
@@ -167,7 +185,7 @@ class Account:
                 continue
             if said is not None and isinstance(value, str) and value.strip() in said:
                 continue
-            if low == "label" and not isinstance(value, bool):
+            if low in WANTED and not isinstance(value, bool):
                 self._notes.add(name)
                 continue
             if low in _CHANGES or (low in _FIELDS and not isinstance(value, (bool, int, float))):
@@ -212,6 +230,6 @@ def _nested(value: Any) -> bool:
 
 
 def _why(key: str, value: Any) -> str:
-    if key == "label":
+    if key in WANTED:
         return f"({value}) marks an answer that is wanted or not"
     return "belongs to preference data" if key in PREFERENCE else "changes what is trained"

@@ -10,10 +10,10 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["MAGIC", "SUFFIX", "absent", "kind_of_ref", "meaning", "pruned", "sniffed"]
+__all__ = ["MAGIC", "SUFFIX", "absent", "kind_of_ref", "meaning", "pruned", "sniffed", "texts_in"]
 
 _SUFFIXES = {
     "image": "jpe?g|png|webp|gif|bmp|tiff?|heic|avif",
@@ -60,6 +60,15 @@ def pruned(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [pruned(held) for held in value]
     return value
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """The texts of a nested value, in order."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for held in value.values() if isinstance(value, Mapping) else value:
+            yield from texts_in(held)
 
 
 def sniffed(text: str) -> bytes | None:

@@ -38,7 +38,7 @@ from ..files import digest_json
 from ..media.hints import HINTS, checked
 from ..media.knobs import KNOB_KEYS, knobs_of
 from ..media.location import Ref, is_url, resolve
-from ._account import Account, unread
+from ._account import Account, refuse_beside, unread
 from ._content import (
     MODALITIES,
     Media,
@@ -57,7 +57,7 @@ from ._open import open_source
 from ._plain import OF_MEDIUM, Form, read_plain, says_nothing
 from ._shapes import FIELDS, SHAPES, Draft, Fields, Plan, Turn, detect
 from ._values import absent
-from .keys import CAPTION, HARMLESS, MEDIA, ORIGIN, USES
+from .keys import CAPTION, HARMLESS, MEDIA, ORIGIN, USES, WANTED
 
 __all__ = ["ChatSource", "media_refs", "open_chats"]
 
@@ -254,13 +254,13 @@ class ChatSource:
         if left:
             left = weigh(record, left, messages, account)
             held = fields.get(shape if shape == "messages" else "conversations")
+            if shape in ("alpaca", "columns"):
+                asked = _parts([m for m in messages if m["role"] != "assistant"])
+                refuse_beside(record, left, "\n".join(part.get("text", "") for part in asked))
             self._account_for(record, left, messages, held if shape in ("messages", "sharegpt") else None)
-        if record.get("label") is False and "label" not in account.ignore:
-            raise SampleError(
-                "unsupervised",
-                "label is false: an answer that is not wanted",
-                hint="ignore_keys: [label] trains it",
-            )
+        if unwanted := [name for name in WANTED if record.get(name) is False]:
+            what = f"{unwanted[0]} is false: an answer that is not wanted"
+            raise SampleError("unsupervised", what, hint=f"ignore_keys: [{unwanted[0]}] trains it")
         for name, field in fields.plan.aliases:
             if field in USES[shape]:
                 account.alias(name, field)
@@ -345,7 +345,7 @@ class ChatSource:
         rest = [
             name
             for name in left
-            if not (name == "label" and isinstance(record[name], bool))
+            if not (name in WANTED and isinstance(record[name], bool))
             and (held is None or record[name] != held)  # a second conversation that says the same
         ]
         self.account.rest(record, rest, said=frozenset(said), media=media)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from ..media.knobs import ENDS, KNOBS, STARTS
 
 __all__ = [
+    "BESIDE",
     "CAPTION",
     "ENCODED",
     "ENCODED_HARMLESS",
@@ -30,6 +31,7 @@ __all__ = [
     "TEXT",
     "TRAINING",
     "USES",
+    "WANTED",
     "page",
 ]
 
@@ -119,13 +121,23 @@ PART: dict[str, str] = {
 #: Preference data: never trained as answers of supervised fine-tuning.
 PREFERENCE = (
     *("chosen", "rejected", "rejected_response", "rejected_messages", "rejected_images", "rejected_videos"),
-    *("rejected_audios", "rejected_tools", "rejected_objects", "chosen_response", "preference", "label"),
+    *("rejected_audios", "rejected_tools", "rejected_objects", "chosen_response", "preference"),
+    *("label", "kto_tag"),
 )
+
+#: Of those: true or false, an answer is wanted or not (KTO); anything else under such a name is a class.
+WANTED = ("label", "kto_tag")
+
+#: Texts that belong to a question and stand beside it: never read, refused where a record is a question and
+#: an answer; in a conversation all is said.
+BESIDE = ("context", "contexts", "passage", "passages", "choices", "choice_list", "options")
 
 #: Further keys of a record that change training and that no shape reads.
 TRAINING = (
     *("objects", "bbox", "bboxes", "spans", "masks", "labels", "input_ids", "weights"),
     *("reasoning_content", "reasoning", "thinking", "tool_calls", "function_call", "reasoning_effort"),
+    *("thought", "thoughts", "reasoning_text", "reasoning_details", "chain_of_thought"),
+    *("crop", "crop_box", "rotate", "rotation"),
     *("enable_thinking", "chat_template_kwargs", "documents"),
     *("train_detail", "training_detail", "train_on_input", "train_on_inputs", "masked", "supervised"),
     *PREFERENCE,
@@ -219,6 +231,10 @@ medium of the record is read while its texts hold what stands for one (`<image>`
 `image_1`, `image_2`, … are items of `images`. A record that holds media and of texts only {caption} is the
 medium and what is said of it.
 
+Refused beside a question and its answer (not beside a conversation), unless the question says all of them:
+{beside}. True or false under {wanted} tells whether an answer is wanted; anything else there is
+a class, and counted.
+
 Change training and are never read: {training}; but `objects` (`ref`, `bbox`, `bbox_type`, `image_id`) fills
 `<ref-object>` and `<bbox>` in the texts, where the model family has a notation of boxes.
 
@@ -285,6 +301,8 @@ def page() -> str:
         record=_rows((f"`{field}`", _names(names)) for field, names in FIELDS.items()),
         caption=_names(CAPTION),
         training=_names(dict.fromkeys(TRAINING)),
+        beside=_names(BESIDE),
+        wanted=_names(WANTED),
         message=_rows((f"`{field}`", _names(names)) for field, names in turn.items()),
         loss=_rows((f"`{name}`", told) for name, told in meant.items()),
         part=_rows((f"`{name}`", kind) for name, kind in PART.items()),
