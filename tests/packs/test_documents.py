@@ -92,6 +92,12 @@ def test_calls_that_cannot_be(given: dict[str, Any], said: str) -> None:
         PackedDataset([row(ids) for ids in SAMPLES], **given)
 
 
+def test_what_is_left_out_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    packed = PackedDataset([row([A, B]), row([]), row([C])], pack_length=4)
+    assert packed.packed_idx == [[0, 2]] and packed.plan.ledger.ids.tolist() == [1]
+    assert "1 of 3 samples are left out: {'empty': 1}" in caplog.text
+
+
 def test_what_is_no_dataset() -> None:
     with pytest.raises(ConfigError, match="a plan says the packs"):
         PackedDataset(pt.plan([3], 4), [row([1, 2, 3])], pack_length=4)
@@ -99,6 +105,12 @@ def test_what_is_no_dataset() -> None:
         PackedDataset([], [], len, pack_length=4)
     with pytest.raises(InputError, match=r"cannot be indexed .*StreamingPackedDataset"):
         PackedDataset(iter([]), pack_length=4)
+    for what in ("a.jsonl", {"a": 1}):
+        with pytest.raises(InputError, match=r"is no dataset .*open_chats"):
+            PackedDataset(what, pack_length=4)
+    for none in ([], [row([])]):
+        with pytest.raises(InputError, match=rf"none of {len(none)} samples can be packed"):
+            PackedDataset(none, pack_length=4)
     with pytest.raises(InputError, match="no input_ids"):
         PackedDataset([{"ids": [1]}], pack_length=4)
 

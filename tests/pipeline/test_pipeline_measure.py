@@ -157,7 +157,7 @@ def test_equal_inputs_are_a_hit_and_other_inputs_are_refused_by_name(tmp_path: P
     assert measure(many(30), Words(), folder).digest == first.digest
     with pytest.raises(ForeignArtefactError, match=r"lengths of another template \(version\)"):
         measure(many(30), Words(2), folder)
-    with pytest.raises(ForeignArtefactError, match="lengths of another samples, source"):
+    with pytest.raises(ForeignArtefactError, match="lengths of another number of samples, source"):
         measure(many(31), Words(), folder)
     assert Lengths.load(folder).digest == first.digest
     assert len(measure(many(31), Words(), folder, overwrite=True)) == 31

@@ -215,7 +215,7 @@ def test_a_cache_of_another_source_fails_fast(
 
     one, two = load_config(text_run(40)), load_config(text_run(41, name="other"))
     prepare(one, tmp_path / "run")
-    with pytest.raises(InputError, match=r"lengths of another samples, source.*--overwrite"):
+    with pytest.raises(InputError, match=r"lengths of another number of samples, source.*--overwrite"):
         prepare(two, tmp_path / "run")
 
 

@@ -329,7 +329,14 @@ def test_rows_of_a_number_of_samples_in_epochs(values: dict[str, Any], caplog: A
             {"kind": "token_budget", "count_mode": "effective", "pad_to_length": 64},
             "a row may have 96 tokens",
         ),
-        ({"kind": "token_budget", "dyn_bsz": False, "micro_batch_size": 2}, "needs training.max_steps"),
+        (
+            {"kind": "token_budget", "warmup_ratio": 0.5, "bsz_warmup_init_mbtoken": 65},
+            "the budget it grows to 64",
+        ),
+        (
+            {"kind": "token_budget", "dyn_bsz": False, "micro_batch_size": 2},
+            r"a token budget \(dyn_bsz\) needs training.max_steps",
+        ),
     ],
 )
 def test_rows_that_cannot_be(data: dict[str, Any], said: str) -> None:

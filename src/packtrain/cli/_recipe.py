@@ -33,28 +33,20 @@ def recipe_of(options: Mapping[str, Any], further: Sequence[str] = ()) -> dict[s
     Args:
         options: those that the verb names.
         further: `--section.key VALUE` or `--section.key=VALUE`, values as in YAML. Names that other systems
-            have for keys of `training` need no section: `--streaming true`.
+            have, and fields of transformers' TrainingArguments, need no section: `--streaming true`.
 
     Raises:
         click.UsageError: an argument is neither.
     """
-    from ..train.config.aliases import IGNORED, MOVED, old_names
-
     given = {name: value for name, value in options.items() if value is not None}
     custom = {"dataset": given.pop("dataset")} if "dataset" in given else {}
     recipe: dict[str, dict[str, Any]] = {"custom": custom, "training": given}
-    further_names = (name.partition(".") for name in (*MOVED, *IGNORED))
-    bare = {
-        *old_names("training"),
-        "padding_free",
-        *(key for at, _, key in further_names if at == "training"),
-    }
     words = list(further)
     while words:
         word = words.pop(0)
         name, equals, text = word.partition("=")
         section, dot, key = name.removeprefix("--").partition(".")
-        if not dot and section in bare:
+        if not dot and word.startswith("--") and _of_training(section):
             section, dot, key = "training", ".", section
         if not (name.startswith("--") and dot and key and section in _SECTIONS):
             raise click.UsageError(
@@ -65,6 +57,16 @@ def recipe_of(options: Mapping[str, Any], further: Sequence[str] = ()) -> dict[s
         value = files.parse_yaml(text if equals else words.pop(0), name)
         recipe.setdefault("training" if section == "train" else section, {})[key] = value
     return recipe
+
+
+def _of_training(key: str) -> bool:
+    """Is this a key of `training`, under any of its names, or a field of transformers' TrainingArguments?"""
+    from ..train.config.aliases import IGNORED, MOVED, old_names
+    from ..train.config.sections import TrainingConfig
+    from ..train.config.trainer_keys import trainer_fields
+
+    known = {*old_names("training"), *TrainingConfig.model_fields, "padding_free"} - {"trainer"}
+    return key in known or f"training.{key}" in {*MOVED, *IGNORED} or key in trainer_fields()
 
 
 def refuse_streams(config: RunConfig) -> None:

@@ -49,7 +49,7 @@ def command(
     """Train as CONFIG (YAML) says; lengths and plan in its output folder are used when they are equal.
 
     Unlike `run`, it neither compares packed with unpacked loss nor writes a page. Every key of CONFIG, under
-    any of its names, can also be given as --section.key VALUE, and wins.
+    any of its names, can also be given as --section.key VALUE, and wins; keys of `training` need no section.
 
     \b
     Example:

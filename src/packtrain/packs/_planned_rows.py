@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,8 @@ from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 
 __all__ = ["plan_rows"]
+
+logger = logging.getLogger(__name__)
 
 
 def plan_rows(samples: Any, template: Any, pack_length: int | None, lengths: Any) -> tuple[PackPlan, Any]:
@@ -27,6 +32,8 @@ def plan_rows(samples: Any, template: Any, pack_length: int | None, lengths: Any
     Raises:
         ConfigError: there is no cap.
         InputError: the samples cannot be indexed, or none of them can be used.
+
+    Samples that are left out are one warning; `plan.ledger` has each of them.
     """
     pack_length = getattr(template, "max_length", None) if pack_length is None else pack_length
     if pack_length is None:
@@ -34,17 +41,33 @@ def plan_rows(samples: Any, template: Any, pack_length: int | None, lengths: Any
             "PackedDataset has neither a plan nor a pack length",
             hint="PackedDataset(plan, samples, encode), or PackedDataset(samples, template, pack_length=…)",
         )
+    if isinstance(samples, str | Path | Mapping):
+        raise InputError(
+            f"a {type(samples).__name__} is no dataset", hint="packtrain.open_chats(path) opens a file"
+        )
     if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
         raise InputError(
             f"a {type(samples).__name__} cannot be indexed", hint="StreamingPackedDataset packs what streams"
         )
+    why = ""
     if lengths is None and "length" in (getattr(samples, "column_names", None) or ()):
         lengths = samples["length"]
     if lengths is None:
         measures: Any = template if hasattr(template, "measure") else _ByEncoding(template)
         found = measure_range((_Rows(samples), measures), (0, len(samples)))
         lengths = Lengths(found.tokens, found.costs or None, found.status, found.reasons or None)
-    return plan(lengths, pack_length), lengths
+        why = next((f"; the first: {line}" for line in found.details.values()), "")
+    made = plan(lengths, pack_length)
+    if not len(made):
+        raise InputError(
+            f"none of {len(samples)} samples can be packed: {made.ledger.counts()}{why}",
+            hint="records as they are in files become samples through packtrain.open_chats",
+        )
+    if len(made.ledger):
+        logger.warning(
+            "%d of %d samples are left out: %s%s", len(made.ledger), len(samples), made.ledger.counts(), why
+        )
+    return made, lengths
 
 
 class _Rows:

@@ -162,6 +162,7 @@ def _foreign(folder: Path, marker: dict[str, Any], identity: Identity, differs: 
     names = [name for name in identity.key if name in differs]
     if "template" in differs:
         names[names.index("template")] = _named(marker.get("template") or {}, identity.template)
+    names = ["number of samples" if name == "samples" else name for name in names]
     hint = "choose another folder, or measure again with --overwrite"
     if differs <= {"samples", "source"} and may_have_grown(read_layout(folder), identity.layout):
         hint = "if the source has grown, --append measures only what is new; else choose another folder, or "

@@ -173,7 +173,7 @@ def _warm_up(config: RunConfig, data: TokenBudget, length: int, place: World) ->
     if not steps:
         return {}
     budget = data.micro_batch_size * length
-    return {"warmup_steps": steps, "warmup_tokens": min(data.warmup_tokens or _FIRST_TOKENS, budget)}
+    return {"warmup_steps": steps, "warmup_tokens": data.warmup_tokens or min(_FIRST_TOKENS, budget)}
 
 
 def __getattr__(name: str) -> Any:

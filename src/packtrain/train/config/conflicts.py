@@ -216,7 +216,7 @@ def check_together(kind: str, sections: dict[str, dict[str, Any]]) -> list[str]:
     if kind == "planned":
         told += _planned(training, data)
     if kind == "token_budget":
-        told += _token_budget(training, data)
+        told += _token_budget(training, data, sections["template"].get("max_length"))
     return told
 
 
@@ -265,8 +265,15 @@ def _agreed_steps(training: Mapping[str, Any], data: Mapping[str, Any]) -> None:
         )
 
 
-def _token_budget(training: dict[str, Any], data: dict[str, Any]) -> list[str]:
+def _token_budget(training: dict[str, Any], data: dict[str, Any], length: Any) -> list[str]:
     told = []
+    size, first = data.get("micro_batch_size", 1), data.get("warmup_tokens")
+    if all(type(value) is int for value in (size, first, length)) and first > size * length:
+        raise ConfigError(
+            f"data.warmup_tokens (bsz_warmup_init_mbtoken) is {first}, the budget it grows to "
+            f"{size * length}",
+            hint=f"set data.warmup_tokens to {size * length} or less",
+        )
     _agreed_steps(training, data)
     if data.get("dyn_bsz") is False:
         of_budgets = ("buffer_size", "count_mode", "overflow_ratio", "order", "warmup_ratio", "warmup_tokens")
@@ -296,7 +303,8 @@ def _without_epochs(kind: str, training: dict[str, Any]) -> list[str]:
     ends = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1
     if kind in _STREAMS and not ends:
         raise ConfigError(
-            "training.packing_mode streaming needs training.max_steps: a stream has no length",
+            ("training.packing_mode streaming" if kind == "stream" else "a token budget (dyn_bsz)")
+            + " needs training.max_steps: a stream has no length",
             hint="set max_steps; the stream begins its next epoch where one ends"
             + (
                 " (rows of a number of samples in epochs: data.kind planned, packing: false, samples_per_row)"
