@@ -84,6 +84,22 @@ def test_models_that_hand_on_positions_are_not_blamed() -> None:
     assert all(p.device.type == "meta" for p in net.parameters())
 
 
+def test_a_model_that_takes_no_boundaries_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As BLOOM of transformers 4.57, which refuses any argument that it does not know."""
+    model = made("bloom")
+    plain = model.forward
+
+    def strict(input_ids: Any, use_cache: Any = None, **kwargs: Any) -> Any:
+        if kwargs:
+            raise ValueError(f"Got unexpected arguments:\n {kwargs}")
+        return plain(input_ids=input_ids, use_cache=use_cache)
+
+    monkeypatch.setattr(model, "forward", strict)
+    with pytest.raises(IsolationError, match="does not take the inputs of packs: Got unexpected") as refused:
+        prove(model, PACKS)
+    assert "\n" not in str(refused.value)
+
+
 def test_layers_with_a_state_are_told_what_to_call() -> None:
     config = transformers.RwkvConfig(
         vocab_size=256, hidden_size=32, num_hidden_layers=2, attention_hidden_size=32

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from packtrain.errors import ConfigError, MissingExtraError, PacktrainError
+from packtrain.errors import ConfigError, ForeignArtefactError, MissingExtraError, PacktrainError
 from packtrain.pipeline.run import dry_run, run
 from packtrain.pipeline.run_export import run_export
 from packtrain.template import ensure_torchvision, load_processor
@@ -306,6 +306,23 @@ def test_what_only_the_lengths_tell_is_told_by_the_plan_and_no_model_is_loaded(
             begin(load_config(tmp_path / "run.yaml"))
         told.append(str(refused.value))
     assert message in told[0] and told[0] == told[1] and "\n" not in told[0]
+
+
+def test_a_checkpoint_of_other_packs_is_refused_by_a_dry_run_too(text_run: Any, tmp_path: Path) -> None:
+    saved = text_run(output_dir=tmp_path / "saved", max_steps=1, save_strategy="steps", save_steps=1)
+    (tmp_path / "run.yaml").write_text(json.dumps(saved))
+    run(load_config(tmp_path / "run.yaml"), compare=False, html=False)
+    checkpoint, told = str(tmp_path / "saved" / "checkpoint-1"), []
+    for begin in (dry_run, run):
+        again = text_run(output_dir=tmp_path / begin.__name__, cap=96, resume_from_checkpoint=checkpoint)
+        (tmp_path / "run.yaml").write_text(json.dumps(again))
+        with pytest.raises(ForeignArtefactError) as refused:
+            begin(load_config(tmp_path / "run.yaml"))
+        told.append(str(refused.value))
+    assert told[0] == told[1] and not list((tmp_path / "run").rglob("train_log.jsonl"))
+    same = text_run(output_dir=tmp_path / "same", resume_from_checkpoint=checkpoint)
+    (tmp_path / "run.yaml").write_text(json.dumps(same))
+    dry_run(load_config(tmp_path / "run.yaml"))
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def phi3(**change: Any) -> Any:
     if not hasattr(transformers.PretrainedConfig(), "rope_parameters"):  # before transformers 5
         scaling = dict(settings.pop("rope_parameters"))
         settings["rope_theta"] = scaling.pop("rope_theta")
-        settings["rope_scaling"] = {**scaling, "type": scaling["rope_type"]}
+        settings["rope_scaling"] = {"type": scaling.pop("rope_type"), **scaling}
     return transformers.Phi3Config(**settings)
 
 

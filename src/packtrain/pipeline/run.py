@@ -138,7 +138,7 @@ def dry_run(
     """
     from ..train.early import check_early
     from ..train.runtime import check_runtime, resolve_runtime
-    from ..train.steps import announce_steps
+    from ..train.sft import planned_packs
 
     place = place or world()
     check_runtime(config, place.size)
@@ -159,10 +159,15 @@ def dry_run(
     val = None if checked is None else checked.plan
     runtime = resolve_runtime(config, prepared.plan, place.size, val, prepared.lengths)
     runtime.log()
-    announce_steps(
-        prepared.plan.align(place.size, config.training.dataloader_drop_last),
+    planned_packs(
+        config,
+        prepared.plan,
+        prepared.source,
+        prepared.template,
+        prepared.lengths,
+        place,
         runtime.gradient_accumulation_steps,
-        config.training.seed,
+        ahead=False,
     )
     return runtime
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ..errors import IsolationError, PacktrainError, one_line
 from .probe import Sample, size_of
 from .untouched import is_wrapper, seeded
 
@@ -157,7 +158,15 @@ class Live:
         self, model: Any, batch: Mapping[str, Any], pack: Sequence[Sample], seed: int
     ) -> torch.Tensor:
         seeded(seed)
-        made = _logits(model(**batch))
+        try:
+            made = _logits(model(**batch))
+        except (TypeError, ValueError) as error:
+            if isinstance(error, PacktrainError):
+                raise
+            raise IsolationError(
+                f"{type(self.bare).__name__} does not take the inputs of packs: {one_line(error, 160)}",
+                hint="train it unpacked (packing: false), or with a transformers that hands them on",
+            ) from error
         return made.reshape(-1, made.shape[-1])[: sum(map(size_of, pack))]
 
 

@@ -49,7 +49,7 @@ from .start_up import prove_before_training
 from .steps import accumulation_of, announce_steps, balance_of
 from .trace import follow_losses
 
-__all__ = ["TrainResult", "train"]
+__all__ = ["TrainResult", "planned_packs", "train"]
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ def train(
     refuse_auxiliary_loss(bare_model(model).config)
     make_folder(folder)
     if packs is None:
-        packs = _planned(config, plan, source, template, lengths, place, accumulation)
+        packs = planned_packs(config, plan, source, template, lengths, place, accumulation)
         resumed = checkpoint_of(packs, asked, str(folder))
     log_file = folder / "train_log.jsonl"
     if place.is_writer and resumed is None:
@@ -189,7 +189,7 @@ def train(
     return _run(trainer, val_template or template, resumed, folder, log_file)
 
 
-def _planned(
+def planned_packs(
     config: RunConfig,
     plan: PackPlan,
     source: Any,
@@ -197,15 +197,24 @@ def _planned(
     lengths: Any,
     place: World,
     accumulation: int,
+    *,
+    ahead: bool = True,
 ) -> Any:
-    """The packs of a plan as the configuration orders them."""
+    """The packs of a plan as the configuration orders them, and where they would go on.
+
+    Args:
+        ahead: fill `data.encode_cache`, where it is set.
+
+    Raises:
+        ForeignArtefactError: with `ahead` false: the checkpoint to resume from is of other packs.
+    """
     aligned = plan.align(place.size, config.training.dataloader_drop_last)
     if place.is_writer:
         announce_steps(aligned, accumulation, config.training.seed)
     plans = epoch_plans(config, plan, lengths)
-    cache = encode_ahead(config, plan, source, template, lengths, place)
+    cache = encode_ahead(config, plan, source, template, lengths, place) if ahead else None
     data = _dataset(config, aligned, source, template, lengths, plans, cache)
-    return pack_source(
+    packs = pack_source(
         data,
         rank=place.rank,
         world_size=place.size,
@@ -215,6 +224,10 @@ def _planned(
         grad_accum=accumulation,
         replan=plans,
     )
+    if not ahead:
+        asked = config.training.trainer.get("resume_from_checkpoint")
+        load_position(packs, checkpoint_of(packs, asked, config.training.output_dir))
+    return packs
 
 
 def _packs_of(config: RunConfig, data: Any, place: World) -> tuple[Any, int]:
