@@ -98,7 +98,7 @@ def rounds(check: Callable[..., None], inputs: st.SearchStrategy[Any], seconds: 
         max_examples=40,
         deadline=None,
         database=None,
-        phases=[Phase.generate, Phase.shrink],
+        phases=[Phase.generate, *([Phase.shrink] if SECONDS >= 60 else [])],
         suppress_health_check=list(HealthCheck),
     )
     while number == 0 or time.monotonic() < end:

@@ -59,7 +59,7 @@ class Cursor:
             if min(found.order_world, found.world_size) < 1 or min(found.start, found.rank, found.step) < 0:
                 raise ValueError("below its least value")
             return found
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise FormatError(
                 f"{state!r} is not the state of a reader", hint="use what state_dict gave"
             ) from None

@@ -68,21 +68,34 @@ def _check_places(run: Mapping[str, Any], first: int, step: int) -> None:
 
 
 def _check_numbers(run: Mapping[str, Any], packer: Any) -> None:
+    held = run["packer"]
+    if not isinstance(held, Mapping) or not _is_even(held):
+        raise _damaged("the packer's part holds something else than counts, as many of each")
     try:
-        packer.load_state_dict(run["packer"])
-        waiting, tokens = run["packer"]["ids"], run["packer"]["tokens"]
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+        packer.load_state_dict(held)
+        same = packer.state_dict() == held
+        waiting = held["ids"]
+    except Exception as error:  # numbers without measure, lists that lack: whatever a packer meets
         raise _damaged("the packer's part cannot be read") from error
-    if not _are_counts(waiting) or not _are_counts(tokens) or len(waiting) != len(tokens):
-        raise _damaged("the packer's samples have no lengths")
-    ages = run["packer"].get("age", waiting)
-    if not _are_counts(ages) or len(ages) != len(waiting):
-        raise _damaged("the packer's samples have no ages")
+    if not same or len(held["tokens"]) != len(waiting):
+        raise _damaged("the packer's part is not what a packer says")
     numbers = [number for number, _ in run["places"]]
     if sorted([*run["window"], *waiting]) != sorted(numbers) or len(set(numbers)) != len(numbers):
         raise _damaged("samples that wait have no place")
     if any(number >= run["count"] for number in numbers):
         raise _damaged("a sample waits that did not reach the packer")
+
+
+def _is_even(held: Mapping[str, Any]) -> bool:
+    """Whether a packer's state holds counts alone, and its lists one of each for every sample."""
+    parts = [value for value in held.values() if isinstance(value, Mapping)]
+    lists = [value for value in held.values() if _is_list(value)]
+    rest = [value for value in held.values() if not isinstance(value, Mapping) and not _is_list(value)]
+    costs = [*dict(held.get("costs") or {}).values()] if isinstance(held.get("costs") or {}, Mapping) else []
+    sizes = {len(value) for value in [*lists, *costs] if _is_list(value)}
+    return (
+        len(sizes) <= 1 and _are_counts(rest) and all(map(_are_counts, lists)) and all(map(_is_even, parts))
+    )
 
 
 def _is_list(value: Any) -> bool:

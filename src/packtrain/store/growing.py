@@ -216,25 +216,26 @@ def raw_place(folder: Path, sample_id: int) -> tuple[str, int]:
 
 
 class Order:
-    """Which pack is in which slot, for `world` ranks. Grows as chunks are seen."""
+    """Which pack is in which slot, for `world` ranks. Grows as chunks are seen, not with the ranks."""
 
     def __init__(self, world: int) -> None:
         self.world = world
         self.chunks = 0
-        self._starts: list[list[int]] = [[] for _ in range(world)]  # first local pack of each chunk of a rank
-        self._totals = [0] * world
+        self._starts: dict[int, list[int]] = {}  # rank -> first local pack of each of its chunks
+        self._totals: dict[int, int] = {}  # rank -> packs; not there: none
 
     def append(self, packs: int) -> None:
         """The next chunk has so many packs."""
         owner = self.chunks % self.world
-        self._starts[owner].append(self._totals[owner])
-        self._totals[owner] += packs
+        held = self._totals.get(owner, 0)
+        self._starts.setdefault(owner, []).append(held)
+        self._totals[owner] = held + packs
         self.chunks += 1
 
     def place(self, slot: int) -> tuple[int, int] | None:
         """(chunk, row) of a slot; None when no chunk that was seen holds it."""
         local, owner = divmod(slot, self.world)
-        if local >= self._totals[owner]:
+        if local >= self._totals.get(owner, 0):
             return None
         turn = bisect.bisect_right(self._starts[owner], local) - 1
         return turn * self.world + owner, local - self._starts[owner][turn]
@@ -242,12 +243,12 @@ class Order:
     @property
     def whole_rounds(self) -> int:
         """Rounds of `world` slots that every rank can take."""
-        return min(self._totals)
+        return min(self._totals.values()) if len(self._totals) == self.world else 0
 
     @property
     def last_rounds(self) -> int:
         """Rounds until the rank with most packs has none left."""
-        return max(self._totals)
+        return max(self._totals.values(), default=0)
 
     def end_of(self, chunk: int) -> int:
         """One past the slot of the last pack of a chunk that was seen."""
