@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+FUZZ_SECONDS ?= 600
 STAMP  := $(VENV)/.packtrain-ready
 
-.PHONY: demo test test-hosts test-versions test-install lint bench clean
+.PHONY: demo test test-hosts test-versions test-install fuzz lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 	PYTHON=$(PYTHON) VENV=$(VENV) sh scripts/setup.sh
@@ -24,6 +25,9 @@ test-versions: $(STAMP)  ## the training laws on the lowest, a middle and the ne
 
 test-install: $(STAMP)  ## the built wheel with each extra, in clean environments kept in PACKTRAIN_HOSTS
 	$(BIN)/python -m pytest tests/install -m install
+
+fuzz: $(STAMP)  ## every reader of foreign bytes and every marker, 10 minutes each, on damaged input
+	PACKTRAIN_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest tests/fuzz -n logical --maxprocesses 8
 
 lint: $(STAMP)  ## style and types
 	$(BIN)/ruff check .

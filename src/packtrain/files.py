@@ -404,11 +404,11 @@ def _values(value: Any, known: dict[int, int]) -> int:
 def reading(path: str | Path, what: str, hint: str | None = "make it again") -> Iterator[None]:
     """Around code that takes a marker or state apart: what an edited one leads to is one FormatError.
 
-    Errors of packtrain and of the file system pass; all others become "`path` is not `what`: …".
+    Errors of packtrain, of the file system and of imports pass; all others become "`path` is not `what`: …".
     """
     try:
         yield
-    except (PacktrainError, OSError):
+    except (PacktrainError, OSError, ImportError):
         raise
     except KeyError as error:
         raise FormatError(f"{path} is not {what}: it lacks {error}", hint=hint) from None

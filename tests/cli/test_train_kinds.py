@@ -111,15 +111,32 @@ def test_samples_train_from_yaml(
         assert all(row["packs"] == 2 for row in steps)
 
 
-def test_resume_auto(call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    """From the last checkpoint where there is one, else from the beginning; the losses are one run's."""
-    keys = {"resume": "auto", "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
-    for steps in (2, 4):
-        told = call("train", text_run(max_steps=steps, **keys))
-        assert told.get("metrics", told).get("steps") == steps, told
+def test_a_run_goes_on_where_it_was(
+    call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path, capsys: Any
+) -> None:
+    """From the last whole checkpoint, a torn one is named; the losses are of one run, each step once."""
+    keys = {"save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant"}
+    run = tmp_path / "run"
+    assert call("train", text_run(max_steps=3, **keys))["code"] == 0
+    for torn, lost in ((3, "model.safetensors"), (2, "config.json")):
+        data = (run / f"checkpoint-{torn}" / lost).read_bytes()
+        (run / f"checkpoint-{torn}" / lost).write_bytes(data[: len(data) // 2])
+    with (run / "train_log.jsonl").open("a") as log:
+        log.write('{"step": 3, "lo')
+    told = call("train", text_run(max_steps=4, **keys))
+    assert told.get("metrics", told).get("steps") == 4, told
     whole = text_run(output_dir=tmp_path / "whole", max_steps=4, lr_scheduler_type="constant")
     assert call("train", whole)["code"] == 0
-    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    assert losses(run) == losses(tmp_path / "whole")
+    for name in ("train_log.jsonl", "sample_loss/rank-0.jsonl"):
+        steps = [
+            [row["step"] for row in map(json.loads, (folder / name).read_text().splitlines())]
+            for folder in (run, tmp_path / "whole")
+        ]
+        assert steps[0] == steps[1] or name == "train_log.jsonl", name
+        assert len(set(steps[0])) == len(set(steps[1])) == 4, name
+    again = call("train", text_run(max_steps=2, **{**keys, "resume": None}))
+    assert again.get("metrics", again).get("steps") == 2
 
 
 @pytest.mark.parametrize("verb", ["run", "train", "stream", "measure", "produce"])

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import packtrain
 from packtrain import files
 from packtrain.errors import InputError
 from packtrain.pipeline.alone import PLACE, alone
+from packtrain.pipeline.plan import plan_lengths
 from packtrain.waiting.claim import look
 from packtrain.waiting.owner import Owner
 
@@ -74,3 +76,15 @@ def test_two_measurements_of_one_folder_never_mix(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stderr
     assert f"process {rival.pid}" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out" / "lengths.json").exists()
+
+
+def test_a_second_plan_in_one_folder_names_the_first(tmp_path: Path) -> None:
+    lengths = packtrain.Lengths([5, 9, 2])
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as rival:
+        put_claim(tmp_path / "plan", another(rival.pid))
+        with pytest.raises(InputError, match=f"another run: process {rival.pid} on"):
+            plan_lengths(lengths, tmp_path / "plan", pack_length=16)
+        rival.kill()
+        rival.wait()
+    plan_lengths(lengths, tmp_path / "plan", pack_length=16)
+    assert not (tmp_path / "plan" / PLACE).exists()

@@ -125,3 +125,15 @@ def test_costs_status_and_reasons_are_checked() -> None:
         pt.Lengths([1, 1], reasons={0: "missing_media"})
     with pytest.raises(LengthError, match="names sample 5"):
         pt.Lengths([1, 1], status=[2, 2], reasons={5: "missing_media"})
+
+
+def test_sums_are_exact_or_refused() -> None:
+    most = 3_037_000_499
+    held = pt.Lengths([most, 1], {"bytes": [2**62, 2**62 - 1]})
+    plan = pt.plan(held, pack_length=8, packer="bfd")
+    assert plan.pack_tokens.tolist() == [most, 1]
+    with pytest.raises(LengthError, match="its square would not be exact"):
+        pt.Lengths([most + 1])
+    for values in ([2**62, 2**62], [2**62] * 1000, [2**63 - 1, 1]):
+        with pytest.raises(LengthError, match=rf"bytes sums up to {sum(values)}, limit is 2\*\*63 - 1"):
+            pt.Lengths([1] * len(values), {"bytes": values})

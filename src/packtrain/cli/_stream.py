@@ -20,7 +20,11 @@ __all__ = ["follow_stream", "kind_to_follow", "ledger_of", "stream_figures", "st
 
 def stream_figures(folder: Path, view: View | None = None) -> dict[str, Any]:
     """Counts of the stream, how far readers are, and what the producer is doing."""
-    view = view or View(folder)
+    with files.reading(folder, "a growing directory as it was written", "verify it"):
+        return _figures(folder, view or View(folder))
+
+
+def _figures(folder: Path, view: View) -> dict[str, Any]:
     view.refresh()
     assert view.stream is not None
     newest = len(view.counts) - 1
@@ -116,12 +120,13 @@ def follow_stream(folder: Path, interval: float) -> Iterator[dict[str, Any]]:
 def ledger_of(folder: Path) -> list[dict[str, Any]]:
     """Every sample that is in no pack, or lost answers to truncation, as far as manifests are there."""
     rows: list[dict[str, Any]] = []
-    for path in sorted(folder.glob("chunk_*.json")):
-        if number_of(path.name) is None:
+    for path in [*sorted(folder.glob("chunk_*.json")), folder / "END"]:
+        if not path.is_file() or (path.name != "END" and number_of(path.name) is None):
             continue
-        rows += files.read_json(path)["meta"].get("ledger", [])
-    end = folder / "END"
-    return rows + (files.read_json(end)["ledger"] if end.is_file() else [])
+        with files.reading(path, "a manifest"):
+            told = files.read_json(path)
+            rows += told["ledger"] if path.name == "END" else told["meta"].get("ledger", [])
+    return rows
 
 
 def verify_stream(folder: Path) -> dict[str, str]:
@@ -130,6 +135,11 @@ def verify_stream(folder: Path) -> dict[str, str]:
     Raises:
         LawError: a sample is in two packs, a pack is over its cap, or the counts do not add up.
     """
+    with files.reading(folder, "a growing directory as it was written", "produce it again"):
+        return _verified(folder)
+
+
+def _verified(folder: Path) -> dict[str, str]:
     from ..export._housekeeping import Housekeeping
     from ..store.chunks import ChunkReader
 

@@ -94,7 +94,11 @@ def _is_even(held: Mapping[str, Any]) -> bool:
     costs = [*dict(held.get("costs") or {}).values()] if isinstance(held.get("costs") or {}, Mapping) else []
     sizes = {len(value) for value in [*lists, *costs] if _is_list(value)}
     return (
-        len(sizes) <= 1 and _are_counts(rest) and all(map(_are_counts, lists)) and all(map(_is_even, parts))
+        all(_is_list(held[name]) for name in ("ids", "tokens", "age", "counted") if name in held)
+        and len(sizes) <= 1
+        and _are_counts(rest)
+        and all(map(_are_counts, lists))
+        and all(map(_is_even, parts))
     )
 
 

@@ -48,7 +48,7 @@ def _template(config: RunConfig, folder: Path, chunks: bool) -> Any:
     origin = shards.hidden(folder, "origin.json")
     told = files.read_json(origin) if origin.is_file() else {}
     if "inputs" in told:
-        inputs = Inputs(**told["inputs"])
+        inputs = Inputs.told(told["inputs"], origin)
     elif named or config.model.name_or_path:
         inputs = Inputs(source=str(folder), processor=config.processor, max_length=config.template.max_length)
     else:

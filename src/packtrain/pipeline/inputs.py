@@ -6,8 +6,10 @@ artefact: `Inputs.of_artefact(folder)` finds it again through plan -> lengths ->
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,11 +126,19 @@ class Inputs:
         if (place / "plan.json").is_file():
             place = lengths_of_plan(place)
         origin = files.read_json(place / "origin.json") if (place / "origin.json").is_file() else {}
-        if "inputs" not in origin:
+        if not isinstance(origin, dict) or "inputs" not in origin:
             raise FormatError(
                 f"{folder} does not say which samples it was made from", hint="measure a source"
             )
-        return cls(**origin["inputs"])
+        return cls.told(origin["inputs"], place / "origin.json")
+
+    @classmethod
+    def told(cls, values: Any, path: str | Path) -> Inputs:
+        """Inputs as `to_dict` gave them, read from `path`; FormatError where they were edited."""
+        from pydantic import TypeAdapter
+
+        with files.reading(path, "an account of the samples", "measure the source again"):
+            return TypeAdapter(cls).validate_python(values, strict=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON; paths absolute, so that the artefact can be used from another folder."""
@@ -137,6 +147,13 @@ class Inputs:
             path = values[name]
             if path is not None and Path(path).exists():
                 values[name] = str(Path(path).resolve())
+            elif (
+                path is not None
+                and name == "source"
+                and "://" not in path
+                and (has_magic(path) or "{" in path)
+            ):
+                values[name] = os.path.abspath(path)
         chosen = values["template_options"]
         if chosen.get("chat_template") not in (None, "trl"):
             chosen["chat_template"] = str(Path(chosen["chat_template"]).resolve())
@@ -208,8 +225,8 @@ def lengths_of_plan(folder: str | Path) -> Path:
     """
     path = Path(folder) / "origin.json"
     origin = files.read_json(path) if path.is_file() else {}
-    name = origin.get("lengths")
-    if name is None:
+    name = origin.get("lengths") if isinstance(origin, dict) else None
+    if not isinstance(name, str):
         raise FormatError(f"{folder} does not name the lengths it was made from")
     for place in (Path(name), Path(folder).parent / Path(name).name):
         if (place / "lengths.json").is_file():

@@ -182,7 +182,8 @@ def lengths_of(plan_folder: str | Path) -> Lengths:
         FormatError: the plan does not name them, or they are gone.
     """
     path = Path(plan_folder) / "origin.json"
-    name = (files.read_json(path) if path.is_file() else {}).get("lengths")
-    if name is not None and Path(name).suffix in SUFFIXES and Path(name).is_file():
+    with files.reading(path, "a plan's origin"):
+        name = dict(files.read_json(path) if path.is_file() else {}).get("lengths")
+    if isinstance(name, str) and Path(name).suffix in SUFFIXES and Path(name).is_file():
         return read_lengths(name)
     return Lengths.load(lengths_of_plan(plan_folder))

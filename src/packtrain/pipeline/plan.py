@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from ..errors import PlanError
 from ..planning.build import plan
 from ..planning.lengths import STATUS_OK, Lengths
 from ..planning.packplan import PackPlan
+from .alone import alone
 from .publish import details, origin_of, refuse_other_kind
 from .truncated import truncated_rows
 
@@ -45,20 +47,22 @@ def plan_lengths(
     Raises:
         PlanError: an option cannot hold, no pack results, or too many samples are left out.
         ForeignArtefactError: `out` holds another plan.
+        InputError: another process plans into `out`.
     """
-    if out is not None:
-        refuse_other_kind(out, "plan.json")
     if max_drop_fraction is not None and not 0 <= max_drop_fraction <= 1:
         raise PlanError(f"max_drop_fraction is {max_drop_fraction}, expected 0 to 1", hint="0.01 is 1 %")
-    made = plan(lengths, **options)
-    if min_fill_ratio:
-        floor = min_fill_ratio * made.spec.pack_length
-        made = made.without(made.pack_tokens < floor, "under_filled")
-    check_drops(made, lengths_folder, max_drop_fraction)
-    if out is None:
-        return made
-    folder = None if lengths_folder is None else str(Path(lengths_folder).resolve())
-    made.save(out, origin=origin_of({"lengths": folder}), overwrite=overwrite)
+    if out is not None:
+        refuse_other_kind(out, "plan.json")
+    with contextlib.nullcontext() if out is None else alone(Path(out)):
+        made = plan(lengths, **options)
+        if min_fill_ratio:
+            floor = min_fill_ratio * made.spec.pack_length
+            made = made.without(made.pack_tokens < floor, "under_filled")
+        check_drops(made, lengths_folder, max_drop_fraction)
+        if out is None:
+            return made
+        folder = None if lengths_folder is None else str(Path(lengths_folder).resolve())
+        made.save(out, origin=origin_of({"lengths": folder}), overwrite=overwrite)
     return PackPlan.load(out)
 
 

@@ -63,7 +63,8 @@ def verify_export(
         InputError: a package that a reader needs cannot be imported here; the export is not blamed for it.
     """
     try:
-        return _verified(Path(out), source, template, encode, progress)
+        with files.reading(out, "an export as it was written", "export it again"):
+            return _verified(Path(out), source, template, encode, progress)
     except (PacktrainError, ImportError) as error:
         fault = missing_package(error, f"{out} cannot be checked here")
         if fault is None or fault is error:
@@ -133,7 +134,7 @@ def _inputs(out: Path, template: Any, *, wanted: bool) -> tuple[Any, Any, str]:
     """
     try:
         origin = files.read_json(shards.hidden(out, "origin.json"))
-        inputs = Inputs(**origin["inputs"])
+        inputs = Inputs.told(origin["inputs"], out)
         source = inputs.open_source()
         if source.fingerprint != shards.export_of(out)["key"]["source"]:
             return None, template, "; the source changed since: not compared with it"

@@ -37,6 +37,7 @@ STATUS_OK, STATUS_EMPTY, STATUS_FAILED, STATUS_BEYOND = 0, 1, 2, 3
 #: Ledger reason of a status for which `reasons` names no finer one.
 STATUS_NAMES = ("ok", "empty", "failed", "beyond_model")
 
+MOST_TOKENS = 3_037_000_499  # of one sample: the largest whose square is below 2**63
 _CHUNK = 1 << 24  # samples converted at a time, so that a memory map is never loaded whole
 _SCHEMA = "packtrain.lengths/1"
 
@@ -75,6 +76,10 @@ class Lengths:
     ) -> None:
         self._digest: str | None = None
         self.tokens, self.max_tokens = canonical("tokens", tokens)
+        if self.max_tokens > MOST_TOKENS:
+            raise LengthError(
+                f"tokens holds {self.max_tokens}, limit is {MOST_TOKENS}: its square would not be exact"
+            )
         n = len(self.tokens)
         for field, given in (("costs", costs), ("reasons", reasons)):
             if given is not None and not isinstance(given, Mapping):
@@ -160,8 +165,16 @@ def canonical(name: str, values: Any, n: int | None = None) -> tuple[NDArray[Any
         raise LengthError(f"{name}[{where}] is {array[where]}, expected >= 0")
     if high >= 1 << 63:
         raise LengthError(f"{name} holds {high}, limit is 2**63 - 1")
+    if high * len(array) >= 1 << 63 and _sum(array) >= 1 << 63:
+        raise LengthError(f"{name} sums up to {_sum(array)}, limit is 2**63 - 1: sums would not be exact")
     dtype = np.dtype("<i4") if high < 1 << 31 else np.dtype("<i8")
     return _stored(array, dtype), high
+
+
+def _sum(array: NDArray[Any]) -> int:
+    """The exact sum of counts below 2**63."""
+    wide = array.astype(np.int64)
+    return (int((wide >> 32).sum()) << 32) + int((wide & 0xFFFFFFFF).sum())
 
 
 def _as_array(name: str, values: Any) -> NDArray[Any]:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ForeignArtefactError, InputError, PlanError, UnknownNameError
-from ..files import digest_json
+from ..files import digest_json, reading
 from ..packers._jit import use_jit
 from .balance import WINDOW, Balance, cut, deal
 from .costs import costs_of
@@ -360,7 +360,12 @@ class EpochOrder:
         Raises:
             ForeignArtefactError: the state belongs to another plan, order or version, or this number of
                 ranks cannot go on exactly (the hint names those that can).
+            FormatError: the state was edited or damaged.
         """
+        with reading("the saved position", "what state_dict() gave", "resume from another checkpoint"):
+            return self._checked(state)
+
+    def _checked(self, state: Any) -> int:
         if not isinstance(state, Mapping):
             raise ForeignArtefactError(
                 f"the saved position is a {type(state).__name__}, not a mapping",

@@ -7,7 +7,9 @@ run. Trainer then skips placeholders (`passes`).
 
 from __future__ import annotations
 
+import json
 import logging
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +94,39 @@ def _last_whole(source: Any, folder: Path) -> str | None:
     if source.per_rank_state:
         names += [state_file(source, rank) for rank in range(source.world_size)]
     for path in sorted(found, key=lambda path: int(path.name.partition("-")[2]), reverse=True):
-        missing = [name for name in names if not (path / name).is_file()]
-        if not missing:
+        torn = [name for name in names if not (path / name).is_file()]
+        torn += [one.name for one in sorted(path.iterdir()) if not _is_whole(one)]
+        if not torn:
             return str(path)
-        logger.warning("%s has no %s: it was not finished, and is passed over", path, ", ".join(missing))
+        logger.warning("%s has no whole %s: it was not finished, and is passed over", path, ", ".join(torn))
     return None
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file of a checkpoint is there to its end: by its name JSON, tensors or a pickle of torch."""
+    if path.suffix == ".json":
+        try:
+            files.read_json(path)
+        except FormatError:
+            return False
+    if path.suffix == ".safetensors":
+        with open(path, "rb") as handle:
+            size = int.from_bytes(handle.read(8), "little")
+            try:
+                told = json.loads(handle.read(size)) if size < files.MOST_JSON else {}
+                ends = [entry["data_offsets"][1] for name, entry in told.items() if name != "__metadata__"]
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+                return False
+        return path.stat().st_size == 8 + size + max(ends, default=0)
+    if path.suffix in (".pt", ".pth", ".bin"):
+        return path.stat().st_size > 0 and (zipfile.is_zipfile(path) or not _is_zip(path))
+    return True
+
+
+def _is_zip(path: Path) -> bool:
+    """Whether a file begins as a zip does, as those of torch do."""
+    with open(path, "rb") as handle:
+        return handle.read(2) == b"PK"
 
 
 def load_position(source: Any, checkpoint: str | None) -> bool:

@@ -11,6 +11,7 @@ twice: the later line counts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -20,13 +21,27 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError
-from ..files import append_line, remove
+from ..files import append_line, publish, remove
 from .loss import trained_places
 from .reduction import SourceOf, owners, reduction_of, source_names
 
 __all__ = ["LossTrace", "check_sources", "follow_losses", "sample_sums", "trace_file"]
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]
+
+
+def cut_back(path: Path | None, stop: int) -> None:
+    """Of JSON lines that name a `step`, keep those below `stop`: a resumed run writes the others again.
+
+    A line that a stopped run left half written goes too.
+    """
+    if path is None or not path.is_file():
+        return
+    with open(path, "rb") as lines, publish(path) as out:
+        for line in lines:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                if json.loads(line)["step"] < stop:
+                    out.write(line)
 
 
 def trace_file(folder: Path, rank: int) -> Path:

@@ -32,7 +32,7 @@ from .attention import check_batch
 from .loss import bare_model, count_correct, step_share, token_loss_sum
 from .recorded import token_losses
 from .reduction import Reduction, loss_normaliser, source_names
-from .trace import LossTrace
+from .trace import LossTrace, cut_back
 
 ensure_torchvision()  # transformers imports torchvision with its Trainer
 
@@ -274,6 +274,10 @@ class _Flush(TrainerCallback):  # type: ignore[misc]
     def __init__(self, trace: LossTrace) -> None:
         self.trace = trace
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step:
+            cut_back(self.trace.path, state.global_step)
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trace.flush(state.global_step - 1)
 
@@ -288,6 +292,10 @@ class _Log(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, path: Path | None, progress: Progress | None) -> None:
         self.path, self.progress = path, progress
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step and state.is_world_process_zero:
+            cut_back(self.path, state.global_step + 1)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self.path is not None and state.is_world_process_zero:

@@ -167,6 +167,11 @@ class RunConfig(Section):
             return self
         if not any(Path(self.training.output_dir).glob("checkpoint-*/trainer_state.json")):
             return self
+        if world().is_writer:
+            logger.warning(
+                "%s holds checkpoints: the run goes on from the last one (training.resume: null begins anew)",
+                self.training.output_dir,
+            )
         trainer = {**self.training.trainer, "resume_from_checkpoint": True}
         training = self.training.model_copy(update={"trainer": trainer})
         return self.model_copy(update={"training": training})

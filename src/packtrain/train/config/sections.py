@@ -158,8 +158,8 @@ class TrainingConfig(Section):
     """Trainer's"""
     max_steps: Annotated[int, Field(ge=-1), BeforeValidator(_no_switch)] = -1
     """optimizer steps; -1: `num_train_epochs` decide. Streams need it"""
-    resume: Literal["auto"] | None = None
-    """`auto`: from the last checkpoint in `output_dir` where there is one, else from the beginning"""
+    resume: Literal["auto"] | None = "auto"
+    """`auto`: from the last whole checkpoint in `output_dir` where there is one; null: from the beginning"""
     proof: bool = True
     """prove on the first packs, before training, that packed samples do not read each other"""
     trainer: dict[str, Any] = Field(default_factory=dict)
