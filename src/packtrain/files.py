@@ -412,6 +412,8 @@ def reading(path: str | Path, what: str, hint: str | None = "make it again") -> 
         raise
     except KeyError as error:
         raise FormatError(f"{path} is not {what}: it lacks {error}", hint=hint) from None
+    except RecursionError:
+        raise FormatError(f"{path} is not {what}: nested too deeply", hint=hint) from None
     except Exception as error:  # wrong types, numbers without measure, damaged arrays and archives
         raise FormatError(f"{path} is not {what}: {one_line(error, 160)}", hint=hint) from None
 

@@ -138,7 +138,7 @@ class Inputs:
         from pydantic import TypeAdapter
 
         with files.reading(path, "an account of the samples", "measure the source again"):
-            return TypeAdapter(cls).validate_python(values, strict=True)
+            return TypeAdapter(cls).validate_python(asdict(cls(**values)))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON; paths absolute, so that the artefact can be used from another folder."""
