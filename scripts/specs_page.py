@@ -30,7 +30,8 @@ packtrain brings together what five systems ask of packing. Every requirement of
 with the key of the YAML (the name there, where it is another one, is in
 [config.md](config.md#names-of-other-layouts)), the API, and the test that asserts its value or its refusal.
 Every key is also an option of `packtrain run` and `packtrain train`: `--section.key VALUE`, under any of its
-names. This page is written from the marks of the tests by `scripts/specs_page.py`.
+names; those of `training` need no section (`--streaming true`). This page is written from the marks of the
+tests by `scripts/specs_page.py`.
 
 Where a worked example prints something else here, a law of [architecture.md](architecture.md) decides:
 positions of a padded tail begin at 0, since they are a segment of their own; the third example of 004 prints

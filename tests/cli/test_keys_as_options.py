@@ -66,3 +66,22 @@ def test_the_command_line_wins() -> None:
     config = load_config(values, recipe_of({}, words))
     assert config.data.kind == "token_budget" and config.pack_length == 32
     assert (config.data.micro_batch_size, config.data.count_mode) == (2, "effective")
+
+
+def test_keys_of_training_need_no_section() -> None:
+    """Ours, those of other systems, and fields of transformers' TrainingArguments; others are no option."""
+    words = [
+        "--effective_batch_size",
+        "8",
+        "--streaming=true",
+        "--learning_rate",
+        "0.1",
+        "--padding_free",
+        "true",
+    ]
+    assert recipe_of({}, words)["training"] == {
+        "effective_batch_size": 8, "streaming": True, "learning_rate": 0.1, "padding_free": True,
+    }  # fmt: skip
+    for word in ("--max_pixel", "--trainer", "streaming"):
+        with pytest.raises(click.UsageError, match="no such option or argument"):
+            recipe_of({}, [word, "3"])
