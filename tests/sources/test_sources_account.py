@@ -110,7 +110,7 @@ def test_absent_values_do_not_count(place: str, key: str, data: Any) -> None:
     assert counts(record) == {} and one(record) == one({"messages": QA})
 
 
-@pytest.mark.parametrize("key", sorted({*keys.TRAINING, *keys.LOSS} - {*keys.WANTED}))
+@pytest.mark.parametrize("key", sorted({*keys.TRAINING, *keys.LOSS} - {"label"}))
 def test_keys_that_change_training_are_refused_where_no_shape_reads_them(key: str) -> None:
     assert reason({"messages": QA, key: [1, 0]}) == "unread_key"
     if key not in keys.LOSS:
@@ -226,7 +226,8 @@ def test_flags_that_disagree_and_preference_labels() -> None:
         kto = {"prompt": "a?", "completion": "b", name: False}
         assert reason(kto) == "unsupervised"
         assert one({**kto, name: True}) == one(kto, ignore_keys=[name]) == one({"messages": QA})
-        assert counts({"messages": QA, name: 3}) == {name: 1}
+    assert counts({"messages": QA, "label": 3}) == {"label": 1}
+    assert reason({"messages": QA, "kto_tag": 3}) == "unread_key"
 
 
 @pytest.mark.parametrize("key", keys.BESIDE)
@@ -241,6 +242,23 @@ def test_texts_that_belong_to_a_question_are_said_in_it_or_refused(key: str) -> 
         assert counts({"messages": QA, key: held}) == {key: 1}
     said = {"question": "Which: red or blue?", "answer": "red"}
     assert counts({**said, key: choices})[key] == 1 and one({**said, key: choices}) == one(said)
+
+
+@pytest.mark.parametrize("key", keys.SAYS)
+def test_more_of_what_a_message_says_is_refused(key: str) -> None:
+    for held in ("more", ["more"], [{"file_id": "f"}]):
+        record = {"messages": [{**USER, key: held}, BOT]}
+        assert reason(record) == "unread_key" and one(record, ignore_keys=[key]) == one({"messages": QA})
+    assert one({"messages": [{**USER, key: USER["content"]}, BOT]}) == one({"messages": QA})
+
+
+@pytest.mark.parametrize("key", keys.STRETCH)
+def test_a_stretch_or_frames_of_a_medium_are_refused(key: str) -> None:
+    video = {"type": "video", "video": "a.mp4"}
+    for held in ([1.0, 3.0], [0, 4, 8], {"start": 1, "stop": 2}):
+        assert reason(asked("<video>", video="a.mp4", **{key: held})) == "unread_key"
+        assert reason(asked([{**video, key: held}])) == "unread_key"
+    assert counts({"messages": QA, key: 0.3}) == {key: 1}
 
 
 def test_the_way_out_that_is_told_is_one() -> None:

@@ -16,7 +16,19 @@ from typing import Any
 
 from ..errors import InputError, SampleError
 from ._values import absent, meaning, texts_in
-from .keys import BESIDE, FIELDS, HARMLESS, LOSS, NUMBERS, ORIGIN, PREFERENCE, TRAINING, WANTED
+from .keys import (
+    BESIDE,
+    FIELDS,
+    HARMLESS,
+    LOSS,
+    NUMBERS,
+    ORIGIN,
+    PREFERENCE,
+    SAYS,
+    STRETCH,
+    TRAINING,
+    WANTED,
+)
 
 __all__ = ["LEDGER", "MOST", "UNREAD", "Account", "UnreadKeys", "check_share", "refuse_beside", "unread"]
 
@@ -185,9 +197,15 @@ class Account:
                 continue
             if said is not None and isinstance(value, str) and value.strip() in said:
                 continue
-            if low in WANTED and not isinstance(value, bool):
+            if low == "label" and not isinstance(value, bool):
                 self._notes.add(name)
                 continue
+            if place == "messages[]." and low in SAYS:
+                if value not in (holder.get("content"), holder.get("value")):
+                    raise unread(name, "belongs to what the message says")
+                continue
+            if low in STRETCH and isinstance(value, (list, tuple, Mapping)):
+                raise unread(name, "is a stretch of a medium")
             if low in _CHANGES or (low in _FIELDS and not isinstance(value, (bool, int, float))):
                 raise unread(name, _why(low, value))
             found = meaning(value)

@@ -28,6 +28,8 @@ __all__ = [
     "ORIGIN",
     "PART",
     "PREFERENCE",
+    "SAYS",
+    "STRETCH",
     "TEXT",
     "TRAINING",
     "USES",
@@ -47,7 +49,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "prompt": ("prompt", "query", "question"),
     "response": ("response", "completion", "answer"),
     "history": ("history",),
-    "system": ("system", "system_prompt", "system_message"),
+    "system": ("system", "system_prompt", "system_message", "system_instruction"),
     "tools": ("tools", "tool_defs", "functions", "function_definitions"),
     "image": ("image", "image_path", "image_file", "image_url", "img", "img_path", "picture"),
     "images": (
@@ -122,11 +124,11 @@ PART: dict[str, str] = {
 PREFERENCE = (
     *("chosen", "rejected", "rejected_response", "rejected_messages", "rejected_images", "rejected_videos"),
     *("rejected_audios", "rejected_tools", "rejected_objects", "chosen_response", "preference"),
-    *("label", "kto_tag"),
+    *("label", "kto_tag", "desirable", "is_desirable", "is_preferred"),
 )
 
-#: Of those: true or false, an answer is wanted or not (KTO); anything else under such a name is a class.
-WANTED = ("label", "kto_tag")
+#: Of those: true or false, an answer is wanted or not (KTO); a `label` that is neither is a class.
+WANTED = ("label", "kto_tag", "desirable", "is_desirable", "is_preferred")
 
 #: Texts that belong to a question and stand beside it: never read, refused where a record is a question and
 #: an answer; in a conversation all is said.
@@ -137,11 +139,19 @@ TRAINING = (
     *("objects", "bbox", "bboxes", "spans", "masks", "labels", "input_ids", "weights"),
     *("reasoning_content", "reasoning", "thinking", "tool_calls", "function_call", "reasoning_effort"),
     *("thought", "thoughts", "reasoning_text", "reasoning_details", "chain_of_thought"),
-    *("crop", "crop_box", "rotate", "rotation"),
+    *("crop", "crop_box", "rotate", "rotation", "use_audio_in_video"),
+    *("learnable", "is_target", "no_loss", "ignore_loss", "train_on_turn", "sample_weight", "loss_weights"),
+    *("mask_history", "mask_prompt"),
     *("enable_thinking", "chat_template_kwargs", "documents"),
     *("train_detail", "training_detail", "train_on_input", "train_on_inputs", "masked", "supervised"),
     *PREFERENCE,
 )
+
+#: Keys of a message that hold more of what it says: never read, refused unless they repeat its content.
+SAYS = ("text", "parts", "attachments", "files")
+
+#: Keys that hold a stretch or frames of a medium where their value is a list; never read.
+STRETCH = ("clip", "segment", "time_range", "frame_indices", "frame_ids")
 
 #: Columns of rows that are encoded already (`sources.encoded`), and what is done with each.
 ENCODED: dict[str, tuple[str, ...]] = {
@@ -172,7 +182,10 @@ ENCODED_TRAINING = (
 TEXT = ("text", "content", "document", "raw_content")
 
 #: Where a record comes from: harmless beside the media that are read, a medium where there are none.
-ORIGIN = ("url", "source_url", "origin_url", "image_source", "original_url", "file_name", "filename")
+ORIGIN = (
+    *("url", "source_url", "origin_url", "image_source", "original_url", "file_name", "filename"),
+    *("coco_url", "flickr_url", "image_name", "video_name", "audio_name"),
+)
 
 #: Sizes and rates: numbers.
 NUMBERS = (
@@ -232,10 +245,11 @@ medium of the record is read while its texts hold what stands for one (`<image>`
 medium and what is said of it.
 
 Refused beside a question and its answer (not beside a conversation), unless the question says all of them:
-{beside}. True or false under {wanted} tells whether an answer is wanted; anything else there is
-a class, and counted.
+{beside}. True or false under {wanted}
+tells whether an answer is wanted; anything else under `label` is a class, and counted.
 
-Change training and are never read: {training}; but `objects` (`ref`, `bbox`, `bbox_type`, `image_id`) fills
+Change training and are never read: {training};
+lists under {stretch}; but `objects` (`ref`, `bbox`, `bbox_type`, `image_id`) fills
 `<ref-object>` and `<bbox>` in the texts, where the model family has a notation of boxes.
 
 ## Message
@@ -243,6 +257,8 @@ Change training and are never read: {training}; but `objects` (`ref`, `bbox`, `b
 | field | spellings |
 |---|---|
 {message}
+
+Refused, unless they repeat the content: {says}.
 
 Media stand on a message as in a record. Loss flags (true, false, 0, 1, or a weight):
 
@@ -303,6 +319,8 @@ def page() -> str:
         training=_names(dict.fromkeys(TRAINING)),
         beside=_names(BESIDE),
         wanted=_names(WANTED),
+        says=_names(SAYS),
+        stretch=_names(STRETCH),
         message=_rows((f"`{field}`", _names(names)) for field, names in turn.items()),
         loss=_rows((f"`{name}`", told) for name, told in meant.items()),
         part=_rows((f"`{name}`", kind) for name, kind in PART.items()),
