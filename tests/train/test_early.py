@@ -427,6 +427,19 @@ def test_a_model_that_no_family_declares_is_told_early(text_run: Any, tmp_path: 
     assert "no family declares ctrl" in told and "--prove" in told
 
 
+def test_layers_without_weights_are_told(text_run: Any, tmp_path: Path) -> None:
+    values = text_run()
+    model_that_is("layers", num_hidden_layers=6, layer_types=None)(values, tmp_path)
+    (tmp_path / "run.yaml").write_text(json.dumps(values))
+    told = check_early(load_config(tmp_path / "run.yaml"))
+    assert [
+        line for line in told if "lacks 44 weights of layers that its config has, model.layers.2." in line
+    ]
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": 2}))
+    assert check_early(load_config(tmp_path / "run.yaml")) == versions.missing_features()
+
+
 def test_hub_keys_without_a_hub_have_no_effect(
     text_run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

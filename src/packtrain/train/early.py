@@ -178,8 +178,8 @@ def _check_model(config: RunConfig, place: World) -> list[str]:
     folder = Path(name).expanduser()
     if folder.is_dir() and not any(any(folder.glob(kind)) for kind in _WEIGHTS):
         raise ConfigError(f"model folder {name} holds no weights", hint="check model.name_or_path")
-    made = check_weights(folder, found) if folder.is_dir() else outline(found)
-    return [*_undeclared(found, made, backend), *_check_memory(config, found, dtype, place)]
+    made, told = check_weights(folder, found) if folder.is_dir() else (outline(found), [])
+    return [*told, *_undeclared(found, made, backend), *_check_memory(config, found, dtype, place)]
 
 
 def _undeclared(model_config: Any, made: Any, backend: str) -> list[str]:

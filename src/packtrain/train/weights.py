@@ -64,11 +64,11 @@ def _in_tower(name: str) -> bool:
     return re.search(r"vision|visual|audio|image", name) is not None
 
 
-def check_weights(folder: Path, config: Any) -> Any:
+def check_weights(folder: Path, config: Any) -> tuple[Any, list[str]]:
     """The files of a model folder against its config.
 
     Returns:
-        The network's `outline`.
+        The network's `outline`, and warnings.
 
     Raises:
         ConfigError: a file is missing, cut or foreign, a weight has another shape, or a package that reads
@@ -80,15 +80,29 @@ def check_weights(folder: Path, config: Any) -> Any:
         shapes |= _shapes(path)
     made = outline(config)
     if made is None or getattr(config, "quantization_config", None) is not None:
-        return made
-    for name, held in made.state_dict().items():
+        return made, []
+    wanted = made.state_dict()
+    for name, held in wanted.items():
         there = shapes.get(name)
         if there is not None and there != tuple(held.shape):
             raise ConfigError(
                 f"{folder} holds {name} of shape {list(there)}, its config says {list(held.shape)}",
                 hint="the config is of another model, or was changed",
             )
-    return made
+    alike = set(map(_of_layer, shapes)) - {None}
+    lacking = [name for name in wanted if name not in shapes and _of_layer(name) in alike]
+    if not lacking:
+        return made, []
+    return made, [
+        f"{folder} lacks {len(lacking)} weights of layers that its config has, {lacking[0]} the first: "
+        "they begin random"
+    ]
+
+
+def _of_layer(name: str) -> str | None:
+    """The name without the number of its layer; None: it is of no layer."""
+    plain = re.sub(r"\.\d+\.", ".", name, count=1)
+    return None if plain == name else plain
 
 
 def _files(folder: Path) -> list[Path]:
