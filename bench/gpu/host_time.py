@@ -1,11 +1,17 @@
 """What the host costs in a training step: wall against busy time, kernels, and every wait for the card.
 
-    python bench/gpu/host_time.py [OUT.json] [--cases own trainer bare] [--tiny]
+    python bench/gpu/host_time.py [OUT.json] [--cases own trainer bare own_compiled bare_compiled] [--tiny]
 
-A 0.5 B Qwen3 of random weights (bf16, varlen) trains on packs of 8,192 tokens in this package's trainer, in
-transformers' Trainer through `pack(trainer)`, and in a bare loop over batches that lie on the card already.
+`--shape text05`: a 0.5 B Qwen3 of random weights (bf16, varlen) trains on packs of 8,192 tokens in this
+package's trainer, in transformers' Trainer through `pack(trainer)`, and in a bare loop over batches that lie
+on the card already. `lora7b`: the shape of a 7 B Qwen2.5 with adapters of rank 16 on its linear layers;
+`full7b`: 8 of its 28 layers, all trained; `vl3b`: Qwen2.5-VL-3B with pictures, the cases of `bare` alone.
+
 One line of JSON a case: *wall* and *busy* (union of kernel times) a step, kernels, and the places in which
-the host waited for the card, with how often in a step. `--tiny` tries the script itself on a CPU.
+the host waited for the card, with how often in a step. Cases that end in `_compiled` compile the layers
+(`training.compile`; `trainer_layers`: `compile_layers` before the Trainer; `trainer_compiled`: the Trainer's
+own `torch_compile`); `graphs` are those made while warming up and at the end. `mfu` is model FLOPs of a step
+over its busy time and the rate of a bf16 matmul here. `--tiny` tries the script itself on a CPU.
 """
 
 from __future__ import annotations
@@ -26,21 +32,30 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import numpy as np
 import torch
 import transformers
-from proof import text_model
-from speed import busy_ms
+from proof import TEXT, text_model, vision_model
+from speed import busy_ms, image_packs
 from torch.profiler import ProfilerActivity, profile
 
 import packtrain as pt
 from packtrain.collate import PaddingFreeCollator
 from packtrain.hosts.transformers import pack
 from packtrain.sources.encoded import EncodedTemplate
+from packtrain.train.compiled import compile_layers
 from packtrain.train.config import load_config
-from packtrain.train.loss import token_loss_sum
+from packtrain.train.loss import bare_model, token_loss_sum
 from packtrain.train.sft import train
 from packtrain.train.varlen import use_varlen
 
-CAPACITY, WARM, TIMED, TRACED, WATCHED = 8192, 8, 20, 3, 3
+CAPACITY, WARM, TIMED, TRACED, WATCHED = 8192, 12, 20, 3, 3
 STEPS = WARM + TIMED + TRACED + WATCHED + 1
+SEVEN = {
+    **TEXT, "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,
+    "num_key_value_heads": 4, "head_dim": 128, "tie_word_embeddings": False,
+}  # fmt: skip
+VL3B = {
+    **TEXT, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
+    "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 128,
+}  # fmt: skip
 
 
 class Watch:
@@ -58,7 +73,11 @@ class Watch:
         return time.perf_counter()
 
     def __call__(self, done: int, total: int = 0) -> None:
+        if done == 1:
+            self.started = self.now()
         if done == WARM:
+            self.row["warm_s"] = round(self.now() - self.started, 1)
+            self.row["graphs"] = [graphs()]
             self.begun = self.now()
         elif done == WARM + TIMED:
             self.row["wall_ms"] = round((self.now() - self.begun) * 1000 / TIMED, 1)
@@ -70,6 +89,7 @@ class Watch:
             kernels = sum(e.device_type.name == "CUDA" for e in events)
             self.row |= {"busy_ms": round(busy_ms(events) / TRACED, 1), "kernels": round(kernels / TRACED)}
             self.row["busy_share"] = round(self.row["busy_ms"] / self.row["wall_ms"], 3)
+            self.row["graphs"].append(graphs())
             warnings.showwarning = self.note
             warnings.simplefilter("always")
             if self.cuda:
@@ -89,6 +109,23 @@ class Watch:
     def told(self, case: str) -> None:
         waits = {place: round(count / WATCHED, 1) for place, count in self.waits.most_common()}
         print(json.dumps({"case": case, **self.row, "waits": waits}), flush=True)
+
+
+def graphs() -> int:
+    """Graphs that were compiled in this process until now."""
+    return int(torch._dynamo.utils.counters["stats"].get("unique_graphs", 0))
+
+
+def matmul_rate() -> float:
+    """bf16 FLOPs a second of a large matmul on this card."""
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    for count in (5, 50):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        for _ in range(count):
+            a @ a
+        torch.cuda.synchronize()
+    return float(2 * 8192**3 * 50 / (time.perf_counter() - begun))
 
 
 class Behind(transformers.TrainerCallback):  # type: ignore[misc]
@@ -119,6 +156,7 @@ def main() -> None:
     )
     parser.add_argument("out", nargs="?")
     parser.add_argument("--cases", nargs="+", default=["own", "trainer", "bare"])
+    parser.add_argument("--shape", default="text05", choices=["text05", "lora7b", "full7b", "vl3b"])
     parser.add_argument("--tiny", action="store_true")
     asked = parser.parse_args()
     capacity = 256 if asked.tiny else CAPACITY
@@ -129,15 +167,20 @@ def main() -> None:
         "per_device_train_batch_size": 1, "max_steps": STEPS, "save_strategy": "no", "logging_steps": 10,
         "dataloader_num_workers": 4 if cuda else 0, "bf16": cuda,
     }  # fmt: skip
-    for case in asked.cases:
+    rate = matmul_rate() if cuda else 0.0
+    print(json.dumps({"card": torch.cuda.get_device_name() if cuda else "cpu", "matmul_tflops": rate / 1e12,
+                      "torch": torch.__version__, "transformers": transformers.__version__}))  # fmt: skip
+    for named in asked.cases:
+        case, _, compiled = named.partition("_")
         torch.manual_seed(0)
-        model = text_model(asked.tiny).to("cuda" if cuda else "cpu", torch.bfloat16 if cuda else None).train()
+        model = model_of(asked.shape, asked.tiny)
+        model = model.to("cuda" if cuda else "cpu", torch.bfloat16 if cuda else None).train()
         if cuda:
-            use_varlen(model)
+            use_varlen(bare_model(model))
         watch = Watch()
         with tempfile.TemporaryDirectory() as folder:
             if case == "own":
-                mine = {**known, "output_dir": folder}
+                mine = {**known, "output_dir": folder, "compile": bool(compiled)}
                 del mine["per_device_train_batch_size"]
                 train(
                     load_config({"training": mine}),
@@ -149,24 +192,76 @@ def main() -> None:
                 )
             elif case == "trainer":
                 args = transformers.TrainingArguments(
-                    **known, output_dir=folder, report_to="none", disable_tqdm=True, use_cpu=not cuda
+                    **known,
+                    output_dir=folder,
+                    report_to="none",
+                    disable_tqdm=True,
+                    use_cpu=not cuda,
+                    torch_compile=compiled == "compiled",
                 )
+                if compiled == "layers":
+                    compile_layers(model)
                 trainer = transformers.Trainer(model, args, train_dataset=samples, callbacks=[Behind(watch)])
                 pack(trainer, pack_length=capacity)
                 trainer.train()
             else:
+                if compiled:
+                    compile_layers(model)
                 bare(model, planned, samples, watch)
-        watch.told(case)
+        if rate:
+            flops = flops_of(model, planned, samples)
+            watch.row["mfu"] = round(flops / (watch.row["busy_ms"] / 1000) / rate, 3)
+            watch.row["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
+        watch.told(named)
         del model
+
+
+def model_of(shape: str, tiny: bool) -> Any:
+    """A model of random weights."""
+    if shape == "text05":
+        return text_model(tiny)
+    if shape == "vl3b":
+        return vision_model(tiny, VL3B, 32)
+    large = {**SEVEN, "num_hidden_layers": 28 if shape == "lora7b" else 8}
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = text_model(tiny, large)
+    if shape == "full7b":
+        return model
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(r=16, target_modules="all-linear"))
+
+
+def flops_of(model: Any, planned: Any, samples: list[dict[str, Any]]) -> float:
+    """Model FLOPs of a mean step.
+
+    Of every weight and token 2 forward, 2 for the gradient of the input, 2 for that of the weight where it is
+    trained; of every pair of tokens that attends and width 12. The head only sees tokens that are trained.
+    """
+    text = bare_model(model).config.get_text_config()
+    each = 6 if all(p.requires_grad for p in model.parameters()) else 4
+    inner = sum(p.numel() for name, p in model.named_parameters() if "layers." in name and "lora" not in name)
+    lengths = [len(samples[n]["input_ids"]) for pack in planned for n in pack.tolist()]
+    trained = sum(n - n * 2 // 5 for n in lengths)
+    head = text.vocab_size * text.hidden_size
+    width = text.num_hidden_layers * text.num_attention_heads * text.head_dim
+    pairs = sum(n * n for n in lengths) / 2
+    total = each * (inner * sum(lengths) + head * trained) + 12 * width * pairs
+    return float(total / len(planned))
 
 
 def bare(model: Any, planned: Any, samples: Any, watch: Watch) -> None:
     """The step alone, over batches that lie on the card."""
-    collate = PaddingFreeCollator(model)
+    collate = PaddingFreeCollator(bare_model(model))
     device = next(model.parameters()).device
-    packs = [[{**samples[n], "sample_id": n} for n in planned[k].tolist()] for k in range(8)]
-    batches = [collate([pack]).to(device) for pack in packs]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=device.type == "cuda")
+    if hasattr(bare_model(model).config, "vision_config"):
+        packs = image_packs(bare_model(model))
+        batches = [batch.to(device) for batch in map(collate, ([pack] for pack in packs))]
+    else:
+        packs = [[{**samples[n], "sample_id": n} for n in planned[k].tolist()] for k in range(8)]
+        batches = [collate([pack]).to(device) for pack in packs]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=device.type == "cuda")
     for step in range(STEPS):
         batch = batches[step % len(batches)]
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):

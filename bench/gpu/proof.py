@@ -43,23 +43,24 @@ ensure_torchvision()
 SMALL = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
-def text_model(tiny: bool) -> Any:
+def text_model(tiny: bool, size: dict[str, Any] | None = None) -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    return Qwen3ForCausalLM(Qwen3Config(**{**TEXT, **(SMALL if tiny else {})}))
+    return Qwen3ForCausalLM(Qwen3Config(**{**(size or TEXT), **(SMALL if tiny else {})}))
 
 
-def vision_model(tiny: bool) -> Any:
-    """The text layers of above with the tower of Qwen2.5-VL-3B, 8 of its 32 layers."""
+def vision_model(tiny: bool, size: dict[str, Any] | None = None, depth: int = 8) -> Any:
+    """The text layers of above (or of `size`) with the tower of Qwen2.5-VL-3B, `depth` of its 32 layers."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    size = {**TEXT, **(SMALL if tiny else {})}
+    size = {**(size or TEXT), **(SMALL if tiny else {})}
     text = {**size, "head_dim": size["hidden_size"] // size["num_attention_heads"]} if not tiny else size
     sections = [text["head_dim"] // 8, text["head_dim"] * 3 // 16, text["head_dim"] * 3 // 16]
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
     tower = {
-        "depth": 2 if tiny else 8, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16,
-        "out_hidden_size": size["hidden_size"], "fullatt_block_indexes": [1] if tiny else [3, 7],
+        "depth": 2 if tiny else depth, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16,
+        "out_hidden_size": size["hidden_size"],
+        "fullatt_block_indexes": [1] if tiny else list(range(3, depth, 4)),
     }  # fmt: skip
     config = Qwen2_5_VLConfig(
         text_config={**text, "rope_parameters": rope}, vision_config=tower,

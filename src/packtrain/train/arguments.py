@@ -18,9 +18,12 @@ from ..template import ensure_torchvision
 from ..world import World, world
 from .config import RunConfig
 
-__all__ = ["check_arguments", "refuse_auxiliary_loss", "training_arguments"]
+__all__ = ["check_arguments", "compile_options", "refuse_auxiliary_loss", "training_arguments"]
 
 logger = logging.getLogger(__name__)
+
+#: Keys of TrainingArguments that say how `training.compile` compiles; one of them asks for it.
+_COMPILE = ("torch_compile_backend", "torch_compile_mode")
 
 _HINT = "correct the key; it is one of TrainingArguments"
 
@@ -62,7 +65,8 @@ def training_arguments(
         "report_to": "none",
         "use_cpu": not has_cuda,
     }
-    further = {key: value for key, value in training.trainer.items() if key != "resume_from_checkpoint"}
+    apart = ("resume_from_checkpoint", *_COMPILE)  # Trainer would compile the whole model, row by row
+    further = {key: value for key, value in training.trainer.items() if key not in apart}
     if world().size == 1:
         further.pop("ddp_backend", None)  # a single process has no group
     try:
@@ -123,8 +127,7 @@ def check_arguments(config: RunConfig, *, has_eval: bool, place: World | None = 
         )
     try:
         made.get_process_log_level()
-        if made.torch_compile and made.torch_compile_backend:
-            DynamoBackend(made.torch_compile_backend.upper())
+        DynamoBackend(str((compile_options(config) or {}).get("backend", "inductor")).upper())
         for callback in get_reporting_integration_callbacks(made.report_to):
             callback()
         if not any(name in str(made.optim) for name in _OF_MODEL):
@@ -253,6 +256,14 @@ def _check_hub(config: RunConfig, made: Any, place: World) -> None:
             f"training.push_to_hub: {one_line(error, 160)}",
             hint="name a repository (hub_model_id), log in and be online, or leave push_to_hub out",
         ) from None
+
+
+def compile_options(config: RunConfig) -> dict[str, Any] | None:
+    """Options of `torch.compile` for the layers; None: they are not compiled."""
+    training = config.training
+    options = {key.removeprefix("torch_compile_"): training.trainer.get(key) for key in _COMPILE}
+    given = {key: value for key, value in options.items() if value is not None}
+    return given if training.compile or given else None
 
 
 def _refused(error: Exception) -> ConfigError:

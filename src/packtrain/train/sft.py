@@ -33,8 +33,9 @@ from ..planning.replan import EpochPlans
 from ..workers import start_early
 from ..world import World, world
 from .ahead import encode_ahead
-from .arguments import refuse_auxiliary_loss, training_arguments
+from .arguments import compile_options, refuse_auxiliary_loss, training_arguments
 from .attention import check_attention
+from .compiled import compile_layers
 from .config import RunConfig
 from .epochs import epoch_plans
 from .growing import check_beginning, steps_of, warn_of_another_template
@@ -168,6 +169,10 @@ def train(
     arguments = training_arguments(config, accumulation, has_eval=by_epochs and val_data is not None)
     if packs.kind == "growing" and arguments.max_steps <= 0:
         arguments.max_steps = steps_of(packs, begun, accumulation, resumed)
+
+    options = compile_options(config)
+    if options is not None:
+        compile_layers(model, **options)
 
     trainer = PackTrainer(
         model,

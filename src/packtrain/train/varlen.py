@@ -29,9 +29,9 @@ import torch
 from ..collate.boundaries import text_config
 from ..errors import IsolationError, MissingExtraError
 from .row_segments import Segments, of_offsets, of_positions
-from .varlen_kernel import attend
+from .varlen_kernel import attend, kernel, kernel_available, kernel_takes
 
-__all__ = ["TOWER", "VARLEN", "register_varlen_attention", "use_varlen", "varlen_refusal"]
+__all__ = ["TOWER", "VARLEN", "compiles", "register_varlen_attention", "use_varlen", "varlen_refusal"]
 
 #: Attention name of the language layers.
 VARLEN = "varlen"
@@ -113,7 +113,29 @@ def _is_tower(module: Any) -> bool:
     )
 
 
-def _attention(
+#: How attention runs outside of the graphs of compiled layers; set by `compiles`.
+_outside: Any = None
+
+
+def compiles() -> None:
+    """Layers will be compiled: attention is part of their graphs where the kernel runs, else outside."""
+    global _outside
+    if _outside is None:
+        kernel_available()  # what a graph asks is known before
+        _outside = torch.compiler.disable(_attend)
+
+
+def _attention(module: torch.nn.Module, *given: Any, **more: Any) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: query [B, heads, T, size] -> ([B, T, heads, size], None)."""
+    if not torch.compiler.is_compiling():
+        return _attend(module, *given, **more)
+    query, _, value = given[:3]
+    if more.get("pack_cu") is None or more.get("pack_max") is None or not kernel_takes(query, value):
+        return _outside(module, *given, **more)  # type: ignore[no-any-return]
+    return _in_graph(module, *given, **more)
+
+
+def _in_graph(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -125,7 +147,29 @@ def _attention(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: query [B, heads, T, size] -> ([B, T, heads, size], None)."""
+    """A causal layer by the offsets that were read before the layers ran; nothing is copied to the host."""
+    _refuse_extras(kwargs, attention_mask, dropout if module.training else 0.0)
+    batch, heads, length, _ = query.shape
+    window = kwargs["sliding_window"] if "sliding_window" in kwargs else _window_of(module)
+    q, k, v = (
+        tensor.transpose(1, 2).reshape(batch * length, *tensor.shape[1::2]) for tensor in (query, key, value)
+    )
+    out = kernel(q, k, v, kwargs["pack_cu"], kwargs["pack_max"], causal=True, scale=scaling, window=window)
+    return out.view(batch, length, heads, -1), None
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     own = kwargs.get("cu_seq_lens_q")
     if not causal and own is None:  # an encoder, or a tower that calls image by image

@@ -57,7 +57,9 @@ def attend(
     """
     window = None if window is None or window >= segments.longest else window
     if dropout == 0.0 and kernel_takes(query, value):
-        return _kernel(query, key, value, segments, causal, scale, window)
+        return kernel(
+            query, key, value, segments.cu, segments.longest, causal=causal, scale=scale, window=window
+        )
     if query.is_cuda:
         _tell_once(str(query.dtype), int(query.shape[-1]))
     parts = [
@@ -70,24 +72,26 @@ def attend(
     return torch.cat(parts)
 
 
-@functools.lru_cache(maxsize=1)
-def _varlen() -> tuple[Any, bool] | None:
-    """torch's function and whether it has `enable_gqa`; None where torch has none that fits."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    names = inspect.signature(varlen_attn).parameters
-    if "window_size" not in names or "scale" not in names:
-        return None
-    return varlen_attn, "enable_gqa" in names
+#: torch's function, whether it has `enable_gqa`, and whether a GPU here runs it; read once.
+_FUNCTION: Any = None
+_HAS_GQA = False
+_AVAILABLE: bool | None = None
 
 
 def kernel_available() -> bool:
     """Has this torch a variable-length kernel, and this machine a GPU that runs it?"""
-    return (
-        _varlen() is not None and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
-    )
+    global _FUNCTION, _HAS_GQA, _AVAILABLE
+    if _AVAILABLE is None:
+        try:
+            from torch.nn.attention.varlen import varlen_attn
+        except ImportError:
+            names: Any = ()
+        else:
+            names = inspect.signature(varlen_attn).parameters
+            _FUNCTION, _HAS_GQA = varlen_attn, "enable_gqa" in names
+        known = "window_size" in names and "scale" in names
+        _AVAILABLE = known and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+    return _AVAILABLE
 
 
 def kernel_takes(query: torch.Tensor, value: torch.Tensor) -> bool:
@@ -103,20 +107,21 @@ def kernel_takes(query: torch.Tensor, value: torch.Tensor) -> bool:
     )
 
 
-def _kernel(
+def kernel(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    segments: Segments,
+    cu: torch.Tensor,
+    longest: int,
+    *,
     causal: bool,
     scale: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    function, has_gqa_flag = _varlen()  # type: ignore[misc]
+    """torch's kernel for segments of offsets `cu` int32 [segments + 1], none longer than `longest`."""
     left = -1 if window is None else window - 1
-    more = {"enable_gqa": True} if has_gqa_flag and query.shape[1] != key.shape[1] else {}
-    cu, longest = segments.cu, segments.longest
-    out: torch.Tensor = function(
+    more = {"enable_gqa": True} if _HAS_GQA and query.shape[1] != key.shape[1] else {}
+    out: torch.Tensor = _FUNCTION(
         query,
         key,
         value,

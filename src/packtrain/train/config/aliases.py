@@ -130,6 +130,7 @@ ALIASES: tuple[Alias, ...] = (
     # what comes when
     Alias("training.train_dataloader_shuffle", "data.shuffle", of="Megatron-SWIFT"),
     Alias("training.shuffle", "data.shuffle"),
+    Alias("training.torch_compile", "training.compile", of="transformers"),
     Alias("training.dataloader_drop_last", "data.drop_last", kinds=_PLAN, of="CoordExp, transformers"),
     # a directory of chunks
     Alias("training.sharded_lazy_max_wait_s", "data.timeout_s"),

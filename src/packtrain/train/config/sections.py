@@ -162,6 +162,8 @@ class TrainingConfig(Section):
     """`auto`: from the last whole checkpoint in `output_dir` where there is one; null: from the beginning"""
     proof: bool = True
     """prove on the first packs, before training, that packed samples do not read each other"""
+    compile: bool = False
+    """compile the layers of the language model: the first steps take longer, later ones less; rows keep their lengths"""  # noqa: E501
     trainer: dict[str, Any] = Field(default_factory=dict)
     """further TrainingArguments; in the YAML they stand directly under `training`"""
 

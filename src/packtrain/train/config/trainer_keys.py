@@ -40,7 +40,6 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "length_column_name": ("length", "lengths are measured, not read from a column"),
     "prediction_loss_only": (True, "evaluation keeps no predictions"),
     "remove_unused_columns": (False, "it would remove the boundaries of the packs"),
-    "torch_compile": (False, "isolation is proven on the model as it is, not on a compiled one"),
     "train_sampling_strategy": (None, "the plan decides the order"),
     "use_cache": (False, "a cache switches the isolation of packed samples off"),
     "use_liger_kernel": (False, "packtrain brings its own chunked loss"),

@@ -1,0 +1,75 @@
+"""Compiled decoder layers: `training.compile`, with rows of any length and no padding for it.
+
+Each repeated layer of the language model is compiled in place, so all of them share a few graphs and names
+of weights stay. Boundaries are read once before the layers run and handed down as offsets: on the varlen
+kernel a layer is then one graph; elsewhere attention stays outside of it. The first lengths are static, the
+second make lengths dynamic: after two or three steps nothing is compiled again.
+
+Trade-off: towers, embeddings and the loss stay as they are; the layers hold nearly all of the work.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from ..collate.boundaries import text_config
+from ..errors import IsolationError
+from . import varlen
+from .loss import bare_model
+from .row_segments import of_positions
+
+__all__ = ["compile_layers"]
+
+logger = logging.getLogger(__name__)
+
+#: Graphs of one layer: training, evaluation and proof, each with static and dynamic lengths.
+_GRAPHS = 32
+
+
+def compile_layers(model: Any, **options: Any) -> int:
+    """Compile every repeated layer of the language model in place; returns how many.
+
+    Args:
+        model: a loaded transformers model, adapters included; before it is wrapped for ranks.
+        options: of `torch.compile` (`backend`, `mode`).
+    """
+    bare = bare_model(model)
+    names = set(getattr(bare, "_no_split_modules", None) or ())
+    text, count = type(text_config(bare.config)), 0
+    for parent in bare.modules():
+        if not isinstance(getattr(parent, "config", None), text):
+            continue
+        lists = [child for child in parent.children() if isinstance(child, torch.nn.ModuleList)]
+        layers = [layer for held in lists for layer in held if type(layer).__name__ in names]
+        for layer in layers:
+            layer.compile(**options)
+        if layers:
+            parent.register_forward_pre_hook(_hand_down, with_kwargs=True)
+        count += len(layers)
+    if count:
+        varlen.compiles()
+        limits = torch._dynamo.config
+        limits.recompile_limit = max(limits.recompile_limit, _GRAPHS)
+        logger.info("%d layers are compiled: the first steps take longer", count)
+    else:
+        logger.warning("training.compile has no effect: %s names no repeated layers", type(bare).__name__)
+    return count
+
+
+def _hand_down(module: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    """Offsets and the longest segment of the row, for the layers of a model that runs on varlen."""
+    if module.config._attn_implementation != varlen.VARLEN or given.get("pack_cu") is not None:
+        return None
+    positions = given.get("position_ids")
+    if positions is not None and positions.ndim == 3 and positions.shape[0] == 4:
+        positions = positions[0]  # the text row of four
+    try:
+        segments = None if positions is None else of_positions(positions)
+    except IsolationError:  # the attention says so, with what it was given
+        segments = None
+    if segments is None:
+        return None
+    return args, {**given, "pack_cu": segments.cu, "pack_max": segments.longest}
