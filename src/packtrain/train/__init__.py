@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ..testing.tiny import tiny_model
     from .attention import check_attention
     from .compare import evaluate_packed_vs_unpacked
+    from .compiled import compile_layers
     from .config import RunConfig, load_config
     from .controls import run_controls
     from .loss import chunked_cross_entropy, packed_loss
@@ -26,6 +27,7 @@ _HOMES = {
     "RunConfig": "config",
     "check_attention": "attention",
     "chunked_cross_entropy": "loss",
+    "compile_layers": "compiled",
     "evaluate_packed_vs_unpacked": "compare",
     "isolate_states": "segments",
     "load_config": "config",
@@ -45,6 +47,7 @@ __all__ = [
     "RunConfig",
     "check_attention",
     "chunked_cross_entropy",
+    "compile_layers",
     "evaluate_packed_vs_unpacked",
     "isolate_states",
     "load_config",
