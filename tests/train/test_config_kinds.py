@@ -35,7 +35,7 @@ VALUES: dict[str, Any] = {
     "columns": {"prompt": "q", "response": "a"}, "shape": "messages", "placeholders": ["<img>"],
     "media_without_placeholder": "prepend", "media_prefix": "/x", "source_options": {"split": "train"},
     "trust_hints": True, "ignore_keys": ["id"], "frame_rate": 2.0, "long_audio": "cut",
-    "text_options": {"bos": True}, "packing": False, "packer": "bfd", "long_samples": "single",
+    "text_options": {"bos": True}, "packing": False, "packer": "bfd", "long_samples": "single", "compile": True,
     "drop_under_filled": True, "min_fill_ratio": 0.5, "eval_packing": False, "wait_timeout_s": 5.0,
     "persist_every": 7, "measure_workers": 2, "cache": {"root_dir": "c"}, "samples_per_step": 8,
     "skip_samples": "ids.txt", "replan": "epoch", "encode_cache": "e", "encode_cache_workers": 2,

@@ -66,7 +66,7 @@ def test_the_example_file_loads() -> None:
             {"training": {"packing_stategy": "bfd"}},
             ("training.packing_stategy", "training.packing_strategy?"),
         ),
-        ({"training": {"max_length": 5}}, ("training.max_length", "did you mean template.max_length?")),
+        ({"model": {"max_length": 5}}, ("model.max_length", "did you mean template.max_length?")),
         ({"training": {"gradient_checkpoint": True}}, ("training.gradient_checkpointing?",)),
         ({"model": {"attention": "sdpa"}}, ("unknown key 'model.attention'", "hint")),
         (
