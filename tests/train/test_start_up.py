@@ -28,7 +28,7 @@ from packtrain.planning.build import plan as make_plan
 from packtrain.planning.lengths import Lengths
 from packtrain.template import ensure_torchvision
 from packtrain.testing.tiny import tiny_model
-from packtrain.train import prove, prove_before_training
+from packtrain.train import prove, prove_before_training, start_up
 
 ensure_torchvision()
 
@@ -602,3 +602,21 @@ def test_what_held_is_forgotten_with_its_functions_settings_and_masks(
     monkeypatch.setitem(functions, "sdpa", lambda *args, **kwargs: None)
     with pytest.raises(IsolationError, match=r"the mask function is .*<lambda> in"):
         held()
+
+
+@pytest.mark.parametrize(
+    ("base", "first", "others", "clean"),
+    [
+        (2e-2, 0.0, 0.026, True),  # a clean 0.5 B in bf16 on a card: other kernels for other lengths
+        (2e-2, 0.019, 0.026, True),
+        (2e-2, 0.03, 0.03, True),
+        (2e-2, 0.0, 0.2, False),  # positions that run on
+        (2e-2, 0.03, 0.2, False),
+        (1e-4, 0.0, 2e-4, False),
+        (1e-4, 1e-5, 9e-5, True),
+    ],
+)
+def test_what_rounding_may_make(base: float, first: float, others: float, clean: bool) -> None:
+    """The first sample of a causal row reads no other; where it shows no rounding, 16 bit still may."""
+    limit = start_up.relative_limit(base, first)
+    assert (max(first, others) <= limit) is clean
