@@ -20,7 +20,7 @@ from packtrain.collate import PaddingFreeCollator
 from packtrain.errors import ConfigError, IsolationError
 from packtrain.sources.encoded import EncodedTemplate
 from packtrain.testing.tiny import tiny_model
-from packtrain.train import compile_layers
+from packtrain.train import compile_layers, varlen
 from packtrain.train.arguments import compile_options
 from packtrain.train.config import load_config
 from packtrain.train.loss import token_loss_sum
@@ -37,7 +37,9 @@ ROWS = [(5, 7), (20,), (9, 3, 8), (11,), (4, 4), (11, 2), (6, 13, 5), (19,), (3,
 @pytest.fixture(autouse=True)
 def fresh() -> Any:
     torch._dynamo.reset()
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(varlen, "_outside", None)
+        yield
     torch._dynamo.reset()
 
 
@@ -72,6 +74,23 @@ def test_every_length_has_the_losses_of_plain_layers_and_few_graphs(attn: str) -
     torch.testing.assert_close(moved, gradient, rtol=1e-4, atol=1e-5)
     assert counts[0] > before  # something was compiled
     assert counts[-1] == counts[3]  # and nothing after the lengths are known to move
+
+
+@pytest.mark.parametrize("attn", ["sdpa", "varlen"])
+def test_a_model_that_its_owner_compiled_as_a_whole(attn: str) -> None:
+    model = tiny_model("tiny:qwen3").train()
+    if attn == "varlen":
+        use_varlen(model)
+    packs = [[text_sample(n, 10 * k + i) for i, n in enumerate(row)] for k, row in enumerate(ROWS[:4])]
+    plain = losses_of(model, packs)[0]
+    collate, found = PaddingFreeCollator(model), []
+    whole = torch.compile(model, backend="eager")
+    for pack in packs:
+        batch = collate([pack])
+        logits = whole(**{k: v for k, v in batch.items() if k != "labels"}).logits[0]
+        targets = torch.nn.functional.pad(batch["labels"][0, 1:], (0, 1), value=-100)
+        found.append(torch.nn.functional.cross_entropy(logits, targets, reduction="sum").item())
+    assert found == pytest.approx(plain, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ALL)
