@@ -6,6 +6,7 @@ python examples/trl_sft.py MODEL train.jsonl out
 import json
 import sys
 
+import torch
 import transformers
 from datasets import Dataset, Features, Image, List, Value
 from trl import SFTConfig, SFTTrainer
@@ -38,6 +39,7 @@ def main(model_path, data_path, out, eval_path=None, trainer_class=SFTTrainer, p
         "num_train_epochs": 1,
         "logging_steps": 1,
         "report_to": "none",
+        "bf16": torch.cuda.is_available(),
         "save_strategy": "no",
         "model_init_kwargs": {"dtype": "float32"},
     }

@@ -228,8 +228,13 @@ def test_workers_start_as_the_platform_starts_them(make: Callable[..., Any]) -> 
     assert trainer.state.global_step == 3
 
 
-def test_speeds_are_of_samples(make: Callable[..., Any], files: Any) -> None:  # noqa: F811
-    trainer = pack(make(eval_path=files["few_text"], num_train_epochs=2))
+@pytest.mark.parametrize("length", [{"num_train_epochs": 2}, {"max_steps": 3}])
+def test_speeds_are_of_samples(
+    make: Callable[..., Any],
+    files: Any,  # noqa: F811
+    length: dict[str, int],
+) -> None:
+    trainer = pack(make(eval_path=files["few_text"], **length))
     told = trainer.train().metrics
     assert told["train_samples_per_second"] / told["train_steps_per_second"] == pytest.approx(8, rel=0.01)
     loader = trainer.get_eval_dataloader()

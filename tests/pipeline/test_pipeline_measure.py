@@ -174,6 +174,7 @@ def test_no_usable_sample_is_an_error_that_names_the_first(tmp_path: Path) -> No
     with pytest.raises(InputError, match=r"none of the 3 samples can be used; the first: empty: texts\[0\]"):
         measure(Texts(["", "", ""]), Words(), tmp_path / "l")
     assert not (tmp_path / "l" / "lengths.json").exists()
+    assert len(measure(many(5), Words(), tmp_path / "l")) == 5  # the corrected source needs no other folder
 
 
 def test_a_one_shot_generator_is_told_what_to_do(tmp_path: Path) -> None:

@@ -52,7 +52,8 @@ class ProducerWatch:
         """One line on the producer."""
         held = self._held
         if held is None or held.owner is None:
-            return "no producer has begun"
+            home = self._folder.parent
+            return "no producer has begun" + ("" if home.is_dir() else f": there is no folder {home}")
         who = f"the producer ({held.owner})"
         beat = held.beat
         if beat.get("state") == "failed":

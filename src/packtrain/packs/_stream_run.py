@@ -102,7 +102,7 @@ class Run:
     def __iter__(self) -> Iterator[Pack]:
         stream, window = self.stream, self.stream.spec.window or 1
         leave = self.flight.popleft  # once a sample is dealt with: an error must not lose it from the state
-        held = self.held
+        held, encodes = self.held, stream.encode is not None
         yield from self._hand_out()
         if len(self.window) >= window:  # it could not be planned when the state was saved
             self._plan(last=False)
@@ -112,7 +112,7 @@ class Run:
                 self._failed(sample_id, sample)
                 leave()
                 continue
-            if note := sample.pop(CUT, ""):
+            if encodes and (note := sample.pop(CUT, "")):
                 stream.tell_cut(sample_id, note)
             length = _length(sample, sample_id)
             if length == 0:
@@ -320,8 +320,9 @@ def _length(sample: Sample, sample_id: int | None = None) -> int:
         sample.setdefault("sample_id", sample_id)
     if type(ids) is list and ids and type(ids[0]) is int:
         return len(ids)  # numpy would read the whole list
+    shape = getattr(ids, "shape", None)
     try:
-        return int((ids.shape if hasattr(ids, "shape") else np.shape(ids))[-1])
+        return int((np.shape(ids) if shape is None else shape)[-1])
     except (IndexError, TypeError, ValueError):
         raise InputError(
             f"sample {sample['sample_id']} has input_ids that are no row of numbers: {str(ids)[:60]!r} "

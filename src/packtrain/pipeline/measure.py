@@ -114,10 +114,14 @@ def measure(
             return lengths
         try:
             _measure_all(source, template, folder, identity, how, claim)
-            paths = parts.finished(folder)
-            publish(folder, paths, identity, media=parts.media_rows(paths), origin=origin_of(origin))
         except UnreadKeys:
             parts.clear_parts(folder)  # the option that settles it makes another source
+            raise
+        paths = parts.finished(folder)
+        try:
+            publish(folder, paths, identity, media=parts.media_rows(paths), origin=origin_of(origin))
+        except InputError:
+            parts.clear_parts(folder)  # and so does whatever makes one sample usable
             raise
         parts.clear_parts(folder)
         return Lengths.load(folder)

@@ -38,6 +38,7 @@ class Meter:
         self._clock = clock
         self._since = clock()
         self._sums = [0, 0, 0, 0]
+        self.samples = 0  # of this rank, since training began
 
     def add(self, batches: Sequence[PackBatch]) -> None:
         """Packs that are consumed now. Fillers and pad tails are neither tokens nor packs."""
@@ -48,6 +49,7 @@ class Meter:
             slots = max(self.pack_length, tokens)
             values = (tokens, slots, 1, len(batch.sample_ids))
             self._sums = [a + b for a, b in zip(self._sums, values, strict=True)]
+            self.samples += len(batch.sample_ids)
 
     def judge(self, hits: Sequence[torch.Tensor], batch: Any) -> None:
         """How many targets of a batch were the likeliest token: 0-d tensors, left on their device."""

@@ -135,6 +135,7 @@ class PackingMixin(RestoresWeights):
         self.packs_loaded = load_position(self.packs, checkpoint)
         self.packs_same()
         self.packs_begun, self.packs_steps = None, False
+        self.packs_meter.samples = 0
         if self.packs.kind == "growing" and self.args.max_steps <= 0:
             begun = int(self.packs.state_dict()["step"])
             self.args.max_steps = steps_of(
@@ -295,6 +296,9 @@ class PackingMixin(RestoresWeights):
         """Trainer's log; a row with the training loss also gets the figures of the packs."""
         if "loss" in logs:
             logs.update(self.packs_meter.row())
+        if logs.get("train_runtime"):  # Trainer counts packs where max_steps is set
+            samples = int(self.packs_summed(torch.tensor([self.packs_meter.samples])))
+            logs["train_samples_per_second"] = round(samples / logs["train_runtime"], 3)
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
     def _prepare_inputs(self, inputs: Any) -> Any:
