@@ -144,7 +144,8 @@ def test_no_rank_starts_a_step_that_another_cannot_take(tmp_path: Path) -> None:
     readers = []
     for rank in range(3):
         readers.append(Reader(feed.folder, rank, 3, timeout_s=0.1, clock=Ticks()))
-    with pytest.raises(WaitTimeoutError, match=r"rank 0 waited .*stream\.json.*no producer has begun: there is no"):
+    said = r"rank 0 waited .*stream\.json.*no producer has begun: there is no folder"
+    with pytest.raises(WaitTimeoutError, match=said):
         next(iter(readers[0]))
     feed.begin()
     passes = [reader.slots() for reader in readers]
