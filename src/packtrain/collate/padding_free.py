@@ -20,6 +20,7 @@ positions 0, 1, 2, …; boundaries are computed after it. Context parallelism pa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -120,7 +121,8 @@ class PaddingFreeCollator:
         tail = self._tail(sum(segment.length for segment in segments))
         ending = [tail] if tail else []
         lengths = tuple([segment.length for segment in segments] + ending)
-        check_row(self._rotations, lengths, [None if s.weightless else _called(s) for s in segments])
+        if self._rotations is not None:
+            check_row(self._rotations, lengths, [None if s.weightless else _called(s) for s in segments])
         batch = PackBatch(self._tokens(segments, tail))
         batch.per_token = tuple(batch)
         boundaries = offsets(lengths)
@@ -146,6 +148,8 @@ class PaddingFreeCollator:
 
     def _idle(self, segments: list[Segment]) -> list[Segment]:
         """Dummies of the towers that no segment feeds."""
+        if not self._dummies:
+            return []
         fed = {key for segment in segments for key in segment.media}
         return [
             read_sample(sample, "the dummy medium", token_fields=self.token_fields, media=self._media)
@@ -176,16 +180,16 @@ class PaddingFreeCollator:
         weighs its answers. One without media has media types of 0.
         """
         full = [segment for segment in segments if not segment.weightless]
-        if any("loss_scale" in segment.tokens for segment in full):
+        present = set().union(*(segment.tokens for segment in full))
+        if "loss_scale" in present:
             for segment in full:
                 segment.tokens.setdefault("loss_scale", torch.ones(segment.length))
-        if any(MEDIA_TYPES in segment.tokens for segment in full):
+        if MEDIA_TYPES in present:
             for segment in (segment for segment in full if not segment.media):
                 segment.tokens.setdefault(MEDIA_TYPES, torch.zeros(segment.length, dtype=torch.int64))
-        present = sorted({name for segment in full for name in segment.tokens})
         for segment in full:
             if len(segment.tokens) < len(present):
-                name = next(name for name in present if name not in segment.tokens)
+                name = next(name for name in sorted(present) if name not in segment.tokens)
                 other = next(s.where for s in full if name in s.tokens)
                 raise InputError(
                     f"{segment.where} has no {name}, but {other} in the same row has",
@@ -212,7 +216,7 @@ class PaddingFreeCollator:
         return 0
 
     def _tokens(self, segments: list[Segment], tail: int) -> dict[str, torch.Tensor]:
-        names = dict.fromkeys(name for segment in segments for name in segment.tokens)
+        names = dict.fromkeys(chain.from_iterable(segment.tokens for segment in segments))
         names.setdefault("labels")
         row = {}
         for name in names:

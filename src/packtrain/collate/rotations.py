@@ -73,7 +73,7 @@ def rotations_of(model: Any) -> Rotations | None:
     return None
 
 
-def check_row(rotations: Rotations | None, lengths: Sequence[int], names: Sequence[str | None]) -> None:
+def check_row(rotations: Rotations, lengths: Sequence[int], names: Sequence[str | None]) -> None:
     """Refuse a row in which a sample is not turned as alone.
 
     Args:
@@ -84,7 +84,7 @@ def check_row(rotations: Rotations | None, lengths: Sequence[int], names: Sequen
         IsolationError: names the longest and the shortest.
     """
     trained = [number for number, name in enumerate(names) if name is not None]
-    if rotations is None or len(lengths) < 2 or not trained:
+    if len(lengths) < 2 or not trained:
         return
     long = max(range(len(lengths)), key=lengths.__getitem__)
     short = min(trained, key=lengths.__getitem__)
