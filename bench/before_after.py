@@ -1,4 +1,4 @@
-"""Streams, exports, the collator and the import: two versions of the package, in one run.
+"""Planner, streams, exports, the collator and the import: two versions of the package, in one run.
 
     python -m bench.before_after OLD/src NEW/src [--rounds 40]
 
@@ -24,7 +24,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-JOBS = ("stream", "collate", "export", "import")
+JOBS = ("plan", "stream", "collate", "export", "import")
+
+
+def plan() -> Callable[[], Any]:
+    """100,000 lognormal samples."""
+    import numpy as np
+
+    import packtrain as pt
+
+    lengths = np.clip(np.random.default_rng(0).lognormal(5.8, 1.0, 100_000), 8, 8192).astype(int)
+    return lambda: pt.plan(lengths, pack_length=8192)
 
 
 def stream() -> Callable[[], Any]:
@@ -156,7 +166,7 @@ def main() -> None:
             print(time.process_time() - start)
             return
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        serve({"stream": stream, "collate": collate, "export": export}[args.jobs[0]]())
+        serve({"plan": plan, "stream": stream, "collate": collate, "export": export}[args.jobs[0]]())
         return
     for job in args.jobs:
         versions = [Version(path, job) for path in args.sources]
