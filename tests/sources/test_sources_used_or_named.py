@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from packtrain.errors import SampleError
@@ -184,13 +184,19 @@ def test_what_a_harmless_key_hides_in_json_or_lists(record: dict[str, Any], key:
         assert used_or_named(record, {**record, key: json.dumps(value)}, key)
 
 
+def camel(key: str) -> str:
+    first, *rest = key.split("_")
+    return first + "".join(map(str.capitalize, rest))
+
+
 @few
 @given(
     st.sampled_from(RECORDS[:5]).map(copy.deepcopy),
     st.sampled_from(sorted({*keys.TRAINING, *keys.LOSS, *spellings})),
-    st.sampled_from([str.upper, str.title, str.capitalize]),
+    st.sampled_from([str.upper, str.title, str.capitalize, camel, lambda key: key.replace("_", "-")]),
 )
 def test_a_key_in_other_case_is_refused(record: dict[str, Any], key: str, change: Any) -> None:
+    assume(change(key) != key)
     _, counts, error = read({**record, change(key): [NEEDLE]})
     told = change(key) in counts and key == "label"  # a class
     assert error.startswith("unread_key") or told, (change(key), counts)

@@ -10,8 +10,10 @@ counted is plain text, so that counts of several processes add up:
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from ..errors import InputError, SampleError
@@ -43,6 +45,12 @@ MOST, FEW = 0.01, 100
 
 _CHANGES = frozenset((*TRAINING, *LOSS))
 _FIELDS = frozenset(name for names in FIELDS.values() for name in names)
+
+
+@lru_cache(maxsize=4096)
+def spelled(key: str) -> str:
+    """A key as the tables have it: `lossWeight`, `loss-weight` and `LOSS_WEIGHT` are `loss_weight`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[- ]", "_", key).lower()
 
 
 class Unread(SampleError):
@@ -78,7 +86,7 @@ def refuse_beside(record: Mapping[str, Any], names: Iterable[str], asked: str) -
         SampleError: `unread_key`.
     """
     for name in names:
-        if not isinstance(name, str) or name.lower() not in BESIDE or absent(record[name]):
+        if not isinstance(name, str) or spelled(name) not in BESIDE or absent(record[name]):
             continue
         if not all(text.strip() in asked for text in texts_in(record[name])):
             raise unread(name, "belongs to the question")
@@ -191,7 +199,7 @@ class Account:
             if key in self.ignore or absent(value):
                 continue
             name = f"{place}{key}"
-            low = key.lower() if isinstance(key, str) else ""
+            low = spelled(key) if isinstance(key, str) else ""
             if low in HARMLESS:
                 self._harmless(name, low, value, media)
                 continue
