@@ -232,7 +232,7 @@ a medium, a list of turns, spans or a mask (whatever its key), sends the record 
 `unread_key`. On more than 1 % of the records the run stops (exit 2) and says which option settles it:
 `ignore_keys: [key]`, an alias (`columns: {{images: key}}`), or a shape. Every other key that is not read is
 counted and named once in the summary, as is every spelling that was read as a field.
-A key that is not read is looked up whatever its case and style: `lossWeight`, `loss-weight` are `loss_weight`.
+A key that is not read is looked up in any case and style: `lossWeight`, `loss-weight` are `loss_weight`.
 A text under a harmless key that looks like a file (`id: "000000033471.jpg"`) is counted, and refused where no
 medium of the record is read while its texts hold what stands for one (`<image>`, `<|image_1|>`, `[IMG]`).
 
