@@ -38,8 +38,8 @@ positions of a padded tail begin at 0, since they are a segment of their own; th
 1 2 3; ranks take samples in turn, so the two ranks of 004 hold S1 S3 and S2 S4.
 
 Keys of static plans beside a growing directory: `skip_samples` is used (the samples leave their packs, into
-`left_out.jsonl`). `samples_per_step` and `samples_per_row` above 1 are refused: made packs are never
-cut, so other steps and rows would be trained than they say. All others have no effect, which is one warning.
+`left_out.jsonl`). All others have no effect, which is one warning: made packs are never cut, and a step is of
+packs (`samples_per_step`, `samples_per_row`).
 """
 
 #: What the documents write as code and is something else here.

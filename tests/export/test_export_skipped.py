@@ -12,7 +12,7 @@ from export_sets import Set
 from words_in import lengths_of, producer, put, row
 
 from packtrain.data import LazyShardedDataset, StreamingPackedDataset, TokenBudgetDataset, open_packs
-from packtrain.errors import ConfigError, InputError, PlanError
+from packtrain.errors import InputError, PlanError
 from packtrain.pipeline.export import export
 from packtrain.train.config import load_config
 from packtrain.train.opened import opened
@@ -124,17 +124,19 @@ def test_of_a_planned_budget(tmp_path: Path) -> None:
 
 @pytest.mark.spec(
     "002",
-    "`samples_per_step`, `samples_per_row` beside a growing directory: other steps and rows would be trained",
+    "`samples_per_step`, `samples_per_row` beside a growing directory: one warning",
     key="`data.samples_per_step`, `data.samples_per_row`",
     api="`load_config`",
 )
-@pytest.mark.parametrize(
-    ("key", "hint"),
-    [("samples_per_step", "effective_batch_size counts packs"), ("samples_per_row", "micro_batch_size: N")],
-)
-def test_what_packs_that_were_made_cannot_keep(key: str, hint: str) -> None:
-    """Packs are never cut, and B samples end inside one; a step or row of others is no smaller matter than
-    other samples. What says so anyway (`samples_per_row: 1`, null) is no news."""
-    with pytest.raises(ConfigError, match=f"{key} needs a plan .*packs were made before.*{hint}"):
-        load_config({"data": {"kind": "growing", "path": "d", key: 4}})
-    load_config({"data": {"kind": "growing", "path": "d", key: 1 if key == "samples_per_row" else None}})
+@pytest.mark.parametrize("key", ["samples_per_step", "samples_per_row"])
+@pytest.mark.parametrize("kind", ["growing", "exported"])
+def test_what_packs_that_were_made_cannot_keep(kind: str, key: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Packs are never cut and a step is of packs: one line. What says so anyway is no news."""
+    plain = load_config({"data": {"kind": kind, "path": "d"}})
+    caplog.clear()
+    assert load_config({"data": {"kind": kind, "path": "d", key: 4}}) == plain
+    (line,) = [r.getMessage() for r in caplog.records]
+    assert f"data.{key} has no effect on data of kind {kind}: their packs were made before" in line
+    caplog.clear()
+    same = 1 if key == "samples_per_row" else None
+    assert load_config({"data": {"kind": kind, "path": "d", key: same}}) == plain and not caplog.records

@@ -136,9 +136,10 @@ def test_an_explicit_default_is_a_value(kind: str) -> None:
 def test_keys_of_other_kinds_are_one_warning(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """All of them in one line, in the names of the file; the run is as without them."""
     other = {key for model in KINDS.values() for key in model.model_fields} - set(KINDS[kind].model_fields)
-    refused = {"samples_per_step", "packing", "shuffle", "dyn_bsz"}
-    refused |= set() if kind in ("growing", "exported") else {"drop_under_filled"}
-    refused |= {"samples_per_row"} | ({"micro_batch_size"} if kind == "planned" else set())
+    refused = {"packing", "shuffle", "dyn_bsz"}
+    if kind not in ("growing", "exported"):
+        refused |= {"drop_under_filled", "samples_per_step", "samples_per_row"}
+    refused |= {"micro_batch_size"} if kind == "planned" else set()
     values = LEAST[kind]
     for key in sorted(other - refused):
         values = with_key(values, f"data.{key}", VALUES.get(key, 1))
@@ -189,11 +190,11 @@ def test_the_kind_follows_from_the_keys(values: dict[str, Any], kind: str) -> No
         ({"training": {"sharded_lazy": True, "packing_mode": "streaming"}}, "say different kinds"),
         ({"data": {"kind": "stream"}}, "needs training.max_steps"),
         (
-            {"data": {"kind": "growing", "path": "x", "samples_per_step": 4}},
+            {"data": {"kind": "stream", "path": "x", "samples_per_step": 4}, "training": {"max_steps": 1}},
             "other samples, rows or steps would be trained",
         ),
         (
-            {"data": {"kind": "exported", "path": "x", "samples_per_row": 4}},
+            {"data": {"kind": "stream", "path": "x", "samples_per_row": 4}, "training": {"max_steps": 1}},
             "other samples, rows or steps would be trained",
         ),
         ({"data": {"path": "a", "mixture": "b"}}, "both set"),

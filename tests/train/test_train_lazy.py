@@ -229,14 +229,13 @@ def test_what_the_recipe_refuses(
     assert again.training.sharded_lazy and not again.training.packing
     assert load_config(load_config({}).to_dict()) == load_config({})
     refused("needs custom.dataset", "custom", dataset=None)
-    refused("samples_per_step needs a plan", samples_per_step=4)
     with caplog.at_level("WARNING"):
-        told = {**base["training"], "replan": "epoch", "packing_mode": "static"}
+        told = {**base["training"], "replan": "epoch", "packing_mode": "static", "samples_per_step": 4}
         custom = {**base["custom"], "train_jsonl": "a.jsonl"}
         assert load_config({**base, "training": told, "custom": custom}).data == load_config(base).data
     assert [record.getMessage() for record in caplog.records] == [
-        "custom.train_jsonl, training.replan, training.packing_mode have no effect on data of kind growing: "
-        "their packs were made before; packtrain produce has the options of packing"
+        "custom.train_jsonl, training.replan, training.packing_mode, training.samples_per_step have no effect "
+        "on data of kind growing: their packs were made before; packtrain produce has the options of packing"
     ]
     refused("a stream is read once", num_train_epochs=2)
     recipe = {"custom": {"dataset": "x"}, "training": {"packing": True}}

@@ -163,8 +163,8 @@ def effect(target: str, value: Any, kind: str, name: str) -> bool:
     if target in _OF_PLANS:
         if value in (None, False) or (target == "data.samples_per_row" and value == 1):
             return False
-        if target == "data.drop_under_filled" and kind in _MADE:
-            return True  # who made the packs has decided it
+        if kind in _MADE:
+            return True  # who made the packs has decided it: they are never cut, steps are of packs
         raise ConfigError(
             f"{name} needs a plan of all samples, and has no effect on data of kind {kind} "
             f"({_REASONS[kind].partition(';')[0]}): other samples, rows or steps would be trained",

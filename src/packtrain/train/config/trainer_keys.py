@@ -99,7 +99,7 @@ def check_trainer_keys(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
             continue
         if value is False and key.endswith("_strategy"):
             value = "no"  # as YAML reads `no`
-        if isinstance(value, str) and trainer_fields()[key] in ("float", "int"):
+        if isinstance(value, str) and trainer_fields()[key].removesuffix(" | None") in ("float", "int"):
             value = _number(key, value)
         if key not in _FIXED and key not in _REFUSED:
             new = _RENAMED.get(key, key)
@@ -114,4 +114,5 @@ def _number(key: str, text: str) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise ConfigError(f"training.{key} is {text!r}: expected a number", hint=f"correct training.{key}")
-    return int(number) if number.is_integer() and trainer_fields()[key] == "int" else number
+    whole = trainer_fields()[key].removesuffix(" | None") == "int"
+    return int(number) if number.is_integer() and whole else number
