@@ -234,8 +234,9 @@ def test_what_the_recipe_refuses(
         custom = {**base["custom"], "train_jsonl": "a.jsonl"}
         assert load_config({**base, "training": told, "custom": custom}).data == load_config(base).data
     assert [record.getMessage() for record in caplog.records] == [
-        "custom.train_jsonl, training.replan, training.packing_mode, training.samples_per_step have no effect "
-        "on data of kind growing: their packs were made before; packtrain produce has the options of packing"
+        "custom.train_jsonl, training.replan, training.packing_mode, training.samples_per_step have no "
+        "effect on data of kind growing: their packs were made before; packtrain produce has the options of "
+        "packing"
     ]
     refused("a stream is read once", num_train_epochs=2)
     recipe = {"custom": {"dataset": "x"}, "training": {"packing": True}}
