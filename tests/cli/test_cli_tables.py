@@ -214,3 +214,30 @@ def test_a_plan_written_before_the_figure_still_tells_it(tmp_path: Path) -> None
     for name in ("over_long_packs", "longest_pack"):
         loaded._stored["stats"].pop(name)
     assert loaded.stats() == plan.stats()
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
+@pytest.mark.parametrize("names", [("messages",), ("messages", "images"), ("text",)])
+def test_samples_where_lengths_are_due_are_told_to_be_measured(
+    suffix: str, names: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not read as no sample at all."""
+    values = {"messages": [{"role": "user", "content": "a"}], "images": ["a.png"], "text": "hello"}
+    rows = [{name: values[name] for name in names}] * 3
+    path = tmp_path / f"samples{suffix}"
+    if suffix == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert call("plan", path, "--pack-length", 8, "--out", tmp_path / "plan") == 2
+    told = capsys.readouterr().err
+    assert "packtrain measure" in told and "no pack" not in told
+    assert not (tmp_path / "plan").exists()
+
+
+def test_the_only_key_of_records_may_have_any_name(tmp_path: Path) -> None:
+    path = tmp_path / "n.jsonl"
+    path.write_text('{"n": 5}\n{"n": 6}\n')
+    assert read_lengths(path).tokens.tolist() == [5, 6]

@@ -69,13 +69,20 @@ def _lengths(path: Path, columns: Columns) -> Lengths:
         name = next(iter(columns))
     else:
         name = next((known for known in TOKEN_COLUMNS if known in columns), "")
+    measured = f"records of samples are measured first: packtrain measure {path}"
     if name not in columns:
         raise FormatError(
             f"{path} has columns {', '.join(map(str, columns)) or 'none'}: none is named as token counts are",
-            hint=f"name it {TOKEN_COLUMNS[0]}",
+            hint=f"name it {TOKEN_COLUMNS[0]}; {measured}",
+        )
+    values = np.asarray(columns[name])
+    if len(values) and values.dtype.kind not in "biuf":
+        raise FormatError(
+            f"{path} holds no token counts: {name} is {str(values[0])[:40]!r}",
+            hint=measured,
         )
     costs = {cost: np.asarray(columns[cost]) for cost in COST_COLUMNS if cost in columns and cost != name}
-    return Lengths(columns[name], costs=costs or None)
+    return Lengths(values, costs=costs or None)
 
 
 def _npy(path: Path) -> Columns:
@@ -120,7 +127,7 @@ def _csv(path: Path) -> Columns:
         held[name] = [
             _count(path, number, row[place] if place < len(row) else "") for number, row in enumerate(body, 2)
         ]
-    return held or {name: [] for name in names}
+    return {name: held.get(name, []) for name in names}
 
 
 def _parquet(path: Path) -> Columns:
@@ -140,20 +147,18 @@ def _parquet(path: Path) -> Columns:
         if table.column(name).null_count:
             raise LengthError(f"{path}: column {name} has rows without a value", hint="every row is a sample")
     held = {name: table.column(name).to_numpy() for name in names}
-    return held or {name: [] for name in table.column_names}
+    return {name: held.get(name, []) for name in table.column_names}
 
 
 def _transposed(path: Path, rows: list[Any]) -> Columns:
     known = {name for row in rows if isinstance(row, Mapping) for name in row}
     held: dict[str, list[Any]] = {}
-    for name in (*TOKEN_COLUMNS, *COST_COLUMNS):
-        if name not in known:
-            continue
+    for name in known if len(known) == 1 else known & {*TOKEN_COLUMNS, *COST_COLUMNS}:
         lacks = [n for n, row in enumerate(rows, 1) if not isinstance(row, Mapping) or row.get(name) is None]
         if lacks:
             raise LengthError(f"{path}, record {lacks[0]} has no {name}", hint="every record is a sample")
         held[name] = [row[name] for row in rows]
-    return held or {str(name): [] for name in sorted(known, key=str)}
+    return {str(name): held.get(name, []) for name in sorted(known, key=str)}
 
 
 def _is_count(text: str) -> bool:
