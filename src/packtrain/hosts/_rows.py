@@ -20,11 +20,10 @@ import numpy as np
 from ..errors import ConfigError, InputError, SampleError, one_line
 from ..extend import Measured, measure_many
 from ..measuring.run import drained
-from ..pipeline.unread import told
+from ..pipeline.unread import refuse_unread, told
 from ..planning.lengths import STATUS_EMPTY, STATUS_FAILED, Lengths
 from ..sources._account import LEDGER, UNREAD
 from ..sources.chat import ChatSource
-from ._unread import refuse_shares
 
 __all__ = ["ChatReader", "Rows", "measure_rows", "tell_cut"]
 
@@ -215,7 +214,8 @@ def _by_template(
     counts = drained(samples)
     if unread := {n: count for n, count in counts.items() if " -> " not in n or n.endswith(LEDGER)}:
         logger.warning("keys of the rows that measuring does not read, %s", told(unread))
-    refuse_shares(dict(enumerate(found)), len(found))
+    odd = [(i, one) for i, one in enumerate(found) if isinstance(one, SampleError)]
+    refuse_unread([(i, error.reason, f"row {i}: {error.message}") for i, error in odd], len(found))
     cut = [(index, note) for index, value in enumerate(found) if (note := getattr(value, "note", ""))]
     tell_cut(cut)
     return found

@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..errors import SampleError
-from ..pipeline.unread import told
-from ..sources._account import UNREAD, Account, check_share
+from ..pipeline.unread import refuse_unread, told
+from ..sources._account import Account
 
-__all__ = ["refuse_shares", "unread_rows"]
+__all__ = ["unread_rows"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,22 +61,8 @@ def unread_rows(
     counts = account.drain()
     if counts:
         logger.warning("keys of the rows that the trainer does not read, %s", told(counts))
-    refuse_shares(faults, len(rows))
+    refuse_unread([(i, error.reason, f"row {i}: {error.message}") for i, error in faults.items()], len(rows))
     return faults
-
-
-def refuse_shares(found: Mapping[int, Any], total: int) -> None:
-    """Stop where more than 1 % of the rows hold a key that changes training and that is not read.
-
-    Args:
-        found: row -> what came of it.
-        total: rows.
-
-    Raises:
-        UnreadKeys: names the key, a row, and the option that settles it.
-    """
-    odd = [i for i, one in found.items() if isinstance(one, SampleError) and one.reason == UNREAD]
-    check_share(len(odd), total, f"row {odd[0]}: {found[odd[0]].message}" if odd else "")
 
 
 def _messages(value: Any) -> list[Mapping[str, Any]]:

@@ -122,9 +122,8 @@ def pack(
                 trainer, pack_length, samples_per_step, eval_packing, balance, kind, options, **given
             )
         made = {"pack_length": pack_length, "plan": plan, "samples_per_step": samples_per_step, **options}
-        named = [name for name, value in made.items() if value is not None] + ["ignore_keys"] * bool(
-            ignore_keys
-        )
+        made["ignore_keys"] = ignore_keys or None
+        named = [name for name, value in made.items() if value is not None]
         if named:
             raise ConfigError(
                 f"{', '.join(named)} cannot be kept: the packs of the source are made",
