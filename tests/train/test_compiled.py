@@ -93,6 +93,38 @@ def test_a_model_that_its_owner_compiled_as_a_whole(attn: str) -> None:
     assert found == pytest.approx(plain, rel=1e-5)
 
 
+def stood_in(query: Any, key: Any, value: Any, cu: Any, longest: int, **how: Any) -> torch.Tensor:
+    """What the kernel of a GPU computes, of operations that a CPU has."""
+    group = query.shape[1] // key.shape[1]
+    key, value = (part.repeat_interleave(group, 1) for part in (key, value))
+    places = torch.arange(query.shape[0])
+    number = torch.bucketize(places, cu.to(torch.int64), right=True)
+    sees = (number[:, None] == number[None]) & (places[:, None] >= places[None])
+    scores = torch.einsum("qhd,khd->hqk", query, key) * how["scale"]
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~sees, -torch.inf).softmax(-1), value)
+
+
+def test_attention_inside_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: a layer is one graph, by the boundaries that are handed down; never by others."""
+    model = use_varlen(tiny_model("tiny:qwen3").train())
+    packs = [[text_sample(n, 10 * k + i) for i, n in enumerate(row)] for k, row in enumerate(ROWS)]
+    plain, gradient, _ = losses_of(model, packs)
+    monkeypatch.setattr(varlen, "kernel_takes", lambda query, value: True)
+    monkeypatch.setattr(varlen, "kernel", stood_in)
+    before = graphs()
+    compile_layers(model, backend="eager")
+    found, moved, counts = losses_of(model, packs)
+    assert found == pytest.approx(plain, rel=1e-5)
+    torch.testing.assert_close(moved, gradient, rtol=1e-4, atol=1e-5)
+    assert counts[-1] == counts[3] <= before + 3 and counts[-1] > before
+    row = {"input_ids": torch.arange(1, 13)[None], "position_ids": torch.arange(12)[None], "use_cache": False}
+    short = torch.tensor([0, 5], dtype=torch.int32)
+    with pytest.raises(IsolationError, match="the boundaries cover 5 tokens, the row has 12"):
+        model(**row, pack_cu=short, pack_max=5)
+    two = {name: value.repeat(2, 1) if name == "input_ids" else value for name, value in row.items()}
+    torch.testing.assert_close(model(**two).logits[1], model(**row).logits[0])
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_every_family_trains_the_same(name: str) -> None:
     model = tiny_model(name).train()

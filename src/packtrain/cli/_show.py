@@ -113,6 +113,7 @@ def lengths_figures(folder: Path, lengths: Lengths) -> dict[str, Any]:
     counts = {reason: 0 for reason in sorted(set(lengths.reasons.values()))}
     for reason in lengths.reasons.values():
         counts[reason] += 1
+    cut = truncated_rows(folder, lengths)
     return {
         "lengths": str(folder),
         "samples": len(lengths),
@@ -120,7 +121,7 @@ def lengths_figures(folder: Path, lengths: Lengths) -> dict[str, Any]:
         "digest": lengths.digest,
         "unusable": counts,
         "keys": read_keys(folder),
-        "truncation": {**truncated_figures(folder, lengths), "rows": truncated_rows(folder, lengths)[:_ROWS]},
+        "truncation": {**truncated_figures(cut, lengths), "rows": cut[:_ROWS]},
     }
 
 

@@ -32,14 +32,12 @@ def truncated_rows(folder: str | Path, lengths: Lengths) -> list[dict[str, Any]]
     return rows
 
 
-def truncated_figures(folder: str | Path, lengths: Lengths) -> dict[str, int]:
-    """What truncation took of samples that are trained: samples, answers removed, answers cut short."""
+def truncated_figures(rows: list[dict[str, Any]], lengths: Lengths) -> dict[str, int]:
+    """What truncation took of samples (`truncated_rows`): how many, answers removed, answers cut short."""
+    costs = {name: lengths.costs.get(name) for name in ("answers_removed", "answers_cut")}
     return {
-        "samples": len(truncated_rows(folder, lengths)),
-        **{
-            name: int(np.asarray(lengths.costs[name]).sum(dtype=np.int64)) if name in lengths.costs else 0
-            for name in ("answers_removed", "answers_cut")
-        },
+        "samples": len(rows),
+        **{name: 0 if held is None else int(held.sum(dtype=np.int64)) for name, held in costs.items()},
     }
 
 
@@ -48,7 +46,7 @@ def told_truncated(folder: str | Path, lengths: Lengths) -> str:
     rows = truncated_rows(folder, lengths)
     if not rows:
         return ""
-    figures = truncated_figures(folder, lengths)
+    figures = truncated_figures(rows, lengths)
     shown = "; ".join(f"{row['where']} (id {row['id']}): {row['detail']}" for row in rows[:_SHOWN])
     more = f"; and {len(rows) - _SHOWN:,} more samples" if len(rows) > _SHOWN else ""
     return (

@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 import logging
-import multiprocessing
+from multiprocessing import get_all_start_methods
 from pathlib import Path
 from typing import Any
 
@@ -205,15 +205,11 @@ def _check_loaders(made: Any) -> None:
         raise ConfigError(f"training.dataloader_num_workers is {workers}", hint="0 or more")
     if workers and ahead is not None and ahead < 1:
         raise ConfigError(f"training.dataloader_prefetch_factor is {ahead}", hint="1 or more")
-    chosen, known = getattr(made, "dataloader_multiprocessing_context", None), _start_methods()
+    chosen, known = getattr(made, "dataloader_multiprocessing_context", None), get_all_start_methods()
     if workers and chosen is not None and chosen not in known:
         raise ConfigError(
             f"training.dataloader_multiprocessing_context is {chosen!r}", hint=f"use {', '.join(known)}"
         )
-
-
-def _start_methods() -> list[str]:
-    return multiprocessing.get_all_start_methods()
 
 
 def _check_metric(made: Any) -> None:

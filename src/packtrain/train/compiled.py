@@ -11,6 +11,7 @@ Trade-off: towers, embeddings and the loss stay as they are; the layers hold nea
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ..collate.boundaries import text_config
 from ..errors import IsolationError
 from . import varlen
 from .loss import bare_model
-from .row_segments import of_positions
+from .row_segments import of_offsets, of_positions
 
 __all__ = ["compile_layers"]
 
@@ -60,16 +61,24 @@ def compile_layers(model: Any, **options: Any) -> int:
 
 
 def _hand_down(module: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    """Offsets and the longest segment of the row, for the layers of a model that runs on varlen."""
-    if module.config._attn_implementation != varlen.VARLEN or given.get("pack_cu") is not None:
+    """Offsets and the longest segment of the row, for the layers of a model that runs on varlen.
+
+    Neither where they are not known or do not cover the row: the attention then reads them itself, outside of
+    the graphs, and says what is wrong.
+    """
+    if module.config._attn_implementation != varlen.VARLEN:
         return None
-    positions = given.get("position_ids")
+    positions, offsets = given.get("position_ids"), given.get("pack_cu")
+    if positions is None and offsets is None:
+        return None
     if positions is not None and positions.ndim == 3 and positions.shape[0] == 4:
         positions = positions[0]  # the text row of four
+    rows = [*args[:1], given.get("input_ids"), given.get("inputs_embeds")]
+    shape = next((row.shape[:2] for row in rows if row is not None), ())
     try:
-        segments = None if positions is None else of_positions(positions)
-    except IsolationError:  # the attention says so, with what it was given
+        segments = of_positions(positions) if offsets is None else of_offsets(offsets)
+    except IsolationError:
         segments = None
-    if segments is None:
-        return None
+    if segments is None or segments.tokens != math.prod(shape):
+        return args, {**given, "pack_max": None}
     return args, {**given, "pack_cu": segments.cu, "pack_max": segments.longest}

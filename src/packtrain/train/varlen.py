@@ -113,7 +113,7 @@ def _is_tower(module: Any) -> bool:
     )
 
 
-#: How attention runs outside of the graphs of compiled layers; set by `compiles`.
+#: Attention outside of the graphs of compiled layers; set by `compiles`.
 _outside: Any = None
 
 
@@ -122,20 +122,10 @@ def compiles() -> None:
     global _outside
     if _outside is None:
         kernel_available()  # what a graph asks is known before
-        _outside = torch.compiler.disable(_attend)
+        _outside = torch.compiler.disable(_attention)
 
 
-def _attention(module: torch.nn.Module, *given: Any, **more: Any) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: query [B, heads, T, size] -> ([B, T, heads, size], None)."""
-    if _outside is None or not torch.compiler.is_compiling():
-        return _attend(module, *given, **more)  # a model that is compiled as a whole breaks its graphs there
-    query, _, value = given[:3]
-    if more.get("pack_cu") is None or more.get("pack_max") is None or not kernel_takes(query, value):
-        return _outside(module, *given, **more)  # type: ignore[no-any-return]
-    return _in_graph(module, *given, **more)
-
-
-def _in_graph(
+def _attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -147,31 +137,16 @@ def _in_graph(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """A causal layer by the offsets that were read before the layers ran; nothing is copied to the host."""
-    _refuse_extras(kwargs, attention_mask, dropout if module.training else 0.0)
-    batch, heads, length, _ = query.shape
-    window = kwargs["sliding_window"] if "sliding_window" in kwargs else _window_of(module)
-    q, k, v = (
-        tensor.transpose(1, 2).reshape(batch * length, *tensor.shape[1::2]) for tensor in (query, key, value)
-    )
-    out = kernel(q, k, v, kwargs["pack_cu"], kwargs["pack_max"], causal=True, scale=scaling, window=window)
-    return out.view(batch, length, heads, -1), None
+    """transformers' attention interface: query [B, heads, T, size] -> ([B, T, heads, size], None).
 
-
-def _attend(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
-    *,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+    In the graph of a compiled layer the boundaries are those that were read before the layers ran: nothing is
+    copied to the host (`compiled`). A model that its owner compiled as a whole breaks its graphs here.
+    """
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    own = kwargs.get("cu_seq_lens_q")
+    own, traced = kwargs.get("cu_seq_lens_q"), _outside is not None and torch.compiler.is_compiling()
+    if traced and (not causal or own is not None or not _is_handed(kwargs) or not kernel_takes(query, value)):
+        given = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **kwargs}
+        return _outside(module, query, key, value, attention_mask, **given)  # type: ignore[no-any-return]
     if not causal and own is None:  # an encoder, or a tower that calls image by image
         return _as_sdpa(module, query, key, value, attention_mask, dropout, scaling, kwargs)
     _refuse_extras(kwargs, attention_mask, dropout if module.training else 0.0)
@@ -181,19 +156,28 @@ def _attend(
             f"varlen got {length} queries and {key.shape[2]} keys: it trains packed rows, it does not decode",
             hint="model.set_attn_implementation('sdpa') before generating",
         )
+    window = kwargs["sliding_window"] if "sliding_window" in kwargs else _window_of(module)
+    window = window if causal else None
+    q, k, v = (
+        tensor.transpose(1, 2).reshape(batch * length, *tensor.shape[1::2]) for tensor in (query, key, value)
+    )
+    if traced:
+        cu, longest = kwargs["pack_cu"], kwargs["pack_max"]
+        out = kernel(q, k, v, cu, longest, causal=True, scale=scaling, window=window)
+        return out.view(batch, length, heads, -1), None
     segments = of_offsets(own) if own is not None else _boundaries(kwargs, batch, length)
     if segments.tokens != batch * length:
         raise IsolationError(
             f"the boundaries cover {segments.tokens} tokens, the row has {batch * length}",
             hint="give the boundaries of this row, a pad tail included",
         )
-    window = kwargs["sliding_window"] if "sliding_window" in kwargs else _window_of(module)
-    flat = (
-        tensor.transpose(1, 2).reshape(batch * length, *tensor.shape[1::2]) for tensor in (query, key, value)
-    )
-    q, k, v = flat
-    out = attend(q, k, v, segments, causal=causal, scale=scaling, window=window if causal else None)
+    out = attend(q, k, v, segments, causal=causal, scale=scaling, window=window)
     return out.view(batch, length, heads, -1), None
+
+
+def _is_handed(kwargs: dict[str, Any]) -> bool:
+    """Were boundaries that cover the row handed down to the layers? (`compiled` gives both, or neither.)"""
+    return kwargs.get("pack_cu") is not None and kwargs.get("pack_max") is not None
 
 
 def _window_of(module: torch.nn.Module) -> int | None:
