@@ -173,9 +173,8 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         self._is_chosen = False  # `set_epoch` was called, and no pass begun since
         self._then: int | None = None  # so it was when a state of another epoch was loaded: its successor
         self._ahead: deque[tuple[Run, Sequence[int]]] = deque()  # packs that were planned and not handed out
-        self._given: deque[tuple[Run, Sequence[int]] | None] = deque(
-            maxlen=_HISTORY
-        )  # handed out; None: a filler
+        # handed out; None: a filler
+        self._given: deque[tuple[Run, Sequence[int]] | None] = deque(maxlen=_HISTORY)
         self._count = 0  # handed out in this pass
         self.handed = HandedOut(
             "use stream.loader(collate, num_workers=…) or encode_workers: this process then reads; of "

@@ -41,10 +41,7 @@ def scan_lines(file: Pinned) -> Built:
     starts: list[I64] = []
     gaps: list[I64] = []
     count = 0
-    begun, marked = (
-        start,
-        False,
-    )  # where the unfinished line began, and whether it holds more than white space
+    begun, marked = start, False  # where the unfinished line began; it holds more than white space
     for offset, block in _blocks(file, LINES_BLOCK):
         digest.update(block)
         if not offset and start:

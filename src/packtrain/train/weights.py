@@ -41,8 +41,8 @@ def outline(config: Any) -> Any:
     try:
         with torch.device("meta"), torch.random.fork_rng([]):
             made = kind.from_config(config)
-    except (NotImplementedError, ImportError):  # something in it wants numbers, or a kernel
-        return None
+    except (NotImplementedError, ImportError):
+        return None  # something in it wants numbers or a kernel: loading it says what is wrong, if anything
     except (ValueError, TypeError, RuntimeError, AttributeError, KeyError) as error:
         raise ConfigError(
             f"the config of {config.model_type} is of no model: {one_line(error, 160)}", hint=_HINT
