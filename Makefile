@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 FUZZ_SECONDS ?= 600
+SOAK_KILLS ?= 100
+DOCS   := $(or $(PACKTRAIN_HOSTS),$(HOME)/.cache/packtrain-hosts)/docs
 STAMP  := $(VENV)/.packtrain-ready
 
-.PHONY: demo test test-hosts test-versions test-install fuzz lint bench clean
+.PHONY: demo docs test test-hosts test-versions test-install fuzz soak lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 	PYTHON=$(PYTHON) VENV=$(VENV) sh scripts/setup.sh
@@ -15,7 +17,7 @@ demo: $(STAMP)  ## measure, plan, train and report on data the project makes its
 	$(BIN)/packtrain run examples/demo.yaml
 
 test: $(STAMP)  ## the whole test suite
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test-hosts: $(STAMP)  ## tests in virtual environments of other packages, made once in PACKTRAIN_HOSTS
 	$(BIN)/python -m pytest tests/hosts -m hosts
@@ -29,10 +31,20 @@ test-install: $(STAMP)  ## the built wheel with each extra, in clean environment
 fuzz: $(STAMP)  ## every reader of foreign bytes and every marker, 10 minutes each, on damaged input
 	PACKTRAIN_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest tests/fuzz -n logical --maxprocesses 8
 
+soak: $(STAMP)  ## 100 kills at random moments: ranks and workers of a training run, producers and readers, exports
+	PACKTRAIN_SOAK_KILLS=$(SOAK_KILLS) $(BIN)/python -m pytest tests/train/test_soak.py
+	PYTHONPATH=src:tests $(BIN)/python tests/export/kills.py $$(mktemp -d) $(SOAK_KILLS)
+	PYTHONPATH=src:tests $(BIN)/python tests/export/kill_exports.py $$(mktemp -d) $(SOAK_KILLS)
+
 lint: $(STAMP)  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy src
+
+docs:  ## the documentation as a site, in build/site; its tools live apart
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install -q 'mkdocs-material>=9.5'
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
 bench: $(STAMP)  ## ratios against peers and floors in the same run; slow
 	$(BIN)/python -m bench.planner

@@ -23,7 +23,12 @@ KINDS = {
     "stream": "`StreamingPackedDataset`",
     "token_budget": "`TokenBudgetDataset`",
 }
-HOSTS = ("transformers Trainer", "TRL SFTTrainer", "ms-swift")
+HOSTS = (
+    *("transformers Trainer", "TRL SFTTrainer", "ms-swift", "LLaMA-Factory", "axolotl", "VeOmni"),
+    *("accelerate", "Ray Train"),
+)
+#: Those of them that take packs which are made already.
+TAKE_PACKS = HOSTS[:3]
 #: The rows of the table, in order.
 FEATURES = (
     "text, losses as unpacked",
@@ -71,7 +76,7 @@ def record() -> dict[str, dict[str, dict[str, Any]]]:
 def rendered() -> str:
     """The table."""
     held = record()
-    lines = [f"| | {' | '.join(HOSTS)} |", "|---|---|---|---|"]
+    lines = [f"| | {' | '.join(HOSTS)} |", f"|{'---|' * (len(HOSTS) + 1)}"]
     for feature in FEATURES:
         cells = [held.get(host, {}).get(feature) for host in HOSTS]
         lines.append(f"| {feature} | {' | '.join(map(_shown, cells))} |")
@@ -80,8 +85,8 @@ def rendered() -> str:
 
 def rendered_kinds() -> str:
     """The table of modes and hosts."""
-    held, hosts = record(), (OWN, *HOSTS)
-    lines = [f"| packs | {' | '.join(hosts)} |", "|---|---|---|---|---|"]
+    held, hosts = record(), (OWN, *TAKE_PACKS)
+    lines = [f"| packs | {' | '.join(hosts)} |", f"|{'---|' * (len(hosts) + 1)}"]
     for kind, name in KINDS.items():
         cells = [held.get(host, {}).get(f"packs: {kind}") for host in hosts]
         lines.append(f"| {kind}: {name} | {' | '.join(map(_shown, cells))} |")

@@ -1,4 +1,4 @@
-"""Write the annotated tree into docs/architecture.md: the first sentence of every module's docstring.
+"""Write the annotated tree into docs/tree.md: the first sentence of every module's docstring.
 
 Usage: python scripts/tree.py          (a test fails when the page is not up to date)
 """
@@ -12,13 +12,14 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SOURCE = REPOSITORY / "src" / "packtrain"
-PAGE = REPOSITORY / "docs" / "architecture.md"
-BEGIN, END = "<!-- tree -->\n```\n", "```\n<!-- end of tree -->"
+PAGE = REPOSITORY / "docs" / "tree.md"
+BEGIN, END = "<!-- tree -->\n```text\n", "```\n<!-- end of tree -->"
 
 # In the order of the layers, the lowest first.
 ORDER = [
     *(
         "errors",
+        "checks",
         "moved",
         "extend",
         "world",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from matrix_recorder import MatrixRecorder
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores: threads of one wait for the others
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ["pytester"]
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -83,10 +86,60 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(MatrixRecorder(Path(os.environ["PACKTRAIN_MATRIX"]).resolve()))
 
 
+#: Files that take longest, the longest first: a worker that begins one last is waited for by the others.
+#: `make test` starts files in this order (--no-loadscope-reorder), then those that are not named.
+LONGEST = (
+    "tests/test_site.py",
+    "tests/train/test_train_steps.py",
+    "tests/pipeline/test_pipeline_append.py",
+    "tests/packs/test_pack_source.py",
+    "tests/train/test_soak.py",
+    "tests/template/test_template_config.py",
+    "tests/planning/test_bench_planner.py",
+    "tests/cli/test_cli_init.py",
+    "tests/pipeline/test_torchrun.py",
+    "tests/cli/test_cli.py",
+    "tests/train/test_start_up.py",
+    "tests/train/test_compiled.py",
+    "tests/integrations/test_hf_trainer.py",
+    "tests/integrations/test_trl_training.py",
+    "tests/train/test_train_resume.py",
+    "tests/template/test_template_labels.py",
+    "tests/test_examples_order.py",
+    "tests/packers/test_packer_laws.py",
+    "tests/test_own_loop.py",
+    "tests/train/test_train_reduction.py",
+    "tests/integrations/test_kinds.py",
+    "tests/cli/test_train_dry_run.py",
+    "tests/pipeline/test_run.py",
+    "tests/pipeline/test_start_processes.py",
+    "tests/packs/test_equal_steps.py",
+    "tests/packs/test_packed_dataset.py",
+    "tests/test_workers.py",
+    "tests/test_architecture.py",
+)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {str(REPOSITORY / name): number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(str(item.path), len(place)))  # stable
     for item in items:
         if "data" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.realdata)
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What a file left alive is no garbage: else every collection looks at all of torch and transformers.
+
+    Each Trainer asks for a whole collection when it starts, and there are many of them.
+    """
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter) -> None:  # type: ignore[no-untyped-def]

@@ -27,6 +27,11 @@ HOSTS = {
     "tests/hosts/test_swift.py": "ms-swift",
     "tests/hosts/test_swift_refused.py": "ms-swift",
     "tests/hosts/test_swift_training.py": "ms-swift",
+    "tests/hosts/test_llamafactory.py": "LLaMA-Factory",
+    "tests/hosts/test_axolotl.py": "axolotl",
+    "tests/hosts/test_veomni.py": "VeOmni",
+    "tests/hosts/test_accelerate.py": "accelerate",
+    "tests/hosts/test_ray_train.py": "Ray Train",
 }
 #: Files whose tests name the host of each cell.
 KINDS = ("tests/integrations/test_kinds.py", "tests/hosts/test_swift_kinds.py")

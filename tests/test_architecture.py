@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 import packtrain
+from pages import script
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SOURCE = REPOSITORY / "src" / "packtrain"
@@ -21,6 +21,7 @@ SOURCE = REPOSITORY / "src" / "packtrain"
 # A package imports only what stands on a line above its own; packages on one line never import each other.
 LAYERS = [
     ["version", "errors"],
+    ["checks"],
     ["moved"],
     ["extend", "world", "files"],
     ["waiting"],
@@ -87,7 +88,7 @@ class File:
     def nodes(self) -> list[ast.AST]:
         return list(ast.walk(self.tree))
 
-    @property
+    @cached_property
     def name(self) -> str:
         return self.path.relative_to(self.root).as_posix()
 
@@ -104,25 +105,31 @@ class File:
     @cached_property
     def imports(self) -> list[Import]:
         package = ("packtrain", *self.path.relative_to(self.root).parts[:-1])
-        deferred = {
-            id(inner)
-            for node in self.nodes
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _only_for_types(node)
-            for inner in ast.walk(node)
-        }
         found: list[Import] = []
-        for node in self.nodes:
+        for node, deferred in _import_statements(self.tree):
             if isinstance(node, ast.Import):
-                found += [Import(alias.name, node.lineno, id(node) in deferred) for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
+                found += [Import(alias.name, node.lineno, deferred) for alias in node.names]
+            else:
                 base = package[: len(package) - node.level + 1] if node.level else ()
                 dotted = ".".join([*base, *(node.module or "").split(".")]).strip(".")
                 for alias in node.names:
                     below = self.root.parent.joinpath(*dotted.split("."), alias.name)
                     is_module = below.with_suffix(".py").is_file() or (below / "__init__.py").is_file()
                     name = f"{dotted}.{alias.name}" if is_module else dotted
-                    found.append(Import(name, node.lineno, id(node) in deferred))
+                    found.append(Import(name, node.lineno, deferred))
         return found
+
+
+def _import_statements(
+    node: ast.AST, deferred: bool = False
+) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Those below a node, and whether a function is called, or types are checked, before they run."""
+    for inner in ast.iter_child_nodes(node):
+        if isinstance(inner, ast.Import | ast.ImportFrom):
+            yield inner, deferred
+        elif not isinstance(inner, ast.expr):
+            function = isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)
+            yield from _import_statements(inner, deferred or function or _only_for_types(inner))
 
 
 def _only_for_types(node: ast.AST) -> bool:
@@ -389,8 +396,5 @@ def test_every_dependency_has_its_reason() -> None:
 
 def test_the_annotated_tree_is_up_to_date() -> None:
     """`python scripts/tree.py` writes it from the docstrings."""
-    spec = importlib.util.spec_from_file_location("tree", REPOSITORY / "scripts" / "tree.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script("tree")
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run: python scripts/tree.py"

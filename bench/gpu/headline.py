@@ -1,16 +1,17 @@
 """Packing against what a user would pick instead, in the same Trainer: one table and one JSON.
 
-    python bench/gpu/headline.py LENGTHS [--group text05|lora7b] [--cases packed padded_8 …] [--out DIR]
+    python bench/gpu/headline.py LENGTHS [--group text05|lora7b|vl3b|qwen3vl] [--cases packed padded_8 …]
 
-LENGTHS is a folder of arrays of token lengths (`*.npy`); its sets of text are one mix.
+LENGTHS is a folder of arrays of token lengths (`*.npy`); its sets of text are one mix. A sample of `vl3b`
+(Qwen2.5-VL-3B) or `qwen3vl` is a picture of the set for that model (near-square, random pixels) and a text.
 Cases: `packed` (a plan of the whole mix, rows of 8,192), `trl` (best fit decreasing over a thousand samples
 at a time, as TRL packs), `one` sample a step, `padded_8` and `padded_16` (random batches), `bucketed_16`
 (lengths sorted in groups of fifty batches); with `_compiled` behind the name the layers are compiled. All
 train the same random weights in one subclass of transformers' Trainer with the same loss, the same
-variable-length kernel (a padded row is one segment of it) and gradient checkpointing. *busy* is the union of
-kernel times.
+variable-length kernel (a padded row is one segment of it; towers always pack) and gradient checkpointing.
+*busy* is the union of kernel times.
 
-DIR/headline_cases.json holds a row a case, of which those that are there already are not run again;
+DIR (`--out`)/headline_cases.json holds a row a case, of which those that are there already are not run again;
 DIR/headline.json the ratios of packed over each baseline, per real token. `--tiny` tries it on a CPU.
 """
 
@@ -32,8 +33,9 @@ import numpy as np
 import torch
 import transformers
 from host_time import CAPACITY, flops_of, matmul_rate, model_of
-from speed import busy_ms
+from speed import busy_ms, image_model
 from torch.profiler import ProfilerActivity, profile
+from train_samples import image_sample
 
 import packtrain as pt
 from packtrain.collate import PaddingFreeCollator
@@ -46,17 +48,45 @@ MIX = (
     *("alpaca_en", "alpaca_zh", "c4_demo", "glaive_toolcall_en", "gpteacher_roleplay", "gsm8k_train"),
     *("new_codealpaca", "t0_train_50k"),
 )
+PICTURES = {"vl3b": "images_qwen2_5_vl_max1280", "qwen3vl": "images_qwen3_vl"}
 BASES = ("one", "padded_8", "padded_16", "bucketed_16", "trl")
 WARM, TIMED, TRACED = 8, 12, 10
 _TOLD = ("tokens_per_s", "busy_share", "mfu", "peak_gib", "first_step_s")
 STEPS = WARM + TIMED + TRACED
 
 
-def lengths_of(folder: Path, capacity: int) -> list[int]:
-    """Lengths of the mix in random order; longer ones than a row are left out of all cases."""
-    held = np.concatenate([np.load(folder / f"{name}.npy").astype(np.int64) for name in MIX])
-    held = held[(held > 1) & (held <= capacity)]
-    return np.random.default_rng(0).permutation(held).tolist()
+class Samples:
+    """Samples of a group by number; those longer than a row are left out of all cases.
+
+    Attributes:
+        lengths: tokens of each sample, in random order.
+    """
+
+    def __init__(self, group: str, folder: Path, capacity: int, tiny: bool) -> None:
+        drawn = np.random.default_rng(0)
+        texts = drawn.permutation(np.concatenate([np.load(folder / f"{name}.npy") for name in MIX])).tolist()
+        self.grids: list[tuple[int, int]] = []
+        if group in PICTURES:
+            counts = np.tile(np.load(folder / f"{PICTURES[group]}.npy"), 4)
+            sides = [max(2, round(float(n) ** 0.5)) for n in drawn.permutation(counts // (16 if tiny else 1))]
+            self.grids = [(side, side) for side in sides]
+            texts = np.load(folder / "alpaca_en.npy")[drawn.integers(0, 999, len(sides))].tolist()
+            self.texts = [text // 2 for text in texts]
+            texts = [2 * text + 2 + a * b for text, (a, b) in zip(self.texts, self.grids, strict=True)]
+        held = [k for k, length in enumerate(texts) if 1 < length <= capacity][: 300 if tiny else None]
+        self.lengths = [texts[k] for k in held]
+        self.grids = [self.grids[k] for k in held] if self.grids else []
+        self.texts = [self.texts[k] for k in held] if self.grids else []
+
+    def __call__(self, number: int, model: Any) -> dict[str, Any]:
+        if self.grids:
+            merge = model.config.vision_config.spatial_merge_size
+            high, wide = self.grids[number]
+            return image_sample(model, number, ((1, high * merge, wide * merge),), text=self.texts[number])
+        ids = torch.randint(1, 500, (self.lengths[number],), generator=torch.Generator().manual_seed(number))
+        labels = ids.clone()
+        labels[: len(ids) * 2 // 5] = -100
+        return {"input_ids": ids, "labels": labels, "sample_id": number}
 
 
 def groups_of(mode: str, lengths: list[int], capacity: int) -> list[list[int]]:
@@ -89,28 +119,27 @@ def chosen(groups: list[list[int]], lengths: list[int]) -> list[list[int]]:
     return [groups[k] for k in order]
 
 
-def sample(number: int, length: int) -> dict[str, Any]:
-    ids = torch.randint(1, 500, (length,), generator=torch.Generator().manual_seed(number))
-    labels = ids.clone()
-    labels[: length * 2 // 5] = -100
-    return {"input_ids": ids, "labels": labels, "sample_id": number}
-
-
-def batch_of(mode: str, group: list[int], lengths: list[int], collate: PaddingFreeCollator) -> dict[str, Any]:
+def batch_of(mode: str, samples: list[dict[str, Any]], collate: PaddingFreeCollator) -> dict[str, Any]:
     """A packed row [1,T], or rows [B,T] that are padded behind: causal layers need no mask for it."""
-    samples = [sample(n, lengths[n]) for n in group]
     if mode in ("packed", "trl"):
         return dict(collate([samples]))
-    longest = max(lengths[n] for n in group)
-    made = {
-        name: torch.full((len(group), longest), fill) for name, fill in (("input_ids", 0), ("labels", -100))
-    }
-    for row, one in enumerate(samples):
-        for name in made:
-            made[name][row, : lengths[group[row]]] = one[name]
-        made["labels"][row, 0] = -100
-    positions = torch.arange(longest).expand(len(group), -1).contiguous()
-    return {**made, "position_ids": positions, "use_cache": False}
+    rows = [dict(collate([[one]])) for one in samples]
+    longest = max(row["input_ids"].shape[1] for row in rows)
+    made = {"use_cache": False}
+    for name in rows[0]:
+        held = [row[name] for row in rows]
+        if name in ("input_ids", "labels", "position_ids"):
+            fill = -100 if name == "labels" else 0
+            held = [torch.nn.functional.pad(t, (0, longest - t.shape[-1]), value=fill) for t in held]
+            made[name] = torch.cat(held, dim=held[0].ndim - 2)
+        elif name in ("pixel_values", "image_grid_thw"):
+            made[name] = torch.cat(held)
+    shape = made["position_ids"].shape
+    straight = torch.arange(longest).expand(shape[-2:])
+    made["position_ids"] = (
+        straight if len(shape) == 2 else torch.cat([straight[None], made["position_ids"][1:]])
+    )
+    return {name: t.contiguous() if torch.is_tensor(t) else t for name, t in made.items()}
 
 
 class Measured(transformers.Trainer):  # type: ignore[misc]
@@ -163,18 +192,19 @@ class Measured(transformers.Trainer):  # type: ignore[misc]
             self.row["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
 
 
-def run(group: str, name: str, lengths: list[int], capacity: int, tiny: bool, rate: float) -> dict[str, Any]:
+def run(group: str, name: str, data: Samples, capacity: int, tiny: bool, rate: float) -> dict[str, Any]:
     """One case; a case that does not fit says so."""
+    lengths = data.lengths
     mode, _, compiled = name.partition("_compiled")
     cuda, compiled = torch.cuda.is_available(), name.endswith("_compiled")
     torch.manual_seed(0)
     with torch.device("cuda" if cuda else "cpu"):
-        model = model_of(group, tiny)
+        model = image_model() if group == "qwen3vl" else model_of(group, tiny)
     model = model.to(torch.bfloat16 if cuda else None).train()
     use_varlen(bare_model(model))
     groups = chosen(groups_of(mode, lengths, capacity), lengths)
     collate = PaddingFreeCollator(bare_model(model))
-    batches = [batch_of(mode, one, lengths, collate) for one in groups]
+    batches = [batch_of(mode, [data(n, bare_model(model)) for n in one], collate) for one in groups]
     if compiled:
         compile_layers(model, **({} if cuda else {"backend": "eager"}))
     if cuda:
@@ -194,24 +224,27 @@ def run(group: str, name: str, lengths: list[int], capacity: int, tiny: bool, ra
     row = trainer.row
     if rate:
         plans = [np.array(g) for g in groups[WARM + TIMED :]]
-        flops = flops_of(model, plans, [{"input_ids": range(n)} for n in lengths])
+        merge = 2 if data.grids else 1
+        held = [{"input_ids": range(n)} for n in lengths]
+        for one, (high, wide) in zip(held, data.grids, strict=False):
+            one["patches"] = high * wide * merge**2
+        flops = flops_of(model, plans, held)
         row["mfu"] = round(flops / (row["busy_ms"] / 1000) / rate, 3)
     return {"case": f"{group}/sft/{name}", **row}
 
 
 def ratios(rows: dict[str, dict[str, Any]], about: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Packed over each baseline, per real token: plain over plain, compiled over compiled."""
+    """Packed, plain and compiled, over each baseline, plain and compiled, per real token."""
     for name, packed in rows.items():
         prefix, _, mode = name.rpartition("/")
         if mode not in ("packed", "packed_compiled") or "wall_ns_token" not in packed:
             continue
-        for base in BASES:
-            names = (f"{prefix}/{base}{mode.removeprefix('packed')}", f"{prefix}/{base}")
-            other = next((rows[one] for one in names if one in rows), {})
+        for base in [*BASES, *(f"{base}_compiled" for base in BASES)]:
+            other = rows.get(f"{prefix}/{base}", {})
             if "wall_ns_token" not in other:
                 continue
             yield {
-                "case": f"{prefix}/{mode}_vs_{base}", "baseline": other["case"], **about,
+                "case": f"{prefix}/{mode}_vs_{base}", **about,
                 "wall_ratio": round(other["wall_ns_token"] / packed["wall_ns_token"], 2),
                 "busy_ratio": round(other["busy_ns_token"] / max(packed["busy_ns_token"], 1e-9), 2),
                 **{key: packed.get(key) for key in _TOLD},
@@ -224,14 +257,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("lengths", type=Path)
-    parser.add_argument("--group", default="text05", choices=["text05", "lora7b"])
+    parser.add_argument("--group", default="text05", choices=["text05", "lora7b", "vl3b", "qwen3vl"])
     parser.add_argument("--cases", nargs="+", default=["packed", "packed_compiled", *BASES])
     parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent / "results")
     parser.add_argument("--tiny", action="store_true")
     asked = parser.parse_args()
-    capacity = 2048 if asked.tiny else CAPACITY
-    lengths = lengths_of(asked.lengths, capacity)
-    lengths = lengths[:2000] if asked.tiny else lengths
+    capacity = 256 if asked.tiny else CAPACITY
+    data = Samples(asked.group, asked.lengths, capacity, asked.tiny)
     cuda = torch.cuda.is_available()
     rate = matmul_rate() if cuda else 0.0
     about = {
@@ -243,7 +275,7 @@ def main() -> None:
     rows = {row["case"]: row for row in json.loads(held.read_text())} if held.exists() else {}
     for name in asked.cases:
         if f"{asked.group}/sft/{name}" not in rows:
-            row = run(asked.group, name, lengths, capacity, asked.tiny, rate)
+            row = run(asked.group, name, data, capacity, asked.tiny, rate)
             rows[row["case"]] = {**row, **about}
             print(json.dumps(row), flush=True)
             publish_text(held, json.dumps(list(rows.values()), indent=1))

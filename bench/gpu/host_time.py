@@ -237,6 +237,7 @@ def flops_of(model: Any, planned: Any, samples: list[dict[str, Any]]) -> float:
 
     Of every weight and token 2 forward, 2 for the gradient of the input, 2 for that of the weight where it is
     trained; of every pair of tokens that attends and width 12. The head only sees tokens that are trained.
+    A sample with `patches` has one picture: each patch sees the others, in window layers 64 of them.
     """
     text = bare_model(model).config.get_text_config()
     each = 6 if all(p.requires_grad for p in model.parameters()) else 4
@@ -247,6 +248,13 @@ def flops_of(model: Any, planned: Any, samples: list[dict[str, Any]]) -> float:
     width = text.num_hidden_layers * text.num_attention_heads * text.head_dim
     pairs = sum(n * n for n in lengths) / 2
     total = each * (inner * sum(lengths) + head * trained) + 12 * width * pairs
+    patches = np.array([samples[n].get("patches", 0) for pack in planned for n in pack.tolist()], float)
+    if patches.any():
+        tower = bare_model(model).config.vision_config
+        blocks = sum(p.numel() for name, p in model.named_parameters() if "blocks." in name)
+        full = len(getattr(tower, "fullatt_block_indexes", range(tower.depth)))
+        seen = full * (patches**2).sum() + (tower.depth - full) * (patches * np.minimum(patches, 64)).sum()
+        total += 6 * blocks * patches.sum() + 12 * tower.hidden_size * seen
     return float(total / len(planned))
 
 

@@ -54,7 +54,7 @@ def vision_model(tiny: bool, size: dict[str, Any] | None = None, depth: int = 8)
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     size = {**(size or TEXT), **(SMALL if tiny else {})}
-    text = {**size, "head_dim": size["hidden_size"] // size["num_attention_heads"]} if not tiny else size
+    text = {**size, "head_dim": size["hidden_size"] // size["num_attention_heads"]}
     sections = [text["head_dim"] // 8, text["head_dim"] * 3 // 16, text["head_dim"] * 3 // 16]
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
     tower = {

@@ -25,6 +25,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "ChecksumError",
@@ -47,6 +48,7 @@ __all__ = [
     "missing_package",
     "nearest",
     "one_line",
+    "optional",
 ]
 
 
@@ -54,6 +56,20 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name closest to `name`, or None when nothing is close."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return found[0] if found else None
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun, which is given in the plural.
+
+    >>> counted(1, "packs"), counted(1, "more entries"), counted(1, "batches"), counted(4096, "tokens")
+    ('1 pack', '1 more entry', '1 batch', '4,096 tokens')
+    """
+    if count == 1:
+        for ending, single in (("ies", "y"), ("ches", "ch"), ("xes", "x"), ("sses", "ss"), ("s", "")):
+            if noun.endswith(ending):
+                noun = noun.removesuffix(ending) + single
+                break
+    return f"{count:,} {noun}"
 
 
 def one_line(error: BaseException, most: int | None = None) -> str:
@@ -164,7 +180,7 @@ class SampleError(PacktrainError, ValueError):
 
     `reason` is the ledger's word for it: `empty`, `malformed_record`, `no_assistant_turn`,
     `placeholder_mismatch`, `missing_media`, `truncated_media`, `unreadable_media`,
-    `unsupported_media`, `outside_media_root`, `template_error` …
+    `unsupported_media`, `outside_media_root`, `remote_media`, `template_error` …
     """
 
     def __init__(self, reason: str, message: str, *, hint: str | None = None) -> None:
@@ -193,6 +209,21 @@ _EXTRAS = {
     "pyarrow": "arrow",
     "megatron": "energon",
 }
+
+
+def optional(module: str, package: str, extra: str) -> Any:
+    """The library that a module is of, imported when it is used; a dotted module is imported with it.
+
+    Args:
+        package, extra: what to install, see `MissingExtraError`.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        return __import__(module)
+    except ImportError:
+        raise MissingExtraError(package, extra) from None
 
 
 def missing_package(error: BaseException, what: str) -> InputError | None:

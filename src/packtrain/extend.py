@@ -11,7 +11,8 @@ Every module of a kind's folder is a plug-in, and defines its kind's hook:
     families   FAMILY         a `packtrain.families.Family` value
     execute    map_shards     map_shards(work, shards, *, workers, context) -> iterator in shard order
     store      SCHEMA         save(value, folder), load(folder)
-    export     write_part     write_part(job, part) -> rows about its files; finish(job, parts), OPTIONS
+    export     write_part     write_part(job, part) -> rows about its files; finish(job, parts), OPTIONS; what
+                              `open_packs` is to read also has FILES (two patterns), open_rows(out)
 
 Modules whose name starts with an underscore are no plug-ins, nor those that the folder's `__init__` names in
 `NOT_PLUGINS`. Names are found without importing a plug-in; one without its hook is told when it is asked for.

@@ -12,11 +12,12 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,9 @@ __all__ = [
     "remove",
     "remove_leftovers",
     "remove_tree",
+    "scratch",
     "sha256_file",
+    "take",
     "write_pieces",
 ]
 
@@ -93,6 +96,33 @@ def publish(path: str | Path) -> Iterator[IO[bytes]]:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def scratch(path: str | Path) -> Iterator[Path]:
+    """A folder beside `path` for a library that writes by itself; it is gone when the block ends.
+
+    What is to stay is taken out of it (`take`). A stopped process leaves it to `remove_leftovers`.
+    """
+    folder = _temporary(Path(path))
+    make_folder(folder)
+    try:
+        yield folder
+    except BaseException:
+        if observer is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def take(made: str | Path, target: str | Path) -> None:
+    """A file that a library wrote beside it (`scratch`) becomes `target`, durably; replaces what is there."""
+    target = Path(target)
+    with open(made, "rb") as handle:
+        os.fsync(handle.fileno())
+    step("fsync", target)
+    make_folder(target.parent)
+    move(made, target)
 
 
 class FlushAhead:
@@ -313,7 +343,7 @@ def remove_leftovers(folder: str | Path, name: str | None = None) -> None:
     if folder.is_dir():
         for path in sorted(folder.glob(f".*{_TMP}*")):
             if path.name.startswith(start):
-                remove(path)
+                (remove_tree if path.is_dir() else remove)(path)
 
 
 def sync_folder(folder: Path) -> None:
@@ -378,6 +408,11 @@ def parse_yaml(text: str, name: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = name if mark is None else f"{name}, line {mark.line + 1}, column {mark.column + 1}"
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        if (
+            mark is not None
+            and "\t" in "".join(text.splitlines()[mark.line : mark.line + 1])[: mark.column + 1]
+        ):
+            raise ConfigError(f"{where}: a tab", hint="YAML is indented with spaces") from None
         raise ConfigError(f"{where}: {problem}", hint="mend the YAML at this place") from None
     except RecursionError:
         raise ConfigError(f"{name}: nested too deeply", hint="a value is a plain value") from None
@@ -426,6 +461,23 @@ def canonical_json(value: Any) -> bytes:
 def digest_json(value: Any) -> str:
     """SHA-256 (hex) of `canonical_json(value)`."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+class Stamp(NamedTuple):
+    """What one `stat` tells of a file: while all four are the same, so is its content.
+
+    Size and time alone are kept by a copy that replaces a file; the time of change and the inode are not.
+    """
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Stamp:
+        inode = status.st_ino & (1 << 63) - 1  # some file systems use all 64 bits
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode)
 
 
 def sha256_file(path: str | Path) -> str:

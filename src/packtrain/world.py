@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 
-from .errors import InputError
+from .errors import InputError, counted
 
 __all__ = [
     "Node",
@@ -87,7 +87,7 @@ class Node:
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:
-            raise InputError(f"local rank {self.rank} of {self.size} processes is not a position")
+            raise InputError(f"local rank {self.rank} of {counted(self.size, 'processes')} is not a position")
 
 
 def node(place: World) -> Node:
@@ -101,7 +101,7 @@ def node(place: World) -> Node:
 
 
 def cache_dir() -> Path:
-    """Folder for indexes and caches whose natural place is read-only (`PACKTRAIN_CACHE`)."""
+    """Folder for indexes, digests and derived files of sources (`PACKTRAIN_CACHE`)."""
     chosen = os.environ.get("PACKTRAIN_CACHE")
     if chosen:
         return Path(chosen)

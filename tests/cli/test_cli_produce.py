@@ -75,7 +75,7 @@ def test_what_produce_refuses(shell: Shell, raw: Path, tokenizer_folder: Path, t
     code, _, err = shell("produce", raw, tmp_path / "out", "-n", 128)
     assert code == 2 and "--processor is not set" in err
     code, _, err = shell("produce", raw, tmp_path / "out", "-n", 0, "-p", tokenizer_folder)
-    assert code == 2 and "pack_length" in err
+    assert code == 2 and "--pack-length is 0" in err
     code, _, err = shell(
         "produce", raw, tmp_path / "out", "-n", 9, "-p", tokenizer_folder, "--limit", "images=x"
     )

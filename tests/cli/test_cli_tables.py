@@ -241,3 +241,9 @@ def test_the_only_key_of_records_may_have_any_name(tmp_path: Path) -> None:
     path = tmp_path / "n.jsonl"
     path.write_text('{"n": 5}\n{"n": 6}\n')
     assert read_lengths(path).tokens.tolist() == [5, 6]
+
+
+def test_a_folder_around_a_run_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pt.plan([5, 5], 10).save(tmp_path / "first" / "plan")
+    assert call("show", tmp_path / "first") == 2
+    assert f"hint: it has {tmp_path / 'first' / 'plan'}" in capsys.readouterr().err

@@ -66,6 +66,8 @@ def test_text_and_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert code == 0 and "2 samples in 4 packs" in out and "filler" in out
     code, out, _ = call(capsys, "which", tmp_path / "plan", "--sample", 2)
     assert code == 0 and "sample 2" in out and "epoch 0, step 0" in out
+    code, out, err = call(capsys, "which", tmp_path / "plan", "--sample", 2, "--rank", 0)
+    assert code == 0 and "sample 2" in out and err == "--rank: no effect with --sample\n"
     for words, match in (
         ((), "either --step or --sample"),
         (("--step", 9, "--epoch", 0), "an epoch has 2 steps"),
@@ -74,7 +76,6 @@ def test_text_and_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (("--step", 0, "--rank", 4, "--world-size", 4), "rank 4 of 4"),
         (("--step", 0, "--grad-accum", 3), "has 4 micro steps"),
         (("--step", 0, "--world-size", 3), "which 3 ranks cannot share"),
-        (("--sample", 2, "--rank", 0), "no effect"),
         (("--sample", 2, "--epoch", -1), "no epoch -1"),
         (("--step", 0, "--losses"), "--losses needs --step of a run"),
     ):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
+import warm
 from packtrain.moved import THEIRS
 from packtrain.pipeline.export import export
 from packtrain.pipeline.run import prepare
 from packtrain.train.config import load_config
+from pages import script
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -26,11 +26,7 @@ ROOT = HERE.parents[1]
 
 @pytest.fixture(scope="module")
 def pages() -> Any:
-    spec = importlib.util.spec_from_file_location("specs_page", ROOT / "scripts" / "specs_page.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("specs_page")
 
 
 def test_the_page_is_up_to_date_and_has_no_empty_cell(pages: Any) -> None:
@@ -90,7 +86,7 @@ def test_launch_lines_on_two_ranks(text_run: Callable[..., dict[str, Any]], tmp_
     (tmp_path / "words.json").write_text(json.dumps(list(lines.values())), encoding="utf-8")
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [sys.executable, *launch, str(HERE / "spec_lines_script.py"), str(tmp_path / "words.json")],
+        [warm.python(), *launch, str(HERE / "spec_lines_script.py"), str(tmp_path / "words.json")],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+import warm
 from packtrain.cli import main
 from packtrain.planning.lengths import Lengths
 from packtrain.planning.packplan import PackPlan
@@ -159,7 +159,7 @@ def test_a_killed_start_goes_on_to_the_same_checksum(
 ) -> None:
     values = text_run(40)
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
-    command = [sys.executable, "-m", "packtrain", "train", str(tmp_path / "run.yaml"), "--dry-run", "--json"]
+    command = [warm.python(), "-m", "packtrain", "train", str(tmp_path / "run.yaml"), "--dry-run", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     while not list(tmp_path.glob("run/startup/claim.*")) and process.poll() is None:
         pass

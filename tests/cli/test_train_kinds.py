@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,11 @@ def test_samples_train_from_yaml(
 
 
 def test_a_run_goes_on_where_it_was(
-    call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path, capsys: Any
+    call: Call,
+    text_run: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    capsys: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """From the last whole checkpoint, a torn one is named; the losses are of one run, each step once."""
     keys = {"save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant"}
@@ -123,8 +128,10 @@ def test_a_run_goes_on_where_it_was(
         (run / f"checkpoint-{torn}" / lost).write_bytes(data[: len(data) // 2])
     with (run / "train_log.jsonl").open("a") as log:
         log.write('{"step": 3, "lo')
+    caplog.clear()
     told = call("train", text_run(max_steps=4, **keys))
     assert told.get("metrics", told).get("steps") == 4, told
+    assert "another configuration than before: training.max_steps 3 -> 4" in caplog.text
     whole = text_run(output_dir=tmp_path / "whole", max_steps=4, lr_scheduler_type="constant")
     assert call("train", whole)["code"] == 0
     assert losses(run) == losses(tmp_path / "whole")
@@ -137,6 +144,125 @@ def test_a_run_goes_on_where_it_was(
         assert len(set(steps[0])) == len(set(steps[1])) == 4, name
     again = call("train", text_run(max_steps=2, **{**keys, "resume": None}))
     assert again.get("metrics", again).get("steps") == 2
+
+
+@pytest.mark.parametrize("ends", [{"max_steps": 2}, {"num_train_epochs": 0.25}])
+def test_a_finished_run_trains_no_further(
+    call: Call,
+    text_run: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    ends: dict[str, Any],
+) -> None:
+    """Run again, it is told; steps, log and weights stay what they were, and no loss of 0 is made up."""
+    values = text_run(save_strategy="steps", save_steps=1, **ends)
+    first = call("train", values)
+    weights = (tmp_path / "run" / "model" / "model.safetensors").read_bytes()
+    rows = losses(tmp_path / "run")
+    again = call("train", values)
+    assert again["code"] == 0 and again["metrics"]["steps"] == first["metrics"]["steps"] == len(rows)
+    assert "is the end of this run" in caplog.text and "train_loss" not in again["metrics"]
+    assert "another configuration" not in caplog.text
+    assert losses(tmp_path / "run") == rows
+    assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == weights
+    (tmp_path / "run" / f"checkpoint-{len(rows)}" / "trainer_state.json").write_text("[1]")
+    given = {"resume_from_checkpoint": str(tmp_path / "run" / f"checkpoint-{len(rows)}")}
+    torn = call("train", {**values, "training": {**values["training"], **given}})
+    assert torn["code"] == 2 and "is not the state of a trainer" in torn["error"]
+
+
+def test_a_finished_run_of_other_packs_is_no_finished_run(
+    call: Call, text_run: Callable[..., dict[str, Any]]
+) -> None:
+    values = text_run(save_strategy="steps", save_steps=1, max_steps=2)
+    assert call("train", values)["code"] == 0
+    other = call("train", {**values, "training": {**values["training"], "seed": 7}})
+    assert other["code"] == 2 and "seed" in other["error"]
+
+
+KINDS_OF_PACKS = ("planned", "exported", "growing", "stream", "token_budget")
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_PACKS)
+def test_every_kind_leaves_a_run_that_show_reads(
+    call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path, capsys: Any, kind: str
+) -> None:
+    """`run.json` with configuration, figures and warnings; `show` tells them in words, `--json` all."""
+    values = text_run(max_steps=2, dataloader_prefetch_factor=2)
+    packs = tmp_path / "packs"
+    if kind == "exported":
+        assert call("run", {**values, "export": {"format": "chunks", "out": str(packs)}})["code"] == 0
+    if kind == "growing":
+        words = [values["custom"]["train_jsonl"], "-p", values["template"]["processor"], "-n", "512"]
+        columns = ["--column", "prompt=question", "--column", "response=answer", "--once", "--json"]
+        with pytest.raises(SystemExit) as stop:
+            main(["produce", *words[:1], str(packs), *words[1:], *columns])
+        assert stop.value.code in (0, None), capsys.readouterr()
+    if kind in ("exported", "growing"):
+        values = {key: held for key, held in given_without(values).items() if key != "custom"}
+        if kind == "growing":
+            del values["global_max_length"]
+    data = {"kind": kind, **({"path": str(packs)} if packs.exists() else {})}
+    data |= {"micro_batch_size": 2} if kind == "token_budget" else {}
+    told = call("train", {**values, "data": data})
+    assert told["code"] == 0, told
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert run["config"]["data"]["kind"] == kind and run["result"]["metrics"]["steps"] == 2
+    assert any("dataloader_prefetch_factor: 2 has no effect" in line for line in run["result"]["warnings"])
+    with pytest.raises(SystemExit):
+        main(["show", str(tmp_path / "run")])
+    shown = capsys.readouterr().out
+    assert "optimizer steps" in shown and "training loss" in shown and "has no effect" in shown
+    assert not any(f" {name} " in shown for name in run["result"] if "_" in name)
+    with pytest.raises(SystemExit):
+        main(["show", str(tmp_path / "run"), "--json"])
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["run"] == run
+    with pytest.raises(SystemExit) as stop:
+        main(["show", str(tmp_path / "run"), "--html", str(tmp_path / "page.html")])
+    assert stop.value.code in (0, None)
+    for page in (tmp_path / "run" / "report.html", tmp_path / "page.html"):
+        told = json.loads(re.search(r'id="figures">(.*?)</script>', page.read_text(), re.S)[1])
+        assert told == figures["report"] or (kind == "exported" and page.name == "report.html")
+        assert len(told["curves"]["loss"]) == 2 and "Step time" in page.read_text()
+        assert ("Plan checksum" in page.read_text()) == ("stats" in told)
+        assert "stats" in told or told["metrics"] == run["result"]["metrics"]
+
+
+@pytest.mark.parametrize("verb", ["run", "train"])
+def test_without_what_draws_the_page_it_trains_and_says_so(
+    call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: Any, verb: str
+) -> None:
+    monkeypatch.setattr("packtrain.train.early.missing_of_page", lambda: "matplotlib")
+    told = call(verb, text_run(max_steps=1))
+    assert told["code"] == 0 and not (tmp_path / "run" / "report.html").exists()
+    warned = json.loads((tmp_path / "run" / "run.json").read_text())["result"]["warnings"]
+    assert "no report.html: it needs matplotlib (pip install 'packtrain[report]')" in warned
+
+
+def test_the_page_of_a_stream_has_its_ledger(
+    call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    """What is too long is left out, counted by reason and listed with its id."""
+    values = text_run(max_steps=2, cap=64)
+    told = call("train", {**values, "data": {"kind": "stream", "long_samples": "drop"}})
+    assert told["code"] == 0, told
+    rows = [json.loads(line) for line in (tmp_path / "run" / "left_out.jsonl").read_text().splitlines()]
+    assert {row["reason"] for row in rows} == {"over_long"}
+    page = (tmp_path / "run" / "report.html").read_text()
+    found = json.loads(re.search(r'id="figures">(.*?)</script>', page, re.S)[1])
+    assert found["ledger"] == {"over_long": len(rows)} and f"{len(rows):,} samples left out" in page
+    assert all(f"<b>{row['sample_id']}</b>" in page for row in rows[:40])
+
+
+@pytest.mark.parametrize("kind", ["planned", "stream", "token_budget"])
+def test_a_long_sample_stops_every_kind_where_that_is_asked(
+    call: Call, text_run: Callable[..., dict[str, Any]], kind: str
+) -> None:
+    values = text_run(max_steps=2, cap=64)
+    told = call("train", {**values, "data": {"kind": kind, "long_samples": "error"}})
+    assert told["code"] == 2 and "sample" in told["error"] and "'drop'" in told["hint"]
+    assert "steps" not in told
 
 
 @pytest.mark.parametrize("verb", ["run", "train", "stream", "measure", "produce"])

@@ -22,7 +22,7 @@ def encoded(sample: dict[str, Any], processor: Any, gate: str) -> list[list[int]
     """Token ids of each member of a pack.
 
     Args:
-        sample: what the exported `sample_loader` returns; images as their bytes.
+        sample: what the exported `sample_loader` returns; images as their bytes, or decoded by energon.
         gate: `captions`, `vqa` or `mixed`: which switch its training is started with.
     """
     step = {"captions": _caption, "vqa": _question, "mixed": _mixed}[gate]
@@ -31,7 +31,8 @@ def encoded(sample: dict[str, Any], processor: Any, gate: str) -> list[list[int]
 
 
 def _ids(processor: Any, text: str, images: list[Any]) -> list[int]:
-    decoded = [Image.open(io.BytesIO(data)).convert("RGB") for data in images]
+    held = [Image.open(io.BytesIO(one)) if isinstance(one, bytes) else one for one in images]
+    decoded = [one.convert("RGB") for one in held]
     made = processor(text=[text], images=decoded or None, return_tensors="pt")
     ids: list[int] = made["input_ids"][0].tolist()
     return ids

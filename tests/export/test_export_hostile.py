@@ -184,7 +184,7 @@ def test_records_of_ours_that_were_torn(made: Callable[..., Set], fmt: str) -> N
     key.write_text("{torn")
     with pytest.raises(FormatError) as torn:
         write(held, out, fmt)
-    assert "--overwrite" in str(torn.value.hint)
+    assert "overwrite=True" in str(torn.value.hint)
     write(held, out, fmt, overwrite=True)
     assert bytes_of(out) == want
 

@@ -42,7 +42,7 @@ def fresh(held: Set) -> dict[str, str]:
     return snapshot(held.folder / "fresh", ("origin.json",))
 
 
-@pytest.mark.parametrize("fmt", ["raw", "webdataset", "energon", "chunks"])
+@pytest.mark.parametrize("fmt", ["raw", "webdataset", "energon", "chunks", "datasets"])
 def test_a_killed_export_goes_on(made: Callable[..., Set], fmt: str) -> None:
     held, after = made(count=40), 4
     out, want = held.folder / "out", held.folder / "fresh"

@@ -14,49 +14,18 @@ from typing import Any
 import pytest
 from export_sets import Set
 from llava_encoders import encoded
+from llava_sets import CAPTIONS, MIXED, NAMES, SAID, VQA, Row, planned, talk
 from PIL import Image
 
 from packtrain.data import open_packs
 from packtrain.errors import InputError, SampleError
 from packtrain.media.location import read_bytes
 from packtrain.pipeline.export import export
-from packtrain.pipeline.measure import measure
-from packtrain.pipeline.plan import plan_lengths
 from packtrain.sources import open_source
 from packtrain.sources.chat import ChatSource
 from packtrain.store._llava import refusal
 from packtrain.store.pack_files import PackFiles
 from packtrain.template import HFTemplate, load_processor
-
-Row = dict[str, Any]
-NAMES = ["a.jpg", "b.png", "c"]  # theirs are all called `imgI.jpg`
-
-
-def talk(*turns: str, images: list[str] | None = None, roles: str = "ua") -> Row:
-    named = {"u": "user", "a": "assistant", "s": "system"}
-    order = [named[roles[i % len(roles)]] for i in range(len(turns))]
-    return {
-        "messages": [{"role": r, "content": t} for r, t in zip(order, turns, strict=True)],
-        "images": images or [],
-    }
-
-
-CAPTIONS = [{"captions": [{"content": f"a picture of {i}"}], "images": [NAMES[i % 3]]} for i in range(5)]
-SAID = [talk(f"a picture of {i}", images=[NAMES[i % 3]], roles="a") for i in range(5)]
-VQA = [
-    talk(
-        "<image>\nWhat about this?" if i % 2 else f"What is it, {i}? <image>",
-        f"It is {i}.",
-        images=[NAMES[i % 3]],
-    )
-    for i in range(6)
-]
-MIXED = [
-    *VQA,
-    talk("How are you?", "Fine.", "And you, 你好?", "日本 é"),
-    talk("<image>Who?", "She.", "Where?", "There.", images=["b.png"]),
-    talk("Hello.", "Hi.", "Now look: <image> well?", "A colour.", images=["c"]),
-]
 
 
 @pytest.fixture
@@ -67,15 +36,7 @@ def real(tmp_path: Path, data: Path) -> Callable[[list[Row]], tuple[Any, Any, Pa
 
     def make(rows: list[Row]) -> tuple[Any, Any, Path, HFTemplate, Any]:
         folder = tmp_path / f"set{len(list(tmp_path.glob('set*')))}"
-        folder.mkdir()
-        for number, name in enumerate(NAMES):
-            picture = Image.new("RGB", (120 + 90 * number, 150), (number * 70, 90, 140))
-            picture.save(folder / name, "PNG" if number else "JPEG")
-        (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        source = ChatSource(open_source(folder / "train.jsonl"))
-        lengths = measure(source, template, folder / "lengths", workers=1)
-        plan_lengths(lengths, folder / "plan", lengths_folder=folder / "lengths", pack_length=600)
-        return source, lengths, folder / "plan", template, processor
+        return *planned(folder, rows, template), template, processor
 
     return make
 
@@ -152,7 +113,7 @@ def test_what_they_would_read_wrongly_is_refused(made: Callable[..., Set], row: 
     out = held.folder / "out"
     with pytest.raises(InputError, match=why) as told:
         export(held.plan_folder, out, format="energon", source=source, options={"layout": "llava"})
-    assert "--layout packtrain" in str(told.value.hint)
+    assert "layout='packtrain'" in str(told.value.hint)
 
 
 def test_a_word_that_stands_for_a_medium_there_is_refused() -> None:
@@ -302,7 +263,7 @@ def test_faults_of_their_packs_are_named(tmp_path: Path) -> None:
             "a failure in place of a text",
         ),
         ({**NESTED, "captions": [["a"], ["b"], ["c"]]}, "as many prompts as captions"),
-        ({**FLAT, "prompt": ["<image><image>", "", ""]}, "2 <image> and 1 images"),
+        ({**FLAT, "prompt": ["<image><image>", "", ""]}, "2 <image> and 1 image"),
     ]
     for number, (record, told) in enumerate(bad):
         folder = tmp_path / str(number)

@@ -21,9 +21,9 @@ from packtrain.collate import PaddingFreeCollator
 from packtrain.data import open_packs
 from packtrain.pipeline.export import export
 from packtrain.pipeline.verify_export import verify_export
-from packtrain.store.pack_records import restore
+from packtrain.store.pack_records import members_of_row, restore
 
-FORMATS = ("raw", "webdataset", "energon", "chunks")
+FORMATS = ("raw", "webdataset", "energon", "chunks", "datasets")
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +190,15 @@ def _pixels(table: Any) -> dict[int, Any]:
         for row, sample_id in enumerate(table["sample_id"].to_pylist())
         if values[row].is_valid
     }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_datasets(real: Callable[[str], RealSet], kind: str) -> None:
+    import datasets
+
+    made = real(kind)
+    rows = datasets.load_from_disk(str(made.folder / "datasets"))
+    same_samples(made, {row["key"]: members_of_row(row) for row in rows})
 
 
 @pytest.mark.parametrize("kind", KINDS)

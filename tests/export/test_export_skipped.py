@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from export_sets import Set
+import torch
+from export_sets import Set, Words, captions
 from words_in import lengths_of, producer, put, row
 
 from packtrain.data import LazyShardedDataset, StreamingPackedDataset, TokenBudgetDataset, open_packs
-from packtrain.errors import InputError, PlanError
+from packtrain.errors import DriftError, InputError, PlanError, SampleError
+from packtrain.export import PackingProducer
 from packtrain.pipeline.export import export
 from packtrain.train.config import load_config
 from packtrain.train.opened import opened
@@ -140,3 +143,119 @@ def test_what_packs_that_were_made_cannot_keep(kind: str, key: str, caplog: pyte
     caplog.clear()
     same = 1 if key == "samples_per_row" else None
     assert load_config({"data": {"kind": kind, "path": "d", key: same}}) == plain and not caplog.records
+
+
+class Pictures(Words):
+    """With a tensor for the pictures of a sample; fails on the answers that it is told."""
+
+    def __init__(self, bad: dict[str, Exception] | None = None) -> None:
+        self.bad = bad or {}
+
+    def encode(self, sample: dict[str, Any]) -> dict[str, Any]:
+        said = sample["messages"][-1]["content"][0]["text"]
+        if said in self.bad:
+            raise self.bad[said]
+        return {**super().encode(sample), "pixel_values": torch.zeros(1, 3)}
+
+
+@pytest.fixture
+def packs_of(
+    made: Callable[..., Set], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[Any, dict[str, int]]]:
+    """Packs of a kind over 20 captions that `encode` reads, and the id of each answer."""
+    held = made(rows=captions(["0001.jpg"], 20), names=["0001.jpg"])
+    held.template = Pictures()
+
+    def build(kind: str, encode: Any, **options: Any) -> Any:
+        out = tmp_path / kind
+        if kind == "growing":
+            if not out.exists():
+                rows = [json.loads(line) for line in held.path.read_text().splitlines()]
+                (tmp_path / "in").mkdir()
+                for one in rows:
+                    one["images"] = [str(held.folder / "0001.jpg")]
+                lines = "".join(json.dumps(one) + "\n" for one in rows)
+                (tmp_path / "in" / "a.jsonl").write_text(lines)
+                PackingProducer(
+                    tmp_path / "in", out, Pictures(), pack_length=64, packs_per_chunk=2, media="source"
+                ).run()
+            return LazyShardedDataset(out, 0, 1, start="beginning", encode=encode, **options)
+        if not out.exists():
+            form = {"options": {"media": "source"}} if kind == "chunks" else {}
+            export(held.plan_folder, out, format=kind, source=held.source, template=held.template, **form)
+        return open_packs(out, encode, **options)
+
+    return build
+
+
+BAD = {3: SampleError("truncated_media", "cut off"), 7: OSError("disk")}
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip", "zero"])
+@pytest.mark.parametrize("kind", ["webdataset", "raw", "chunks", "growing"])
+def test_one_policy_for_samples_that_cannot_be_encoded(
+    packs_of: Any, tmp_path: Path, kind: str, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in packs of a plan: all others keep their packs and tokens; each is told once, with its reason."""
+    plain = [list(pack) for pack in packs_of(kind, Pictures().encode)]
+    encode = Pictures({f"a picture of {number}": error for number, error in BAD.items()}).encode
+    file = tmp_path / "left_out.jsonl"
+    if policy == "raise":
+        with pytest.raises(SampleError, match=r"sample (3|7)\b.*(cut off|OSError: disk)"):
+            list(packs_of(kind, encode))
+        return
+    with pytest.raises(InputError, match="ledger_file"):
+        packs_of(kind, encode, on_error=policy)
+    packs = packs_of(kind, encode, on_error=policy, ledger_file=file)
+    for _ in range(2):
+        found = list(packs) if kind == "growing" else [packs[number] for number in range(len(packs))]
+        assert len(found) == len(plain)
+        for pack, whole in zip(found, plain, strict=True):
+            ids = [one["sample_id"] for one in whole]
+            kept = [one for one in ids if one not in BAD or policy == "zero"]
+            assert pack.ids == (kept or ids[:1])
+            for one in pack:
+                twin = next(other for other in whole if other["sample_id"] == one["sample_id"])
+                assert len(one["input_ids"]) == len(twin["input_ids"])
+                assert bool(one.get("stand_in")) == (one["sample_id"] in BAD)
+                if one.get("stand_in"):
+                    assert set(np.asarray(one["labels"]).tolist()) == {-100}
+        if kind == "growing":
+            packs = packs_of(kind, encode, on_error=policy, ledger_file=file)
+    rows = {one["sample_id"]: one for one in map(json.loads, file.read_text().splitlines())}
+    assert {key: one["reason"] for key, one in rows.items()} == {3: "truncated_media", 7: "failed"}
+    assert rows[7]["detail"] == "OSError: disk" and len(file.read_text().splitlines()) == 2
+    assert any("sample 3" in line and "truncated_media" in line for line in caplog.messages)
+    with pytest.raises(InputError, match="more than max_skip_fraction"):
+        limit = 0.015 if kind == "growing" else 0.09
+        list(packs_of(kind, encode, on_error=policy, ledger_file=file, max_skip_fraction=limit))
+    list(packs_of(kind, encode, on_error=policy, ledger_file=file, max_skip_fraction=0.11))
+
+
+@pytest.mark.parametrize("kind", ["webdataset", "chunks", "growing"])
+def test_a_sample_that_a_run_names_need_not_be_encoded(packs_of: Any, tmp_path: Path, kind: str) -> None:
+    encode = Pictures({f"a picture of {number}": error for number, error in BAD.items()}).encode
+    packs = packs_of(kind, encode, skip=set(BAD), ledger_file=tmp_path / "left_out.jsonl")
+    seen = [one for pack in packs for one in pack.ids]
+    assert sorted(seen) == sorted(set(range(20)) - set(BAD))
+    assert set(told(tmp_path / "left_out.jsonl")) == set(BAD)
+
+
+def test_drift_and_damage_are_no_fault_of_a_sample(packs_of: Any, tmp_path: Path) -> None:
+    class Other(Pictures):
+        def encode(self, sample: dict[str, Any]) -> dict[str, Any]:
+            found = super().encode(sample)
+            return {**found, "input_ids": found["input_ids"] + 1}
+
+    for kind in ("chunks", "growing"):
+        with pytest.raises(DriftError, match="other token ids"):
+            list(packs_of(kind, Other().encode, on_error="zero", ledger_file=tmp_path / "l.jsonl"))
+
+
+@pytest.mark.parametrize("kind", ["exported", "growing"])
+def test_the_words_are_the_same_in_yaml(kind: str) -> None:
+    data = {"kind": kind, "path": "d", "on_error": "skip", "max_skip_fraction": 0.1}
+    config = load_config({"data": data})
+    assert (config.data.on_error, config.data.max_skip_fraction) == ("skip", 0.1)
+    lenient = load_config({"data": {"kind": kind, "path": "d"}, "training": {"strict": False}})
+    assert lenient.data.on_error == "zero"

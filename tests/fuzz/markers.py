@@ -26,7 +26,8 @@ def called(*words: Any) -> None:
     """A verb of the command line in this process; it ends with a code that it knows."""
     from packtrain.cli._app import app
 
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(PacktrainError, SystemExit):
+    told = (PacktrainError, SystemExit, OSError)  # `main` makes one line and exit 2 of the last, too
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(*told):
         app.main(args=[*map(str, words)], standalone_mode=False)
 
 
@@ -140,6 +141,10 @@ def orders() -> tuple[list[Any], Callable[[Any], None]]:
 def streams(name: str) -> tuple[list[Any], Callable[[Any], None]]:
     held = json.loads((GOLDEN / "streams.json").read_text())[name]["states"]
     stream = golden.stream_kinds()[name]
+    now = stream()
+    for _ in islice(now, 7):  # the form of today beside those of then
+        pass
+    held["now"] = json.loads(json.dumps(now.state_dict()))
 
     def read(state: Any) -> None:
         with contextlib.suppress(PacktrainError):
@@ -151,6 +156,44 @@ def streams(name: str) -> tuple[list[Any], Callable[[Any], None]]:
                 pass
 
     return list(held.values()), read
+
+
+def split_streams(name: str) -> tuple[list[Any], Callable[[Any], None]]:
+    """States of version 2 of an elastic stream of 4 splits on 2 ranks; read on 1, 2 and 4."""
+    from packtrain.data import StreamingPackedDataset, TokenBudgetDataset, WeightedSources
+
+    data = golden.rows()
+
+    def stream(rank: int, world: int) -> Any:
+        given: dict[str, Any] = {
+            "rank": rank,
+            "world_size": world,
+            "splits": 4,
+            "shuffle_buffer": 8,
+            "seed": 3,
+        }
+        if name == "budget":
+            return TokenBudgetDataset(data, micro_batch_size=2, max_seq_len=32, buffer_size=16, **given)
+        mixed = WeightedSources({"a": data[:30], "b": data[30:]}, {"a": 1, "b": 3}, stopping="first")
+        source: Any = mixed if name == "weighted" else lambda: iter(data)
+        return StreamingPackedDataset(source, pack_length=64, window=16, **given)
+
+    saved = []
+    for rank in range(2):
+        now = stream(rank, 2)
+        for _ in islice(now, 6):
+            pass
+        saved.append(json.loads(json.dumps(now.state_dict())))
+
+    def read(states: Any) -> None:
+        for world in (1, 2, 4):
+            with contextlib.suppress(PacktrainError):
+                fresh = stream(world - 1, world)
+                fresh.load_state_dict(states)
+                for _ in islice(fresh, 2):
+                    pass
+
+    return [saved, saved[:1], saved[0]], read
 
 
 def cursor(folder: Path) -> tuple[list[Any], Callable[[Any], None]]:

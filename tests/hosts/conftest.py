@@ -71,3 +71,15 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
     held.pop("processor_class", None)
     path.write_text(json.dumps(held), encoding="utf-8")
     return folder / "model"
+
+
+@pytest.fixture
+def talks(data: Path, tmp_path: Path) -> Path:
+    """200 real chats, without pictures."""
+    lines = (data / "text_sft" / "gsm8k_train.jsonl").read_text(encoding="utf-8").splitlines()[:200]
+    rows = tmp_path / "talks.jsonl"
+    with rows.open("w", encoding="utf-8") as file:
+        for held in map(json.loads, lines):
+            talk = [("user", held["question"]), ("assistant", held["answer"])]
+            file.write(json.dumps({"messages": [{"role": r, "content": t} for r, t in talk]}) + "\n")
+    return rows

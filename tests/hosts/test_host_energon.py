@@ -13,6 +13,7 @@ from venvs import build, run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "export"))
 from export_sets import NAMES, Set, captions, records
+from llava_sets import CAPTIONS, MIXED, VQA, planned
 from real_sets import KINDS, RealSet, row_facts
 
 from packtrain.collate import PaddingFreeCollator
@@ -86,7 +87,7 @@ from packtrain.template import HFTemplate, load_processor
 class Encoder(PackedTaskEncoder, DefaultTaskEncoder):
     pass
 
-template = HFTemplate(load_processor(sys.argv[3]))
+template = HFTemplate(load_processor(sys.argv[3]), allow_dropped=("tools", "tool_calls"))
 dataset = get_train_dataset(
     sys.argv[1], batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=None,
     worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
@@ -140,6 +141,53 @@ BaseWebdatasetFactory.prepare_dataset(
 )
 """
 
+#: The training side of LLaVA-OneVision-1.5: its sample class, and its restoring of the members of a pack.
+READ_LLAVA = """
+import json, sys, types, warnings
+from dataclasses import dataclass
+warnings.simplefilter("ignore")
+sys.path.insert(0, sys.argv[2])
+import megatron.energon as energon
+from llava_encoders import encoded
+from packtrain.template import load_processor
+
+@dataclass
+class PackedCaptioningSample(energon.Sample):
+    images: list
+    prompts: list
+    captions: list
+
+for name in ("aiak_training_llm", "aiak_training_llm.data", "aiak_training_llm.data.multimodal"):
+    sys.modules[name] = types.ModuleType(name)
+sys.modules[name].PackedCaptioningSample = PackedCaptioningSample
+processor, gate, count = load_processor(sys.argv[3]), sys.argv[4], int(sys.argv[5])
+
+class Encoder(energon.DefaultTaskEncoder):
+    if hasattr(energon, "SampleDecoder"):
+        decoder = energon.SampleDecoder(image_decode="pilrgb")
+
+    def encode_sample(self, sample):
+        held = {name: getattr(sample, name) for name in ("images", "prompts", "captions")}
+        return {"key": sample.__key__, "ids": encoded(held, processor, gate)}
+
+    def batch(self, samples):
+        return samples[0]
+
+    def encode_batch(self, batch):
+        return batch
+
+for name in ("encode_sample", "batch", "encode_batch"):
+    getattr(Encoder, name).__stateless__ = True
+options = {} if hasattr(energon, "SampleDecoder") else {"image_decode": "pilrgb"}
+dataset = energon.get_train_dataset(
+    sys.argv[1], batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=None,
+    worker_config=energon.WorkerConfig(rank=0, world_size=1, num_workers=0),
+    task_encoder=Encoder(), **options,
+)
+for _, pack in zip(range(count), energon.get_loader(dataset)):
+    print("ROW", json.dumps([pack["key"].split("/")[-1], pack["ids"]]))
+"""
+
 LLAVA = """
 import importlib.util, json, sys, tarfile
 spec = importlib.util.spec_from_file_location("sample_loader", sys.argv[1] + "/.nv-meta/sample_loader.py")
@@ -184,7 +232,8 @@ def test_real_sets_give_the_same_rows(python: Path, data: Path, tmp_path: Path, 
     from packtrain.template import HFTemplate, load_processor
 
     processor = data / "processors" / "qwen2_5_vl"
-    made = RealSet(kind, data, tmp_path, HFTemplate(load_processor(str(processor))))
+    dropped = ("tools", "tool_calls")  # its chat template prints no tools
+    made = RealSet(kind, data, tmp_path, HFTemplate(load_processor(str(processor)), allow_dropped=dropped))
     out = tmp_path / "out"
     export(made.plan_folder, out, format="energon", source=made.source, maxcount=2)
     collate = PaddingFreeCollator()
@@ -253,6 +302,50 @@ def test_the_library_finds_the_same_places(python: Path, made: Callable[..., Set
         path.unlink()
     run(python, PREPARE, out)
     assert {path.name: path.read_bytes() for path in out.glob("*.idx")} == ours
+
+
+@pytest.mark.spec(
+    "003",
+    "its sample class and loader through energon, and its restoring of captions, VQA and turns",
+    key="`export.layout: llava`",
+    api='`export(options={"layout": "llava"})`',
+)
+@pytest.mark.parametrize(
+    ("rows", "task", "gate"),
+    [(CAPTIONS, "captions", "captions"), (VQA, "vqa", "vqa"), (MIXED, "multi_turn", "mixed")],
+    ids=["captions", "vqa", "multi_turn"],
+)
+def test_llava_restores_what_our_reader_gives(
+    python: Path, data: Path, tmp_path: Path, rows: list[Any], task: str, gate: str
+) -> None:
+    """Every pack once through energon; its members, restored as in training, are our reader's tokens."""
+    from packtrain.template import HFTemplate, load_processor
+
+    folder = data / "processors" / "qwen2_5_vl"
+    processor = load_processor(str(folder))
+    template = HFTemplate(processor)
+    source, _, plan = planned(tmp_path / "set", rows, template)
+    out = tmp_path / "out"
+    figures = export(plan, out, format="energon", source=source, options={"layout": "llava"}, maxcount=2)
+    assert figures["task"] == task
+    back = open_packs(out, template.encode)
+    read = dict(rows_of(run(python, READ_LLAVA, out, HELPERS, folder, gate, len(back), ours=True)))
+    assert sorted(read) == [f"ps_{number:08d}" for number in range(len(back))]
+    line = processor.tokenizer("\n")["input_ids"]
+    pad, end = processor.tokenizer.convert_tokens_to_ids(["<|image_pad|>", "<|vision_end|>"])
+    said = 0
+    for number in range(len(back)):
+        for member, theirs in zip(back[number], read[f"ps_{number:08d}"], strict=True):
+            ours = member["input_ids"].tolist()
+            if gate == "captions":  # the image and the caption alone: no turns of a chat
+                assert theirs.count(pad) == ours.count(pad) > 0
+                caption = theirs[theirs.index(end) + 1 :]
+                trained = [token for token in member["labels"].tolist() if token != -100]
+                assert caption == trained[: len(caption)] and trained[len(caption) :] in ([], line)
+            else:
+                assert theirs == (ours[: -len(line)] if gate == "vqa" else ours)
+            said += 1
+    assert said == len(rows)
 
 
 def test_the_llava_loader(made: Callable[..., Set]) -> None:

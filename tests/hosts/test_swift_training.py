@@ -84,6 +84,8 @@ def test_what_init_writes_trains(model: Path, files: dict[str, Path], tmp_path: 
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["samples"] == 23 and told["host"] == "swift" and told["agreed_tokens"] > 50
+    assert told["answer_end"] == "line"  # ms-swift trains the line break behind an answer, too
+    _assert_the_yaml_trains_the_same(files["few"], model, out / "packtrain.yaml", kept)
 
     more = {"use_cpu": "true", "torch_dtype": "float32", "use_hf": "true", "report_to": "none"}
     more |= {"check_model": "false"}
@@ -97,6 +99,36 @@ def test_what_init_writes_trains(model: Path, files: dict[str, Path], tmp_path: 
     (log,) = (out / "runs").glob("logging.jsonl")
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert [row["loss"] > 0 for row in rows if "loss" in row] == [True] * 3
+
+
+def _assert_the_yaml_trains_the_same(rows: Path, model: Path, yaml: Path, env: dict[str, str]) -> None:
+    """Trained tokens of every row, by ms-swift's own template and by that of the YAML."""
+    script = """
+import json, sys
+from packtrain.template import ensure_torchvision
+ensure_torchvision()
+from swift.model import get_processor
+from swift.template import get_template
+from packtrain.pipeline.inputs import Inputs
+from packtrain.train.config import load_config
+
+rows, model, yaml = sys.argv[1:]
+own = get_template(get_processor(model), template_type="qwen2_5_vl")
+own.set_mode("train")
+inputs = Inputs.of_config(load_config(yaml))
+source = inputs.open_source()
+template = inputs.open_template(source)
+for index, line in enumerate(open(rows)):
+    theirs = [int(label) for label in own.encode(json.loads(line))["labels"]]
+    ours = template.encode(source[index])["labels"].tolist()
+    assert theirs == ours, index
+    assert any(label != -100 for label in ours)
+print(index + 1)
+"""
+    words = [str(swift_python()), "-c", script, str(rows), str(model), str(yaml)]
+    done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split()[-1] == "23"
 
 
 def test_rows_in_order_are_the_steps_in_order(model: Path, files: dict[str, Path], tmp_path: Path) -> None:

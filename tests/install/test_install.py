@@ -11,6 +11,7 @@ import email
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -157,3 +158,29 @@ def trains_and_exports(env: Installed, folder: Path, tokenizer: Path, *, energon
         checks = json.loads(env.call("packtrain", "verify", fmt, "--json"))["checks"]
         assert "10 planned, each there once" in checks["samples"] and "10 samples" in checks["tokens"]
         assert fmt != "energon" or "by megatron-energon" in checks["energon"]
+
+
+def test_sdist_and_wheel_are_what_an_index_takes(tmp_path: Path) -> None:
+    """`python -m build` in a clean environment makes the wheel from the sdist; `twine check` reads both."""
+    python = build("dist", ["build", "twine"], torch=None)
+    for words in (["build", "--outdir", str(tmp_path)], ["twine", "check", "--strict"]):
+        paths = sorted(map(str, tmp_path.iterdir())) if words[0] == "twine" else []
+        done = subprocess.run(
+            [str(python), "-m", *words, *paths], cwd=REPOSITORY, capture_output=True, text=True, timeout=900
+        )
+        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    (sdist,), (made,) = tmp_path.glob("packtrain-*.tar.gz"), tmp_path.glob("packtrain-*.whl")
+    with zipfile.ZipFile(made) as archive:
+        names = set(archive.namelist())
+    assert {
+        "packtrain/py.typed",
+        "packtrain/report/report.html.j2",
+        "packtrain/testing/demo/demo.yaml",
+    } <= names
+    assert not [name for name in names if name.startswith(("tests", "docs", "examples"))]
+    sources = {
+        path.relative_to(REPOSITORY / "src").as_posix()
+        for path in (REPOSITORY / "src" / "packtrain").rglob("*.py")
+    }
+    assert sources <= names
+    assert re.fullmatch(r"packtrain-\d+\.\d+\.\d+((a|b|rc)\d+)?\.tar\.gz", sdist.name)  # a semantic version

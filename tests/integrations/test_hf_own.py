@@ -202,7 +202,7 @@ def test_rows_that_are_no_chats_are_encoded_to_be_measured(
     trainer.data_collator = lambda chosen: collate([rows[row["number"]] for row in chosen])
     trainer.processing_class = collate.tokenizer
     assert len(pack(trainer).packs.plan.indices) == 24
-    assert "24 of 24 rows are no chats that we can read" in caplog.text
+    assert "24 rows of 24 cannot be read as chats here" in caplog.text
 
     lazy = make(remove_unused_columns=False)
     lazy.train_dataset = table.with_transform(

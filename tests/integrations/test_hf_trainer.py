@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+import warm
 from packtrain.errors import ConfigError, ForeignArtefactError
 
 # The plain script asks for pinned memory, as Trainer does by default, on a machine without an accelerator.
@@ -61,7 +62,7 @@ def step_losses(trainer: Any) -> list[float]:
 def two_ranks(name: str, model: Any, rows: Any, out: Path) -> list[Any]:
     """What each rank of a script of `examples/` saw, under torchrun."""
     code = str(Path(__file__).with_name("two_ranks.py"))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", code]
+    launch = [warm.python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", code]
     kept = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent / "src"), "OMP_NUM_THREADS": "1"}
     words = [name, str(model), str(rows), str(out)]
     done = subprocess.run([*launch, *words], capture_output=True, text=True, timeout=600, env=kept)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from kinds import CAP, FORMATS, KINDS, SAMPLES, open_kind, write_folders
 from torch.nn import functional
 
+import warm
 from packtrain.errors import ConfigError
 from packtrain.testing.tiny import tiny_model
 
@@ -211,7 +211,7 @@ def test_two_ranks_read_what_grows_and_streams_once(
 ) -> None:
     """Real processes over gloo: growing, stream and token budget in the HF Trainer and TRL, equal steps."""
     code = str(Path(__file__).with_name("kinds_ranks.py"))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", code]
+    launch = [warm.python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", code]
     words = [str(folders), str(saved_model("tiny:qwen3")), str(tmp_path)]
     done = subprocess.run([*launch, *words], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import sys
 from functools import cache
 from pathlib import Path
@@ -12,20 +11,13 @@ from typing import Any
 import pytest
 
 from matrix_recorder import HOSTS, KINDS
+from pages import script
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def _script() -> Any:
-    spec = importlib.util.spec_from_file_location("hosts_matrix", REPOSITORY / "scripts" / "hosts_matrix.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-script = _script()
-CELLS = [(host, feature) for host, row in script.record().items() for feature in row]
+matrix = script("hosts_matrix")
+CELLS = [(host, feature) for host, row in matrix.record().items() for feature in row]
 
 
 @cache
@@ -48,7 +40,7 @@ def _marked(function: ast.FunctionDef) -> set[str]:
 
 @pytest.mark.parametrize(("host", "feature"), CELLS)
 def test_every_cell_names_the_test_that_shows_it(host: str, feature: str) -> None:
-    cell = script.record()[host][feature]
+    cell = matrix.record()[host][feature]
     file, _, name = cell["test"].partition("::")
     if feature.startswith("packs: "):
         named = (REPOSITORY / file).read_text(encoding="utf-8")
@@ -67,17 +59,17 @@ def test_every_cell_names_the_test_that_shows_it(host: str, feature: str) -> Non
 
 
 def test_the_page_holds_the_tables() -> None:
-    page = script.PAGE.read_text(encoding="utf-8")
+    page = matrix.PAGE.read_text(encoding="utf-8")
     for begin, end, table in (
-        (script.BEGIN, script.END, script.rendered()),
-        (script.BEGIN_KINDS, script.END_KINDS, script.rendered_kinds()),
+        (matrix.BEGIN, matrix.END, matrix.rendered()),
+        (matrix.BEGIN_KINDS, matrix.END_KINDS, matrix.rendered_kinds()),
     ):
         assert page.partition(begin)[2].partition(end)[0] == table, "run python scripts/hosts_matrix.py"
 
 
 def test_every_kind_is_shown_in_every_trainer() -> None:
-    held = script.record()
-    cells = [(host, f"packs: {kind}") for host in (script.OWN, *script.HOSTS) for kind in script.KINDS]
+    held = matrix.record()
+    cells = [(host, f"packs: {kind}") for host in (matrix.OWN, *matrix.TAKE_PACKS) for kind in matrix.KINDS]
     assert not [cell for cell in cells if cell[1] not in held.get(cell[0], {})]
 
 
@@ -105,5 +97,5 @@ def test_b(record_property):
     for second in (True, False):
         where.write_text(body.format(second=second), encoding="utf-8")
         pytester.inline_run("-q", "-p", "no:cacheprovider")
-        shown.append(sorted(script.json.loads(Path("record.json").read_text())["TRL SFTTrainer"]))
+        shown.append(sorted(matrix.json.loads(Path("record.json").read_text())["TRL SFTTrainer"]))
     assert shown == [["resume", "streams"], ["streams"]]

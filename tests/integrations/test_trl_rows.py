@@ -88,11 +88,21 @@ def test_answers_that_trl_cuts_are_told(
     made = _trainer(saved_model("tiny:qwen3"), rows, tmp_path, max_length=40, truncation_mode=side)
     trainer = pack(made, pack_length=40)
     assert len(trainer.packs.plan.ledger) == 0
-    (line,) = [
-        one.getMessage() for one in caplog.records if "without all of their answers" in one.getMessage()
-    ]
+    (line,) = [one.getMessage() for one in caplog.records if "without all answers" in one.getMessage()]
     assert (
-        line.startswith("1 rows are trained without all of their answers: row ")
+        line.startswith("1 row trained without all answers of the record: row ")
         and "removed: the answers" in line
     )
     assert ("message 1," in line) == (side == "keep_end") and ("11" in line) == (side == "keep_start")
+
+
+def test_rows_of_plain_text_are_accounted_for(saved_model: Callable[[str], Path], tmp_path: Path) -> None:
+    from packtrain.hosts.trl import pack
+
+    rows = [{"text": f"words and words {n}", "id": n} for n in range(120)]
+    rows[3]["sample_weight"] = 0.5
+    few = pack(_trainer(saved_model("tiny:qwen3"), rows, tmp_path), pack_length=512)
+    assert dict(few.packs.plan.ledger) == {3: "unread_key"}
+    rows[4]["messages_loss_mask"] = [0, 1]
+    with pytest.raises(UnreadKeys, match="2 of 120 records"):
+        pack(_trainer(saved_model("tiny:qwen3"), rows, tmp_path), pack_length=512)

@@ -175,5 +175,5 @@ def test_splice_moves_ranges() -> None:
     assert done.text == "a<f1><v><f2><v>b[c]d<f1><v><f2><v>e" and done.widths == (3, 4, 3, 4)
     assert [done.text[a:b] for a, b in done.spans] == ["[c]", "<f1><v><f2><v>e"]
     assert [done.text[a:b] for a, b in done.inserted] == ["<f1><v><f2><v>"] * 2
-    with pytest.raises(SampleError, match="1 video placeholders"):
+    with pytest.raises(SampleError, match="1 video placeholder"):
         splice("<v>", [], {"video": "<v>"}, {"video": []})

@@ -113,7 +113,7 @@ def test_batch_faults_are_named() -> None:
 
     with pytest.raises(InputError, match=r"rows.jsonl:1 … rows.jsonl:4: Batch failed on the batch"):
         measure_range((Rows([1, 2, 3, 4]), Batch()), (0, 4))
-    with pytest.raises(LengthError, match="1 answers for 2 samples"):
+    with pytest.raises(LengthError, match="1 answer for 2 samples"):
         measure_range((Rows([1, 2]), Batch()), (0, 2))
 
 

@@ -111,13 +111,33 @@ def test_resolve(tmp_path: Path) -> None:
     assert raised(location.resolve, "ftp://bucket/key", root).reason == "unsupported_media"
 
 
-def test_a_link_in_the_root_is_not_followed_to_judge_it(tmp_path: Path, medium: Path) -> None:
+def test_a_link_that_leaves_a_root_that_was_given_needs_leave(tmp_path: Path, medium: Path) -> None:
     root = tmp_path / "root"
-    root.mkdir()
-    (root / "link").symlink_to(medium.parent)
-    path = location.resolve(f"link/{medium.name}", root)
-    assert path == str(root / "link" / medium.name)
-    assert location.read_bytes(path) == medium.read_bytes()
+    (root / "inner").mkdir(parents=True)
+    (root / "own.jpg").write_bytes(medium.read_bytes())
+    (root / "folder").symlink_to(medium.parent)
+    (root / "file.jpg").symlink_to(medium)
+    (root / "chain.jpg").symlink_to("file.jpg")
+    (root / "up").symlink_to("..")
+    (root / "inner/back.jpg").symlink_to("../own.jpg")
+    (root / "gone.jpg").symlink_to("nowhere.jpg")
+    (root / "loop.jpg").symlink_to("loop.jpg")
+    (tmp_path / "alias").symlink_to(root)  # the root itself may be a link
+    outward = ["file.jpg", "chain.jpg", f"folder/{medium.name}", "tar:folder/s.tar!a", "up/x.jpg"]
+    for held in (root, tmp_path / "alias"):
+        for ref in outward:
+            fault = raised(location.resolve, ref, held, absolute_ok=False)
+            assert fault.reason == "outside_media_root" and " by a link to " in str(fault), ref
+            location.resolve(ref, held, True, absolute_ok=False)
+            location.resolve(ref, held)  # nobody asked for a root: read as written
+        for ref in ("own.jpg", "inner/back.jpg", "up/root/own.jpg", held / "own.jpg"):
+            path = location.resolve(ref, held, absolute_ok=False)
+            assert path == str(held / ref) and location.read_bytes(path) == medium.read_bytes()
+        for ref in ("gone.jpg", "loop.jpg", "none/at/all.jpg", "a\0b"):
+            assert raised(location.read_bytes, location.resolve(ref, held, absolute_ok=False)).reason in (
+                "missing_media",
+                "unreadable_media",
+            )
 
 
 def test_identity_does_not_know_the_place(tmp_path: Path, medium: Path) -> None:

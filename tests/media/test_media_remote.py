@@ -35,6 +35,8 @@ class Site(ThreadingHTTPServer):
         self.sent = 0
         self.fail: list[int] = []
         self.requests = 0
+        self.stop = threading.Event()
+        self.odd: list[str] = []  # of the next answers with a body: drop, stall, short, more
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
 
@@ -56,6 +58,8 @@ class Handler(BaseHTTPRequestHandler):
         part = data or b""
         if asked and site.ranges and status == 200:
             status, part = 206, part[int(asked[1]) : int(asked[2]) + 1]
+        odd = site.odd.pop(0) if site.odd and body and status < 300 else ""
+        part = part[: len(part) // 2] if odd == "short" else part + b"more" if odd == "more" else part
         self.send_response(status)
         if status < 300:
             self.send_header("Content-Length", str(len(part)))
@@ -67,6 +71,13 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if body:
             site.sent += len(part)  # before the client can have it
+            if odd in ("drop", "stall"):
+                self.wfile.write(part[: len(part) // 2])
+                self.wfile.flush()
+                if odd == "stall":
+                    site.stop.wait(20)
+                self.close_connection = True
+                return
             self.wfile.write(part)
 
     def log_message(self, *_: object) -> None:
@@ -80,6 +91,7 @@ def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server
+    server.stop.set()
     server.shutdown()
     server.server_close()
     thread.join()
@@ -141,11 +153,27 @@ def test_faults_of_a_server(site: Site) -> None:
     assert error.value.reason == "unreachable_media" and "network" in (error.value.hint or "")
 
 
+@pytest.mark.parametrize("odd", ["drop", "stall", "short", "more"])
+def test_a_server_that_drops_stalls_truncates_or_lies(
+    site: Site, odd: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: asked again. Always: a network fault in the ledger, never other bytes or a damaged medium."""
+    monkeypatch.setattr(_remote, "STALL", 0.2)
+    data = MADE["jpeg"]()
+    site.files["/a.jpg"] = data
+    url = f"{site.url}/a.jpg"
+    site.odd = [odd]
+    assert location.read_bytes(url) == data
+    assert not site.odd
+    site.odd = [odd] * 50
+    assert reason(url) == "unreachable_media"
+
+
 def test_tar_members_over_http(site: Site, tmp_path) -> None:
     members = {f"{n:03d}.jpg": MADE["jpeg"]() for n in range(5)} | {"x/1.png": MADE["png"]()}
     site.files["/s.tar"] = make_tar(tmp_path / "s.tar", members).read_bytes()
     for name, data in members.items():
-        ref = location.resolve(f"tar:{site.url}/s.tar!{name}")
+        ref = location.resolve(f"tar:{site.url}/s.tar!{name}", allow_remote=True)
         assert location.read_bytes(ref) == data and read_header(ref) == read_header(data)
     assert reason(f"tar:{site.url}/s.tar!none.jpg") == "missing_media"
 
@@ -166,7 +194,12 @@ def test_remote_roots() -> None:
     assert location.resolve("a/b.jpg", root) == "s3://bucket/set/a/b.jpg"
     assert location.resolve("a/../b.jpg", root) == "s3://bucket/set/b.jpg"
     assert location.resolve("tar:a.tar!b.jpg", root) == "tar:s3://bucket/set/a.tar!b.jpg"
-    assert location.resolve("gs://other/b.jpg", root) == "gs://other/b.jpg"
+    for other in ("gs://other/b.jpg", "s3://bucket/set-two/b.jpg", "tar:https://host/s.tar!b.jpg"):
+        for where in (root, "/local/root", None):
+            with pytest.raises(SampleError) as error:
+                location.resolve(other, where)
+            assert error.value.reason == "remote_media", (other, where)
+            assert location.resolve(other, where, allow_remote=True) == other
     assert location.resolve("/local/b.jpg", root) == "/local/b.jpg"
     assert location.resolve("s3://bucket/set/b.jpg", root, absolute_ok=False) == "s3://bucket/set/b.jpg"
     assert location.resolve("../b.jpg", root, allow_outside=True) == "s3://bucket/b.jpg"
@@ -183,8 +216,15 @@ def test_remote_roots() -> None:
         with pytest.raises(SampleError) as error:
             location.resolve(ref, root, **options)
         assert error.value.reason == "outside_media_root", ref
-    with pytest.raises(SampleError):
-        location.resolve("s3://bucket/b.jpg", "/local/root", absolute_ok=False)
+        with pytest.raises(SampleError):  # one permission is not the other
+            location.resolve(ref, root, **options, allow_remote=True)
+    for ways in ({"allow_remote": True}, {"allow_remote": True, "allow_outside": True}):
+        ref = "s3://bucket/b.jpg"
+        assert location.resolve(ref, "/local/root", absolute_ok=False, **ways) == ref
+    for root in ("/local/root", "s3://other"):
+        with pytest.raises(SampleError) as error:
+            location.resolve("s3://bucket/b.jpg", root, allow_outside=True, absolute_ok=False)
+        assert error.value.reason == "remote_media", root
     for scheme in ("ftp", "sftp", "github", "reference", "unknown"):
         assert reason(f"{scheme}://host/b.jpg") == "unsupported_media"
     assert reason("simplecache::https://host/b.jpg") == "missing_media"  # a file name like any other

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import packtrain as pt
 from packtrain import extend
@@ -144,6 +146,29 @@ def test_refine_fills_without_a_gap() -> None:
     plan = pt.plan(costs, 10, packer="refine")
     assert len(plan) == 3 and plan.certificate.optimal
     assert pt.plan(costs, 10).packer.notes == {"chosen": "refine/2"}
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(20, 200), st.data())
+def test_packers_of_few_packs_are_never_worse_than_ffd(cap: int, data: Any) -> None:
+    costs = data.draw(st.lists(st.integers(1, cap), min_size=1, max_size=60))
+    fewest = len(pt.plan(costs, cap, packer="ffd"))
+    for packer in ("refine", "auto"):
+        assert len(pt.plan(costs, cap, packer=packer)) <= fewest
+
+
+def test_refine_takes_the_packs_of_ffd_where_they_are_fewer() -> None:
+    """Uniform lengths, where exact fill alone needs more packs."""
+    found = 0
+    for seed in range(60):
+        costs = np.random.default_rng(seed).integers(150, 500, 50)
+        plan = pt.plan(costs, 1000, packer="refine")
+        fewest = len(pt.plan(costs, 1000, packer="ffd"))
+        assert len(plan) <= fewest and sorted(plan.indices.tolist()) == list(range(50))
+        if plan.packer.notes:
+            assert plan.packer.notes == {"chosen": "ffd/1"} and len(plan) == fewest
+            found += 1
+    assert found
 
 
 @pytest.mark.parametrize("cap", [2048, 8192, 16384])

@@ -109,7 +109,7 @@ def test_what_is_no_dataset() -> None:
         with pytest.raises(InputError, match=r"is no dataset .*open_chats"):
             PackedDataset(what, pack_length=4)
     for none in ([], [row([])]):
-        with pytest.raises(InputError, match=rf"none of {len(none)} samples can be packed"):
+        with pytest.raises(InputError, match=rf"none of {len(none)} samples? can be packed"):
             PackedDataset(none, pack_length=4)
     with pytest.raises(InputError, match="no input_ids"):
         PackedDataset([{"ids": [1]}], pack_length=4)

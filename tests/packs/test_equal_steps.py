@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import warm
 from packtrain.data import EqualSteps, StreamingPackedDataset
 from packtrain.errors import ForeignArtefactError, InputError, SampleError
 
@@ -163,9 +164,8 @@ def test_three_files_on_four_ranks_of_two_workers(tmp_path: Path) -> None:
 def ranks_of(script: str, ranks: int, folder: Path) -> list[dict[str, Any]]:
     """What every rank of a script under torchrun wrote."""
     import subprocess
-    import sys
 
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [warm.python(), "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     done = subprocess.run(
         [*command, str(Path(__file__).with_name(script)), str(folder)],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120, check=False,

@@ -8,6 +8,7 @@ import pytest
 
 from packtrain.data import PackSampler
 from packtrain.errors import ForeignArtefactError, InputError
+from packtrain.planning.balance import Balance
 from packtrain.planning.build import plan
 
 
@@ -126,13 +127,17 @@ def test_an_abandoned_pass_does_not_shift_the_next_one() -> None:
     assert list(sampler) == whole
 
 
+def test_a_cost_without_balance_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    assert list(PackSampler(aligned(4, 2), 0, cost="tokens")) == list(PackSampler(aligned(4, 2), 0))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("cost has no effect")
+
+
 def test_bad_options_are_refused() -> None:
     with pytest.raises(InputError, match="balance"):
         PackSampler(aligned(4, 2), 0, balance="steps")
     with pytest.raises(InputError, match="shuffle=True would undo it"):
         PackSampler(aligned(4, 2).balance(2), 0)
-    with pytest.raises(InputError, match="cost has no effect"):
-        PackSampler(aligned(4, 2), 0, cost="tokens")
     with pytest.raises(InputError, match="rank 2 of world size 2"):
         PackSampler(aligned(4, 2), rank=2)
     with pytest.raises(InputError, match="grad_accum"):
@@ -187,3 +192,37 @@ def test_steps_of_samples_are_dealt_in_any_world_size() -> None:
         steps = [sorted(merged[i : i + width]) for i in range(0, len(merged), width)]
         wanted = steps if wanted is None else wanted
         assert steps == wanted and len(steps) == made.step_count
+
+
+@pytest.mark.parametrize(
+    ("ranks", "settings", "told"),
+    [
+        (1, {"balance": "step", "grad_accum": 2}, "balance step has no effect on one rank"),
+        (2, {"balance": "step"}, "balance step has no effect with one micro step a step"),
+        (2, {"balance": "step", "grad_accum": 2}, None),
+        (1, {"seed": 5, "shuffle": False}, "seed 5 has no effect without shuffle"),
+        (1, {"seed": 5, "shuffle": False, "balance": "global", "grad_accum": 2}, None),
+        (1, {"seed": 5}, None),
+        (1, {"balance": Balance(grad_accum=2), "grad_accum": 2}, None),  # the default of a host
+    ],
+)
+def test_settings_without_effect_are_one_warning(
+    ranks: int, settings: dict[str, Any], told: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On the rank that writes, and only where they were asked for."""
+    view = aligned(12, ranks)
+    for rank in range(ranks):
+        PackSampler(view, rank, **settings)
+    lines = [one.getMessage() for one in caplog.records if "has no effect" in one.getMessage()]
+    assert len(lines) == (told is not None)
+    assert told is None or lines[0].startswith(told)
+
+
+def test_a_seed_that_is_not_used_refuses_no_state() -> None:
+    view = aligned(12, 1)
+    saved = PackSampler(view, 0, seed=7, shuffle=False)
+    again = PackSampler(view, 0, shuffle=False)
+    again.load_state_dict(saved.state_dict(4))
+    assert list(again) == list(PackSampler(view, 0, shuffle=False))[4:]
+    with pytest.raises(ForeignArtefactError):
+        PackSampler(view, 0).load_state_dict(PackSampler(view, 0, seed=7).state_dict(4))

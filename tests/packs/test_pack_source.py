@@ -280,7 +280,7 @@ def test_zeroed_samples_stand_in_the_ledger_once_and_it_is_read_once(tmp_path: P
             data[number]
     listed = [json.loads(line)["sample_id"] for line in ledger.read_text().splitlines()]
     assert sorted(listed) == list(range(60))
-    assert made[0]._ledger._read == ledger.stat().st_size
+    assert made[0]._skipping.ledger._read == ledger.stat().st_size
 
 
 def test_filters_of_warnings_are_put_back_whatever_threads_do() -> None:

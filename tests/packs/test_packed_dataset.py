@@ -138,7 +138,7 @@ def test_zero_keeps_the_place_writes_the_ledger_and_substitutes_nobody(tmp_path:
     assert len(batch.sample_ids) == 6
 
 
-def test_zero_never_hides_drift_and_needs_a_ledger(tmp_path: Path) -> None:
+def test_zero_never_hides_drift_and_needs_a_ledger(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dataset = PackedDataset(
         packs(), Numbers(grown=(0,)), encode, on_error="zero", ledger_file=tmp_path / "failed.jsonl"
     )
@@ -147,8 +147,57 @@ def test_zero_never_hides_drift_and_needs_a_ledger(tmp_path: Path) -> None:
         dataset[pack]
     with pytest.raises(InputError, match="ledger_file"):
         PackedDataset(packs(), Numbers(), encode, on_error="zero")
-    with pytest.raises(InputError, match="on_error"):
-        PackedDataset(packs(), Numbers(), encode, on_error="skip")
+    for wrong in ({"on_error": "drop"}, {"on_error": "skip"}, {"max_skip_fraction": 1.5}):
+        with pytest.raises(InputError, match=r"on_error|max_skip_fraction"):
+            PackedDataset(packs(), Numbers(), encode, **wrong)
+    caplog.clear()
+    PackedDataset(packs(), Numbers(), encode, max_skip_fraction=0.1)
+    assert caplog.messages == ["max_skip_fraction has no effect with on_error 'raise'"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_skip_leaves_samples_out_of_their_packs(tmp_path: Path, known: bool) -> None:
+    """All others in their packs; a pack without any keeps one weightless segment; each told once."""
+    for broken in ({1, 4}, set(range(6)), {0}, set()):
+        ledger = tmp_path / f"{len(broken)}-{known}.jsonl"
+        dataset = PackedDataset(
+            packs(),
+            Numbers({index: SampleError("missing_media", "gone") for index in broken}),
+            encode,
+            lengths=Lengths(LENGTHS) if known else None,
+            on_error="skip",
+            ledger_file=ledger,
+        )
+        for _ in range(2):
+            found = [dataset[p] for p in range(len(dataset))]
+        for pack, planned in zip(found, dataset.plan, strict=True):
+            kept = [index for index in planned.tolist() if index not in broken]
+            assert [m["sample_id"] for m in pack] == (kept or planned.tolist()[:1])
+            assert all((m["labels"] != -100).any() for m in pack) == bool(kept)
+        PaddingFreeCollator("qwen2_vl")(found)
+        rows = [json.loads(line) for line in ledger.read_text().splitlines()] if broken else []
+        assert sorted(row["sample_id"] for row in rows) == sorted(broken)
+
+
+@pytest.mark.parametrize("on_error", ["skip", "zero"])
+def test_a_share_of_failed_samples_stops_the_run(tmp_path: Path, on_error: str) -> None:
+    def read(failed: int, limit: float | None) -> int:
+        dataset = PackedDataset(
+            packs(),
+            Numbers({index: OSError("disk") for index in range(failed)}),
+            encode,
+            on_error=on_error,
+            max_skip_fraction=limit,
+            ledger_file=tmp_path / f"{failed}-{limit}.jsonl",
+        )
+        return sum(len(dataset[p]) for p in range(len(dataset)))
+
+    assert read(3, None) and read(3, 0.5) and read(0, 0.0) == 6
+    for failed, limit in ((4, 0.5), (1, 0.0), (6, 0.9)):
+        with pytest.raises(
+            InputError, match=f"of 6 samples were left out, more than max_skip_fraction {limit}"
+        ):
+            read(failed, limit)
 
 
 def test_filler_position_and_workers() -> None:

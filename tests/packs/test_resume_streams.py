@@ -164,7 +164,7 @@ def test_steps_of_samples_go_on_with_other_ranks_between_steps_only() -> None:
             "a step of the saved run has 4 packs (2 ranks, grad_accum 2), one of this run 3",
             "4 ranks with grad_accum 1",
         ),
-        (4, 2, "one of this run 8", "1 ranks with grad_accum 4"),
+        (4, 2, "one of this run 8", "1 rank with grad_accum 4"),
         (8, 1, "one of this run 8", "2 ranks with grad_accum 2"),
     ],
 )
@@ -185,7 +185,7 @@ def test_inside_a_step_only_ranks_that_share_what_is_left_go_on() -> None:
         ForeignArtefactError, match="2 of the 4 packs of the current step are consumed"
     ) as caught:
         PackSampler(plan.align(4), 0, seed=5, grad_accum=1).load_state_dict(state)
-    assert "1 ranks with grad_accum 4, 2 ranks with grad_accum 2" in str(caught.value.hint)
+    assert "1 rank with grad_accum 4, 2 ranks with grad_accum 2" in str(caught.value.hint)
     assert "4 ranks" not in str(caught.value.hint)
 
 
@@ -194,7 +194,7 @@ def test_dropped_packs_depend_on_the_ranks_and_are_refused_where_they_differ() -
     state = PackSampler(plan.align(2, drop_last=True), 0, seed=5, grad_accum=2).state_dict(micro_step=2)
     with pytest.raises(ForeignArtefactError, match="10 packs, one of 4 8") as caught:
         PackSampler(plan.align(4, drop_last=True), 0, seed=5).load_state_dict(state)
-    assert "1 ranks with grad_accum 4, 2 ranks with grad_accum 2" in str(caught.value.hint)
+    assert "1 rank with grad_accum 4, 2 ranks with grad_accum 2" in str(caught.value.hint)
     with pytest.raises(ForeignArtefactError, match="drop_last"):
         PackSampler(plan.align(4), 0, seed=5).load_state_dict(state)
 

@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset
 
 from packtrain.data import EqualSteps, StreamingPackedDataset, TokenBudgetDataset, WeightedSources
 from packtrain.errors import ForeignArtefactError, InputError, PacktrainError, SampleError, SourceError
+from packtrain.sources.chat import ChatSource
 
 LENGTHS = [int(n) for n in np.random.default_rng(0).integers(1, 12, 100)]
 
@@ -217,28 +218,62 @@ def test_a_damaged_state_is_refused_when_it_is_loaded(indexed: bool) -> None:
         next(packs)
     state = json.loads(json.dumps(stream.state_dict()))
     tried = 0
-    for name in state["run"]:
+    (split,) = state["held"]
+    at = ("held", 0, "run")
+    for name in split["run"]:
         for value in ("gone", "x", -1, 2.5, [[1, "a"]], [-1], {"a": "b"}, True):
             if name == "total" and value == "gone":
                 continue  # a state of an earlier version
             with pytest.raises(ForeignArtefactError, match="incomplete or damaged"):
-                new().load_state_dict(changed(state, ("run", name), value))
+                new().load_state_dict(changed(state, (*at, name), value))
             tried += 1
     for path in (
-        ("run", "packer", "ids", 0),
-        ("run", "packer", "age", 0),
-        ("run", "places", 0),
-        ("run", "packer"),
+        (*at, "packer", "ids", 0),
+        (*at, "packer", "age", 0),
+        (*at, "places", 0),
+        (*at, "packer"),
+        *((name,) for name in ("splits", "window", "buffer", "held", "reader")),
+        *(("held", 0, name) for name in ("split", "turn", "epoch", "run")),
+        ("held", 0),
     ):
         with pytest.raises(ForeignArtefactError, match="damaged"):
             new().load_state_dict(changed(state, path, "gone"))
-    twice = changed(state, ("run", "ready"), [state["run"]["ready"][0]] * 2)
+    for path, value in (
+        (("splits",), 2), (("splits",), 1 << 40), (("window",), 0), (("reader",), [1, 1, 1, 0]),
+        (("reader",), [2, 0, 1, 0]), (("held", 0, "split"), 1), (("held", 0, "turn"), -1),
+        (("held", 0, "done"), True), (("held",), [split, split]), (("held",), [split, 7]),
+    ):  # fmt: skip
+        with pytest.raises(ForeignArtefactError, match="damaged"):
+            new().load_state_dict(changed(state, path, value))
+    twice = changed(state, (*at, "ready"), [split["run"]["ready"][0]] * 2)
     with pytest.raises(ForeignArtefactError, match="held twice"):
         new().load_state_dict(twice)
     for epoch in (-1, True, "x", None):
         with pytest.raises(ForeignArtefactError, match="epoch"):
             new().load_state_dict({**state, "epoch": epoch})
     assert tried > 80
+
+
+@pytest.mark.parametrize("costs", [{}, "other", "further"])
+def test_what_waits_under_other_limits_is_no_state(costs: Any) -> None:
+    """A packer joins what waits with what comes, cost by cost."""
+
+    def new() -> TokenBudgetDataset:
+        return TokenBudgetDataset(
+            rows(), micro_batch_size=1, max_seq_len=40, count_mode="effective", buffer_size=16
+        )
+
+    stream = new()
+    packs = iter(stream)
+    next(packs)
+    state = json.loads(json.dumps(stream.state_dict()))
+    at = ("held", 0, "run", "packer", "costs")
+    held = state["held"][0]["run"]["packer"]["costs"]
+    (values,) = held.values()
+    assert values and not new().check_state(state)
+    edited = {"other": {"other": values}, "further": {**held, "images": values}}.get(str(costs), {})
+    with pytest.raises(ForeignArtefactError, match="damaged"):
+        new().load_state_dict(changed(state, at, edited))
 
 
 def test_an_epoch_chosen_in_the_middle_of_an_endless_stream_is_the_next_one() -> None:
@@ -319,9 +354,8 @@ def test_a_state_of_one_reader_is_not_given_to_two_workers(monkeypatch: pytest.M
     class Info:
         num_workers, id = 2, 0
 
-    for module in ("streaming", "_stream_run"):
-        monkeypatch.setattr(f"packtrain.packs.{module}.get_worker_info", Info)
-    with pytest.raises(ForeignArtefactError, match="has workers 1, this one 2"):
+    monkeypatch.setattr("torch.utils.data._utils.worker._worker_info", Info)
+    with pytest.raises(InputError, match="has 1 split, which 1 rank × 2 workers cannot share"):
         list(again)
 
 
@@ -381,6 +415,29 @@ def test_keys_that_are_not_read_stop_a_stream(bad: int, said: str | None, tmp_pa
     assert "ignore_keys" in str(error.value.hint) and error.value.exit_code == 2
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_keys_that_a_source_does_not_read_are_told_by_a_stream(workers: int, caplog: Any) -> None:
+    """After the first window, at tenfold of it, and where new ones came at the end; `peek` tells nothing."""
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    records = [{"messages": turns, "mood": "m"} for _ in range(120)]
+    source = ChatSource([*records, {"messages": turns, "hue": "h"}])
+    stream = make(source, template=_three, window=10, encode_workers=workers)
+    stream.peek(2)
+    assert "keys of" not in caplog.text
+    assert len(flat(ids(list(stream)))) == 121
+    told = [record.getMessage() for record in caplog.records if "keys of" in record.getMessage()]
+    assert [text.split(", not read")[0] for text in told] == [
+        "keys of the first 10 samples",
+        "keys of the first 100 samples",
+        "keys of the first 121 samples",
+    ] or workers, told
+    assert told[-1] == "keys of the first 121 samples, not read: mood (120), hue (1)"
+
+
+def _three(sample: Any) -> dict[str, Any]:
+    return {"input_ids": [1, 2, 3], "labels": [1, 2, 3]}
+
+
 class Skipping:
     """ms-swift's way: a template gives None or nothing for what it skips, or raises."""
 
@@ -426,7 +483,7 @@ def test_encodes_that_give_nothing_or_raise_are_skipped_and_counted(workers: int
     key="`data.max_skip_fraction`",
     api="`StreamingPackedDataset(max_skip_fraction=)`",
 )
-def test_a_limit_of_what_is_skipped(tmp_path: Path) -> None:
+def test_a_limit_of_what_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def stream(lengths: list[int], limit: float) -> StreamingPackedDataset:
         return StreamingPackedDataset(
             rows(lengths), Skipping(), pack_length=10, on_error="skip", max_skip_fraction=limit,
@@ -438,6 +495,9 @@ def test_a_limit_of_what_is_skipped(tmp_path: Path) -> None:
         list(stream([6] * 8 + [3, 4], 0.1))
     with pytest.raises(InputError, match=r"21 of .* left out"):  # before the end of a long source
         next(iter(stream([3] * 30 + [6] * 5000, 0.2)))
-    for wrong in ({"max_skip_fraction": 1.0, "on_error": "skip"}, {"max_skip_fraction": 0.1}):
-        with pytest.raises(InputError, match="max_skip_fraction"):
-            StreamingPackedDataset(rows(), pack_length=20, ledger_file=tmp_path / "l", **wrong)
+    given = {"pack_length": 20, "ledger_file": tmp_path / "l"}
+    with pytest.raises(InputError, match="max_skip_fraction"):
+        StreamingPackedDataset(rows(), on_error="skip", max_skip_fraction=1.0, **given)
+    caplog.clear()
+    StreamingPackedDataset(rows(), max_skip_fraction=0.1, **given)
+    assert caplog.messages == ["max_skip_fraction has no effect with on_error 'raise'"]

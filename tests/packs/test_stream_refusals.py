@@ -105,7 +105,7 @@ def test_what_is_no_source_is_refused(source: Any) -> None:
         ids(StreamingPackedDataset(lambda: None, pack_length=8))
 
 
-@pytest.mark.parametrize("change", [None, "a", [], {"epoch": "x"}, {"run": {}}, {"run": [1]}])
+@pytest.mark.parametrize("change", [None, "a", [], {"epoch": "x"}, {"held": {}}, {"held": [1]}, [None], [[]]])
 def test_a_state_that_is_none_changes_nothing(change: Any) -> None:
     stream = StreamingPackedDataset(SAMPLES, pack_length=10)
     state = {**stream.state_dict(), **change} if isinstance(change, dict) else change

@@ -256,17 +256,27 @@ def test_states_of_other_settings_and_readers_are_refused() -> None:
         (make(shuffle_buffer=4, seed=1), "seed"),
         (make(shuffle_buffer=4, window=51), "settings"),
         (make(shuffle_buffer=0), "settings"),
-        (make(shuffle_buffer=4, rank=1, world_size=2), "rank"),
+        (make(shuffle_buffer=4, splits=2), "splits"),
     ):
         with pytest.raises(ForeignArtefactError, match=f"has {key}"):
             other.load_state_dict(state)
     with pytest.raises(ForeignArtefactError, match="version"):
         stream.load_state_dict({**state, "version": 0})
-    two = make(rank=0, world_size=2)
+    with pytest.raises(InputError, match="the stream has 1 split, which 2 ranks cannot share") as caught:
+        make(shuffle_buffer=4, rank=1, world_size=2).load_state_dict(state)
+    assert "one of 1" in str(caught.value.hint)
+    two = [make(rank=rank, world_size=2).state_dict() for rank in range(2)]
     one = make(rank=0, world_size=1)
-    with pytest.raises(ForeignArtefactError, match="world_size 2, this one 1") as caught:
-        one.load_state_dict(two.state_dict())
-    assert "encode_workers" in str(caught.value.hint)
+    with pytest.raises(ForeignArtefactError, match=r"rank 0 of 2 holds 1 of 2 splits \(0\)") as caught:
+        one.load_state_dict(two[0])
+    assert "load_state_dict([state, …])" in str(caught.value.hint)
+    with pytest.raises(ForeignArtefactError, match="hold a split twice"):
+        one.load_state_dict([two[0], two[0]])
+    with pytest.raises(ForeignArtefactError, match="has seed 1"):
+        one.load_state_dict([two[0], {**two[1], "seed": 1}])
+    with pytest.raises(ForeignArtefactError, match="different streams: window 50, 49"):
+        one.load_state_dict([two[0], {**two[1], "window": 49}])
+    one.load_state_dict(two)
 
 
 def test_bad_arguments_are_refused() -> None:
@@ -280,7 +290,8 @@ def test_bad_arguments_are_refused() -> None:
         ({"max_carry": -1}, "max_carry"),
         ({"encode_workers": True}, "encode_workers"),
         ({"on_error": "skip"}, "must be written down"),
-        ({"on_error": "zero"}, "on_error"),
+        ({"on_error": "zero"}, "must be written down"),
+        ({"on_error": "drop"}, "on_error"),
         ({"packer": "bdf"}, "bfd"),
     ):
         with pytest.raises(InputError, match=match):

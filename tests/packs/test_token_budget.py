@@ -293,13 +293,33 @@ def test_options_without_effect_are_refused() -> None:
         ({"overflow_ratio": 0.5}, "overflow_ratio"),
         ({"lengths": [4, 2, 3, 1], "order": "arrival"}, "planned by total tokens"),
         ({"lengths": [4, 2, 3, 1], "cyclic": True}, "cyclic has no effect"),
-        ({"lengths": [4, 2, 3, 1], "encode_workers": 2}, "encode_workers has no effect"),
-        ({"lengths": [4, 2, 3, 1], "max_carry": 2}, "max_carry has no effect"),
     ):
         with pytest.raises(InputError, match=match):
             TokenBudgetDataset(letters(), **options)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="has no labels"):
         list(TokenBudgetDataset([{"input_ids": [1]}], count_mode="effective"))
+
+
+@pytest.mark.parametrize("option", ["encode_workers", "max_carry"])
+def test_with_lengths_options_of_streams_are_told_once(option: str, caplog: pytest.LogCaptureFixture) -> None:
+    made = TokenBudgetDataset(letters(), lengths=[4, 2, 3, 1], **{option: 2})  # type: ignore[arg-type]
+    plain = TokenBudgetDataset(letters(), lengths=[4, 2, 3, 1])
+    assert [pack.ids for pack in made] == [pack.ids for pack in plain]
+    (line,) = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
+    assert option in line
+
+
+@pytest.mark.parametrize(("supervised", "ratio", "told"), [(3, 2.0, 1), (6, 2.0, 0), (3, 4.0, 0)])
+def test_an_effective_budget_that_the_cap_always_beats_is_told_once(
+    supervised: int, ratio: float, told: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A row is full of tokens first where fewer than 1/ratio of a sample's are supervised."""
+    labels = [-100] * (10 - supervised) + [1] * supervised
+    samples = [{"input_ids": [1] * 10, "labels": labels} for _ in range(600)]
+    data = TokenBudgetDataset(samples, max_seq_len=20, count_mode="effective", overflow_ratio=ratio)
+    list(data)
+    lines = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
+    assert len(lines) == told and all("count_mode 'effective'" in line for line in lines)
 
 
 @pytest.mark.spec(

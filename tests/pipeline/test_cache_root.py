@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from packtrain.errors import ChecksumError, FormatError, InputError, PlanError
 from packtrain.pipeline.cache import CacheRoot
 from packtrain.pipeline.run import dry_run, prepare
 from packtrain.planning.packplan import PackPlan
+from packtrain.store import parts
 from packtrain.testing import snapshot
 from packtrain.train.config import load_config
 
@@ -125,6 +127,29 @@ def test_two_jobs_in_one_root_make_each_artefact_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(60)
     assert errors == [] and len(found) == 4 and len(set(found)) == 1 and Counting.measured == 60
+
+
+def test_a_folder_whose_maker_is_still_in_it_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The marker is there, the claim inside of the folder is not gone yet: a moment more to wait."""
+    published, found = threading.Event(), []
+    real = parts.clear_parts
+
+    def slow(folder: Path) -> None:
+        if (folder / "lengths.json").exists() and not published.is_set():
+            published.set()
+            time.sleep(0.3)
+        real(folder)
+
+    monkeypatch.setattr(parts, "clear_parts", slow)
+    cache = CacheRoot(tmp_path / "root", timeout_s=60)
+    first = threading.Thread(target=lambda: cache.lengths(many(5), Words()))
+    first.start()
+    assert published.wait(60)
+    found.append(cache.lengths(many(5), Words())[0])
+    first.join(60)
+    assert len(found[0]) == 5
 
 
 def test_a_job_that_fails_leaves_the_next_one_free(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def grown_equals_fresh(tmp_path: Path, path: Path, grow: Callable[[], object], *
     before = snapshot(tmp_path / "l")
     with pytest.raises(ForeignArtefactError, match="source") as refused:
         measure(chats(path), Seen(), tmp_path / "l")
-    assert "--append" in str(refused.value.hint) and snapshot(tmp_path / "l") == before
+    assert "append=True" in str(refused.value.hint) and snapshot(tmp_path / "l") == before
     Seen.measured = 0
     measure(chats(path), Seen(), tmp_path / "l", append=True, **options)
     count = Seen.measured

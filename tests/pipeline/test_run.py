@@ -80,6 +80,54 @@ def test_the_run_is_written_down(finished: Any) -> None:
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", page)
 
 
+def test_the_page_and_show_say_the_same_figures(
+    finished: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """report.html, `show --json` and `show --html` of the run: one set of figures, the log's own."""
+
+    def figures_of(page: Path) -> Any:
+        text = page.read_text(encoding="utf-8")
+        return json.loads(re.search(r'id="figures">(.*?)</script>', text, re.S)[1])  # type: ignore[index]
+
+    with pytest.raises(SystemExit):
+        main(["show", str(finished.folder), "--json", "--html", str(tmp_path / "again.html")])
+    told = json.loads(capsys.readouterr().out)["report"]
+    assert told == figures_of(finished.folder / "report.html") == figures_of(tmp_path / "again.html")
+    rows = [json.loads(line) for line in (finished.folder / "train_log.jsonl").read_text().splitlines()]
+    for name in ("loss", "step_s", "data_wait_s", "tokens_per_s", "eval_loss"):
+        assert told["curves"].get(name, []) == [[row["step"], row[name]] for row in rows if name in row]
+    assert len(told["curves"]["step_s"]) == len(told["curves"]["loss"]) > 3
+    assert told["stats"] == json.loads(json.dumps(finished.result.plan.stats()))
+    balance, forecast = told["steps"]["balance"], told["steps"]["forecast"]
+    assert balance["world_size"] == 1 and balance["max_over_mean"] == balance["max_over_mean_before"] == 1
+    assert forecast["tokens_per_step"] == pytest.approx(forecast["measured_tokens_per_step"], rel=1e-6)
+    text = (finished.folder / "report.html").read_text(encoding="utf-8")
+    assert "train.jsonl:" in text and "packtrain show" in text and "&#34;messages&#34;" in text
+
+
+def test_show_prints_a_sample_with_its_record(finished: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = finished.result.plan
+    left, reason = next(iter(plan.ledger))
+    for folder in (finished.folder, finished.folder / "plan"):
+        for sample, pack in ((int(plan.indices[-1]), len(plan) - 1), (left, None)):
+            with pytest.raises(SystemExit):
+                main(["show", str(folder), "--sample", str(sample), "--json"])
+            told = json.loads(capsys.readouterr().out)
+            assert told["pack"] == pack and told["where"].endswith(f"train.jsonl:{sample + 1}")
+            assert told["reason"] == (reason if pack is None else None)
+            lines = (
+                Path(told["where"].rpartition(":")[0]).read_text().splitlines()
+                if "/" in told["where"]
+                else None
+            )
+            assert isinstance(told["record"], dict) and (
+                lines is None or told["record"] == json.loads(lines[sample])
+            )
+    with pytest.raises(SystemExit) as stopped:
+        main(["show", str(finished.folder), "--sample", "320"])
+    assert stopped.value.code == 2 and "0 to 319" in capsys.readouterr().err
+
+
 def test_losses_of_a_step_are_those_of_the_samples_that_which_names(
     finished: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,3 +280,15 @@ def test_which_knows_a_run(finished: Any) -> None:
     assert order.sample(late, [0]) == [], "the run stopped before it"
     with pytest.raises(InputError, match="step 24 of a run of 24 steps"):
         order.step(24)
+
+
+def test_run_json_holds_the_warnings_of_reading_and_running(finished: Any) -> None:
+    told = finished.result.figures["warnings"]
+    assert len(told) == len(set(told))
+    assert json.loads((finished.folder / "run.json").read_text())["result"]["warnings"] == told
+
+
+def test_the_comparison_is_of_evenly_spaced_packs_and_signed(finished: Any) -> None:
+    loss = finished.result.figures["loss"]
+    assert loss["packs"] == min(64, len(finished.result.plan))
+    assert loss["difference"] == loss["packed"] - loss["unpacked"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -105,7 +106,10 @@ def test_pb19_too_short_a_wait_names_file_and_progress_and_a_longer_one_succeeds
     long = Rank(folder, 300, 0.02, "", 60, rank=1, size=2)
     told = short.result()
     assert short.process.returncode == 2 and "packing_wait_timeout_s" in told["hint"]
-    assert "rank 1 waited 0.70 s" in told["error"] and "beat.json" in told["error"]
+    waited = re.search(r"rank 1 waited ([\d.]+) s for the artefacts of (\S+) \((\S+)", told["error"])
+    assert waited, told
+    assert 0.7 <= float(waited[1]) < 60 and waited[2] == str(folder)
+    assert waited[3].startswith(str(folder / "startup"))
     assert "measuring" in told["error"] and " of 300" in told["error"]
     assert first.result()["checksum"] == long.result()["checksum"]
 

@@ -170,12 +170,25 @@ def test_bad_settings() -> None:
         ({"grad_accum": 0}, "grad_accum is 0"),
         ({"grad_accum": 2, "mode": "steps"}, "balance mode"),
         ({"grad_accum": 2, "sync": "x"}, "sync"),
-        ({"grad_accum": 2, "mode": "window", "sync": "step"}, "no effect"),
         ({"grad_accum": 2, "epoch": -1}, "must be >= 0"),
     ):
         with pytest.raises(InputError, match=match):
             a.balance(**options)
     with pytest.raises(InputError, match="balanced already"):
         a.balance(2).balance(2)
-    with pytest.raises(InputError, match="no effect with sync"):
-        Balance(grad_accum=2, sync="step", even="images")
+
+
+@pytest.mark.parametrize(
+    ("idle", "same"),
+    [
+        ({"mode": "window", "sync": "step"}, {"mode": "window"}),
+        ({"mode": "global", "even": "images"}, {"mode": "global"}),
+        ({"sync": "step", "even": "images"}, {"sync": "step"}),
+    ],
+)
+def test_settings_without_effect_are_told_once(
+    idle: dict[str, str], same: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert Balance(grad_accum=2, **idle) == Balance(grad_accum=2, **same)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "has no effect" in line

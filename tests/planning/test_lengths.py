@@ -111,7 +111,7 @@ def test_what_is_no_length_is_refused(tokens: object, message: str) -> None:
 
 
 def test_costs_status_and_reasons_are_checked() -> None:
-    with pytest.raises(LengthError, match="images has 1 entries, tokens has 2"):
+    with pytest.raises(LengthError, match="images has 1 entry, tokens has 2"):
         pt.Lengths([1, 2], costs={"images": [1]})
     with pytest.raises(LengthError, match=r"images\[0\] is -1"):
         pt.Lengths([1], costs={"images": [-1]})

@@ -77,7 +77,7 @@ def test_a_sample_that_alone_breaks_a_limit_follows_its_policy() -> None:
     assert list(mixed.ledger) == [(0, "over_images")] and mixed.long_samples == 1
     other = pt.plan(lengths, 100, limits={"images": 4}, long_samples={"tokens": "drop"})
     assert list(other.ledger) == [(2, "over_long")] and [0] in [pack.tolist() for pack in other]
-    with pytest.raises(PlanError, match=r"1 samples are long \(> limit of images 4\): 0 \(9 images\)"):
+    with pytest.raises(PlanError, match=r"1 long sample \(> limit of images 4\): 0 \(9 images\)"):
         pt.plan(lengths, 100, limits={"images": 4}, long_samples={"images": "error"})
 
 

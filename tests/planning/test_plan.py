@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import packtrain as pt
-from packtrain.errors import ConfigError, InputError, LawError, PlanError, UnknownNameError
+from packtrain.errors import ConfigError, LawError, PlanError, UnknownNameError
 from packtrain.planning.laws import check_laws
 from packtrain.testing import check_plan, compiled_path
 
@@ -66,7 +66,7 @@ def test_long_samples() -> None:
     assert at_cap.ledger.ids.tolist() == [1, 2]
     assert pt.plan(tokens, 10, long_samples="drop").ledger.ids.tolist() == [2]
     assert contents(pt.plan(tokens, 10, long_rule=">=")) == contents(single)
-    with pytest.raises(PlanError, match=r"1 samples are long .*2 \(11 tokens\)"):
+    with pytest.raises(PlanError, match=r"1 long sample .*2 \(11 tokens\)"):
         pt.plan(tokens, 10, long_samples="error")
     with pytest.raises(PlanError, match=r"1 \(10 tokens\), 2 \(11 tokens\)"):
         pt.plan(tokens, 10, long_samples={"tokens": "error"}, long_rule=">=")
@@ -140,8 +140,6 @@ def test_seed_shuffles_among_equal_costs_only() -> None:
         ({"pack_length": 8, "multiple_of": 0}, PlanError, "multiple_of is 0"),
         ({"pack_length": 8, "seed": -1}, PlanError, "seed is -1"),
         ({"pack_length": 8, "packer": "bdf"}, UnknownNameError, "bdf"),
-        ({"pack_length": 8, "packs_multiple": 2}, InputError, "no effect"),
-        ({"pack_length": 8, "samples_per_step": 4, "window": 9}, InputError, "no effect"),
         ({"pack_length": 8, "limits": {"tokens": 4}}, PlanError, "use pack_length"),
         ({"pack_length": 8, "limits": {"images": -4}}, PlanError, "is -4"),
         ({"pack_length": 8, "limits": 7}, PlanError, "expected a mapping"),
@@ -150,6 +148,26 @@ def test_seed_shuffles_among_equal_costs_only() -> None:
 def test_bad_options(options: dict[str, object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         pt.plan([1, 2], **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "idle"),
+    [
+        ({}, {"packs_multiple": 2}),
+        ({}, {"packs_per_step": 4}),
+        ({}, {"last_step": "drop"}),
+        ({"samples_per_step": 2}, {"window": 9}),
+        ({"samples_per_step": 2}, {"packer": "bfd"}),
+    ],
+)
+def test_an_option_without_effect_is_told_once_and_leaves_the_plan_as_it_is(
+    options: dict[str, object], idle: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    made = pt.plan([1, 2, 3, 4], 8, **options)
+    assert not caplog.records
+    assert pt.plan([1, 2, 3, 4], 8, **options, **idle).checksum == made.checksum
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"{next(iter(idle))}=") and "has no effect with" in line
 
 
 def test_spec_round_trip_and_numpy_integers() -> None:
@@ -205,7 +223,7 @@ def test_a_packer_that_breaks_a_law_is_caught(monkeypatch: pytest.MonkeyPatch) -
 def test_summary_line_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="packtrain"):
         pt.plan([5, 0, 20], 10, long_samples="drop")
-    assert "planned 1 of 3 samples into 1 packs" in caplog.text and "'over_long': 1" in caplog.text
+    assert "planned 1 of 3 samples into 1 pack of" in caplog.text and "'over_long': 1" in caplog.text
 
 
 GOLDEN = {

@@ -134,13 +134,6 @@ def test_refusals() -> None:
         pt.plan([5] * 30, 10, samples_per_step=6, packs_per_step=2)
     with pytest.raises(PlanError, match="cannot be taken out"):
         plan.without([0], "gone")
-    for options, match in (
-        ({"packs_per_step": 4}, "no effect without"),
-        ({"last_step": "drop"}, "no effect without"),
-        ({"samples_per_step": 4, "packer": "bfd"}, "no effect with"),
-    ):
-        with pytest.raises(InputError, match=match):
-            pt.plan([5] * 9, 10, **options)
 
 
 def test_drop_last_leaves_the_partial_step_out_of_the_view() -> None:

@@ -99,3 +99,26 @@ def test_windows_are_part_of_the_spec_and_equal_on_both_paths() -> None:
             assert pt.plan(tokens, 8192, window=w, seed=1) == plan
     assert len({plan.checksum for plan in plain.values()}) == 3
     check_plan(plain[50], pt.Lengths(tokens))
+
+
+def test_a_long_stream_is_compiled_in_its_midst_and_stays_what_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half a million samples of a process are worth the compiler, whichever of its streams they are of."""
+    from packtrain.packers import bfd
+
+    compiled: list[bool] = []
+    decide = bfd.use_jit
+    monkeypatch.setattr(bfd, "use_jit", lambda n: compiled.append(decide(n)) or compiled[-1])
+
+    def packs(seen: int) -> list[list[int]]:
+        monkeypatch.setattr(WindowPacker, "seen", seen)
+        packer = WindowPacker(pt.PlanSpec(pack_length=9000, window=100, packer="bfd"))
+        made = [packer.push(ids, lengths) for ids, lengths in stream(3)]
+        return [part.ids.tolist() for part in (*made, packer.flush())]
+
+    plain = packs(0)
+    assert compiled and not any(compiled)
+    compiled.clear()
+    assert packs(500_010 - 1500) == plain
+    assert not compiled[0] and compiled[-1] and compiled == sorted(compiled)

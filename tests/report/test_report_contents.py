@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import xml.etree.ElementTree as ET
 from typing import Any
 
@@ -13,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import packtrain as pt
-from packtrain.report import contents, plots
-from packtrain.report.numbers import fill_histogram, length_histogram, token_slots
-from packtrain.report.svg import Canvas, compact, ticks
+from packtrain.report import contents, pack_rows, plots
+from packtrain.report.numbers import curves, fill_histogram, length_histogram, report_figures, token_slots
 
 lengths_of = st.lists(st.integers(0, 300), min_size=1, max_size=60)
 
@@ -37,25 +35,30 @@ def test_token_slots_are_what_a_plain_loop_counts(tokens: list[int], cap: int) -
 
 @settings(deadline=None)
 @given(lengths_of, st.integers(1, 200))
-def test_histograms_hold_every_sample_and_pack(tokens: list[int], cap: int) -> None:
+def test_histograms_hold_every_sample_and_pack_in_its_bin(tokens: list[int], cap: int) -> None:
     lengths = pt.Lengths(tokens)
     plan = pt.plan(lengths, pack_length=cap, long_samples="drop")
-    found = length_histogram(lengths, plan)
-    assert found.parts["packed"].sum() == len(plan.indices)
-    assert found.parts["ledger"].sum() == sum(t > cap for t in tokens)
-    assert found.beyond == (max(tokens) > found.edges[-1])
-    fill = fill_histogram(plan)
-    assert fill.parts["packed"].sum() == len(plan)
-    assert fill.edges[0] >= 0 and fill.edges[-1] >= 100
-
-
-@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(2, 9))
-def test_ticks_are_round_few_and_inside(low: float, span: float, about: int) -> None:
-    found = ticks(low, low + span, about)
-    assert len(found) <= about * 4 / 3 + 2
-    slack = span * 1e-6 + 1e-9 * (abs(low) + span)
-    assert all(low - slack <= value <= low + span + slack for value in found)
-    assert found == sorted(found)
+    kept = pt.plan(lengths, pack_length=cap)
+    fills = [int(t) * 100 / cap for t in kept.pack_tokens]
+    over = [t for t in tokens if t > cap]
+    packed = [t for t in tokens if 0 < t <= cap]
+    for found, parts in (
+        (length_histogram(lengths, plan), {"packed": packed, "ledger": over}),
+        (fill_histogram(kept), {"packs": fills}),
+    ):
+        told = found.to_dict()
+        for name, values in parts.items():
+            bins = [*zip(told["edges"], told["edges"][1:], strict=False)]
+            for k, (low, high) in enumerate(bins):
+                last = k == len(bins) - 1
+                inside = sum(low <= v < high or (last and v == high) for v in values)
+                assert told["counts"][name][k] == inside
+            bins = [*zip(told["over_edges"], told["over_edges"][1:], strict=False)]
+            for k, (low, high) in enumerate(bins):
+                assert told["over_counts"][name][k] == sum(low < v <= high for v in values)
+            counted = sum(told["counts"][name]) + sum(told["over_counts"].get(name, []))
+            assert counted == len(values)
+    assert sum(fill_histogram(kept).to_dict()["over_counts"].get("packs", [])) == len(over)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,7 @@ def test_ticks_are_round_few_and_inside(low: float, span: float, about: int) -> 
     [(0, None, "0"), (1200, None, "1,200"), (34_000, None, "34k"), (5000, 2e4, "5k"), (2.5e9, None, "2.5G")],
 )
 def test_compact(value: float, scale: float | None, words: str) -> None:
-    assert compact(value, scale) == words
+    assert plots.compact(value, scale) == words
 
 
 def test_percent_never_rounds_up_to_all() -> None:
@@ -75,21 +78,42 @@ def test_percent_never_rounds_up_to_all() -> None:
     ]
 
 
-def test_curves_of_every_form() -> None:
-    log = [{"loss": 5.0, "step": 1}, {"eval_loss": 4.0, "step": 1}, {"train_runtime": 3.0, "step": 1}]
-    assert contents.curves(log) == {"train": [(1.0, 5.0)], "eval": [(1.0, 4.0)]}
-    assert contents.curves([(1, 2), (2, 1)]) == {"train": [(1.0, 2.0), (2.0, 1.0)]}
-    assert contents.curves({"train": [(1, 2)], "eval": []}) == {"train": [(1.0, 2.0)]}
-    assert contents.curves(None) == {} and contents.curves([]) == {}
+def test_curves_are_the_rows_of_a_log() -> None:
+    log = [
+        {"n_raw_packs": 3},
+        {"loss": 5.0, "step": 1, "step_s": 0.5, "data_wait_s": 0.1, "tokens_per_s": 90, "grad_norm": 1.0},
+        {"eval_loss": 4.0, "eval_b_loss": 3.0, "step": 1, "eval_packs": 3},
+        {"loss": math.nan, "step": 2, "step_s": 0.25},
+        {"train_runtime": 3.0, "train_loss": 2.0, "step": 2},
+    ]
+    assert curves(log) == {
+        "loss": [[1, 5.0]],
+        "step_s": [[1, 0.5], [2, 0.25]],
+        "data_wait_s": [[1, 0.1]],
+        "tokens_per_s": [[1, 90.0]],
+        "eval_loss": [[1, 4.0]],
+        "eval_b_loss": [[1, 3.0]],
+    }
+    assert curves(None) == {} and curves([]) == {}
 
 
-def test_curve_with_values_that_are_not_finite() -> None:
-    svg = plots.curve({"train": [(1, math.nan), (2, 3.0), (3, math.inf)]}, label="loss")
-    assert "nan" not in svg and "inf" not in svg
-    ET.fromstring(svg)
-    assert "no finite loss" in plots.curve({"train": [(1, math.nan)]}, label="loss")
-    ET.fromstring(plots.curve({"train": [(1, 2.0)]}, label="loss"))
-    ET.fromstring(plots.curve({"train": [(1, -2.0), (5, -3.0)]}, label="loss"))
+@pytest.mark.parametrize(
+    "points", [[(1, 2.0)], [(1, -2.0), (5, -3.0)], [(k, 1.0 / (k + 1)) for k in range(999)]]
+)
+def test_curves_are_whole_svg_with_named_axes(points: Any) -> None:
+    svg = plots.curve({"loss": points}, label="Loss over steps", y_label="loss a token")
+    words = [text.text for text in ET.fromstring(svg).iter("text")]
+    assert {"optimizer step", "loss a token"} <= set(words)
+    titles = [title.text for title in ET.fromstring(svg).iter("title")]
+    assert titles == ([] if len(points) > 120 else [f"loss, step {x}: {y:.4g}" for x, y in points])
+    assert svg == plots.curve({"loss": points}, label="Loss over steps", y_label="loss a token")
+
+
+def test_nothing_of_a_name_is_markup() -> None:
+    evil = "</title><script>&"
+    svg = plots.curve({evil: [(1, 2.0), (2, 1.0)]}, label=evil, y_label=evil)
+    assert "<script>" not in svg and ET.fromstring(svg).get("aria-label") == evil
+    assert f"{evil}, step 1: 2" in [title.text for title in ET.fromstring(svg).iter("title")]
 
 
 def test_thinned_curve_keeps_ends_and_mean() -> None:
@@ -102,7 +126,7 @@ def test_thinned_curve_keeps_ends_and_mean() -> None:
 def test_comparison() -> None:
     found = contents.comparison_rows({"packed": 2.0, "unpacked": 2.5, "tolerance": 1e-4})
     assert found is not None and found["holds"] is False
-    assert dict(found["rows"])["difference"] == "0.5"
+    assert dict(found["rows"])["difference"] == "-0.5"
     unknown = contents.comparison_rows({"packed": 2.0, "unpacked": 2.0})
     assert unknown is not None and unknown["holds"] is None
     assert contents.comparison_rows(None) is None
@@ -115,35 +139,50 @@ def test_comparison_that_is_not_a_number_does_not_hold() -> None:
 
 def test_ledger_counts_are_the_plans_even_when_rows_are_few(made: Any) -> None:
     _, plan, rows = made(2000)
-    groups = contents.ledger_groups(plan, rows[:3])
+    groups = contents.ledger_groups(plan.ledger.counts(), rows[:3], str)
     assert {group["reason"]: group["count"] for group in groups} == plan.ledger.counts()
     assert sum(len(group["rows"]) + group["rest"] for group in groups) == len(plan.ledger.ids)
 
 
 def test_long_details_are_cut_and_say_so(made: Any) -> None:
     _, plan, rows = made()
-    (group, *_) = contents.ledger_groups(plan, [{**row, "detail": "x" * 5000} for row in rows])
+    told = [{**row, "detail": "x" * 5000} for row in rows]
+    (group, *_) = contents.ledger_groups(plan.ledger.counts(), told, str)
     assert group["rows"][0]["detail"].endswith("… (4,600 more characters)")
 
 
+def rows_of(plan: Any, lengths: Any) -> dict[str, Any]:
+    return pack_rows.pack_rows(plan, lengths.tokens, lambda i: "k", lambda i: "", str, str)
+
+
 def test_segments_fill_their_packs(made: Any) -> None:
-    """Widths of a pack's segments add up to its tokens, thin ones joined."""
+    """Widths of a pack's segments add up to its tokens; those too thin to see are joined."""
     lengths, plan, _ = made(3000, cap=20_000)
-    svg = ET.fromstring(plots.packs(plan, lengths.tokens, lambda i: "k", lambda i: ""))
-    rows: dict[str, float] = {}
-    for rect in svg.iter("rect"):
-        if str(rect.get("class")).startswith("seg"):
-            rows[str(rect.get("y"))] = rows.get(str(rect.get("y")), 0.0) + float(str(rect.get("width")))
-    wanted = [884 * int(t) / 20_000 for t in plan.pack_tokens[plots.chosen_packs(len(plan))]]
-    assert list(rows.values()) == pytest.approx(wanted, abs=0.06 * 300)
-    assert re.search(r"samples \d+ to \d+: \d+ samples", ET.tostring(svg, encoding="unicode"))
+    found = rows_of(plan, lengths)
+    assert found["cap"] == 100
+    assert [row["pack"] for row in found["rows"]] == pack_rows.chosen_packs(len(plan))
+    for row in found["rows"]:
+        widths = [float(part["width"]) for part in row["segments"]]
+        assert sum(widths) == pytest.approx(
+            100 * int(plan.pack_tokens[row["pack"]]) / 20_000, abs=0.005 * len(widths)
+        )
+        assert min(widths[:-1]) >= 0.25
+    kinds = {part["kind"] for row in found["rows"] for part in row["segments"]}
+    assert kinds == {"k", "k-run"}
 
 
-def test_canvas_escapes() -> None:
-    canvas = Canvas(10, 10, 'a "<b>')
-    canvas.text(0, 0, "<script>")
-    canvas.rect(0, 0, 1, 1, "k", title="</title>&")
-    assert ET.fromstring(canvas.render()).get("aria-label") == 'a "<b>'
+def test_an_over_long_pack_breaks_the_axis() -> None:
+    """The others keep their width, and its figures stay true."""
+    lengths = pt.Lengths([40, 60, 299_217, 110])
+    plan = pt.plan(lengths, pack_length=100)
+    found = rows_of(plan, lengths)
+    assert found["cap"] == 80
+    both, long, wider = found["rows"]
+    assert [part["width"] for part in both["segments"]] == ["32.00", "48.00"]
+    assert not both["over"] and not both["cut"] and both["fill"] == "100.0 %"
+    assert [part["width"] for part in long["segments"]] == ["100.00"] and long["cut"] and long["over"]
+    assert long["fill"] == "299,217 %" and long["listed"][0]["tokens"] == long["used"] == 299_217
+    assert [part["width"] for part in wider["segments"]] == ["88.00"] and wider["over"] and not wider["cut"]
 
 
 @pytest.mark.spec(
@@ -154,8 +193,8 @@ def test_canvas_escapes() -> None:
 )
 def test_length_classes_and_phases_in_their_order() -> None:
     lengths = pt.Lengths([64] * 8 + [33] * 5 + [32] * 4 + [20] * 6 + [1] * 16)
-    told = contents.buckets(pt.plan(lengths, pack_length=64, packer="diverse"), lengths)
+    told = contents.buckets(report_figures(pt.plan(lengths, pack_length=64, packer="diverse"), lengths))
     assert told["classes"][0] == ("33 - 64", "13", "677", "33.3 %")
     assert [row[0] for row in told["phases"]] == ["powers", "seeds", "rest", "finalise"]
     assert sum(int(row[2]) for row in told["phases"]) == 39
-    assert contents.buckets(pt.plan(lengths, pack_length=64), lengths)["phases"] == []
+    assert contents.buckets(report_figures(pt.plan(lengths, pack_length=64), lengths))["phases"] == []

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packtrain.errors import ConfigError, InputError, SampleError
+from packtrain.media.knobs import STARTS
 from packtrain.pipeline.unread import refuse_unread, told
 from packtrain.sources import keys
 from packtrain.sources._values import absent, kind_of_ref, meaning, pruned
@@ -337,7 +338,7 @@ def test_empty_answers_in_the_middle_are_not_trained() -> None:
     ],
 )  # fmt: skip
 def test_media_as_people_write_them(record: dict[str, Any], expected: list[Any]) -> None:
-    assert parts(record, allow_outside=True) == expected
+    assert parts(record, allow_outside=True, allow_remote=True) == expected
 
 
 def test_media_that_nothing_can_settle_are_refused() -> None:
@@ -466,6 +467,157 @@ def test_tools_and_calls_in_other_places() -> None:
 
 
 # ------------------------------------------------------------------------------------------ values
+@pytest.mark.parametrize("name", [*STARTS, "start"])
+def test_a_stretch_that_a_record_sets_is_told_and_a_start_alone_is_refused(name: str) -> None:
+    end = {"offset": "duration", "begin_time": "end_time"}.get(name, "end")
+    turns = [{"role": "user", "content": "<audio>q"}, {"role": "assistant", "content": "a"}]
+    record = {"messages": turns, "audios": ["/a.wav"], name: 3}
+    with pytest.raises(SampleError, match=f"'{name}' stands without an end"):
+        ChatSource([record])[0]
+    source = ChatSource([{**record, end: 5}])
+    (part, _) = source[0]["messages"][0]["content"]
+    assert part["start"] == 3 and part["end"] == (8 if end == "duration" else 5)
+    assert source.account.drain() == {f"{key} -> audio": 1 for key in (name, end)}
+    alone = [{"role": "user", "content": [{"type": "audio", "audio": "/a.wav", name: 3}]}, turns[1]]
+    assert ChatSource([{"messages": alone}])[0]["messages"][0]["content"][0]["start"] == 3
+
+
+@pytest.mark.parametrize("place", ["listed", "part", "message"])
+def test_knobs_of_a_record_are_its_one_medium_s_wherever_that_stands(place: str) -> None:
+    image = {"type": "image", "image": "/a.png"}
+    content: Any = {"listed": "<image>q", "part": [image, {"type": "text", "text": "q"}], "message": "q"}[
+        place
+    ]
+    asked = {"role": "user", "content": content, **({"image": "/a.png"} if place == "message" else {})}
+    record = {"messages": [asked, {"role": "assistant", "content": "a"}], "max_pixels": 9999}
+    if place == "listed":
+        record["images"] = ["/a.png"]
+    source = ChatSource([record])
+    assert source[0]["messages"][0]["content"][0] == {**image, "max_pixels": 9999}
+    assert source.account.drain()["max_pixels -> image"] == 1
+    asked["content"] = [image, image, {"type": "text", "text": "q"}]
+    record.pop("images", None)
+    asked.pop("image", None)
+    with pytest.raises(SampleError, match="'max_pixels' may belong to any of 2 media"):
+        ChatSource([record])[0]
+    asked["content"] = [{"type": "video", "video": "/a.mp4"}, {"type": "text", "text": "q"}]
+    del record["max_pixels"]
+    for beside in ({}, {"images": []}):  # a harmless number beside pictures
+        assert ChatSource([{**record, **beside, "fps": 2}])[0]["messages"][0]["content"][0]["sample_fps"] == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    words=st.lists(st.sampled_from(["is", "my", "turn", "x", "step"]), max_size=2),
+    word=st.sampled_from(keys.FLAG_WORDS),
+    value=st.booleans() | st.sampled_from([0, 1, 0.5, [0.5, 1.0]]),
+    place=st.sampled_from(["record", "message"]),
+    style=st.sampled_from(["_", "-", " "]),
+)
+def test_numbers_under_a_name_that_speaks_of_training_are_used_or_refused(
+    words: list[str], word: str, value: Any, place: str, style: str
+) -> None:
+    name = style.join([*words, word])
+    record: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    }
+    (record if place == "record" else record["messages"][1])[name] = value
+    plain = {**record, "messages": [dict(turn) for turn in record["messages"]]}
+    (plain if place == "record" else plain["messages"][1]).pop(name)
+    source = ChatSource([record, plain])
+    try:
+        told = source[0]
+    except SampleError as error:
+        assert error.reason in ("unread_key", "malformed_record", "unsupervised")
+        return
+    counted = source.account.drain()
+    assert name in keys.LOSS or (place == "record" and word in ("train", "trained", "training") and counted)
+    assert told == source[1] or told["messages"][1].get("loss") is not None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "fine"), [((0, 1), True), ((1, 2), True), ((1, 0), False), ((0, 2), False), ((2, 1), False),
+                          ((4711, 12), True)],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["index", "image_id", "image_index"])
+def test_parts_that_number_their_medium_mean_the_next_one(
+    name: str, numbers: tuple[int, int], fine: bool
+) -> None:
+    parts = [{"type": "image", name: number} for number in numbers]
+    turns = [{"role": "user", "content": [*parts, {"type": "text", "text": "q"}]}]
+    turns.append({"role": "assistant", "content": "a"})
+    source = ChatSource([{"messages": turns, "images": ["/a.png", "/b.png"]}])
+    if fine:
+        assert [part.get("image") for part in source[0]["messages"][0]["content"]] == [
+            "/a.png",
+            "/b.png",
+            None,
+        ]
+    else:
+        with pytest.raises(SampleError, match=f"{name}.*another than the next image"):
+            source[0]
+
+
+USE = {"type": "tool_use", "id": "a", "name": "w", "input": {"c": "P"}}
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "x"}
+WORDS = {"type": "text", "text": "let me"}
+FOUND = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "22"}]}
+
+
+def _blocks(said: Any, asked: Any = "q") -> list[dict[str, Any]]:
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": said}]
+    return [*turns, {"role": "user", "content": asked}, {"role": "assistant", "content": "b"}]
+
+
+def test_blocks_of_anthropic_are_calls_results_and_thoughts() -> None:
+    two = {"type": "tool_result", "tool_use_id": "b", "content": "no"}
+    asked = [FOUND, two, {"type": "text", "text": "and?"}]
+    source = ChatSource([{"messages": _blocks([THOUGHT, WORDS, USE, {**USE, "id": "b"}], asked)}])
+    call = {"type": "function", "function": {"name": "w", "arguments": {"c": "P"}}}
+    plain = [
+        {"role": "user", "content": "q"},
+        {
+            "role": "assistant",
+            "content": "let me",
+            "reasoning_content": "hm",
+            "tool_calls": [{**call, "id": "a"}, {**call, "id": "b"}],
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "22"},
+        {"role": "tool", "tool_call_id": "b", "content": "no"},
+        {"role": "user", "content": "and?"},
+        {"role": "assistant", "content": "b"},
+    ]
+    assert source[0] == ChatSource([{"messages": plain}])[0]
+    assert source.account.drain() == {}
+    null = {key: None for part in (USE, THOUGHT, WORDS, FOUND) for key in part}
+    filled = [{**null, **part} for part in (THOUGHT, WORDS, USE)]  # as a table holds them
+    again = ChatSource([{"messages": _blocks(filled, [{**null, **FOUND}])}])
+    assert again[0] == ChatSource([{"messages": _blocks([THOUGHT, WORDS, USE], [FOUND])}])[0]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        _blocks([{"type": "redacted_thinking", "data": "x"}, WORDS]),
+        _blocks([USE, WORDS]),
+        _blocks([WORDS, THOUGHT]),
+        _blocks([THOUGHT, THOUGHT, WORDS]),
+        _blocks([WORDS, FOUND]),
+        _blocks("a", [USE]),
+        _blocks("a", [THOUGHT, WORDS]),
+        _blocks([{**USE, "name": None}]),
+        _blocks([{**USE, "image": "a.png"}]),
+        _blocks([WORDS], [{**FOUND, "images": ["a.png"]}]),
+        [{**turn, "reasoning_content": "other"} for turn in _blocks([THOUGHT, WORDS])[:2]],
+    ],
+    ids=str,
+)
+def test_blocks_that_no_template_would_keep_are_refused(messages: list[dict[str, Any]]) -> None:
+    with pytest.raises(SampleError) as error:
+        ChatSource([{"messages": messages}])[0]
+    assert error.value.reason in ("malformed_record", "unread_key")
+
+
 def test_what_a_value_is() -> None:
     assert absent({"bytes": None, "path": ""}) and not absent(0) and not absent(False)
     assert pruned({"a": {"b": None, "c": [{"d": None}]}, "e": []}) == {"a": {"c": [{}]}, "e": []}

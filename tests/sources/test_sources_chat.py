@@ -143,7 +143,7 @@ def test_placeholders_take_the_listed_images_in_order() -> None:
 
 @pytest.mark.parametrize(
     ("said", "images", "numbers"),
-    [("<image><image>", ["1.jpg"], "2 image placeholders.*1 images"), ("x", ["1", "2"], "0 image.*2 images")],
+    [("<image><image>", ["1.jpg"], "2 image placeholders.*1 image"), ("x", ["1", "2"], "0 image.*2 images")],
 )
 def test_placeholder_mismatch_says_both_numbers(said: str, images: list[str], numbers: str) -> None:
     record = {"messages": [{"role": "user", "content": said}, QA[1]], "images": images}

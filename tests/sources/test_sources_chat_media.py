@@ -46,9 +46,9 @@ def test_placeholders_of_every_modality_take_their_own_list() -> None:
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        (asked("<video>", videos=[]), "1 video placeholders .*lists 0 videos"),
-        (asked("<audio>", audios=["1", "2"]), "1 audio placeholders .*lists 2 audios"),
-        (asked("<image>", videos=["1.mp4"]), "1 image placeholders .*lists 0 images"),
+        (asked("<video>", videos=[]), "1 video placeholder .*lists 0 videos"),
+        (asked("<audio>", audios=["1", "2"]), "1 audio placeholder .*lists 2 audios"),
+        (asked("<image>", videos=["1.mp4"]), "1 image placeholder .*lists 0 images"),
         (asked("x", videos=["1.mp4"]), "0 video placeholders"),
     ],
 )
@@ -92,7 +92,7 @@ def test_parts() -> None:
         {"type": "image_url", "image_url": {"url": "c.jpg"}},
         {"type": "audio", "path": "d.wav"},
     ]
-    sample = one(asked(content))
+    sample = one(asked(content), allow_remote=True)
     assert sample["messages"][0]["content"] == [
         {"type": "video", "video": "/media/a.mp4"},
         {"type": "video", "video": ["/media/f1.jpg", b"x", "/media/f2.jpg"], "fps": 2.0},
@@ -166,8 +166,9 @@ def test_a_remote_media_root() -> None:
     assert media_refs(one(record, media_root="s3://bucket/set")) == ["s3://bucket/set/a/1.jpg"]
     assert reason(asked("<image>", images=["../1.jpg"]), media_root="s3://bucket/set") == "outside_media_root"
     elsewhere = asked("<image>", images=["https://host/1.jpg"])
-    assert media_refs(one(elsewhere)) == ["https://host/1.jpg"]
-    assert reason(elsewhere, media_root="/media") == "outside_media_root"
+    for root in ({}, {"media_root": "/media"}):
+        assert reason(elsewhere, **root, allow_outside=True) == "remote_media"
+        assert media_refs(one(elsewhere, **root, allow_remote=True)) == ["https://host/1.jpg"]
 
 
 def test_a_generator_is_no_source() -> None:

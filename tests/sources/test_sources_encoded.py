@@ -70,7 +70,7 @@ def test_tables_hold_them_too(tmp_path: Path) -> None:
         ({"input_ids": [[1, 2]]}, "no list of whole numbers"),
         ({"input_ids": [-1, 2]}, "holds -1"),
         ({"input_ids": [1, 2]}, "no labels and no loss mask"),
-        ({"input_ids": [1, 2], "labels": [1]}, "1 entries for 2 tokens"),
+        ({"input_ids": [1, 2], "labels": [1]}, "1 entry for 2 tokens"),
         ({"input_ids": [1, 2], "labels": [1, -5]}, "holds -5"),
         ({"input_ids": [1, 0], "labels": [1, -100], "attention_mask": [1, 0]}, "padded"),
         ({"input_ids": [1, 2], "labels": [1, 2], "length": 3}, "length is 3"),

@@ -15,8 +15,9 @@ import pytest
 
 from packtrain import files
 from packtrain.errors import SampleError, SourceError
-from packtrain.sources import open_source, pairs
+from packtrain.sources import _index, open_source, pairs
 from packtrain.sources.chat import ChatSource, media_refs
+from packtrain.testing import Stopped, stopped_after
 
 
 def chat(question: str, **more: Any) -> dict[str, Any]:
@@ -112,7 +113,7 @@ def test_the_fingerprint_is_content_not_place(tmp_path: Path) -> None:
     folder = fill(tmp_path / "one", CONTENT)
     first = open_source(folder)
     copied = tmp_path / "two"
-    shutil.copytree(folder, copied, ignore=shutil.ignore_patterns(pairs.TABLE))
+    shutil.copytree(folder, copied)
     assert open_source(copied).fingerprint == first.fingerprint
     (copied / "000000003474.jpg").rename(copied / "000000003474.png")
     assert open_source(copied).fingerprint != first.fingerprint
@@ -122,15 +123,16 @@ def test_reopening_hashes_only_what_changed(tmp_path: Path, monkeypatch: pytest.
     folder = fill(tmp_path, CONTENT)
     first = open_source(folder)
     reads: list[str] = []
-    read = pairs._read
-    monkeypatch.setattr(pairs, "_read", lambda path: (reads.append(os.path.basename(path)), read(path))[1])
+    read = files.sha256_file
+    hashed = lambda path: (reads.append(os.path.basename(path)), read(path))[1]  # noqa: E731
+    monkeypatch.setattr(files, "sha256_file", hashed)
     assert open_source(folder).fingerprint == first.fingerprint and not reads
     fill(folder, {"a.b.c.json": chat("<image>other")})
     changed = open_source(folder)
     assert reads == ["a.b.c.json"] and changed.fingerprint != first.fingerprint
     with pytest.raises(SourceError, match="changed after"):
         first[3]
-    (folder / pairs.TABLE).write_bytes(b'{"digest": "0", "files": {}}')
+    _index.cached(folder, pairs.TABLE).write_bytes(b'{"digest": "0", "files": {}}')
     reads.clear()
     assert open_source(folder).fingerprint == changed.fingerprint and len(reads) == 5
     reads.clear()
@@ -151,23 +153,13 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
         folder.chmod(0o755)
 
 
-def test_the_table_is_published_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_published_whole(tmp_path: Path) -> None:
     folder = fill(tmp_path, CONTENT)
     expected = open_source(folder).fingerprint
-    whole = (folder / pairs.TABLE).read_bytes()
+    whole = _index.cached(folder, pairs.TABLE).read_bytes()
     for stop in range(1, 5):
-        (folder / pairs.TABLE).unlink()
-        left = stop
-
-        def crash(kind: str, place: Path) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(files, "observer", crash)
-        with pytest.raises(KeyboardInterrupt):
+        _index.cached(folder, pairs.TABLE).unlink()
+        with pytest.raises(Stopped), stopped_after(stop):
             open_source(folder)
-        monkeypatch.setattr(files, "observer", None)
         assert open_source(folder).fingerprint == expected
-        assert (folder / pairs.TABLE).read_bytes() == whole
+        assert _index.cached(folder, pairs.TABLE).read_bytes() == whole

@@ -175,7 +175,6 @@ def test_escapes_over_block_borders(write: Write, monkeypatch: pytest.MonkeyPatc
     for block in range(1, 24):
         monkeypatch.setattr(_scan, "BLOCK", block)
         assert list(open_source(path, cache_dir=path.parent / str(block), verify_content=True)) == rows
-        path.with_name(".a.json.packtrain-index").unlink()
 
 
 def test_a_ten_megabyte_message(write: Write) -> None:
@@ -208,3 +207,16 @@ def test_real_files(data: Path) -> None:
     for name in ("detection/coco_to_synset.json", "vqa_text/textvqa_val_questions_vqa_format.json"):
         with pytest.raises(SourceError, match="one JSON object"):
             open_source(data / name)
+
+
+@pytest.mark.parametrize(
+    ("asked", "near"), [("trian.jsonl", "train.jsonl"), ("train.json", "train.jsonl"), ("nofile.jsonl", "")]
+)
+def test_a_missing_file_names_one_like_it_and_no_other(asked: str, near: str, tmp_path: Path) -> None:
+    """A common ending makes no likeness."""
+    for name in ("c.jsonl", "train.jsonl"):
+        (tmp_path / name).write_text("{}\n")
+    with pytest.raises(SourceError, match="does not exist") as error:
+        open_source(tmp_path / asked)
+    none = f"nothing in {tmp_path} has a name like it"
+    assert error.value.hint == (f"did you mean {tmp_path / near}?" if near else none)

@@ -17,7 +17,7 @@ import pytest
 from packtrain.errors import SampleError, SourceError
 from packtrain.media.image import read_header
 from packtrain.media.location import read_bytes
-from packtrain.sources import open_source
+from packtrain.sources import _index, open_source
 from packtrain.sources.chat import ChatSource, media_refs
 
 Members = Sequence[tuple[str, bytes]]
@@ -214,7 +214,7 @@ def test_several_tars(tmp_path: Path) -> None:
     source = open_source(tmp_path / "t")
     assert [source.where(i) for i in range(6)][::2] == ["shard-9.tar!9", "shard-10.tar!10", "shard-11.tar!11"]
     assert len(open_source(f"{tmp_path}/t/shard-{{9..10}}.tar")) == 4
-    (tmp_path / "t/.shard-9.tar.packtrain-members").write_bytes(b"{")
+    _index.cached(tmp_path / "t/shard-9.tar", ".packtrain-members").write_bytes(b"{")
     assert open_source(tmp_path / "t").fingerprint == source.fingerprint
     make(tmp_path / "t/shard-9.tar", [("z.json", chat("z"))])
     with pytest.raises(SourceError, match="changed"):

@@ -12,6 +12,8 @@ import pytest
 
 from packtrain.errors import ConfigError, ForeignArtefactError, InputError
 from packtrain.planning.build import plan
+from packtrain.planning.lengths import Lengths
+from packtrain.report.contents import plan_words
 from packtrain.train.config import load_config
 from packtrain.train.runtime import check_runtime, resolve_runtime
 
@@ -51,6 +53,28 @@ def test_stage_1_eval_packing_defaults_to_static_pack_plan_behavior(
     assert (told.n_aligned_packs, told.dropped_packs) == (4, 3)
     assert told.eval is not None and told.eval["n_aligned_packs"] == 8 and told.eval["packing"] is True
     assert (told.eval["packing_drop_last"], told.eval["dataloader_drop_last"]) == (False, False)
+
+
+def test_a_validation_plan_is_told_as_a_training_plan_is(caplog: pytest.LogCaptureFixture) -> None:
+    """Over-long packs, fill, and what is left out by reason: in figures, log and the table of a run."""
+    lengths = Lengths([60, 60, 300, 0, 8], status=[0, 0, 0, 2, 0], reasons={3: "missing_media"})
+    told = resolve_runtime(load_config({"global_max_length": 128}), plan([100], 128), 1, plan(lengths, 128))
+    assert told.eval is not None
+    names = ("read", "samples", "packs", "over_long_packs", "longest_pack", "dropped")
+    assert [told.eval[name] for name in names] == [5, 4, 2, 1, 300, 1]
+    caplog.set_level("INFO")
+    told.log()
+    lines = dict(plan_words(told.eval))
+    assert lines == {
+        "over-long": "1 of 2 packs exceed 128 tokens, longest 300",
+        "samples": "4 of 5 read",
+        "packs": "2 packs of 128 tokens, 100.00% of slots are real tokens",
+        "left out": "1 sample: missing_media 1",
+    }
+    assert all(f"validation {name}: {words}" in caplog.text for name, words in lines.items())
+    several = dict(plan_words({"packs": told.eval, "b": told.eval}))  # sets by name
+    assert several["samples (b)"] == several["samples (packs)"] == "4 of 5 read" and len(several) == 8
+    assert plan_words({"n_raw_packs": 2, "dropped_by_reason": {}}) == []  # of an older version
 
 
 @pytest.mark.spec(
@@ -215,7 +239,7 @@ def test_a_cache_of_another_source_fails_fast(
 
     one, two = load_config(text_run(40)), load_config(text_run(41, name="other"))
     prepare(one, tmp_path / "run")
-    with pytest.raises(InputError, match=r"lengths of another number of samples, source.*--overwrite"):
+    with pytest.raises(InputError, match=r"lengths of another number of samples, source.*overwrite=True"):
         prepare(two, tmp_path / "run")
 
 

@@ -146,6 +146,21 @@ def test_marks_of_the_wrong_turn_are_refused(tokenizer: Any) -> None:
     assert stretches(made(tokenizer, only_last, train_on="last"), {"messages": TURNS}) == ["A two<|im_end|>"]
 
 
+@pytest.mark.parametrize("chat_template", [CHATML, MARKED])
+def test_the_line_break_behind_an_answer_is_trained_where_asked(tokenizer: Any, chat_template: str) -> None:
+    """Every answer that is trained, the last included, gains one token, and nothing else does."""
+    plain, line = (made(tokenizer, chat_template, answer_end=end) for end in ("mark", "line"))
+    sample = {"messages": [say("system", "Be brief"), *TURNS]}
+    ended = [f"{answer}\n" for answer in stretches(plain, sample)]
+    assert stretches(line, sample) == ended and len(ended) == 2
+    assert line.measure(sample) == plain.measure(sample) == len(line.encode(sample)["labels"])
+    assert line.measure(sample).costs["supervised"] == plain.measure(sample).costs["supervised"] + 2
+    quiet = {"messages": [*TURNS[:1], {**TURNS[1], "loss": False}, *TURNS[2:]]}
+    assert stretches(line, quiet) == ended[1:]
+    bare = chat_template.replace("<|im_end|>\n", "<|im_end|>").replace("{{ '\n' }}", "")
+    assert stretches(made(tokenizer, bare, answer_end="line"), sample) == stretches(plain, sample)
+
+
 def test_real_calls_are_in_the_rendering_or_the_template_is_named(
     data: Path, tmp_path: Path, template
 ) -> None:
@@ -370,10 +385,20 @@ def test_control_tokens_are_refused_wherever_a_text_stands(tokenizer: Any) -> No
 
 def test_options_are_checked_and_only_then_in_the_fingerprint(tokenizer: Any) -> None:
     plain = made(tokenizer, MARKED).config()
-    assert not {"allow_dropped", "train_on", "reasoning", "sampling"} & plain.keys()
-    for option in ({"allow_dropped": ["tools"]}, {"train_on": "last"}, {"reasoning": "mask"}):
+    assert not {"allow_dropped", "train_on", "reasoning", "answer_end", "sampling"} & plain.keys()
+    for option in (
+        {"allow_dropped": ["tools"]},
+        {"train_on": "last"},
+        {"reasoning": "mask"},
+        {"answer_end": "line"},
+    ):
         assert made(tokenizer, MARKED, **option).config() == {**plain, **option}
-    for option in ({"allow_dropped": ["toolz"]}, {"train_on": "first"}, {"reasoning": "drop"}):
+    for option in (
+        {"allow_dropped": ["toolz"]},
+        {"train_on": "first"},
+        {"reasoning": "drop"},
+        {"answer_end": "eos"},
+    ):
         with pytest.raises(UnknownNameError):
             made(tokenizer, MARKED, **option)
 

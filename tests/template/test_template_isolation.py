@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from packtrain.collate import PackBatch, PaddingFreeCollator
-from packtrain.errors import ConfigError, InputError
+from packtrain.errors import InputError
 from packtrain.families import family_of
 from packtrain.template import HFTemplate, dummy_samples
 from packtrain.testing.tiny import tiny_model
@@ -323,14 +323,17 @@ def test_pb82_two_packs_in_a_row_equal_two_micro_steps(setup: Any) -> None:
         assert grad is None or torch.allclose(grad, sum(parts), atol=1e-5, rtol=1e-4), key
 
 
-def test_a_run_takes_its_dummies_from_its_template(processor: Any, setup: Any) -> None:
+def test_a_run_takes_its_dummies_from_its_template(
+    processor: Any, setup: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     model, _samples, _ = setup("qwen2_vl")
     template = HFTemplate(small(processor("qwen2_vl"), "qwen2_vl"))
     trainer = SimpleNamespace(model=model, packs_collator="before")
     keep_towers_busy(trainer, False, template)
     assert trainer.packs_collator == "before"
-    with pytest.raises(ConfigError, match="family text has no media"):
-        keep_towers_busy(trainer, True, HFTemplate(template.tokenizer))
+    keep_towers_busy(trainer, True, HFTemplate(template.tokenizer))
+    assert trainer.packs_collator == "before"
+    assert caplog.text.count("training.dummy_media has no effect: family text has no media") == 1
     keep_towers_busy(trainer, True, template)
     assert len(trainer.packs_collator._dummies) == 1
     assert trainer.packs_collator._dummies[0][1]["labels"].count(-100) == 3

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from clips import video
 from packtrain.errors import ConfigError, SampleError
 from packtrain.template import HFTemplate, load_processor
 
@@ -212,13 +213,13 @@ PROCESSORS = {
     ("name", "kind"), [(name, kind) for name, kinds in PROCESSORS.items() for kind in kinds]
 )
 def test_media_in_an_answer_are_not_trained_with_their_marks(
-    name: str, kind: str, data: Path, processor
+    name: str, kind: str, data: Path, processor, tmp_path: Path
 ) -> None:
     """Neither placeholders nor what stands around them; the texts and the end mark are."""
-    folder = data / "mllm_demo" / "mllm_demo_data"
+    (tmp_path / "short.mp4").write_bytes(video("mp4", "mpeg4", frames=8))
     files = {
-        "image": folder / "1.jpg",
-        "video": folder / "1.mp4",
+        "image": data / "mllm_demo" / "mllm_demo_data" / "1.jpg",
+        "video": tmp_path / "short.mp4",
         "audio": data / "audio" / "espeak" / "cmn_003.wav",
     }
     medium = {"type": kind, kind: str(files[kind])}

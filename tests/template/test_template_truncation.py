@@ -141,9 +141,9 @@ def test_they_stand_beside_the_ledger_and_are_not_left_out(tokenizer_folder: Pat
     assert figures["truncation"]["rows"] == cut and figures["truncation"]["samples"] == 3
     assert figures["truncation"]["answers_removed"] == 3 and figures["unusable"] == {"unsupervised": 3}
     told = told_truncated(tmp_path / "l", lengths)
-    assert told.startswith("3 samples are trained without 3 answers") and "a.jsonl:5 (id 4): removed" in told
+    assert told.startswith("3 samples trained without 3 answers") and "a.jsonl:5 (id 4): removed" in told
     page = tmp_path / "r.html"
-    write_report(page, title="t", stats=plan.stats(), plan=plan, lengths=lengths, ledger_rows=rows)
+    write_report(page, title="t", plan=plan, lengths=lengths, ledger_rows=rows)
     shown = page.read_text(encoding="utf-8")
     assert "trained without these answers" in shown and "removed: the answer in message 5" in shown
 

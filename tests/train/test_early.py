@@ -64,10 +64,6 @@ def no_such_optimizer(values: dict[str, Any], tmp_path: Path) -> None:
     values["training"]["optim"] = "no_such_optimizer"
 
 
-def dummies_of_text(values: dict[str, Any], tmp_path: Path) -> None:
-    values["training"]["dummy_media"] = True
-
-
 def folder_is_a_file(values: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     values["training"]["output_dir"] = str(tmp_path / "taken")
@@ -188,7 +184,6 @@ REFUSALS: list[tuple[Callable[[dict[str, Any], Path], None], str]] = [
     (absent_kernel, "flash_attention_3 is not installed here"),
     (another_family, "tokenizer has no"),
     (no_such_optimizer, "no_such_optimizer"),
-    (dummies_of_text, "training.dummy_media has no effect"),
     (folder_is_a_file, "training.output_dir"),
     (folder_of_the_kernel, "training.output_dir"),
     (cache_that_cannot_be, "data.cache.root_dir"),
@@ -226,7 +221,6 @@ REFUSALS: list[tuple[Callable[[dict[str, Any], Path], None], str]] = [
     (training(resume_from_checkpoint=True), "holds no checkpoint"),
     (checkpoint("checkpoint-empty"), "it holds no weights"),
     (checkpoint("checkpoint-cut", model_dot_safetensors="", trainer_state_dot_json="{"), "cannot be read"),
-    (training(log_source_loss=True), "log_source_loss has no effect"),
     (training(source_weights={"a": 2.0}), "source_weights names 'a'"),
     (cache_of_packs_that_cannot_be, "data.encode_cache"),
     (model_that_is("cut", cut), "model.safetensors cannot be read"),
@@ -271,6 +265,16 @@ def test_a_dry_run_refuses_what_a_run_refuses_and_nothing_is_measured(
         told.append(str(refused.value))
     assert message in told[0] and told[0] == told[1]
     assert not list(tmp_path.rglob("lengths")) and not list(tmp_path.rglob("plan"))
+
+
+def test_what_was_refused_leaves_no_deepspeed_behind(text_run: Callable[..., dict[str, Any]]) -> None:
+    """transformers finds the half-made config while somebody holds the error, and asks it for its stage."""
+    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+
+    with pytest.raises(PacktrainError) as held:
+        dry_run(load_config(text_run(deepspeed={"zero_optimization": {"stage": 3}})))
+    assert held.value.exit_code == 2 and "deepspeed" in str(held.value)
+    assert is_deepspeed_zero3_enabled() is False
 
 
 def rows_that_grow(values: dict[str, Any], tmp_path: Path) -> None:
@@ -405,7 +409,9 @@ def test_a_sound_run_is_told_nothing_and_leaves_no_probe(text_run: Any, tmp_path
     )[-1]  # fmt: skip
 
 
-@pytest.mark.parametrize(("package", "extra"), [("accelerate", "train"), ("jinja2", "report")])
+@pytest.mark.parametrize(
+    ("package", "extra"), [("accelerate", "train"), ("jinja2", "report"), ("matplotlib", "report")]
+)
 def test_a_missing_package_is_named_with_its_extra(
     package: str, extra: str, text_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -498,7 +504,7 @@ def test_every_difference_is_named_with_both_values(data: Path) -> None:
         with pytest.raises(ConfigError, match=message):
             check_match(changed, processor)
     one_row = load_processor(str(data / "processors" / "llava_onevision"))
-    with pytest.raises(ConfigError, match=r"1 rows of positions\), qwen2_5_vl takes 3"):
+    with pytest.raises(ConfigError, match=r"1 row of positions\), qwen2_5_vl takes 3"):
         check_match(config, one_row)
 
 

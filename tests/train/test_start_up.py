@@ -21,6 +21,7 @@ import torch
 from leaks import LEAKS, on_the_object, pooled
 from train_samples import ALL, VISION, samples_for, text_sample
 
+import warm
 from packtrain.collate import PaddingFreeCollator
 from packtrain.data import PackedDataset, PackLoader, PackSampler
 from packtrain.errors import InputError, IsolationError
@@ -399,7 +400,7 @@ def test_ranks_prove_together_through_their_wrapper(how: str, what: str) -> None
     words += ["--rdzv_endpoint=localhost:0", str(here / "proof_ranks_script.py"), how, what]
     paths = os.pathsep.join([str(here), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *words[1:]],
+        [warm.python(), "-m", "torch.distributed.run", *words[1:]],
         capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": paths},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

@@ -67,6 +67,10 @@ def test_the_example_file_loads() -> None:
             ("training.packing_stategy", "training.packing_strategy?"),
         ),
         ({"model": {"max_length": 5}}, ("model.max_length", "did you mean template.max_length?")),
+        (
+            {"data": {"packing_mode": "streaming"}},
+            ("data.packing_mode", "did you mean training.packing_mode?"),
+        ),
         ({"training": {"gradient_checkpoint": True}}, ("training.gradient_checkpointing?",)),
         ({"model": {"attention": "sdpa"}}, ("unknown key 'model.attention'", "hint")),
         (
@@ -84,7 +88,7 @@ def test_the_example_file_loads() -> None:
         ({"training": {"packing_length_precompute_workers": 0}}, ("packing_length_precompute_workers",)),
         ({"training": {"packing_min_fill_ratio": 1.5}}, ("packing_min_fill_ratio",)),
         ({"training": {"max_drop_fraction": -0.1}}, ("max_drop_fraction",)),
-        ({"training": {"on_error": "skip"}}, ("training.on_error is 'skip'",)),
+        ({"training": {"on_error": "drop"}}, ("training.on_error is 'drop'",)),
         ({"training": {"loss_reduction": "mean"}}, ("training.loss_reduction",)),
         ({"training": {"num_train_epochs": 0}}, ("num_train_epochs",)),
         ({"template": {"max_length": 0}}, ("template.max_length is 0",)),

@@ -17,7 +17,9 @@ from packtrain.errors import ConfigError
 from packtrain.planning.build import plan
 from packtrain.planning.lengths import Lengths
 from packtrain.testing.tiny import tiny_model
+from packtrain.train.arguments import training_arguments
 from packtrain.train.config import load_config
+from packtrain.train.early import check_early
 from packtrain.train.sft import train
 from packtrain.world import World
 
@@ -190,3 +192,130 @@ def test_the_command_on_a_stream(
     given["custom"]["val_jsonl"] = given["custom"]["train_jsonl"]
     assert call(tmp_path, given, capsys)["code"] == 2
     assert call(tmp_path, given, capsys, "--overwrite")["eval_samples"] == 40
+
+
+SETS = {"far.2": (PLAN, HELD_OUT, None), "near": (PLAN, HELD_OUT, LENGTHS)}
+
+
+def test_the_best_model_is_that_of_a_named_set(tmp_path: Path) -> None:
+    options = {"eval_steps": 2, "save_steps": 2, "save_strategy": "steps", "load_best_model_at_end": True}
+    other = [{**text_sample(3 + i % 4, 900 + i), "sample_id": i} for i in range(9)]
+    lengths = Lengths([len(sample["input_ids"]) for sample in other])
+    of = plan(lengths, pack_length=16)
+    val = {"a": (PLAN, HELD_OUT, LENGTHS), "b": (of, other, lengths)}
+    result = run(tmp_path, val=val, metric_for_best_model="b_loss", learning_rate=0.1, **options)
+    seen = {row["step"]: row["eval_b_loss"] for row in result.history if "eval_b_loss" in row}
+    assert sorted(seen) == [2, 4, 6, 8]
+    ended = planned_evaluation(tmp_path / "p", result.model, (of, other, lengths))["eval_loss"]
+    assert ended == result.metrics["eval_b_loss"] == min(seen.values()) < max(seen.values())
+    tmp_path.rename(moved := tmp_path.with_name("moved"))
+    last = {"resume_from_checkpoint": str(moved / "checkpoint-8"), "learning_rate": 0.1}
+    again = run(moved, val=val, metric_for_best_model="b_loss", **options, **last)
+    assert again.metrics["steps"] == 8 and "train_loss" not in again.metrics
+    assert same_weights(again, result) and again.metrics["eval_b_loss"] == ended
+    best = next(moved / f"checkpoint-{step}" for step, loss in seen.items() if loss == min(seen.values()))
+    best.rename(moved / "elsewhere")
+    with pytest.raises(ConfigError, match=f"best checkpoint of this run is gone: {best}"):
+        run(moved, val=val, metric_for_best_model="b_loss", **options, **last)
+
+
+@pytest.mark.parametrize("val", [SETS, SETS["near"]])
+def test_training_stops_early_and_goes_on_counting_behind_a_resume(tmp_path: Path, val: Any) -> None:
+    """Weights that stay never get better: the first evaluation is the best, and so many more are made."""
+    options: dict[str, Any] = {
+        "val": val, "eval_steps": 1, "save_steps": 1, "save_strategy": "steps", "learning_rate": 0.0,
+        "early_stopping_patience": 3,
+    }  # fmt: skip
+    if isinstance(val, dict):
+        options["metric_for_best_model"] = "eval_near_loss"
+    assert run(tmp_path / "a", **options).metrics["steps"] == 4
+    again = run(tmp_path / "b", resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"), **options)
+    assert again.metrics["steps"] == 4
+    once = run(tmp_path / "a", resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-4"), **options)
+    assert once.metrics["steps"] == 4 and "train_loss" not in once.metrics
+    more = {**options, "early_stopping_patience": 4}
+    again = run(tmp_path / "c", resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"), **more)
+    assert again.metrics["steps"] == 5
+
+
+@pytest.mark.parametrize(
+    ("keys", "match", "hint"),
+    [
+        ({"metric_for_best_model": "acc"}, "no evaluation gives it", "a_loss, a_token_acc, b_loss"),
+        ({"load_best_model_at_end": True}, "is 'loss', and no evaluation gives it", "a_loss"),
+        ({"early_stopping_patience": 2}, "is 'loss', and no evaluation gives it", "b_loss"),
+        ({"metric_for_best_model": "c_loss", "early_stopping_patience": 2}, "no evaluation gives", "a_loss"),
+        (
+            {"metric_for_best_model": "a_loss", "early_stopping_patience": 2, "eval_strategy": "no"},
+            "needs evaluations",
+            "eval_steps",
+        ),
+    ],
+)
+def test_a_metric_that_no_set_gives_is_refused_early(
+    tmp_path: Path, keys: dict[str, Any], match: str, hint: str
+) -> None:
+    saved = {"save_strategy": "epoch", "eval_strategy": "epoch"}
+    training = {"output_dir": str(tmp_path), **saved, **keys}
+    given = {"data": {"path": "t", "val": {"a": "x", "b": "y"}}, "training": training}
+    with pytest.raises(ConfigError, match=match) as error:
+        check_early(load_config(given), needs_model=False)
+    assert error.value.hint is not None and hint in error.value.hint
+
+
+def test_the_direction_of_a_metric_follows_what_it_is(tmp_path: Path) -> None:
+    """`loss/SOURCE` of a set is a loss, although its name ends otherwise."""
+    for name, greater in (("loss", False), ("a_loss/chat", False), ("loss_b_token_acc", True)):
+        training = {"output_dir": str(tmp_path), "metric_for_best_model": name}
+        config = load_config({"training": training})
+        assert training_arguments(config, 1, has_eval=True).greater_is_better is greater
+
+
+@pytest.mark.parametrize("val", [{}, {"": "x"}, {"a/b": "x"}, {"a": ["x"]}, 3])
+def test_names_of_sets_are_names(val: Any) -> None:
+    with pytest.raises(ConfigError, match=r"data\.val"):
+        load_config({"data": {"path": "t", "val": val}})
+
+
+def test_early_stopping_without_validation_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="would not stop"):
+        run(tmp_path, early_stopping_patience=2)
+
+
+@pytest.mark.parametrize("kind", ["planned", "exported", "growing", "stream", "token_budget"])
+def test_several_sets_in_yaml_for_every_kind(
+    tmp_path: Path, text_run: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """Each set says what it says alone, with the same weights; in folders of their own."""
+    counts = {"a": 7, "b.1": 9}
+    sets = {name: text_run(samples=n, name=name)["custom"]["train_jsonl"] for name, n in counts.items()}
+    given = text_run(max_steps=3)
+    path = given.pop("custom")["train_jsonl"]
+    given["training"].pop("packing_length_precompute_workers", None)
+    source: dict[str, Any] = {"kind": kind, "path": path}
+    if kind in ("exported", "growing"):
+        made = {**given, "data": {"path": path}, "export": {"format": "chunks", "out": str(tmp_path / "x")}}
+        (tmp_path / "made.yaml").write_text(yaml.safe_dump(made), encoding="utf-8")
+        with pytest.raises(SystemExit):
+            main(["run", str(tmp_path / "made.yaml"), "--json"])
+        source["path"] = str(tmp_path / "x")
+    if kind == "growing":
+        (tmp_path / "in").mkdir()
+        (tmp_path / "in" / "one.jsonl").write_bytes(Path(path).read_bytes())
+        produced = ["produce", str(tmp_path / "in"), str(tmp_path / "g"), "--end", "--pack-length", "64"]
+        with pytest.raises(SystemExit) as stop:
+            main([*produced, "--processor", given["template"]["processor"], "--json"])
+        assert not stop.value.code
+        source["path"] = str(tmp_path / "g")
+    capsys.readouterr()
+    seen = {}
+    for name, val in (("all", sets), *sets.items()):
+        given["training"]["output_dir"] = str(tmp_path / name)
+        told = call(tmp_path, {**given, "data": {**source, "val": val}}, capsys)
+        assert told["code"] == 0, told
+        seen[name] = told.get("metrics", told)
+    for name, count in counts.items():
+        assert seen["all"][f"eval_{name}_loss"] == seen[name]["eval_loss"]
+        assert seen["all"][f"eval_{name}_samples"] == seen[name]["eval_samples"] == count
+        assert (tmp_path / "all" / f"val_{name}_plan" / "plan.json").is_file()
+    assert "eval_loss" not in seen["all"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import warm
 from packtrain import files
 from packtrain.data import PackedDataset
 from packtrain.errors import ConfigError, WaitTimeoutError
@@ -277,7 +277,7 @@ def test_two_ranks_with_the_launch_recipe(tmp_path: Path, tokenizer_folder: Path
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     train = ["-m", "packtrain", "train", str(tmp_path / "run.yaml"), *options, "--max_steps", "50", "--json"]
     process = subprocess.Popen(
-        [sys.executable, *launch, *train],
+        [warm.python(), *launch, *train],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -27,7 +27,7 @@ from packtrain.train.sft import train
 
 #: Keys of the Trainer that come with every row of the training loss.
 TRAINERS = {"epoch", "grad_norm", "learning_rate", "loss", "step"}
-OURS = {"token_acc", "packs", "tokens_per_s", "slots_per_s", "samples_per_pack"}
+OURS = {"token_acc", "packs", "tokens_per_s", "slots_per_s", "samples_per_pack", "step_s", "data_wait_s"}
 
 
 class Encoded:
@@ -124,9 +124,35 @@ def test_the_meter_counts_neither_fillers_nor_tails() -> None:
         "tokens_per_s": 2 * 56 / 4,
         "slots_per_s": 2 * (30 + 40) / 4,
         "samples_per_pack": 1.5,
+        "step_s": 4.0,
+        "data_wait_s": 0.0,
     }
     time[0] = 105.0
     assert meter.row()["packs"] == 0
+
+
+def test_the_meter_times_steps_and_waiting_for_data_but_not_what_lies_between_rows() -> None:
+    time = [0.0]
+
+    def loader() -> Any:
+        for _ in range(4):
+            time[0] += 0.5  # a batch takes half a second to come
+            yield object()
+
+    batches = loader()
+    meter = Meter(30, lambda values: values * 3, clock=lambda: time[0])  # three equal ranks
+    time[0] += 100  # before the first step
+    for _ in range(2):  # two steps of two micro steps and a second of work
+        step = meter.fetched(batches)
+        assert len([next(step), next(step)]) == 2
+        time[0] += 1.0
+    row = meter.row()
+    assert (row["step_s"], row["data_wait_s"]) == (2.0, 1.0)
+    time[0] += 50  # an evaluation
+    assert list(meter.fetched(batches)) == []
+    time[0] += 3.0
+    row = meter.row()
+    assert (row["step_s"], row["data_wait_s"]) == (3.0, 0.0)
 
 
 def test_repeated_packs_weigh_nothing_when_asked() -> None:

@@ -117,8 +117,12 @@ def test_double_precision_is_held_to_its_own_limit() -> None:
 
 def test_proof_refuses_too_little_and_unknown_backends(tiny: dict[str, Any]) -> None:
     model = tiny["tiny:qwen3"]
-    with pytest.raises(InputError, match="1 samples"):
+    with pytest.raises(InputError, match="1 sample given"):
         prove_isolation(model, [text_sample(4, 0)])
+    foreign = {**text_sample(4, 0), "input_ids": torch.tensor([1, 2, 999_999, 3])}
+    with pytest.raises(InputError, match="hold token 999999, the model has") as told:
+        prove_isolation(model, [text_sample(4, 1), foreign])
+    assert "processor of this model" in str(told.value.hint)
     with pytest.raises(IsolationError, match="does not run on flash_attention_2"):
         prove_isolation(model, samples_for("tiny:qwen3", model), ("flash_attention_2",))
     assert attention_of(model) == "sdpa"

@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 from train_samples import image_sample, text_sample
 
+import warm
 from packtrain.collate import PaddingFreeCollator, filler_pack
 from packtrain.data import PackedDataset
 from packtrain.errors import ConfigError, InputError
@@ -26,8 +27,7 @@ from packtrain.sources import open_source
 from packtrain.sources.chat import ChatSource
 from packtrain.testing.tiny import tiny_model
 from packtrain.train.config import load_config
-from packtrain.train.loss import packed_loss, shift_labels, token_loss_sum
-from packtrain.train.recorded import token_losses
+from packtrain.train.loss import packed_loss, shift_labels, token_loss_sum, token_losses
 from packtrain.train.reduction import Reduction, loss_normaliser, reduction_of, source_names
 from packtrain.train.trace import LossTrace, sample_sums
 
@@ -365,7 +365,7 @@ def test_real_processes_leave_the_weights_of_one_rank(tmp_path: Path) -> None:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         script = str(Path(__file__).parent / "reduction_script.py")
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, *(launcher if ranks > 1 else []), script, str(here)]
+        command = [warm.python(), *(launcher if ranks > 1 else []), script, str(here)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr[-2000:]
     one, three = (torch.load(tmp_path / str(ranks) / "found.pt") for ranks in (1, 3))

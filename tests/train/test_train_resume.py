@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import resume_script
 import torch
 
+import warm
 from packtrain.data import PackSampler
 from packtrain.errors import ConfigError, ForeignArtefactError
 from packtrain.planning.build import plan
@@ -23,7 +25,7 @@ HERE = Path(__file__).parent
 
 
 def torchrun(ranks: int, *args: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [warm.python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -81,7 +83,14 @@ def test_one_rank_goes_on_where_two_were(whole: Path, tmp_path: Path) -> None:
     """Elastic: accumulation is derived anew, every step holds the samples it would have held."""
     checkpoint = sorted(whole.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))[2]
     stop = int(checkpoint.name.split("-")[1])
+    shutil.copytree(whole / "sample_loss", tmp_path / "sample_loss")
     result = resume_script.run(tmp_path, 0, str(checkpoint))
+    told = [
+        {(row["step"], one) for row in map(json.loads, path.read_text().splitlines()) for one in row["ids"]}
+        for path in sorted((tmp_path / "sample_loss").iterdir())
+    ]
+    assert len(told) == 2 and not told[0] & told[1], "each sample of a step once, in the file of one rank"
+    assert max(step for step, _ in told[1]) == stop - 1
     expected, mine = read_of(whole, 2), read_of(tmp_path, 1)
     assert sorted(mine) == [step for step in sorted(expected) if step > stop]
     assert len(plan(resume_script.LENGTHS, 24)) % 2 == 0  # so no pack is repeated for two ranks
@@ -97,7 +106,7 @@ def test_ranks_that_cannot_share_a_step_are_refused_before_training(whole: Path,
     checkpoint = next(iter(whole.glob("checkpoint-*")))
     with pytest.raises(ForeignArtefactError, match="a step of the saved run has 4 packs") as caught:
         resume_script.run(tmp_path, 0, str(checkpoint), effective_batch_size=3)
-    assert "1 ranks with grad_accum 4, 2 ranks with grad_accum 2, 4 ranks with grad_accum 1" in str(
+    assert "1 rank with grad_accum 4, 2 ranks with grad_accum 2, 4 ranks with grad_accum 1" in str(
         caught.value.hint
     )
     assert not list(tmp_path.glob("read.*"))

@@ -93,6 +93,30 @@ def test_same_seed_same_curve_and_weights(tmp_path: Path) -> None:
     assert [row["loss"] for row in rows if "loss" in row] == [loss for _, loss in one.losses]
 
 
+def test_one_process_that_sees_several_gpus_trains_on_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import transformers
+
+    losses = []
+    for count in (0, 4):
+        samples = [text_sample(n, k) for k, n in enumerate((7, 4, 12, 2))]
+        real = transformers.TrainingArguments.__post_init__
+
+        def seen(self: Any, real: Any = real, count: int = count) -> None:
+            real(self)
+            self._n_gpu = count
+
+        with monkeypatch.context() as patch:
+            patch.setattr(transformers.TrainingArguments, "__post_init__", seen)
+            torch.manual_seed(0)
+            result = run(tmp_path / str(count), tiny_model("tiny:qwen3"), samples, 16, max_steps=2)
+        losses.append(result.losses)
+    assert losses[0] == losses[1]
+    told = [record.getMessage() for record in caplog.records if "GPUs are seen" in record.getMessage()]
+    assert len(told) == 1 and "4 GPUs" in told[0] and "CUDA_VISIBLE_DEVICES" in told[0]
+
+
 def test_resume_in_the_second_epoch_equals_the_uninterrupted_run(tmp_path: Path) -> None:
     """A plain Trainer replays the order of epoch 0 here."""
     whole = text_run(tmp_path / "whole", save_strategy="steps", save_steps=1)
@@ -215,7 +239,9 @@ def test_evaluation_is_the_exact_token_mean_and_repeats_have_no_weight(
     whole = trainer_for(tmp_path, model, samples, made.align(world_size=1)).evaluate()
     assert whole["eval_loss"] == pytest.approx(expected, abs=3e-5)
     compared = evaluate_packed_vs_unpacked(model, PackedDataset(view, samples))
-    assert compared.difference <= 3e-5 and compared.samples == len(samples) and compared.packs == len(made)
+    assert (
+        abs(compared.difference) <= 3e-5 and compared.samples == len(samples) and compared.packs == len(made)
+    )
     assert compared.tokens == tokens and compared.unpacked == pytest.approx(expected, abs=3e-5)
 
 

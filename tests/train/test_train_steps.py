@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from train_samples import text_sample
 
 from packtrain.collate import PaddingFreeCollator
 from packtrain.data import PackedDataset, PackSampler
-from packtrain.errors import ConfigError, InputError
+from packtrain.errors import ConfigError, InputError, counted
 from packtrain.planning.build import plan
 from packtrain.planning.lengths import Lengths
 from packtrain.testing.tiny import tiny_model
@@ -200,6 +201,19 @@ def test_steps_of_packs_are_announced(caplog: pytest.LogCaptureFixture) -> None:
     assert "10 steps of 10 packs, 4.0 times fewer than the 40 of 10 unpacked samples" in caplog.text
     assert "a step holds 40.0 samples (sd 0.0, 40 to 40)" in caplog.text
     assert "training.samples_per_step: 10" in caplog.text
+
+
+@pytest.mark.parametrize("samples", [6, 40])
+def test_a_batch_that_was_asked_for_is_not_asked_for_again(
+    samples: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One pack a step, and fewer samples than a step has: still steps of samples, and no warning."""
+    aligned = plan([10] * samples, 400, samples_per_step=32).align(1)
+    with caplog.at_level(logging.INFO):
+        announce_steps(aligned, 1, seed=0)
+    assert not [row for row in caplog.records if row.levelno > logging.INFO]
+    assert f"an epoch has {counted(-(-samples // 32), 'steps')} of 32 samples" in caplog.text
+    assert f"the last step of every epoch holds {samples % 32} samples" in caplog.text
 
 
 def test_contradictions_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from packtrain.errors import ConfigError, ForeignArtefactError, InputError, Samp
 from packtrain.extend import Measured
 from packtrain.testing.tiny import tiny_model
 from packtrain.train.config import load_config
-from packtrain.train.opened import Checked
+from packtrain.train.opened import Checked, opened
 from packtrain.train.sft import train
+from packtrain.train.standing import checkpoint_of, load_position
+from packtrain.world import World
 
 SAMPLES = [{**text_sample(3 + i % 5, i), "sample_id": i} for i in range(30)]
 
@@ -50,7 +53,7 @@ def test_resume_equals_the_uninterrupted_run(tmp_path: Path, mode: dict[str, Any
     assert whole.metrics["steps"] == 12 and len(whole.losses) == 12
     checkpoint = tmp_path / "a" / "checkpoint-5"
     state = json.loads((checkpoint / "stream.0.json").read_text())
-    assert state["world_size"] == 1 and state["run"] is not None
+    assert state["reader"] == [1, 0, 1, 0] and state["held"][0]["run"] is not None
     again, _ = run(tmp_path / "b", resume_from_checkpoint=str(checkpoint), **mode)
     assert [loss for step, loss in again.losses if step > 5] == [
         loss for step, loss in whole.losses if step > 5
@@ -59,6 +62,43 @@ def test_resume_equals_the_uninterrupted_run(tmp_path: Path, mode: dict[str, Any
         assert torch.equal(a, b)
     with pytest.raises(ForeignArtefactError, match="has settings"):
         run(tmp_path / "c", resume_from_checkpoint=str(checkpoint), stream_window=9, **mode)
+
+
+@pytest.mark.parametrize("mode", [{}, {"dyn_bsz": True, "micro_batch_size": 2}])
+def test_other_ranks_go_on_with_the_packs_of_the_run(tmp_path: Path, mode: dict[str, Any]) -> None:
+    """One rank, then two (streams in lockstep), then one: the losses of the run that nobody stopped."""
+    options: dict[str, Any] = {"stream_splits": 4, **mode}
+    whole, _ = run(tmp_path / "a", save_strategy="steps", save_steps=1, **options)
+    state = json.loads((tmp_path / "a" / "checkpoint-4" / "stream.0.json").read_text())
+    assert (state["splits"], len(state["held"])) == (4, 4)
+    values = {"output_dir": str(tmp_path / "b"), "packing_mode": "streaming", "max_steps": 12, **options}
+    values |= {"stream_window": 8, "stream_shuffle_buffer": 4, "learning_rate": 5e-3}
+    config = load_config({"global_max_length": 16, "training": values})
+    checkpoint = tmp_path / "a" / "checkpoint-7"
+    ranks = []
+    for rank in range(2):
+        stream, _ = opened(config, SAMPLES, Recorder(), World(rank, 2))
+        checkpoint_4 = checkpoint_of(stream, str(tmp_path / "a" / "checkpoint-4"), "")
+        assert load_position(stream, checkpoint_4)
+        packs = iter(stream)
+        ranks.append([next(packs) for _ in range(3)])  # steps 5 to 7: a pack of each rank
+        told = json.dumps(stream.state_dict())
+        (checkpoint / f"stream.{rank}.json").write_text(told)
+        assert len(json.loads(told)["held"]) == 2
+    options |= {"resume_from_checkpoint": str(checkpoint)}
+    again, _ = run(tmp_path / "c", **options)
+    assert [loss for step, loss in again.losses if step > 7] == [
+        loss for step, loss in whole.losses if step > 7
+    ]
+    (tmp_path / "a" / "checkpoint-12" / "stream.0.json").unlink()
+    for step in (8, 9, 10, 11):  # saved by two ranks, of which one was cut off
+        shutil.copy(checkpoint / "stream.0.json", tmp_path / "a" / f"checkpoint-{step}" / "stream.0.json")
+    whole_one = checkpoint_of(stream, True, str(tmp_path / "a"))
+    assert whole_one == str(checkpoint)
+    with pytest.raises(ConfigError, match=r"saved by 2 ranks and lacks stream\.1\.json"):
+        run(tmp_path / "d", **{**options, "resume_from_checkpoint": str(tmp_path / "a" / "checkpoint-9")})
+    with pytest.raises(InputError, match="has 4 splits, which 3 ranks"):
+        opened(config, SAMPLES, Recorder(), World(0, 3))
 
 
 def test_an_unfinished_checkpoint_is_passed_over(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import importlib
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,13 +19,25 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from .. import extend
 from ..errors import InputError, PacktrainError, missing_package, nearest
+from ..moved import THEIRS
 from ..version import __version__
 from ..world import world
+from ._spoken import spoken
 
-__all__ = ["app", "completed", "emit", "end_of_training", "main", "progress", "show_runtime"]
+__all__ = [
+    "app",
+    "completed",
+    "emit",
+    "end_of_training",
+    "main",
+    "progress",
+    "show_runtime",
+    "without_effect",
+]
 
 _VERBS = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
 
@@ -60,7 +73,11 @@ class _Verbs(click.Group):
 
 @click.group(
     cls=_Verbs,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+    },
     invoke_without_command=True,
 )
 @click.version_option(__version__, prog_name="packtrain")
@@ -87,17 +104,27 @@ def app(ctx: click.Context, verbose: bool) -> None:
 def main(args: list[str] | None = None) -> None:
     """Entry point; turns every expected failure into one line, a hint and an exit code."""
     arguments = sys.argv[1:] if args is None else args
+    if args is None:  # the process is ours: a scheduler's SIGTERM ends it as Ctrl-C does
+        signal.signal(signal.SIGTERM, _terminated(os.getpid()))
     try:
         code = app.main(args=arguments, prog_name="packtrain", standalone_mode=False)
         raise SystemExit(code if isinstance(code, int) else 0)
     except PacktrainError as error:
-        _fail(error.message, error.hint, error.exit_code, "--json" in arguments)
+        message, advice = (spoken(text or "", _verb(arguments)) for text in (error.message, error.hint))
+        _fail(message, advice, error.exit_code, "--json" in arguments)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        hint = f"{context.command_path} --help" if context is not None else "packtrain --help"
-        _fail(error.format_message(), f"see `{hint}`", 2, "--json" in arguments)
-    except (KeyboardInterrupt, click.Abort):
-        _fail("stopped", "run the same command again: it goes on where it was", 130, False)
+        hint = f"see `{context.command_path if context is not None else 'packtrain'} --help`"
+        if isinstance(error, click.NoSuchOption) and context is not None:
+            hint = _named_elsewhere(error.option_name, context) or hint
+        _fail(error.format_message(), hint, 2, "--json" in arguments)
+    except (KeyboardInterrupt, click.Abort) as stop:
+        told, code = (
+            ("stopped by SIGTERM", 143)
+            if _Terminated in (type(stop), type(stop.__cause__))
+            else ("stopped", 130)
+        )
+        _fail(told, "run the same command again: it goes on where it was", code, False)
     except BrokenPipeError:
         raise SystemExit(0) from None
     except RecursionError:
@@ -113,6 +140,28 @@ def main(args: list[str] | None = None) -> None:
             _fail(fault.message, fault.hint, fault.exit_code, "--json" in arguments)
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
+def _terminated(pid: int) -> Callable[..., None]:
+    """The handler of SIGTERM of process `pid`; processes that are forked from it end as they would."""
+
+    def handle(number: int, frame: object) -> None:
+        if os.getpid() == pid:
+            raise _Terminated
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    return handle
+
+
+def _verb(arguments: list[str]) -> click.Command | None:
+    """The verb that was called."""
+    name = next((word for word in arguments if word in _VERBS), None)
+    return None if name is None else app.get_command(click.Context(app), name)
+
+
 def end_of_training() -> None:
     """The last call of a verb that trained: a rank of a launched group ends here, successfully and at once.
 
@@ -126,6 +175,26 @@ def end_of_training() -> None:
         os._exit(0)
 
 
+def _named_elsewhere(option: str, context: click.Context) -> str | None:
+    """What an option that a verb lacks is named here, or which verb has it."""
+    key = option.lstrip("-").replace("-", "_")
+    rows = [row[key] for row in THEIRS.values() if key in row]
+    wanted = {f"--{str(row[0] if isinstance(row, tuple) else row).replace('_', '-')}" for row in rows}
+    wanted.add(f"--{key.replace('_', '-')}")
+    having: dict[str, list[str]] = {}  # option -> the verbs that have it
+    for verb in _VERBS:
+        command = app.get_command(context, verb)
+        for name in sorted(
+            wanted & {name for param in command.params for name in param.opts} if command else ()
+        ):
+            having.setdefault(name, []).append(verb)
+    for name, verbs in having.items():
+        if context.info_name in verbs:
+            return f"did you mean {name}?"
+        return f"{name} is an option of packtrain {', '.join(verbs)}"
+    return None
+
+
 def _unexpected(error: Exception, arguments: list[str]) -> None:
     """A fault nobody expected: one line too, with the trace in the log under -v."""
     logging.getLogger(__name__).info("trace", exc_info=error)
@@ -135,7 +204,7 @@ def _unexpected(error: Exception, arguments: list[str]) -> None:
 
 def _fail(message: str, hint: str | None, code: int, as_json: bool) -> None:
     line = " ".join(str(message).split())
-    if hint is None and code == 2:
+    if not hint and code == 2:
         verb = next((word for word in sys.argv[1:] if word in _VERBS), "")
         hint = f"see `{' '.join(filter(None, ['packtrain', verb, '--help']))}`"
     if as_json:
@@ -146,13 +215,31 @@ def _fail(message: str, hint: str | None, code: int, as_json: bool) -> None:
     raise SystemExit(code)
 
 
-def completed(kind: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Shell completion of an option that names a plug-in of `kind`."""
+def completed(kind: str, prefix: str = "") -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Shell completion of an option that names a plug-in of `kind`; behind a prefix models (text is none)."""
 
     def names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-        return [name for name in extend.names(kind) if name.startswith(incomplete)]
+        names = (f"{prefix}{name}" for name in extend.names(kind) if not prefix or name != "text")
+        return [name for name in names if name.startswith(incomplete)]
 
     return names
+
+
+def without_effect(why: str, *params: str) -> None:
+    """Say of those options of the running verb that were given that they change nothing.
+
+    Args:
+        params: names of the verb's parameters.
+    """
+    context = click.get_current_context()
+    given = [
+        next(name for name in param.opts if name.startswith("--"))
+        for param in context.command.params
+        if param.name in params
+        and context.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        click.echo(f"{', '.join(given)}: no effect {why}", err=True)
 
 
 def show_runtime() -> None:

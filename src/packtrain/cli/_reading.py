@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ..errors import InputError
+from ._app import completed
 
 __all__ = ["inputs_of", "pairs", "placeholders", "reading_options"]
 
@@ -17,46 +18,97 @@ _OPTIONS = (
         "--shape",
         default="auto",
         show_default=True,
-        help="Chat shape: auto messages sharegpt alpaca columns.",
+        help="Chat shape: `auto`, `messages`, `sharegpt`, `alpaca`, `columns`.",
     ),
     click.option(
-        "--column", "columns", multiple=True, metavar="NAME=FIELD", help="Field of plain pairs; repeatable."
+        "--column",
+        "columns",
+        multiple=True,
+        metavar="NAME=FIELD",
+        help="`NAME=FIELD`, for plain pairs; names: prompt, response, images, system; repeatable.",
     ),
     click.option(
-        "--placeholder", "placeholders", multiple=True, help="[image=|video=|audio=]TEXT; repeatable."
+        "--placeholder",
+        "placeholders",
+        multiple=True,
+        help="Text that stands for an image, such as `<ImageHere>`, or `video=TEXT`, `audio=TEXT`; "
+        "repeatable.",
     ),
-    click.option("--kind", help="Kind of source [default: by name, then by content]."),
     click.option(
-        "--option", "source_options", multiple=True, metavar="NAME=VALUE", help="Option of the kind."
+        "--kind",
+        help="Kind of source; default: by name, then by content.",
+        shell_complete=completed("sources"),
     ),
-    click.option("--media-root", help="Folder of relative media paths [default: the source's folder]."),
+    click.option(
+        "--option",
+        "source_options",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="`NAME=VALUE`, an option of that kind; repeatable.",
+    ),
+    click.option("--media-root", help="Folder of relative media paths; default the source's folder."),
     click.option("--media-prefix", help="Cut from the front of relative media paths."),
-    click.option("--allow-outside", is_flag=True, help="Let media paths leave the media root."),
-    click.option("--media-without-placeholder", default="error", show_default=True, help="error or prepend."),
+    click.option("--allow-outside", is_flag=True, help="Let media paths and links leave the media root."),
+    click.option("--allow-remote", is_flag=True, help="Fetch media that records name by a URL."),
     click.option(
-        "--ignore-key", "ignore_keys", multiple=True, metavar="KEY", help="Leave KEY out; repeatable."
+        "--media-without-placeholder",
+        default="error",
+        show_default=True,
+        help="Images listed without any placeholder in the text: `error`, or `prepend`.",
+    ),
+    click.option(
+        "--ignore-key",
+        "ignore_keys",
+        multiple=True,
+        metavar="KEY",
+        help="Leave a key of the records out that changes training and is not read; repeatable.",
     ),
     click.option(
         "--frame-rate", type=float, help="Frames a second of lists of frames that do not say theirs."
     ),
     click.option(
-        "--long-audio", default="error", show_default=True, help="Clips the model would cut: error cut drop."
+        "--long-audio",
+        default="error",
+        show_default=True,
+        help="Clips that the model would cut: `error`, `cut` or `drop`.",
     ),
     click.option(
-        "--prompt", help="What the user says beside the media of a caption [sources that take one]."
+        "--prompt",
+        help="What the user says beside the media of a caption, for sources that take one.",
     ),
-    click.option("--task", default="chat", show_default=True, help="chat, or text: documents as they are."),
+    click.option(
+        "--task",
+        default="chat",
+        show_default=True,
+        help="`chat`, or `text`: documents as they are, without a chat template.",
+    ),
     click.option("--system", help="System turn for samples that have none."),
     click.option(
-        "--chat-template", metavar="FILE", help="Another chat template, or trl: TRL's training template."
+        "--chat-template",
+        metavar="FILE",
+        help="Another chat template (a file), or `trl`: TRL's training template.",
     ),
     click.option(
-        "--allow-dropped", multiple=True, metavar="KIND", help="What the template may drop; repeatable."
+        "--allow-dropped",
+        multiple=True,
+        metavar="KIND",
+        help="What the chat template may drop: `text`, `system`, `reasoning`, `tools`, `tool_calls`, "
+        "`tool_results`; repeatable.",
     ),
     click.option(
-        "--train-on", type=click.Choice(["all", "last"]), help="All answers, or the last [default: all]."
+        "--train-on", type=click.Choice(["all", "last"]), help="`all` answers, or the `last` [default: all]."
     ),
-    click.option("--reasoning", type=click.Choice(["keep", "mask", "drop_history"]), help="[default: keep]"),
+    click.option(
+        "--reasoning",
+        type=click.Choice(["keep", "mask", "drop_history"]),
+        help="`keep`, `mask` or `drop_history` [default: keep].",
+    ),
+    click.option(
+        "--answer-end",
+        type=click.Choice(["mark", "line"]),
+        help="Answers are trained up to their end `mark`, or with the `line` break behind it "
+        "[default: mark].",
+    ),
     click.option("--min-pixels", type=int, help="Smallest area of an image."),
     click.option("--max-pixels", type=int, help="Largest area of an image."),
     click.option("--fps", type=float, help="Frames taken of a second of video."),

@@ -10,16 +10,18 @@ import click
 
 from .. import files
 from ..errors import InputError
+from ..store import shards
+from ..version import __version__
 from ..world import world
 from ._app import emit, end_of_training, progress
-from ._show import plan_rows, table
+from ._show import plan_rows, print_run, table
 from ._stream import stream_figures, stream_rows
 
 if TYPE_CHECKING:
     from ..pipeline.prepare import Stage
     from ..train.config import RunConfig
 
-__all__ = ["KEYS", "recipe_of", "refuse_streams", "train_packs"]
+__all__ = ["KEYS", "no_page", "recipe_of", "refuse_streams", "train_packs"]
 
 #: Context settings of a verb that takes every key of the YAML as `--section.key VALUE`.
 KEYS = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -38,6 +40,8 @@ def recipe_of(options: Mapping[str, Any], further: Sequence[str] = ()) -> dict[s
     Raises:
         click.UsageError: an argument is neither.
     """
+    from ..train.config.aliases import FOREIGN
+
     given = {name: value for name, value in options.items() if value is not None}
     custom = {"dataset": given.pop("dataset")} if "dataset" in given else {}
     recipe: dict[str, dict[str, Any]] = {"custom": custom, "training": given}
@@ -49,9 +53,8 @@ def recipe_of(options: Mapping[str, Any], further: Sequence[str] = ()) -> dict[s
         if not dot and word.startswith("--") and _of_training(section):
             section, dot, key = "training", ".", section
         if not (name.startswith("--") and dot and key and section in _SECTIONS):
-            raise click.UsageError(
-                f"no such option or argument: {word}; keys of CONFIG are --section.key VALUE"
-            )
+            meant = FOREIGN.get(section, "keys of CONFIG are --section.key VALUE")
+            raise click.UsageError(f"no such option or argument: {word}; {meant}")
         if not equals and not words:
             raise click.UsageError(f"{name} needs a value")
         value = files.parse_yaml(text if equals else words.pop(0), name)
@@ -81,8 +84,14 @@ def refuse_streams(config: RunConfig) -> None:
         )
 
 
-def train_packs(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: bool) -> None:
-    """Train on packs that are not planned here; a dry run shows what they are.
+def train_packs(
+    config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: bool, page: bool, told: Sequence[str] = ()
+) -> None:
+    """Train on packs that are not planned here, and write `run.json`; a dry run shows what they are.
+
+    Args:
+        page: write report.html.
+        told: warnings of reading the configuration, for run.json.
 
     Raises:
         InputError: a dry run of a stream.
@@ -90,7 +99,9 @@ def train_packs(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: b
     from ..measuring.run import drained
     from ..pipeline.exported import open_exported
     from ..pipeline.inputs import Inputs
-    from ..pipeline.unread import told
+    from ..pipeline.page import Report
+    from ..pipeline.prepare import as_validation
+    from ..pipeline.run import Heard, begin_run, finish_run
     from ..pipeline.validation import validation
     from ..train import train
     from ..train.config import Exported
@@ -126,35 +137,63 @@ def train_packs(config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: b
     if dry_run:
         return
     stage = _stage(as_json)
-    with validation(config, overwrite=overwrite, stage=stage) as val, stage("training") as report:
+    folder = Path(config.training.output_dir)
+    if world().is_writer:
+        begin_run(folder)
+    with (
+        Heard() as heard,
+        validation(config, overwrite=overwrite, stage=stage) as val,
+        stage("training") as report,
+    ):
         trained = train(
             config,
             None,
             source,
             template,
-            val=None if val is None else (val.plan, val.source, val.lengths),
-            val_template=None if val is None or streamed else val.template,
+            val=as_validation(val),
+            val_template=None if streamed else next((one.template for one in val.values()), None),
             progress=report,
         )
     if streamed:
-        keys = drained(source)
-        named["keys"] = keys if as_json else told(keys) or "all read"
-    _print(config, named, trained, as_json=as_json)
+        named["keys"] = drained(source)
+    if world().is_writer:
+        figures = _figures(config, named, trained)
+        figures["warnings"] = list(dict.fromkeys((*told, *heard.lines)))
+        made = Report.of_run(folder, config.to_dict(), figures)
+        figures["left_out"] = made.figures()["ledger"]
+        if page:
+            path = made.write(folder / "report.html", title=f"packtrain run {folder.name}")
+            figures["report"] = str(path)
+        finish_run(folder, config, figures)
+        if as_json:
+            emit({"run": str(folder), **trained.metrics, **figures})
+        else:
+            print_run(folder, figures, trained.losses, None)
     end_of_training()
+
+
+def no_page(config: RunConfig, told: list[str]) -> bool:
+    """Whether the page that is wanted cannot be written; one warning, which `told` gets too."""
+    from ..train.early import missing_of_page
+
+    lacking = missing_of_page() if config.report.html else None
+    if lacking is None:
+        return False
+    told.append(f"no report.html: it needs {lacking} (pip install 'packtrain[report]')")
+    click.echo(f"warning: {told[-1]}", err=True)
+    return True
 
 
 def _stage(quiet: bool) -> Stage:
     return lambda name: progress(name, quiet=quiet or not world().is_writer)
 
 
-def _print(config: RunConfig, named: dict[str, Any], trained: Any, *, as_json: bool) -> None:
-    if world().is_writer:
-        losses = trained.losses
-        result = {"run": config.training.output_dir, **named, **trained.metrics}
-        if losses:
-            result |= {"loss_first": losses[0][1], "loss_last": losses[-1][1]}
-        result["proof"] = None if trained.proof is None else len(trained.proof.rows)
-        if as_json:
-            emit(result)
-        else:
-            table(f"Run in {config.training.output_dir}", result)
+def _figures(config: RunConfig, named: dict[str, Any], trained: Any) -> dict[str, Any]:
+    """What stands in `run.json` of packs that were not planned here."""
+    figures = {"packtrain": __version__, **named, "world_size": world().size, "metrics": trained.metrics}
+    if config.data.kind == "exported":
+        plan = shards.hidden(Path(config.data.path), "plan")
+        figures |= {"plan_folder": str(plan.resolve())} if (plan / "plan.json").is_file() else {}
+    if trained.losses:
+        figures |= {"loss_first": trained.losses[0][1], "loss_last": trained.losses[-1][1]}
+    return {**figures, "proof": None if trained.proof is None else len(trained.proof.rows)}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 
-from .. import files
-from ..errors import FormatError
+from ..errors import FormatError, counted
 from ..pipeline.length_files import read_lengths
 from ..pipeline.truncated import told_truncated, truncated_figures, truncated_rows
 from ..pipeline.unread import read_keys, told
+from ..pipeline.which import read_run
+from ..planning.distribution import quantiles
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..store.shards import is_export
@@ -21,11 +23,16 @@ __all__ = [
     "artefact_kind",
     "folder_of_run",
     "lengths_figures",
+    "of_host",
     "open_lengths",
+    "plan_rows",
     "print_lengths",
     "print_plan",
+    "print_run",
     "table",
 ]
+
+_BARS = "▁▂▃▄▅▆▇█"
 
 _ROWS = 100  # samples named in figures; details.jsonl names all
 
@@ -47,17 +54,30 @@ def artefact_kind(folder: Path) -> str:
         raise FormatError(f"{folder} is an unfinished measurement", hint="run the same measure command again")
     if any(folder.glob("shard_*_of_*/partial")):
         raise FormatError(f"{folder} holds shards that are not merged", hint=f"run packtrain merge {folder}")
-    raise FormatError(
-        f"{folder} holds no lengths, plan or run, and no stream", hint="name the folder given as --out"
-    )
+    held = sorted({path.parent for name in ("run", "plan") for path in folder.glob(f"*/{name}.json")})
+    held += sorted(path.parent for path in folder.glob("*/packs"))  # what pack(trainer) left
+    told = f"{folder} holds no lengths, plan or run, and no stream"
+    if held:
+        raise FormatError(told, hint=f"it has {', '.join(map(str, held))}")
+    raise FormatError(told, hint="name the folder given as --out")
+
+
+def of_host(folder: Path) -> Path:
+    """The newest training plan that `pack(trainer)` left in a run (or its `packs`); else `folder`."""
+    if folder.is_dir() and not any((folder / f"{name}.json").exists() for name in ("run", "plan", "lengths")):
+        for place in (folder / "packs" / "train", folder / "train", folder):
+            made = sorted(place.glob("plan-*/plan.json"), key=lambda path: path.stat().st_mtime)
+            if made:
+                return made[-1].parent
+    return folder
 
 
 def folder_of_run(run: Path, name: str) -> Path:
     """Where a run's `lengths` or `plan` lie: in its own folder, or in the cache that `run.json` names."""
     if (run / name).is_dir():
         return run / name
-    named = files.read_json(run / "run.json").get("result", {}).get(f"{name}_folder")
-    if named is None:
+    named = read_run(run)[1].get(f"{name}_folder")
+    if not isinstance(named, str):
         raise FormatError(f"{run} holds no {name}, and its run.json names none")
     return Path(named)
 
@@ -93,13 +113,15 @@ def print_lengths(folder: Path, lengths: Lengths, *, audited: int | None = None)
         counts[reason] = counts.get(reason, 0) + 1
     rows.update({f"  {reason}": f"{count:,}" for reason, count in sorted(counts.items())})
     if len(usable):
-        p50, p95 = np.percentile(usable, [50, 95])
+        p50, p95, longest = quantiles(usable, 50, 95, 100)
         rows["tokens"] = f"{int(usable.sum(dtype=np.int64)):,}"
-        rows["length"] = f"mean {usable.mean():.0f}, p50 {p50:.0f}, p95 {p95:.0f}, max {int(usable.max())}"
+        rows["length"] = f"mean {usable.mean():,.0f}, p50 {p50:,}, p95 {p95:,}, max {longest:,}"
     for name, values in lengths.costs.items():
         rows[name] = f"{int(np.asarray(values).sum(dtype=np.int64)):,}"
     if audited is not None:
-        rows["audit"] = f"{audited} samples encoded for real: 0 mismatches" if audited else "not run"
+        rows["audit"] = (
+            f"{counted(audited, 'samples')} encoded for real: 0 mismatches" if audited else "not run"
+        )
     if keys := told(read_keys(folder)):
         rows["keys"] = keys
     if cut := told_truncated(folder, lengths):
@@ -136,7 +158,7 @@ def plan_rows(plan: PackPlan) -> dict[str, str]:
     rows = {}
     if stats["over_long_packs"]:
         rows["over-long"] = (
-            f"{stats['over_long_packs']:,} of {stats['packs']:,} packs exceed "
+            f"{stats['over_long_packs']:,} of {counted(stats['packs'], 'packs')} exceed "
             f"{plan.spec.pack_length:,} tokens, longest {stats['longest_pack']:,}"
         )
     rows |= {
@@ -145,10 +167,10 @@ def plan_rows(plan: PackPlan) -> dict[str, str]:
         "efficiency": f"{stats['efficiency']:.2%} of slots are real tokens",
         "samples per pack": f"{stats['samples_per_pack']:.2f}",
         "length and order": f"correlation {stats['length_order_correlation']:+.2f}",
-        "lower bound": f"{stats['bound']:,} packs ({stats['bound_name']}), {proven}",
+        "lower bound": f"{counted(stats['bound'], 'packs')} ({stats['bound_name']}), {proven}",
         "packer": stats["packer"],
         "checksum": plan.checksum[:16],
-        "ledger": f"{stats['dropped']:,} samples",
+        "ledger": f"{counted(stats['dropped'], 'samples')}",
     }
     rows.update({f"  {reason}": f"{count:,}" for reason, count in stats["dropped_by_reason"].items()})
     if stats.get("sources"):
@@ -158,11 +180,107 @@ def plan_rows(plan: PackPlan) -> dict[str, str]:
         )
     if "steps" in stats:
         rows["steps"] = (
-            f"{stats['steps']:,} of {stats['samples_per_step']:,} samples, "
-            f"{stats['packs_per_step']:,} packs each"
-            + (f", {stats['fillers']:,} fillers" if stats["fillers"] else "")
+            f"{stats['steps']:,} of {counted(min(stats['samples_per_step'], stats['samples']), 'samples')}, "
+            f"{counted(stats['packs_per_step'], 'packs')} each"
+            + (f", {counted(stats['fillers'], 'fillers')}" if stats["fillers"] else "")
         )
         rows["slowest rank"] = (
-            f"{stats['step_imbalance']:.3f} x the mean on {plan.spec.packs_multiple} ranks (predicted)"
+            f"{stats['step_imbalance']:.3f} x the mean on "
+            f"{counted(plan.spec.packs_multiple, 'ranks')} (predicted)"
         )
     return rows
+
+
+def print_run(
+    folder: Path,
+    figures: Mapping[str, Any],
+    losses: Sequence[tuple[int, float]],
+    plan: PackPlan | None,
+    config: Mapping[str, Any] | None = None,
+) -> None:
+    """The closing table of a run, and the path of its report as the last line.
+
+    Args:
+        figures: as they stand in `run.json`; what an older version did not write is left out.
+        losses: (step, loss) of its log.
+        plan: None: its packs were not planned.
+        config: of the run, where its samples and model are to be named and its warnings told again.
+    """
+    from ..report.contents import loss_words, plan_words
+
+    rows: dict[str, Any] = {} if plan is None else {**plan_rows(plan)}
+    if config is not None:
+        rows = {**_named(config), **rows}
+    for name in ("source", "dataset"):
+        if plan is None and name in figures:
+            rows[name] = figures[name]
+    if "padding_saved" in figures:
+        rows["padding saved"] = (
+            f"{figures['padding_saved']:.1%} of the slots of padded batches, "
+            f"{figures['padding_saved_to_cap']:.1%} of one padded sample a row"
+        )
+    if "audited" in figures:
+        rows["lengths audited"] = f"{counted(figures['audited'], 'samples')} encoded for real: 0 mismatches"
+    if keys := told(figures.get("keys") or {}):
+        rows["keys"] = keys
+    if figures.get("truncation"):
+        rows["truncation"] = figures["truncation"]
+    if figures.get("proof") is not None:
+        rows["isolation"] = f"proven before training ({counted(figures['proof'], 'comparisons')})"
+    if figures.get("loss") is not None:
+        loss = figures["loss"]
+        rows["packed - unpacked loss"] = (
+            f"{loss['difference']:+.1e} ({loss['packed']:.5f} - {loss['unpacked']:.5f}) "
+            f"over {counted(loss['packs'], 'packs')}"
+        )
+    metrics = figures.get("metrics") or {}
+    if "steps" in metrics:
+        ranks = f" on {counted(figures['world_size'], 'ranks')}" if "world_size" in figures else ""
+        rows["optimizer steps"] = f"{int(metrics['steps']):,}{ranks}"
+        if metrics.get("unsupervised_steps"):
+            rows["optimizer steps"] += f", {int(metrics['unsupervised_steps']):,} without a trained token"
+    if words := loss_words({"train_loss": [(float(x), y) for x, y in losses]}):
+        rows["training loss"] = words.removeprefix("train loss ")
+        if len(losses) == 1 and "train_loss" in metrics:
+            rows["training loss"] += f"; {metrics['train_loss']:.3f} in the mean of all steps"
+        rows["loss curve"] = _spark([value for _, value in losses])
+    for name, told_of in plan_words(figures.get("eval") or {}):
+        rows[f"validation {name}"] = told_of
+    for key, value in metrics.items():
+        if key.startswith("eval_") and key.endswith("loss"):
+            name = key.removesuffix("loss")
+            of = f" ({name[5:-1]})" if name != "eval_" else ""
+            tokens = metrics.get(f"{name}tokens")
+            over = "" if tokens is None else f" over {counted(int(tokens), 'tokens')}"
+            rows[f"validation loss{of}"] = f"{value:.4f}{over}"
+    if figures.get("left_out"):
+        told_out = ", ".join(f"{reason} {count:,}" for reason, count in figures["left_out"].items())
+        rows["left out"] = f"{told_out} (left_out.jsonl)"
+    if config is not None and figures.get("warnings"):
+        rows["warnings"] = "\n".join(figures["warnings"])
+    table(f"Run in {folder}", rows)
+    if figures.get("report"):
+        click.echo(f"report: {Path(figures['report']).resolve()}")
+
+
+def _named(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Model, samples and learning of a run."""
+    data, training = config.get("data") or {}, config.get("training") or {}
+    held = {
+        "model": (config.get("model") or {}).get("name_or_path"),
+        "samples of": data.get("path"),
+        "validation": data.get("val"),
+        "epochs": training.get("num_train_epochs") if int(training.get("max_steps") or -1) < 1 else None,
+        "learning rate": training.get("learning_rate"),
+        "seed": training.get("seed"),
+    }
+    return {name: value for name, value in held.items() if value is not None}
+
+
+def _spark(values: list[float], width: int = 48) -> str:
+    """A line of bars; several values share one bar when there are more than `width`."""
+    size = -(-len(values) // width)
+    means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+    return "".join(_BARS[min(7, int((value - low) / span * 8))] for value in means)

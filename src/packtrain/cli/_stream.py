@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import FormatError, LawError
+from ..errors import FormatError, LawError, counted
 from ..measuring.run import CUT
 from ..pipeline.unread import told
 from ..store.growing import PRODUCER, View, chunk_name, completed, number_of, read_stream, readers
@@ -68,7 +68,7 @@ def stream_rows(figures: dict[str, Any]) -> dict[str, str]:
         "samples": f"{figures.get('packed', 0):,} packed of {figures.get('read', 0):,} read, "
         f"{figures['lag_samples']:,} waiting",
         "packs": f"{figures['packs']:,} of {figures['pack_length'] or 0:,} tokens, "
-        f"{figures['chunks']:,} chunks",
+        f"{counted(figures['chunks'], 'chunks')}",
         "tokens": f"{figures.get('tokens', 0):,}",
         "efficiency": f"{figures['efficiency']:.2%} of slots are real tokens",
         "samples per pack": f"{figures['samples_per_pack']:.2f}",
@@ -81,10 +81,13 @@ def stream_rows(figures: dict[str, Any]) -> dict[str, str]:
     if keys := told(figures.get("keys", {})):
         rows["keys"] = keys
     if figures.get("truncated"):
-        rows["truncation"] = f"{figures['truncated']:,} samples lost answers, or a part of one: show --ledger"
+        rows["truncation"] = (
+            f"{counted(figures['truncated'], 'samples')} lost answers, or a part of one: show --ledger"
+        )
     if "producer" in figures:
         rows["readers"] = (
-            f"{figures['readers']:,}; {figures['packs_acknowledged']:,} packs acknowledged by all; chunks: "
+            f"{figures['readers']:,}; "
+            f"{counted(figures['packs_acknowledged'], 'packs')} acknowledged by all; chunks: "
             f"{figures['chunks_completed']:,} used up, {figures['chunks_on_disk']:,} on disk"
         )
         rows["producer"] = str(figures["producer"])
@@ -179,7 +182,7 @@ def _verified(folder: Path) -> dict[str, str]:
         return done
     if seen | left != set(range(int(view.end["stats"]["read"]))):
         raise LawError(
-            f"{folder} holds {len(seen)} samples and {len(left)} in its ledger, "
+            f"{folder} holds {counted(len(seen), 'samples')} and {len(left)} in its ledger, "
             f"{view.end['stats']['read']} were read"
         )
     done["partition"] = f"{len(seen):,} packed and {len(left):,} in the ledger are all that was read"

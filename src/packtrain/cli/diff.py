@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from ..errors import FormatError
+from ..errors import FormatError, counted
 from ..planning.diff import PlanDiff, diff_plans
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ._app import emit
-from ._show import artefact_kind, table
+from ._show import artefact_kind, of_host, table
 
 __all__ = ["command"]
 
@@ -21,7 +21,11 @@ __all__ = ["command"]
 @click.argument("plan_a", type=click.Path(path_type=Path), metavar="PLAN_A")
 @click.argument("plan_b", type=click.Path(path_type=Path), metavar="PLAN_B")
 @click.option(
-    "--ids", type=click.IntRange(0), default=10, show_default=True, help="Sample ids shown of each kind."
+    "--ids",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    help="Sample ids shown of each kind.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(plan_a: Path, plan_b: Path, ids: int, as_json: bool) -> int:
@@ -42,6 +46,7 @@ def command(plan_a: Path, plan_b: Path, ids: int, as_json: bool) -> int:
 
 
 def _plan_folder(path: Path) -> Path:
+    path = of_host(path)
     kind = artefact_kind(path)
     if kind == "lengths":
         raise FormatError(f"{path} holds lengths, not a plan", hint="name two plan or run folders")
@@ -82,13 +87,15 @@ def _rows(found: PlanDiff, ids: int) -> dict[str, str]:
         values = getattr(found, name)
         if len(values) and ids:
             shown = ", ".join(map(str, values[:ids].tolist()))
-            rows[meaning] = f"{len(values):,} samples: {shown}" + (", …" if len(values) > ids else "")
+            rows[meaning] = f"{counted(len(values), 'samples')}: {shown}" + (
+                ", …" if len(values) > ids else ""
+            )
         elif len(values):
-            rows[meaning] = f"{len(values):,} samples"
+            rows[meaning] = f"{counted(len(values), 'samples')}"
     return rows
 
 
 def _of_lengths(name: str, value: Any) -> str:
     if name == "read":
-        return f"{value[0]:,} -> {value[1]:,} samples"
-    return value if isinstance(value, str) else f"{value:,} samples differ"
+        return f"{value[0]:,} -> {counted(value[1], 'samples')}"
+    return value if isinstance(value, str) else f"{counted(value, 'samples')} differ"

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from ._app import emit
+from ._app import completed, emit
 from ._show import table
 
 __all__ = ["command"]
@@ -15,14 +15,19 @@ _EXIT = {"safe": 0, "unsafe": 1, "unknown": 2}
 
 
 @click.command("doctor")
-@click.option("--model", required=True, help="Folder, hub name or tiny:… (only its config is read).")
-@click.option("--attn", default="auto", show_default=True, help="Attention backend, as model.attn.")
+@click.option(
+    "--model",
+    required=True,
+    help="Folder, hub name or `tiny:…`.",
+    shell_complete=completed("families", "tiny:"),
+)
+@click.option("--attn", default="auto", show_default=True, help="Backend, as `model.attn`.")
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
     default="auto",
     show_default=True,
-    help="As model.dtype; auto picks varlen in 16 bit.",
+    help="As `model.dtype`; `auto` attention depends on it.",
 )
 @click.option("--prove", is_flag=True, help="Load the model and run the isolation proof on random text.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from ..errors import InputError
-from ._app import emit, progress
+from ._app import emit, progress, without_effect
 from ._show import table
 from .measure import _shard
 
@@ -19,21 +18,38 @@ __all__ = ["command"]
 @click.argument("plan", type=click.Path(path_type=Path), metavar="PLAN")
 @click.argument("out", type=click.Path(path_type=Path), metavar="OUT")
 @click.option(
-    "--format", "-f", default="webdataset", show_default=True, help="raw webdataset energon chunks."
+    "--format",
+    "-f",
+    default="webdataset",
+    show_default=True,
+    help="`raw`, `webdataset`, `energon`, `chunks`, `mds`, `litdata`, `lance`, `datasets`.",
 )
-@click.option("--task", default="auto", show_default=True, help="captions vqa multi_turn, or auto.")
-@click.option("--maxcount", default=1000, show_default=True, help="Packs of a shard at most.")
 @click.option(
-    "--maxsize", default=3_000_000_000, show_default=True, help="Bytes after which a new shard begins."
+    "--task",
+    default="auto",
+    show_default=True,
+    help="Form of the plain fields: `captions`, `vqa`, `multi_turn`; `auto`: the narrowest that holds all.",
 )
-@click.option("--prompts", help="Name of the field of prompts: prompt or prompts.")
-@click.option("--layout", help="energon: packtrain, or llava (LLaVA-OneVision's fields and sample class).")
-@click.option("--media", help="chunks: source (their bytes), uint8 or tensor.")
+@click.option(
+    "--maxcount",
+    default=1000,
+    show_default=True,
+    help="Packs of a part, the unit of work and of resuming, and of a shard at most.",
+)
+@click.option(
+    "--maxsize",
+    default=3_000_000_000,
+    show_default=True,
+    help="Bytes after which the next pack opens a new shard.",
+)
+@click.option("--prompts", help="Name of the field of prompts: `prompt` or `prompts`.")
+@click.option("--layout", help="`energon`: `packtrain`, or `llava`.")
+@click.option("--media", help="`chunks`: `uint8` (default), `tensor`, `source`. Not given: as OUT was begun.")
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes; parts are their unit.")
 @click.option("--executor", default="local", show_default=True, help="Where parts are written: local ray.")
 @click.option("--address", help="Ray cluster [default: the one Ray finds, else processes on this machine].")
 @click.option(
-    "--shard", metavar="I/N", help="Write only share I (from 0) of N; `packtrain merge OUT` ends it."
+    "--shard", metavar="I/N", help="`I/N`: write only this share; `packtrain merge OUT` completes the export."
 )
 @click.option("--verify-content", is_flag=True, help="Hash media headers instead of trusting size and time.")
 @click.option("--overwrite", is_flag=True, help="Replace another export in OUT.")
@@ -46,13 +62,15 @@ def command(
     \b
     Example:
       packtrain export runs/demo/plan shards --format webdataset
-      packtrain export plan shards -f energon --layout llava --workers 8
+      packtrain export plan energon -f energon --layout llava --workers 8
+      packtrain export plan mds -f mds && packtrain verify mds
       packtrain export plan chunks -f chunks --media tensor --shard $SLURM_ARRAY_TASK_ID/64
     """
     from ..pipeline.export import export
 
-    if address is not None and given["executor"] == "local":
-        raise InputError("--address needs an executor that takes one", hint="add --executor ray")
+    if given["executor"] == "local":
+        without_effect("with --executor local", "address")
+        address = None
     options = {name: given.pop(name) for name in ("prompts", "layout", "media")}
     with progress("exporting", quiet=as_json) as report:
         figures = export(

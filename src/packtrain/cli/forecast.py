@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..errors import InputError
+from ..errors import InputError, counted
 from ._app import emit
 from ._show import open_lengths
 
@@ -23,17 +23,28 @@ def _numbers(option: str, text: str) -> list[int]:
 
 @click.command("forecast")
 @click.argument("lengths", type=click.Path(path_type=Path), metavar="LENGTHS")
-@click.option("--pack-lengths", "--pack-length", help="Pack lengths to compare, such as 4096,8192, or auto.")
+@click.option(
+    "--pack-lengths",
+    "--pack-length",
+    help="Pack lengths to compare, such as 4096,8192, or `auto`: the powers of two that suit the lengths "
+    "and the device.",
+)
 @click.option("--world-size", default=1, show_default=True, help="Ranks.")
 @click.option("--grad-accum", default=1, show_default=True, help="Micro steps per optimizer step.")
-@click.option("--samples-per-step", type=int, help="Plan by steps of exactly this many samples.")
+@click.option(
+    "--samples-per-step",
+    type=int,
+    help="Plan by steps of exactly this many samples; accumulation follows from the plan.",
+)
 @click.option("--long-samples", default="single", show_default=True, help="single, drop or error.")
 @click.option(
-    "--profile", type=click.Path(path_type=Path), help="Device profile (JSON): adds time and memory."
+    "--profile",
+    type=click.Path(path_type=Path),
+    help="Device profile (JSON): adds step time, hours and peak memory, and leaves out rows that do not fit.",
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of the epoch order.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the epoch order that is measured.")
 @click.option(
-    "--plot", type=click.Path(path_type=Path), help="Also draw the choices to this .svg or .png file."
+    "--plot", type=click.Path(path_type=Path), help="Also draw the choices to a `.svg` or `.png` file."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
@@ -68,7 +79,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    grid = Table(title=f"Forecast for {rows[0]['samples']:,} samples", title_justify="left")
+    grid = Table(title=f"Forecast for {counted(rows[0]['samples'], 'samples')}", title_justify="left")
     grid.add_column("pack length", style="cyan")
     for row in rows:
         mark = " *" if row["recommended"] else ""

@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from .. import files
-from ..errors import DriftError, ForeignArtefactError, InputError, MissingExtraError, SampleError
+from ..errors import DriftError, ForeignArtefactError, InputError, MissingExtraError, SampleError, counted
 from ..measuring.run import drained
+from ..pipeline.plan import MISSING
 from ..pipeline.unread import refuse_unread, told
-from ._app import emit
+from ._app import emit, without_effect
 
 __all__ = ["command"]
 
@@ -23,19 +24,49 @@ _OTHER_LIMITS = (
     "unset MAX_PIXELS and IMAGE_MAX_TOKEN_NUM (only ms-swift reads them), or try another --template"
 )
 
-#: Samples measured for the figures; the first that encodes is compared with the host.
+#: Samples measured for the figures.
 LOOKED = 64
+
+#: Samples of them that are compared with the host's own template, the one named among them.
+COMPARED = 8
 
 
 @click.command("init")
 @click.argument("data", metavar="DATA", type=click.Path(path_type=Path))
 @click.option("--model", "-m", required=True, metavar="M", help="Model folder or hub name.")
-@click.option("--host", type=click.Choice(HOSTS), required=True, help="The trainer that will train.")
-@click.option("--template", metavar="NAME", help="Template type of ms-swift, where a folder's is not clear.")
-@click.option("--out", "-o", default=".", type=click.Path(path_type=Path), help="Folder to write to.")
-@click.option("--media-root", help="Folder of relative media paths [default: the folder of DATA].")
-@click.option("--ignore-key", "ignore_keys", multiple=True, metavar="KEY", help="Leave KEY out; repeatable.")
-@click.option("--pack-length", type=int, help="Cap of a pack in tokens; by default from the data.")
+@click.option(
+    "--host",
+    type=click.Choice(HOSTS),
+    required=True,
+    help="`hf` (transformers Trainer), `trl` or `swift` (ms-swift; run it in its environment).",
+)
+@click.option(
+    "--template",
+    metavar="NAME",
+    help="Template type of ms-swift, where it cannot tell it from a model folder (`qwen2_5_vl`); "
+    "stands in `train.sh` too.",
+)
+@click.option(
+    "--out",
+    "-o",
+    default=".",
+    type=click.Path(path_type=Path),
+    help="Folder to write to, by default this one.",
+)
+@click.option("--media-root", help="Folder of relative media paths; default the folder of DATA.")
+@click.option("--allow-remote", is_flag=True, help="Fetch media that records name by a URL.")
+@click.option(
+    "--ignore-key",
+    "ignore_keys",
+    multiple=True,
+    metavar="KEY",
+    help="Leave a key of the records out that changes training and is not read; repeatable.",
+)
+@click.option(
+    "--pack-length",
+    type=int,
+    help="Cap of a pack; by default a power of two over the longest sample seen and eight times the mean.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace files that differ.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
@@ -45,6 +76,7 @@ def command(
     template: str | None,
     out: Path,
     media_root: str | None,
+    allow_remote: bool,
     ignore_keys: tuple[str, ...],
     pack_length: int | None,
     overwrite: bool,
@@ -52,28 +84,30 @@ def command(
 ) -> None:
     """Look at DATA, compare the host's template with ours, write a YAML and a launch script.
 
+    M may be a tiny model, such as tiny:qwen2_5_vl or tiny:qwen3: small, random, made in the folder of --out.
+
     \b
     Example:
       packtrain init train.jsonl --model Qwen/Qwen2.5-VL-3B-Instruct --host hf
     """
     if pack_length is not None and pack_length < 1:
         raise InputError(f"--pack-length {pack_length}, expected >= 1", hint="for example 4096")
-    if template is not None and host != "swift":
-        raise InputError(f"--template has no effect with --host {host}", hint="remove it")
+    if host != "swift":
+        without_effect(f"with --host {host}", "template")
     from ..hosts._scaffold import files_for
     from ..sources import open_source
     from ..sources.chat import ChatSource
 
+    if model.startswith("tiny:"):
+        model = _tiny(model, out)
+
     options: dict[str, Any] = {"ignore_keys": list(ignore_keys)} if ignore_keys else {}
+    if allow_remote:
+        options["allow_remote"] = True
     if media_root is not None:
         options["media_root"] = str(Path(media_root).resolve()) if Path(media_root).exists() else media_root
     source = ChatSource(open_source(data), **options)
     seen = _look(source, model)
-    if host == "trl" and seen["beyond"]:
-        raise InputError(
-            f"the samples hold {' and '.join(seen['beyond'])}, which rows of TRL's script do not",
-            hint="--host hf trains all of it",
-        )
     lengths = seen["lengths"]
     longest = max(lengths)
     values = {
@@ -90,7 +124,13 @@ def command(
         "options": options,
         "sees": seen["template"].media is not None,
     }
-    agreed = _agree(host, values["model"], seen, template)
+    folder = Path(values["model"])
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        click.echo(
+            f"warning: {folder} holds no config.json, it is a processor alone, and the script loads a model",
+            err=True,
+        )
+    agreed, values["answer_end"] = _agree(host, values["model"], seen, template)
     written = []
     for path, text in files_for(host, out, values).items():
         if path.exists() and path.read_text(encoding="utf-8") != text and not overwrite:
@@ -103,19 +143,42 @@ def command(
         emit(figures)
         return
     click.echo(
-        f"{len(source):,} samples, {values['kinds']}; mean {values['mean']:,} tokens of {len(lengths)}"
+        f"{counted(len(source), 'samples')}, {values['kinds']}; {len(lengths):,} of "
+        f"them, evenly spread, measured: "
+        f"mean {values['mean']:,} tokens, longest {longest:,}"
     )
     failed = seen["failed"]
     if failed:
         named = ", ".join(f"{where} ({reason})" for where, reason in failed[:3])
         more = ", …" if len(failed) > 3 else ""
-        click.echo(f"cannot be used: {len(failed)} of the {seen['of']} samples looked at: {named}{more}")
+        click.echo(
+            f"cannot be used: {len(failed)} of the {counted(seen['of'], 'samples')} looked at: {named}{more}"
+        )
     if keys := told(seen["keys"]):
         click.echo(f"keys: {keys}")
     click.echo(f"{host} and packtrain agree: {agreed:,} tokens in {seen['where']}")
+    if values["answer_end"] == "line":
+        click.echo("swift also trains the line break behind an answer: template.answer_end: line in the YAML")
     click.echo(f"pack length {values['pack_length']:,}")
     for name in written:
         click.echo(f"wrote {name}")
+
+
+def _tiny(name: str, out: Path) -> str:
+    """A folder under `out` with a tiny model and its processor or tokenizer, as a user has one on disk."""
+    from ..template import load_processor
+    from ..testing.demo.resolve import resolve_demo
+    from ..testing.tiny import tiny_model
+
+    folder = out / name.replace(":", "-")
+    if not (folder / "model.safetensors").is_file():  # written last
+        processor = load_processor(str(resolve_demo("demo:qwen2_5_vl")))
+        made = tiny_model(name, processor)
+        kept = processor if hasattr(made.config, "vision_config") else processor.tokenizer
+        files.make_folder(folder)
+        kept.save_pretrained(folder)
+        made.save_pretrained(folder)
+    return str(folder)
 
 
 def _look(source: Any, model: str) -> dict[str, Any]:
@@ -131,8 +194,9 @@ def _look(source: Any, model: str) -> dict[str, Any]:
     failed: list[tuple[str, str]] = []
     unread: list[tuple[int, str, str]] = []
     kinds: set[str] = set()
-    beyond: set[str] = set()
     chosen: Any = None
+    usable: dict[int, Any] = {}
+    why = ""
     count = len(source)
     spread = {place * count // min(count, LOOKED) for place in range(min(count, LOOKED))}
     drained(source)
@@ -141,69 +205,67 @@ def _look(source: Any, model: str) -> dict[str, Any]:
             sample = source[index]
         except SampleError as error:
             failed.append((source.where(index), error.reason))
+            why = why or error.message
             unread.append((index, error.reason, error.message))
             continue
         media = {part["type"] for turn in sample["messages"] for part in turn["content"]} - {"text"}
         kinds |= media
-        beyond |= _beyond(sample, media)
+        if media and template.media is None:
+            failed.append((source.where(index), "unsupported_media"))
+            continue
         if index not in spread and (chosen is None or chosen[2] or not media):
             continue
         try:
             length = int(template.measure(sample))
         except SampleError as error:
             failed.append((source.where(index), error.reason))
+            why = why or error.message
             continue
         lengths.append(length)
+        if len(usable) < COMPARED:
+            usable[index] = sample
         if chosen is None or (media and not chosen[2]):
             chosen = index, sample, media
     refuse_unread(unread, len(source))
-    if chosen is None:
+    blind = [where for where, reason in failed if reason == "unsupported_media"]
+    if len(blind) > MISSING * len(source):
         raise InputError(
-            f"none of the {len(failed)} samples looked at can be used: {failed[0][1]} at {failed[0][0]}"
+            f"{len(blind):,} of "
+            f"{counted(len(source), 'samples')} hold {' and '.join(sorted(kinds))} that {model} does "
+            f"not take, the first {blind[0]}",
+            hint="name a model that takes them, or leave these rows out",
+        )
+    seen = len(failed) + len(lengths)
+    of = len(source) if seen > LOOKED else seen
+    absent = [where for where, reason in failed if reason == "missing_media"]
+    if chosen is not None and len(absent) > MISSING * of:
+        raise InputError(
+            f"media of {len(absent):,} of the {counted(of, 'samples')} looked at are not there, the first at "
+            f"{absent[0]}: {why}",
+            hint="--media-root names the folder of relative media paths",
+        )
+    if chosen is None:
+        reasons = {reason for _, reason in failed}
+        first = f"{failed[0][1]} at {failed[0][0]}: {why}" if failed else ""
+        raise InputError(
+            f"none of the {counted(len(failed), 'samples')} looked at can be used: {first}"
             if failed
             else "the data hold no sample",
-            hint="`packtrain measure` tells each reason; its --column and --placeholder name other fields",
+            hint="--media-root names the folder of relative media paths"
+            if reasons == {"missing_media"}
+            else "`packtrain measure` tells each reason; its --column and --placeholder name other fields",
         )
     return {
         "template": template,
         "lengths": lengths,
         "failed": failed,
-        "of": len(source) if len(failed) + len(lengths) > LOOKED else len(failed) + len(lengths),
+        "of": of,
         "keys": drained(source),
-        "beyond": sorted(beyond),
         "kinds": " and ".join(sorted(kinds)) or "text",
         "sample": chosen[1],
         "where": source.where(chosen[0]),
+        "compared": {source.where(at): one for at, one in ({chosen[0]: chosen[1]} | usable).items()},
     }
-
-
-def _beyond(sample: Any, media: set[str]) -> set[str]:
-    """What a sample holds besides pictures, a conversation, and the one answer that ends it."""
-    found = media - {"image"}
-    if sample.get("tools") or any(turn.get("tool_calls") for turn in sample["messages"]):
-        found.add("tools")
-    if sample.get("objects"):
-        found.add("boxes")
-    if any("loss" in turn for turn in sample["messages"]):
-        found.add("loss flags")
-    if any("reasoning_content" in turn for turn in sample["messages"]):
-        found.add("reasoning")
-    if any(turn["role"] == "assistant" for turn in sample["messages"][:-1]):
-        found.add("answers before the last turn")
-    if "image" in media and not _pictures_first(sample["messages"]):
-        found.add("pictures inside of texts")
-    return found
-
-
-def _pictures_first(turns: Any) -> bool:
-    """Whether all pictures stand before the text of the first question, where TRL puts them."""
-    first = next((place for place, turn in enumerate(turns) if turn["role"] == "user"), 0)
-    for place, turn in enumerate(turns):
-        kinds = [part["type"] for part in turn["content"]]
-        count = kinds.count("image")
-        if count and (place != first or kinds[:count] != ["image"] * count):
-            return False
-    return True
 
 
 def _cap(lengths: list[int]) -> int:
@@ -212,20 +274,57 @@ def _cap(lengths: list[int]) -> int:
     return 1 << (need - 1).bit_length()
 
 
-def _agree(host: str, model: str, seen: dict[str, Any], kind: str | None) -> int:
-    """Tokens of one sample, by us and by the host.
+def _agree(host: str, model: str, seen: dict[str, Any], kind: str | None) -> tuple[int, str]:
+    """Tokens of one sample by us and by the host, and where an answer has to end for equal labels.
+
+    Scripts of the other hosts encode with our template; ms-swift has one of its own, so the labels of some
+    samples are compared, with and without the line break behind an answer.
 
     Raises:
         DriftError: they differ.
     """
     ours = len(seen["template"].encode(seen["sample"])["input_ids"])
-    theirs = _swift(model, seen["sample"], kind) if host == "swift" else _by_processor(seen)
-    if ours != theirs:
-        raise DriftError(
-            f"{seen['where']} has {ours} tokens by packtrain's template, {theirs} by that of {host}",
-            hint=_OTHER_LIMITS if host == "swift" else 'pack with the host\'s own lengths: measure="encode"',
-        )
-    return theirs
+    if host != "swift":
+        theirs = _by_processor(seen)
+        if ours != theirs:
+            raise _apart(seen["where"], ours, theirs, host)
+        return theirs, "mark"
+    from ..template import HFTemplate
+
+    held = _swift(model, list(seen["compared"].values()), kind)
+    faults: list[DriftError] = []
+    for end in ("mark", "line"):
+        template = HFTemplate(seen["template"].processor, answer_end=end)
+        fault = None
+        for (where, sample), (count, labels) in zip(seen["compared"].items(), held, strict=True):
+            fault = fault or _difference(template, where, sample, count, labels)
+        if fault is None:
+            return ours, end
+        faults.append(fault)
+    raise faults[-1]
+
+
+def _apart(where: str, ours: int, theirs: int, host: str) -> DriftError:
+    return DriftError(
+        f"{where} has {ours} tokens by packtrain's template, {theirs} by that of {host}",
+        hint=_OTHER_LIMITS if host == "swift" else 'pack with the host\'s own lengths: measure="encode"',
+    )
+
+
+def _difference(template: Any, where: str, sample: Any, count: int, labels: list[int]) -> DriftError | None:
+    """The first token that only one of both trains; None: the same labels."""
+    made = template.encode(sample)
+    ids, own = made["input_ids"].tolist(), made["labels"].tolist()
+    if len(ids) != count:
+        return _apart(where, len(ids), count, "swift")
+    at = next((at for at, label in enumerate(own) if label != labels[at]), None)
+    if at is None:
+        return None
+    return DriftError(
+        f"{where}: token {at} ({template.tokenizer.decode([ids[at]])!r}) is trained by "
+        f"{'packtrain' if own[at] != -100 else 'swift'} alone",
+        hint="try another --template, or train from a YAML of your own",
+    )
 
 
 def _by_processor(seen: dict[str, Any]) -> int:
@@ -256,8 +355,8 @@ def _by_processor(seen: dict[str, Any]) -> int:
     return len(ids[0]) if len(ids) and isinstance(ids[0], (list, tuple)) else len(ids)
 
 
-def _swift(model: str, sample: Any, kind: str | None) -> int:
-    """Tokens of a sample by ms-swift's template.
+def _swift(model: str, samples: list[Any], kind: str | None) -> list[tuple[int, list[int]]]:
+    """Tokens of samples by ms-swift's template, and their labels.
 
     Raises:
         InputError: ms-swift cannot tell which template a model folder has.
@@ -273,6 +372,12 @@ def _swift(model: str, sample: Any, kind: str | None) -> int:
         said = " ".join(str(error).split("See documentation")[0].split())
         raise InputError(f"ms-swift cannot load a template for {model}: {said}", hint=_NAME_IT) from None
     own.set_mode("train")
+    made = [own.encode(_row(sample)) for sample in samples]
+    return [(len(one["input_ids"]), [int(label) for label in one["labels"]]) for one in made]
+
+
+def _row(sample: Any) -> dict[str, Any]:
+    """A sample as a row of ms-swift."""
     messages: list[dict[str, Any]] = []
     media: dict[str, list[Any]] = {"image": [], "video": [], "audio": []}
     for turn in sample["messages"]:
@@ -281,7 +386,7 @@ def _swift(model: str, sample: Any, kind: str | None) -> int:
             texts.append(part["text"] if part["type"] == "text" else f"<{part['type']}>")
             if part["type"] != "text":
                 media[part["type"]].append(part[part["type"]])
-        messages.append({"role": turn["role"], "content": "".join(texts)})
-    given = {"messages": messages, **{f"{kind}s": held for kind, held in media.items() if held}}
-    given.update({name: sample[name] for name in ("tools", "objects") if sample.get(name)})
-    return len(own.encode(given)["input_ids"])
+        loss = {"loss": turn["loss"]} if turn.get("loss") is not None else {}
+        messages.append({"role": turn["role"], "content": "".join(texts), **loss})
+    row = {"messages": messages, **{f"{kind}s": held for kind, held in media.items() if held}}
+    return row | {name: sample[name] for name in ("tools", "objects") if sample.get(name)}

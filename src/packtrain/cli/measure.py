@@ -11,7 +11,7 @@ import click
 from ..errors import InputError
 from ..measuring.audit import audit as run_audit
 from ..planning.lengths import STATUS_OK, Lengths
-from ._app import emit, progress
+from ._app import emit, progress, without_effect
 from ._reading import inputs_of, reading_options
 from ._show import lengths_figures, print_lengths
 
@@ -41,26 +41,56 @@ def _audited(text: str, usable: int) -> int:
 
 @click.command("measure")
 @click.argument("source", metavar="SOURCE")
-@click.option("--processor", "-p", default="", help="Folder or hub name of the processor or tokenizer.")
+@click.option(
+    "--processor",
+    "-p",
+    default="",
+    help="Folder or hub name of the processor or tokenizer; encoded rows need none.",
+)
 @click.option("--out", "-o", required=True, type=click.Path(path_type=Path), help="Lengths folder to write.")
 @reading_options
-@click.option("--trust-hints", is_flag=True, help="Take sizes from the data, after an audit of a sample.")
-@click.option("--model-limit", type=int, help="Longest sample the model takes, in tokens.")
-@click.option("--workers", type=int, help="Processes [default: one per core for more than 2,048 samples].")
-@click.option("--executor", default="local", show_default=True, help="Where ranges are measured: local ray.")
-@click.option("--address", help="Ray cluster [default: the one Ray finds, else processes on this machine].")
 @click.option(
-    "--shard", metavar="I/N", help="Measure shard I (from 0) of N only; `packtrain merge` joins them."
+    "--trust-hints",
+    is_flag=True,
+    help="Take width, height, duration from the data where they give them, after an audit of 64 samples.",
 )
-@click.option("--append", is_flag=True, help="Measure only what is new in a source that has grown.")
+@click.option(
+    "--model-limit",
+    type=int,
+    help="Longest sample the model takes; longer ones go to the ledger as `beyond_model`.",
+)
+@click.option("--workers", type=int, help="Processes; default one per core for more than 2,048 samples.")
+@click.option(
+    "--executor",
+    default="local",
+    show_default=True,
+    help="Where ranges are measured: `local` (processes of this machine) or `ray`.",
+)
+@click.option(
+    "--address",
+    help="Ray cluster: `auto`, `host:port`; default the one `RAY_ADDRESS` names, else Ray on this machine.",
+)
+@click.option(
+    "--shard",
+    metavar="I/N",
+    help="`I/N`: measure shard I (from 0) of N only, for array jobs; `packtrain merge` joins them.",
+)
+@click.option("--append", is_flag=True, help="The source has grown: measure only what is new or changed.")
 @click.option(
     "--audit",
     default="32",
     show_default=True,
-    help="Samples, or share as 1%, to encode and compare; 0 = none.",
+    help="Samples to encode for real and compare with what was measured: a number, a share such "
+    "as `1%`, or 0.",
 )
 @click.option("--verify-content", is_flag=True, help="Hash media again instead of trusting size and time.")
-@click.option("--overwrite", is_flag=True, help="Replace other lengths in --out.")
+@click.option(
+    "--max-drop-fraction",
+    type=float,
+    help="Exit 2 when a larger share of the samples cannot be used; default 0.1 where media are "
+    "missing. The lengths are kept.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace other lengths in `--out`.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(out: Path, as_json: bool, audit: str, **options: Any) -> None:
     """Measure every sample of SOURCE (.jsonl or .json) without decoding media.
@@ -68,17 +98,20 @@ def command(out: Path, as_json: bool, audit: str, **options: Any) -> None:
     \b
     Example:
       packtrain measure train.jsonl --processor Qwen/Qwen2.5-VL-3B-Instruct --out lengths
-      packtrain measure qa.jsonl -p ./tokenizer -o lengths --column prompt=question --column response=answer
+      packtrain measure qa.jsonl -p ./tokenizer -o qa --column prompt=question --column response=answer
       packtrain measure train.jsonl -p ./qwen -o lengths --shard $SLURM_ARRAY_TASK_ID/64
     """
     from ..pipeline.measure import measure
+    from ..pipeline.plan import check_limit, check_measured
     from ..pipeline.shards import measure_shard, shard_lengths
 
     given = {name: options.pop(name) for name in ("executor", "workers", "overwrite")}
+    check_limit(limit := options.pop("max_drop_fraction"))
     address, shard = options.pop("address"), _shard(options.pop("shard"))
     append, verify_content = options.pop("append"), options.pop("verify_content")
-    if address is not None and given["executor"] == "local":
-        raise InputError("--address needs an executor that takes one", hint="add --executor ray")
+    if given["executor"] == "local":
+        without_effect("with --executor local", "address")
+        address = None
     if shard is not None and append:
         raise InputError("--shard measures a whole source, --append a part", hint="leave one of them out")
     given["executor_options"] = {} if address is None else {"address": address}
@@ -106,7 +139,8 @@ def command(out: Path, as_json: bool, audit: str, **options: Any) -> None:
             }
             checked = run_audit(source, lengths, template.encode, progress=report, **chosen)
         audited = len(checked.ids)
+    if not as_json:
+        print_lengths(out, lengths, audited=audited)
+    check_measured(lengths, out, limit)
     if as_json:
         emit({**lengths_figures(out, lengths), "audited": audited})
-        return
-    print_lengths(out, lengths, audited=audited)

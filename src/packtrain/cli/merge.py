@@ -16,7 +16,7 @@ __all__ = ["command"]
 
 @click.command("merge")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--overwrite", is_flag=True, help="Replace other lengths in OUT.")
+@click.option("--overwrite", is_flag=True, help="Replace other lengths in `OUT`.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(out: Path, overwrite: bool, as_json: bool) -> None:
     """Join the shards that `packtrain measure --shard` left in OUT, and remove them; or complete an export

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..errors import InputError
-from ._app import emit
+from ._app import emit, without_effect
 from ._reading import pairs, placeholders
 from ._show import table
 
@@ -18,16 +18,26 @@ __all__ = ["command"]
 @click.command("pairs")
 @click.argument("source", metavar="SOURCE")
 @click.argument("out", type=click.Path(path_type=Path), metavar="OUT")
-@click.option("--way", default="split", show_default=True, help="split, or merge.")
+@click.option(
+    "--way",
+    default="split",
+    show_default=True,
+    help="`split`: a folder of pairs; `merge`: a JSONL file.",
+)
 @click.option("--processor", "-p", default="", help="merge: folder or hub name; it counts the merged length.")
 @click.option("--max-length", type=int, help="merge: longest merged sample, in tokens.")
 @click.option(
-    "--skip", is_flag=True, help="Leave records out that cannot be used, into a ledger, instead of stopping."
+    "--skip",
+    is_flag=True,
+    help="Leave records out that cannot be used, and say which in a ledger, instead of stopping "
+    "at the first.",
 )
 @click.option("--shape", default="auto", show_default=True, help="As for measure.")
 @click.option("--column", "columns", multiple=True, metavar="NAME=FIELD", help="As for measure; repeatable.")
 @click.option("--placeholder", "placeholders", multiple=True, help="As for measure; repeatable.")
 @click.option("--media-root", help="As for measure.")
+@click.option("--allow-outside", is_flag=True, help="As for measure.")
+@click.option("--allow-remote", is_flag=True, help="As for measure.")
 @click.option("--ignore-key", "ignore_keys", multiple=True, metavar="KEY", help="Leave KEY out; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
@@ -39,8 +49,8 @@ def command(
     \b
     Example:
       packtrain pairs vqa.jsonl pairs/
-      packtrain pairs vqa.jsonl pairs/ --skip
-      packtrain pairs vqa.jsonl pairs/ --ignore-key bbox
+      packtrain pairs vqa.jsonl sound_pairs/ --skip
+      packtrain pairs vqa.jsonl other_pairs/ --ignore-key bbox
       packtrain pairs vqa.jsonl merged.jsonl --way merge -p ./qwen --max-length 8192
     """
     from ..pipeline.inputs import Inputs
@@ -57,8 +67,7 @@ def command(
     inputs = Inputs(source=source, **options)
     opened = inputs.open_source()
     if way == "split":
-        if max_length is not None:
-            raise InputError("--max-length has no effect on a split", hint="leave it out")
+        without_effect("on a split", "max_length", "processor")
         done = split_pairs(opened, out, skip=skip)
     else:
         if max_length is None or not options["processor"]:

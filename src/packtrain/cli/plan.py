@@ -28,7 +28,11 @@ def _numbers(option: str, values: tuple[str, ...]) -> dict[str, int]:
 @click.command("plan")
 @click.argument("lengths", type=click.Path(path_type=Path), metavar="LENGTHS")
 @click.option(
-    "--pack-length", "-n", type=int, required=True, help="Cap of a pack of several samples, in tokens."
+    "--pack-length",
+    "-n",
+    type=int,
+    required=True,
+    help="Cap of a pack of several samples, in tokens; a longer sample follows `--long-samples`.",
 )
 @click.option("--out", "-o", type=click.Path(path_type=Path), required=True, help="Plan folder to write.")
 @click.option(
@@ -39,31 +43,59 @@ def _numbers(option: str, values: tuple[str, ...]) -> dict[str, int]:
     shell_complete=completed("packers"),
 )
 @click.option(
-    "--packer-options", metavar="YAML", help="Knobs of the packer, for example '{max_items: 8}' of diverse."
-)
-@click.option("--long-samples", default="single", show_default=True, help="single, drop or error.")
-@click.option(
-    "--long-rule", default=">", show_default=True, help="A sample is long when its length is > or >= N."
+    "--packer-options",
+    metavar="YAML",
+    help="Knobs of the packer as YAML, for example `'{max_items: 8}'` of `diverse`.",
 )
 @click.option(
-    "--limit", "limits", multiple=True, metavar="COST=N", help="Further hard cap per pack; repeatable."
+    "--long-samples",
+    default="single",
+    show_default=True,
+    help="A sample that does not fit: `single` (a pack of its own), `drop` (ledger), `error`.",
+)
+@click.option(
+    "--long-rule",
+    default=">",
+    show_default=True,
+    help="Long means length `>` or `>=` the pack length; a YAML has `>=` (planning.md, Long samples).",
+)
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="COST=N",
+    help="`COST=N`, a further hard cap per pack, such as `images=64`; repeatable.",
 )
 @click.option("--max-samples", type=int, help="Cap on the samples in a pack.")
 @click.option(
-    "--multiple-of", type=int, default=1, show_default=True, help="Samples are later padded to this."
+    "--multiple-of",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Every sample is later padded to a multiple of this; counted into the cap.",
 )
-@click.option("--window", type=int, help="Samples planned together [default: all].")
+@click.option("--window", type=int, help="Samples planned together; default all.")
 @click.option("--seed", type=int, help="Shuffle samples of equal cost among their places.")
 @click.option("--samples-per-step", type=int, help="Exactly this many samples in each optimizer step.")
 @click.option(
-    "--packs-multiple", type=int, help="Packs of such a step are a multiple of this: ranks x accumulation."
+    "--packs-multiple", type=int, help="Packs of such a step are a multiple of this: ranks × accumulation."
 )
-@click.option("--last-step", help="A last step that is not full: keep or drop [default: keep].")
 @click.option(
-    "--skip-samples", type=click.Path(path_type=Path), help="File of sample ids to leave out, one a line."
+    "--last-step",
+    help="Samples that do not fill the last step: `keep` (a smaller step) or `drop` (ledger, "
+    "`partial_step`) [default: keep].",
 )
-@click.option("--max-drop-fraction", type=float, help="Fail when a larger share goes to the ledger.")
-@click.option("--overwrite", is_flag=True, help="Replace another plan in --out.")
+@click.option(
+    "--skip-samples",
+    type=click.Path(path_type=Path),
+    help="File of sample ids to leave out, one a line or a JSON list (ledger, `skipped`).",
+)
+@click.option(
+    "--max-drop-fraction",
+    type=float,
+    help="Fail when a larger share of the samples goes to the ledger, naming them.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace another plan in `--out`.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
     lengths: Path,

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..errors import InputError
-from ._app import emit, progress
+from ._app import completed, emit, progress, without_effect
 from ._reading import inputs_of, reading_options
 from ._show import table
 from ._stream import stream_rows
@@ -20,6 +20,7 @@ __all__ = ["command"]
 #: Options that decide which samples a raw shard has.
 _READING = (
     "allow_outside",
+    "allow_remote",
     "columns",
     "frame_rate",
     "ignore_keys",
@@ -36,9 +37,14 @@ _READING = (
 @click.command("produce")
 @click.argument("inputs", type=click.Path(path_type=Path), metavar="IN")
 @click.argument("output", type=click.Path(path_type=Path), metavar="OUT")
-@click.option("--processor", "-p", default="", help="Folder or hub name of the processor or tokenizer.")
+@click.option(
+    "--processor",
+    "-p",
+    default="",
+    help="Folder or hub name of the processor or tokenizer; `--kind encoded` needs none.",
+)
 @click.option("--pack-length", "-n", type=int, required=True, help="Cap of a pack in tokens.")
-@click.option("--watch", is_flag=True, help="Go on until a file END lies in IN, then end the stream.")
+@click.option("--watch", is_flag=True, help="Go on until a file `END` lies in IN, then end the stream.")
 @click.option(
     "--once",
     "--end",
@@ -52,9 +58,16 @@ _READING = (
     "--window",
     default="1000",
     show_default=True,
-    help="Samples planned together; all: everything in IN (--packer ffd: over the global view).",
+    help="Samples planned together; those of packs that are not full wait for the next window. "
+    "`all`: everything in IN, with `--packer ffd` first fit decreasing over the global view.",
 )
-@click.option("--packer", default="auto", show_default=True, help="How a window is packed.")
+@click.option(
+    "--packer",
+    default="auto",
+    show_default=True,
+    help="How a window is packed.",
+    shell_complete=completed("packers"),
+)
 @click.option("--seed", type=int, help="Shuffle samples of equal length inside a window.")
 @click.option(
     "--limit", "limits", multiple=True, metavar="COST=CAP", help="Further cap of a pack; repeatable."
@@ -63,17 +76,39 @@ _READING = (
 @click.option("--multiple-of", default=1, show_default=True, help="Later padding of every sample.")
 @click.option("--long-samples", help="single, drop or error [default: as OUT was begun, else single].")
 @click.option(
-    "--media", help="How chunks hold media: uint8 tensor source [default: as OUT was begun, else uint8]."
+    "--media",
+    help="How chunks hold pictures and sound: `uint8` (default), `tensor`, `source`. Not given: "
+    "as OUT was begun.",
 )
-@click.option("--ready", help="A shard is complete: rename marker stable [default: stable with --watch].")
-@click.option("--stable", "stable_s", default=5.0, show_default=True, help="Seconds for --ready stable.")
-@click.option("--max-age", default=16, show_default=True, help="Windows a sample may be carried over.")
 @click.option(
-    "--flush", "flush_s", default=10.0, show_default=True, help="Seconds until a small window is planned."
+    "--ready",
+    help="When a raw shard is complete: `rename`, `marker` (`NAME.done`, `_SUCCESS`), `stable`; "
+    "default `stable` with `--watch`, else `rename`.",
 )
-@click.option("--max-ahead", type=int, help="Wait while so many chunks are not acknowledged.")
-@click.option("--keep-completed", type=int, help="Remove acknowledged chunks but the newest so many.")
-@click.option("--workers", default=1, show_default=True, help="Processes that encode.")
+@click.option(
+    "--stable", "stable_s", default=5.0, show_default=True, help="Seconds without change for `stable`."
+)
+@click.option("--max-age", default=16, show_default=True, help="Windows a sample may wait so.")
+@click.option(
+    "--flush",
+    "flush_s",
+    default=10.0,
+    show_default=True,
+    help="Seconds without new shards until a smaller window is planned.",
+)
+@click.option(
+    "--max-ahead",
+    type=int,
+    help="Back-pressure: wait while so many chunks are not acknowledged; at least the number of ranks.",
+)
+@click.option(
+    "--keep-completed",
+    type=int,
+    help="Remove acknowledged chunks but the newest so many; default: remove none.",
+)
+@click.option(
+    "--workers", default=1, show_default=True, help="Processes that encode; the chunks do not depend on it."
+)
 @click.option("--poll", "poll_s", default=1.0, show_default=True, help="Seconds between two looks at IN.")
 @reading_options
 @click.option("--max-length", type=int, help="Cap of a sample with --truncation left or right.")
@@ -82,7 +117,7 @@ _READING = (
     "--stop-after-failures",
     default=100,
     show_default=True,
-    help="Stop when the first so many records all fail for one reason, or all of IN do; 0: go on.",
+    help="Stop when the first so many records all fail for one reason, or all records do (0: go on).",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(inputs: Path, output: Path, watch: bool, ends: bool, as_json: bool, **options: Any) -> None:
@@ -92,9 +127,9 @@ def command(inputs: Path, output: Path, watch: bool, ends: bool, as_json: bool, 
     \b
     Example:
       packtrain produce raw/ packed/ --processor Qwen/Qwen2-Audio-7B-Instruct --pack-length 8192 --watch
-      packtrain produce raw/ packed/ -p ./qwen -n 4096 --once --json
-      packtrain produce rows/ packed/ --kind encoded -n 8192 --limit supervised=6000
-      packtrain produce raw/ packed/ -p ./qwen -n 8192 --window all --packer ffd --end
+      packtrain produce raw/ packed_4k/ -p ./qwen -n 4096 --once --json
+      packtrain produce rows/ packed_rows/ --kind encoded -n 8192 --limit supervised=6000
+      packtrain produce raw/ packed_all/ -p ./qwen -n 8192 --window all --packer ffd --end
     """
     from ..export import PackingProducer
 
@@ -104,6 +139,10 @@ def command(inputs: Path, output: Path, watch: bool, ends: bool, as_json: bool, 
     options["window"] = int(window) if window.isdecimal() else window
     opened = inputs_of(str(inputs), options)
     options["ready"] = options["ready"] or ("stable" if watch else "rename")
+    if options["ready"] != "stable":
+        without_effect(f"with --ready {options['ready']}", "stable_s")
+    if not watch:
+        without_effect("without --watch", "flush_s")
     options["limits"] = _numbers("--limit", options["limits"])
     with progress("packing", quiet=as_json) as report:
         producer = PackingProducer(

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from pathlib import Path
+from typing import Any
 
 import click
 
 from .. import files
-from ..errors import FormatError, InputError
+from ..errors import FormatError, InputError, counted
 from ..pipeline.length_files import lengths_of
+from ..pipeline.page import Report, sample_figures, source_of, where_of
 from ..pipeline.plan_table import write_plan_table
+from ..pipeline.step_times import read_history
+from ..pipeline.which import read_run
+from ..planning.device import DeviceProfile
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
-from ._app import emit
+from ._app import emit, without_effect
 from ._distribution import show_distribution
-from ._show import artefact_kind, folder_of_run, lengths_figures, print_lengths, print_plan, table
+from ._show import (
+    artefact_kind,
+    folder_of_run,
+    lengths_figures,
+    of_host,
+    print_lengths,
+    print_plan,
+    print_run,
+    table,
+)
 from ._stream import follow_stream, kind_to_follow, ledger_of, stream_figures, stream_rows
 from .export import show_export
 
@@ -23,27 +39,51 @@ __all__ = ["command"]
 
 @click.command("show")
 @click.argument("artefact", type=click.Path(path_type=Path), metavar="ARTEFACT")
-@click.option(
-    "--html", type=click.Path(path_type=Path), help="Write a self-contained page about a plan or run."
-)
+@click.option("--html", type=click.Path(path_type=Path), help="Write the page of a plan or run.")
 @click.option(
     "--export",
     "table_file",
     type=click.Path(path_type=Path),
-    help="Write a plan as a table (.npz, .jsonl, .csv, .parquet): pack, position, sample, offset, length.",
+    help="Write a plan as a table, one row a sample: `pack`, `position` in the pack, `sample`, "
+    "`offset` of its first token, `length`; `.npz`, `.jsonl`, `.csv` or `.parquet`.",
 )
-@click.option("--pack", type=int, help="Print the sample ids of one pack of a plan.")
-@click.option("--ledger", is_flag=True, help="Print every sample that is not in the plan, with its reason.")
-@click.option("--distribution", is_flag=True, help="Lengths against a pack: classes, powers of two, phases.")
-@click.option("--pack-length", "-n", type=int, help="Of --distribution, for a lengths folder.")
-@click.option("--follow", is_flag=True, help="Print a growing directory whenever it changes, until its end.")
-@click.option("--interval", default=2.0, show_default=True, help="Seconds between two looks of --follow.")
+@click.option("--pack", type=int, help="The sample ids of one pack.")
+@click.option(
+    "--sample",
+    type=int,
+    help="One sample: where it stands, its length, its pack or why it has none, and its record.",
+)
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path),
+    help="Of a run with `--html` or `--json`: a device profile (JSON), for a forecast in seconds "
+    "of that device.",
+)
+@click.option(
+    "--ledger",
+    is_flag=True,
+    help="Every sample that is not in the plan: id, reason, where it stands, what is wrong.",
+)
+@click.option(
+    "--distribution",
+    is_flag=True,
+    help="Lengths against a pack: classes, powers of two, share over half, phases of `diverse`.",
+)
+@click.option(
+    "--pack-length", "-n", type=int, help="The pack length of `--distribution`, for a lengths folder."
+)
+@click.option(
+    "--follow", is_flag=True, help="A directory of chunks: print it whenever it changes, until it has ended."
+)
+@click.option("--interval", default=2.0, show_default=True, help="Seconds between two looks of `--follow`.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
     artefact: Path,
     html: Path | None,
     table_file: Path | None,
     pack: int | None,
+    sample: int | None,
+    profile: Path | None,
     ledger: bool,
     distribution: bool,
     pack_length: int | None,
@@ -57,13 +97,17 @@ def command(
     Example:
       packtrain show runs/demo/plan --html plan.html
       packtrain show runs/demo/plan --pack 0
+      packtrain show runs/demo --sample 17
       packtrain show runs/demo/plan --export plan.parquet
       packtrain show lengths --distribution -n 8192
       packtrain show packed/ --follow
     """
+    artefact = of_host(artefact)
     kind = kind_to_follow(artefact) if follow else artefact_kind(artefact)
-    if pack_length is not None and not distribution:
-        raise InputError("--pack-length has no effect", hint="add --distribution")
+    if not distribution:
+        without_effect("without --distribution", "pack_length")
+    if not follow:
+        without_effect("without --follow", "interval")
     if table_file is not None and kind not in ("plan", "run"):
         raise InputError("--export writes a plan", hint="name a plan or run folder")
     if distribution and kind in ("lengths", "plan", "run"):
@@ -86,7 +130,10 @@ def command(
         _show_stream(artefact, ledger, follow, interval, as_json)
         return
     if follow:
-        raise InputError(f"--follow has no effect on a {kind} folder", hint="it is whole: leave it out")
+        without_effect(f"on a {kind} folder, which is whole", "follow")
+    if sample is not None:
+        _print_sample(artefact, kind, sample, as_json)
+        return
     if kind == "lengths":
         if html or pack is not None or ledger:
             raise InputError("--html, --pack and --ledger need a plan", hint="plan these lengths first")
@@ -96,6 +143,27 @@ def command(
             return
         print_lengths(artefact, lengths)
         return
+    run: dict[str, Any] = {}
+    if kind == "run":
+        read_run(artefact)  # checked
+        run = files.read_json(artefact / "run.json")
+    if kind == "run" and not _is_planned(artefact, run):
+        if table_file or pack is not None or ledger:
+            kept = run["config"]["data"]["kind"]
+            raise InputError(
+                "--export, --pack and --ledger need a plan",
+                hint=f"packs of kind {kept} have none; left_out.jsonl names what was left out",
+            )
+        report = Report.of_run(artefact, *read_run(artefact))
+        if html is not None:
+            report.write(html, title=f"Run {artefact}")
+        if as_json:
+            emit({"report": report.figures(), "run": run})
+            return
+        _print_run(artefact, run, None)
+        if html is not None:
+            click.echo(f"page: {html}")
+        return
     folder = folder_of_run(artefact, "plan") if kind == "run" else artefact
     plan = PackPlan.load(folder)
     if pack is not None:
@@ -104,20 +172,69 @@ def command(
     if ledger:
         _print_ledger(folder, plan, as_json)
         return
+    if kind != "run" or not (html or as_json):
+        without_effect("without --html or --json of a run", "profile")
+    device = None if profile is None else DeviceProfile.load(profile)
     if html is not None:
-        _write_html(folder, plan, html)
+        _report(artefact, kind, folder, plan).write(html, title=f"{kind.title()} {artefact}", profile=device)
     if table_file is not None:
         rows = write_plan_table(plan, lengths_of(folder), table_file)
         if not as_json:
-            click.echo(f"table: {table_file}, {rows:,} rows")
+            click.echo(f"table: {table_file}, {counted(rows, 'rows')}")
     if as_json:
-        emit({"plan": str(folder), "checksum": plan.checksum, **plan.stats()})
-    else:
-        print_plan(folder, plan)
+        figures = {"plan": str(folder), "checksum": plan.checksum, **plan.stats()}
+        with contextlib.suppress(FormatError):  # the lengths are gone: the plan's own figures
+            figures["report"] = Report.of(artefact, folder, plan).figures(device)
         if kind == "run":
-            table(f"Run in {artefact}", files.read_json(artefact / "run.json").get("result", {}))
+            figures["run"] = run
+        emit(figures)
+    else:
+        if kind == "run":
+            _print_run(artefact, run, plan)
+        else:
+            print_plan(folder, plan)
         if html is not None:
             click.echo(f"page: {html}")
+
+
+def _report(artefact: Path, kind: str, folder: Path, plan: PackPlan) -> Report:
+    """Of the plan and what was trained on it; where its lengths are gone, of the training alone."""
+    try:
+        return Report.of(artefact, folder, plan)
+    except FormatError:
+        if kind != "run":
+            raise
+        return Report.of_run(artefact, *read_run(artefact))
+
+
+def _is_planned(artefact: Path, run: dict[str, Any]) -> bool:
+    """Whether a run has a plan: packs of streams and growing directories have none."""
+    return (artefact / "plan").is_dir() or "plan_folder" in run.get("result", {})
+
+
+def _print_run(artefact: Path, run: dict[str, Any], plan: PackPlan | None) -> None:
+    losses = [(int(row["step"]), float(row["loss"])) for row in read_history(artefact) if "loss" in row]
+    print_run(artefact, run.get("result", {}), losses, plan, run.get("config") or {})
+
+
+def _print_sample(artefact: Path, kind: str, sample: int, as_json: bool) -> None:
+    folder = folder_of_run(artefact, "plan") if kind == "run" else artefact
+    plan = None if kind == "lengths" else PackPlan.load(folder)
+    lengths = Lengths.load(folder) if plan is None else lengths_of(folder)
+    if not 0 <= sample < len(lengths):
+        raise InputError(
+            f"sample {sample} of {counted(len(lengths), 'samples')}", hint=f"0 to {len(lengths) - 1}"
+        )
+    found = sample_figures(folder, plan, lengths, sample)
+    if as_json:
+        emit(found)
+        return
+    record = found.pop("record")
+    table(
+        f"Sample {sample} of {artefact}", {name: value for name, value in found.items() if value is not None}
+    )
+    if record is not None:
+        click.echo(json.dumps(record, ensure_ascii=False, indent=2))
 
 
 def _show_stream(folder: Path, ledger: bool, follow: bool, interval: float, as_json: bool) -> None:
@@ -138,38 +255,24 @@ def _show_stream(folder: Path, ledger: bool, follow: bool, interval: float, as_j
 
 def _print_pack(plan: PackPlan, pack: int, as_json: bool) -> None:
     if not 0 <= pack < len(plan):
-        raise InputError(f"pack {pack} of {len(plan)} packs", hint=f"0 to {len(plan) - 1}")
+        raise InputError(f"pack {pack} of {counted(len(plan), 'packs')}", hint=f"0 to {len(plan) - 1}")
     ids = plan[pack].tolist()
     if as_json:
         emit({"pack": pack, "ids": ids, "tokens": int(plan.pack_tokens[pack])})
     else:
-        click.echo(f"pack {pack}: {int(plan.pack_tokens[pack])} tokens, {len(ids)} samples")
+        click.echo(f"pack {pack}: {int(plan.pack_tokens[pack])} tokens, {counted(len(ids), 'samples')}")
         click.echo(" ".join(map(str, ids)))
 
 
 def _print_ledger(folder: Path, plan: PackPlan, as_json: bool) -> None:
     from ..pipeline.plan import ledger_rows
 
-    rows = ledger_rows(plan, _place_of_lengths(folder))
+    rows = ledger_rows(plan, _place_of_lengths(folder), where_of(folder, source_of(folder)))
     if as_json:
         emit({"ledger": rows})
         return
     for row in rows:
         click.echo(f"{row['id']}\t{row['reason']}\t{row['where']}\t{row['detail']}")
-
-
-def _write_html(folder: Path, plan: PackPlan, html: Path) -> None:
-    from ..pipeline.plan import ledger_rows
-    from ..report.html import write_report
-
-    write_report(
-        html,
-        title=f"Plan {folder}",
-        stats=plan.stats(),
-        plan=plan,
-        lengths=lengths_of(folder),
-        ledger_rows=ledger_rows(plan, _place_of_lengths(folder)),
-    )
 
 
 def _place_of_lengths(folder: Path) -> Path | None:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import InputError
+from ..checks import whole
+from ..errors import InputError, counted
 from ..world import World, world
 from ._app import emit, end_of_training, progress, show_runtime
-from ._recipe import KEYS, recipe_of, train_packs
-from ._show import table
-from .run import print_run
+from ._recipe import KEYS, no_page, recipe_of, train_packs
+from ._show import print_run, table
 
 if TYPE_CHECKING:
     from ..train.config import RunConfig
@@ -22,16 +22,25 @@ __all__ = ["command"]
 
 @click.command("train", context_settings=KEYS)
 @click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")
-@click.option("--dry-run", is_flag=True, help="Measure, plan, print the resolved runtime, and stop.")
-@click.option("--world-size", type=int, help="Ranks to resolve for [default: as launched]; with --dry-run.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Measure and plan, print the resolved runtime, stop before a model is built.",
+)
+@click.option(
+    "--world-size", type=int, help="Ranks to resolve for; default as launched; only with `--dry-run`."
+)
 @click.option("--overwrite", is_flag=True, help="Replace what the output folder holds of another run.")
-@click.option("--dataset", help="Directory of chunks that may grow: data.path.")
+@click.option("--dataset", help="Directory of chunks that may grow: `data.path`.")
 @click.option("--sharded_lazy", type=bool, help="Read it while it grows: data.kind growing.")
 @click.option("--sharded_lazy_pre_packed", type=bool, help="It holds packs: has to be true.")
 @click.option("--packing", type=bool, help="data.packing; false for packs that were made before.")
 @click.option("--train_dataloader_shuffle", type=bool, help="data.shuffle; false for growing directories.")
 @click.option(
-    "--no-proof", is_flag=True, help="Skip the isolation proof before training: training.proof: false."
+    "--no-proof",
+    is_flag=True,
+    help="Skip the isolation proof before training, with a warning (`training.proof: false`); "
+    "models nobody has shown to isolate are still refused.",
 )
 @click.option("--max_steps", type=int, help="training.max_steps.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
@@ -48,8 +57,8 @@ def command(
 ) -> None:
     """Train as CONFIG (YAML) says; lengths and plan in its output folder are used when they are equal.
 
-    Unlike `run`, it neither compares packed with unpacked loss nor writes a page. Every key of CONFIG, under
-    any of its names, can also be given as --section.key VALUE, and wins; keys of `training` need no section.
+    Unlike `run`, it does not compare packed with unpacked loss. Every key of CONFIG, under any of its names,
+    can also be given as --section.key VALUE, and wins; keys of `training` need no section.
 
     \b
     Example:
@@ -60,19 +69,23 @@ def command(
         --packing false --train_dataloader_shuffle false
       packtrain train run.yaml --template.max_pixels 602112 --train.dyn_bsz true --train.micro_batch_size 2
     """
-    from ..pipeline.run import run
+    from ..pipeline.run import Heard, run
     from ..train.config import load_config
     from ..train.early import check_early
 
     show_runtime()
     if recipe.pop("no_proof"):
         recipe["proof"] = False
-    settings = load_config(config, recipe_of(recipe, ctx.args))
+    with Heard() as heard:
+        settings = load_config(config, recipe_of(recipe, ctx.args))
+    told = heard.lines
     settings = settings.resumed()
+    lacking = not dry_run and no_page(settings, told)
     if settings.data.kind != "planned":
         settings = settings.evaluated(settings.data.val is not None)
         check_early(settings, needs_model=not dry_run)
-        train_packs(settings, dry_run=dry_run, overwrite=overwrite, as_json=as_json)
+        page = settings.report.html and not lacking
+        train_packs(settings, dry_run=dry_run, overwrite=overwrite, as_json=as_json, page=page, told=told)
         return
     if dry_run:
         _dry_run(settings, world_size, overwrite, as_json)
@@ -86,14 +99,15 @@ def command(
         settings,
         overwrite=overwrite,
         compare=False,
-        html=False,
+        html=False if lacking else None,
         stage=lambda name: progress(name, quiet=as_json),
+        told=told,
     )
     if world().is_writer:
         if as_json:
             emit({"run": str(result.folder), **result.figures})
         else:
-            print_run(result)
+            print_run(result.folder, result.figures, result.loss_curve, result.plan)
     end_of_training()
 
 
@@ -102,9 +116,7 @@ def _dry_run(settings: RunConfig, world_size: int | None, overwrite: bool, as_js
 
     place = world()
     if world_size is not None:
-        if world_size < 1:
-            raise InputError(f"--world-size is {world_size}", hint="use 1 or more ranks")
-        place = World(0, world_size)
+        place = World(0, whole("--world-size", world_size, 1))
     if not place.is_writer:
         return
     runtime = dry_run(
@@ -115,7 +127,7 @@ def _dry_run(settings: RunConfig, world_size: int | None, overwrite: bool, as_js
         emit(values)
         return
     table(
-        f"{settings.training.output_dir} on {place.size} ranks",
+        f"{settings.training.output_dir} on {counted(place.size, 'ranks')}",
         {name.replace("_", " "): value for name, value in values.items() if name not in ("warnings", "eval")},
     )
     for warning in runtime.warnings:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from ..errors import FormatError, InputError, LawError
-from ._app import emit, progress
-from ._show import artefact_kind, folder_of_run, table
+from ..errors import FormatError, InputError, LawError, counted
+from ._app import emit, progress, without_effect
+from ._show import artefact_kind, folder_of_run, of_host, table
 
 __all__ = ["command"]
 
@@ -24,21 +24,25 @@ PROOF_TOKENS = 4096
     type=click.IntRange(min=2),
     default=8,
     show_default=True,
-    help="Samples of the proof, at least 2.",
+    help="Samples of the proof.",
 )
 @click.option(
-    "--attn", "backends", multiple=True, help="Attention backends of the proof [default: sdpa, eager]."
+    "--attn",
+    "backends",
+    multiple=True,
+    help="Attention backends of the proof; default `sdpa` and `eager`; repeatable.",
 )
 @click.option(
     "--encode",
     default=32,
     show_default=True,
-    help="Packs of an export that are encoded and compared; 0: none.",
+    help="Packs of an export whose samples are encoded and compared with their planned lengths.",
 )
 @click.option(
     "--energon",
     is_flag=True,
-    help="Also read an energon export through Megatron-Energon [default: where it is installed].",
+    help="Read an energon export through Megatron-Energon too, or fail where that is not "
+    "installed; without it: where it is installed.",
 )
 @click.option(
     "--dtype",
@@ -69,9 +73,16 @@ def command(
       packtrain verify shards
       packtrain verify shards --energon
     """
+    artefact = of_host(artefact)
     kind = artefact_kind(artefact)
     if energon and kind != "export":
         raise InputError("--energon is for exports", hint="name the OUT of packtrain export --format energon")
+    if kind != "export":
+        without_effect(f"on a {kind} folder", "encode")
+    if model is None or kind in ("stream", "export"):
+        without_effect("without a proof (--model, on a plan or run)", "samples", "backends", "dtype")
+    if kind in ("stream", "export"):
+        without_effect(f"on a {kind} folder", "model")
     if kind == "stream":
         from ._stream import verify_stream
 
@@ -127,7 +138,7 @@ def _verify_lengths(folder: Path) -> dict[str, str]:
     from ..store import lengths
 
     found = lengths.verify(folder)
-    return {"lengths digest": f"equal over {len(found):,} samples"}
+    return {"lengths digest": f"equal over {counted(len(found), 'samples')}"}
 
 
 def _verify_plan(folder: Path) -> dict[str, str]:
@@ -136,7 +147,7 @@ def _verify_plan(folder: Path) -> dict[str, str]:
     from ..store import plans
 
     plan = plans.verify(folder)
-    done = {"plan checksum": f"equal over {len(plan):,} packs", "partition and order": "hold"}
+    done = {"plan checksum": f"equal over {counted(len(plan), 'packs')}", "partition and order": "hold"}
     try:
         lengths = lengths_of(folder)
     except FormatError as error:
@@ -177,7 +188,7 @@ def _prove(folder: Path, model: str, count: int, backends: tuple[str, ...], dtyp
         raise LawError(f"packed samples read each other: {report.first_leak}", hint="use another --attn")
     done = {}
     for backend in backends:
-        done[f"isolation ({backend})"] = f"holds for {len(encoded)} samples"
+        done[f"isolation ({backend})"] = f"holds for {counted(len(encoded), 'samples')}"
         for check in ("logits", "loss", "gradients", "tamper"):
             rows = [row for row in report.rows if (row.backend, row.check) == (backend, check)]
             if rows:

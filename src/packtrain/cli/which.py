@@ -7,24 +7,32 @@ from typing import Any
 
 import click
 
-from ..errors import InputError
-from ._app import emit
+from ..errors import InputError, counted
+from ._app import emit, without_effect
 
 __all__ = ["command"]
 
 
 @click.command("which")
 @click.argument("artefact", type=click.Path(path_type=Path), metavar="RUN|PLAN")
-@click.option("--step", type=int, help="Optimizer step, from 0: over the run, or inside --epoch.")
-@click.option("--sample", type=int, help="Sample id: print the steps that hold it.")
+@click.option("--step", type=int, help="The optimizer step: over the run, or inside `--epoch`.")
+@click.option(
+    "--sample",
+    type=int,
+    help="A sample id: print the steps that hold it (of all epochs of a run, else of `--epoch`).",
+)
 @click.option("--rank", type=int, help="Only what this rank takes.")
-@click.option("--epoch", type=int, help="Epoch, from 0.")
+@click.option("--epoch", type=int, help="The epoch, from 0.")
 @click.option("--world-size", type=int, help="Ranks, for a plan [default: 1].")
 @click.option("--grad-accum", type=int, help="Micro steps a step, for a plan by packs [default: 1].")
 @click.option("--seed", type=int, help="Seed of the epoch orders, for a plan [default: plan order].")
 @click.option("--balance", help="Balance of the sampler, for a plan: step, window or global.")
 @click.option("--replan", type=click.Choice(["epoch"]), help="For a plan: every epoch has a plan of its own.")
-@click.option("--losses", is_flag=True, help="With --step of a run: the loss of every sample, largest first.")
+@click.option(
+    "--losses",
+    is_flag=True,
+    help="With `--step` of a run: loss and supervised tokens of every sample, the largest loss first.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
     artefact: Path,
@@ -43,7 +51,7 @@ def command(
       packtrain which runs/demo --step 100
       packtrain which runs/demo --step 100 --losses
       packtrain which runs/demo --sample 17
-      packtrain which plan --step 3 --epoch 1 --world-size 8 --grad-accum 4 --seed 42
+      packtrain which plan --step 3 --epoch 1 --world-size 2 --seed 42
     """
     from ..pipeline.which import order_of, rows_of
 
@@ -55,8 +63,7 @@ def command(
         )
     order = order_of(artefact, **options)
     if sample is not None:
-        if rank is not None:
-            raise InputError("--rank has no effect with --sample", hint="leave it out")
+        without_effect("with --sample", "rank")
         epochs = [epoch] if epoch is not None else list(range(order.epochs))
         _print_sample(sample, order.sample(sample, epochs), rows_of(order.folder, [sample]), as_json)
         return
@@ -70,7 +77,8 @@ def command(
         return
     click.echo(
         f"epoch {found['epoch']}, step {found['step']} of {found['steps_per_epoch']} "
-        f"(step {found['run_step']} of the run): {len(found['ids'])} samples in {len(found['packs'])} packs"
+        f"(step {found['run_step']} of the run): {counted(len(found['ids']), 'samples')} in "
+        f"{counted(len(found['packs']), 'packs')}"
     )
     where = dict(zip(found["ids"], rows or [], strict=False))
     for pack in found["packs"]:
@@ -90,7 +98,9 @@ def _print_losses(
     if as_json:
         emit({**found, "losses": [{**row, "row": where.get(row["id"])} for row in told]})
         return
-    click.echo(f"step {found['run_step']} of the run: {len(told)} samples, loss and supervised tokens")
+    click.echo(
+        f"step {found['run_step']} of the run: {counted(len(told), 'samples')}, loss and supervised tokens"
+    )
     for row in told:
         loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
         click.echo(f"  {row['id']}\t{loss}\t{row['tokens']}\t{where.get(row['id'], '')}".rstrip())

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..errors import InputError
+from ..errors import InputError, counted
 from ..families import Family
 from .boundaries import config_of, family_for
 from .fields import Segment
@@ -114,7 +114,8 @@ def _check_grids(segment: Segment) -> None:
         expected = int(grid.long().prod(-1).sum())
         if patches.shape[0] != expected:
             raise InputError(
-                f"{segment.where}: {key} has {patches.shape[0]} patches, {grid_key} describes {expected}"
+                f"{segment.where}: {key} has "
+                f"{counted(patches.shape[0], 'patches')}, {grid_key} describes {expected}"
             )
 
 

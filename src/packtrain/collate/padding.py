@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import torch
 
-from ..errors import InputError
+from ..errors import InputError, counted
 from .fields import Segment
 
 __all__ = ["context_parallel_index", "full", "pad_segments", "padding_mask", "segment_multiple"]
@@ -85,7 +85,7 @@ def context_parallel_index(lengths: Sequence[int], size: int, rank: int) -> torc
         chunk, left = divmod(length, 2 * size)
         if left:
             raise InputError(
-                f"a segment of {length} tokens does not divide into {2 * size} chunks",
+                f"a segment of {length} tokens does not divide into {counted(2 * size, 'chunks')}",
                 hint=f"collate with context_parallel={size}",
             )
         for number in (rank, 2 * size - 1 - rank):

@@ -5,7 +5,7 @@ from typing import Any
 from .. import moved
 from ..packs.encode_cache import EncodeCache
 from ..packs.equal_steps import EqualSteps
-from ..packs.exported import ChunkedPacks, ShardedPacks, open_packs
+from ..packs.exported import ChunkedPacks, ShardedPacks, open_packs, pack_of_row
 from ..packs.growing import LazyShardedDataset
 from ..packs.loader import PackLoader, loader_position
 from ..packs.pack import Pack
@@ -35,6 +35,7 @@ __all__ = [
     "WeightedSources",
     "loader_position",
     "open_packs",
+    "pack_of_row",
     "pack_source",
 ]
 

@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from ..checks import whole
 from ..errors import InputError, described
 from ..workers import Parcel, parcel, worker_context
 
@@ -58,9 +59,7 @@ def map_shards(
             in its notes.
     """
     todo = list(shards)
-    count = available_cpus() if workers is None else workers
-    if count < 1:
-        raise InputError(f"workers is {count}", hint="at least 1")
+    count = whole("workers", available_cpus() if workers is None else workers, 1)
     if count == 1 or len(todo) <= 1:
         return _serial(work, todo, context)
     return _parallel(packed(work, context, parcel), todo, min(count, len(todo)))

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from ..checks import whole
 from ..errors import InputError, MissingExtraError, described, one_line
 from .local import answer_of, failure_of, packed, shard_name
 
@@ -60,8 +61,8 @@ def map_shards(
             a shard failed `RETRIES` + 1 times because its worker died.
         Exception: whatever `work` raised, with its type; shard and traceback are in its notes.
     """
-    if workers is not None and workers < 1:
-        raise InputError(f"workers is {workers}", hint="at least 1")
+    if workers is not None:
+        whole("workers", workers, 1)
     try:
         import ray
     except ImportError:
@@ -139,7 +140,7 @@ def _received(ray: Any, reference: Any, shard: Any) -> Any:
         raise InputError(
             f"{shard_name(shard)} failed {RETRIES + 1} times, because its worker died: "
             f"{described(error, 300)}",
-            hint="most likely out of memory: use fewer workers; or run it with --executor local --workers 1",
+            hint="most likely out of memory: use fewer workers, or executor='local' and workers=1",
         ) from None
     return answer_of(answer, shard)
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import files
-from ..errors import PlanError, SourceError, nearest
+from ..errors import PlanError, SourceError, counted, nearest
 from ..planning.lengths import STATUS_OK, Lengths
 from ..sources._account import UNREAD, UnreadKeys, check_share
 from ..store.growing import COMPLETED, END, INDEX, JOURNAL, STREAM, number_of
@@ -96,7 +96,7 @@ def check_readable(output: Path, journal: Journal, *, least: int | None = None) 
     raise SourceError(
         f"none of the {len(shards)} raw shards in {journal.raw.folder} can be read; "
         f"{shards[0].name}: {shards[0].fault}",
-        hint="check --kind, or repair them, and run the command again; nothing was published",
+        hint="check the kind, or repair them, and run the command again; nothing was published",
     )
 
 
@@ -120,13 +120,13 @@ def check_usable(
         return
     undo_beginning(output)
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(stats.dropped.items()))
-    all_of = f"all {dropped:,} records" if last else f"the first {dropped:,} records all"
+    all_of = f"all {counted(dropped, 'records')}" if last else f"the first {counted(dropped, 'records')} all"
     detail = str(first["detail"] or first["reason"])
     where = "" if detail.startswith(first["shard"]) else f"{first['shard']}, record {first['row'] + 1}: "
     raise SourceError(
         f"{all_of} failed ({reasons}); the first: {where}{detail}",
         hint="check the processor, the kind, the columns, the media folder and the pack length; nothing was "
-        "published; --stop-after-failures 0 goes on and puts them into the ledger",
+        "published; stop_after_failures=0 goes on and puts them into the ledger",
     )
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import FormatError, SourceError
+from ..errors import FormatError, SourceError, counted
 from ..store._folders import sealed
 from ..store.growing import JOURNAL, chunk_name, is_sealed, number_of
 from ..waiting.poll import fresh_names
@@ -148,7 +148,8 @@ class Journal:
             if not known.rows and known.duplicate_of is None:
                 return True  # nothing was read of it: whoever wrote it has repaired it
             raise SourceError(
-                f"{path} was written again after it was read: {known.rows} samples came from other bytes",
+                f"{path} was written again after it was read: "
+                f"{counted(known.rows, 'samples')} came from other bytes",
                 hint="put the old file back, and deliver new samples under a new name",
             )
         self._stamps[name] = now

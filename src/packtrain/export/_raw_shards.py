@@ -40,7 +40,7 @@ _FILE_KINDS = ("jsonl", "json", "parquet", "webdataset")
 #: A file in the input folder that says: nothing follows.
 LAST = ("END", "_END")
 
-Signature = tuple[tuple[str, int, int], ...]
+Signature = tuple[tuple[str | int, ...], ...]
 
 
 class RawFolder:
@@ -198,7 +198,7 @@ def signature(path: Path) -> Signature:
             status = os.stat(file)
         except OSError:
             continue
-        found.append((relative, status.st_size, status.st_mtime_ns))
+        found.append((relative, *files.Stamp.of(status)))
     return tuple(found)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
+from ..checks import whole
 from ..errors import ForeignArtefactError, FormatError, InputError
 from ..extend import Source, Template
 from ..planning.spec import PlanSpec
@@ -56,8 +57,8 @@ def check_apart(inputs: Path, output: Path) -> None:
 def check_least(least: int, **values: int | None) -> None:
     """InputError for an option below its least value; None is no value."""
     for name, value in values.items():
-        if value is not None and value < least:
-            raise InputError(f"{name} is {value}, expected >= {least}")
+        if value is not None:
+            whole(name, value, least)
 
 
 def check_times(poll_s: float, flush_s: float, stable_s: float) -> None:

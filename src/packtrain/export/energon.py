@@ -72,7 +72,7 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise UnknownNameError("layout", str(layout), ("packtrain", "llava"))
     if layout == "llava" and options["prompts"] not in (None, "prompts"):
         raise ConfigError(
-            f"layout llava has the field prompts, not {options['prompts']}", hint="leave --prompts out"
+            f"layout llava has the field prompts, not {options['prompts']}", hint="leave prompts out"
         )
 
 

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from .. import files
-from ..errors import ConfigError, InputError, SampleError
+from ..errors import ConfigError, InputError, SampleError, counted
 from ..extend import Source, Template
 from ..measuring.run import CUT
 from ..moved import also_named, renamed
@@ -347,7 +347,7 @@ class PackingProducer:
         while len(self._pending) >= self._full[0] or (last and self._pending):
             assert self._house is not None
             while self.max_ahead is not None and self._house.ahead() >= self.max_ahead:
-                self._idle(f"{HELD_BACK}: {self._house.ahead()} chunks ahead")
+                self._idle(f"{HELD_BACK}: {counted(self._house.ahead(), 'chunks')} ahead")
             if not self._write_chunk(last):
                 return
             if self.keep_completed is not None:
@@ -392,4 +392,4 @@ class PackingProducer:
         self._ledger = []
         self._house.add(writer.packs)
         self._journal.forget_states(number)
-        logger.info("%s: chunk %d, %d packs", self.output, number, writer.packs)
+        logger.info("%s: chunk %d, %s", self.output, number, counted(writer.packs, "packs"))

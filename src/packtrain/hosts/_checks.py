@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigError
+from ..errors import ConfigError, counted
 from ..packs._readers import is_indexed
 from ..train.loss import shift_labels
 from ..train.passes import is_sized
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 NOISE = "its noise is scaled by the length of a row, which would be that of a pack"
 
-_HOSTS = frozenset({"transformers", "trl", "swift", "packtrain", "functools"})
+_HOSTS = frozenset({"transformers", "trl", "swift", "llamafactory", "axolotl", "packtrain", "functools"})
 
 #: Methods that get rows of an evaluation, or say what they are.
 _EVALUATES = ("get_eval_dataloader", "evaluate", "evaluation_loop", "prediction_step", "prediction_loop")
@@ -104,7 +104,8 @@ def check_loss(trainer: Any, loss: Callable[[Any, Any], Any], inputs: Any, count
     if found[0] and abs(found[0] - found[1]) < 1e-3 * abs(found[0]):
         raise ConfigError(
             f"{own_loss(trainer)} does not use num_items_in_batch, the supervised tokens of a step: over the "
-            f"{trainer.args.gradient_accumulation_steps} packs a rank of a step, its values would be summed",
+            f"{counted(trainer.args.gradient_accumulation_steps, 'packs')} a "
+            f"rank of a step, its values would be summed",
             hint="return the sum of the token losses divided by num_items_in_batch where it is given",
         )
 

@@ -18,13 +18,17 @@ from torch import nn
 from ..collate.boundaries import config_of, family_for
 from ..collate.fields import IGNORE, media_rules
 from ..errors import InputError
+from ..sources._values import absent
 
 __all__ = ["HostEncoder", "RopeIndex"]
 
 #: Keys that say nothing a pack does not say better.
 _REPLACED = frozenset(
-    {"attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids", "seq_lengths"}
+    {"attention_mask", "position_ids", "rope_deltas", "token_type_ids", "mm_token_type_ids", "seq_lengths"}
 )
+
+
+_PROBED = 8  # rows of a column that are encoded with and without it
 
 
 class RopeIndex:
@@ -81,6 +85,29 @@ class HostEncoder:
         self.media = media_rules(family)
         self.rope = RopeIndex(model) if family is not None and family.position_rows == 3 else None
         self.name = getattr(config_of(model), "model_type", "this model")
+
+    def reads(self, rows: Any, name: str) -> bool:
+        """Whether a column of rows changes what they are encoded to, in the first rows that have it."""
+        found = 0
+        for index in range(len(rows)):
+            row = rows[index]
+            if absent(row.get(name)):
+                continue
+            found += 1
+            try:
+                whole, without = self(row), self({key: row[key] for key in row if key != name})
+            except Exception:  # it cannot do without, or the row is told where it is encoded
+                return True
+            if name == "position_ids" and self.rope is not None:
+                if not torch.equal(torch.as_tensor(row[name]), whole[name]):
+                    return False
+            elif whole.keys() != without.keys() or not all(
+                torch.equal(value, without[key]) for key, value in whole.items()
+            ):
+                return True
+            if found == _PROBED:
+                break
+        return name == "position_ids" and self.rope is not None
 
     def __call__(self, row: Any) -> dict[str, Any]:
         batch = self.collate([dict(row) if isinstance(row, Mapping) else row])  # some write into their rows

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from ..data import PackedDataset
-from ..errors import ConfigError, SampleError
+from ..errors import ConfigError, SampleError, counted
 from ..measuring.audit import audit
 from ..measuring.eligibility import probe_static
 from ..pipeline.plan import plan_lengths
+from ..pipeline.publish import publish_details
 from ..pipeline.ranks import StartUp
 from ..planning.align import AlignedPlan
 from ..planning.lengths import Lengths
@@ -26,12 +27,13 @@ from ..planning.packplan import PackPlan
 from ..world import World
 from ._rows import ChatReader, Rows, measure_rows
 
-__all__ = ["PLACE", "pack_rows"]
+__all__ = ["PLACE", "pack_rows", "say"]
 
 logger = logging.getLogger(__name__)
 
 #: Folder in the host's output folder that holds lengths and plans.
 PLACE = "packs"
+_NAMED = 5  # samples named that are in no pack
 
 
 def pack_rows(
@@ -73,7 +75,8 @@ def pack_rows(
         made, lengths = plan, None
         if len(made.indices) + len(made.ledger) != len(rows):
             raise ConfigError(
-                f"the plan is of {len(made.indices) + len(made.ledger)} samples, the dataset has {len(rows)}",
+                f"the plan is of {counted(len(made.indices) + len(made.ledger), 'samples')}, "
+                f"the dataset has {len(rows)}",
                 hint="plan these samples",
             )
     else:
@@ -81,7 +84,7 @@ def pack_rows(
             start = stack.enter_context(StartUp(folder / PLACE / name, place=place, timeout_s=timeout_s))
 
             def make(tell: Callable[[str, int, int], None]) -> Mapping[str, Any]:
-                measured = measure_rows(
+                measured, words = measure_rows(
                     rows,
                     encode,
                     measure,
@@ -95,22 +98,61 @@ def pack_rows(
                 held = folder / PLACE / name / f"lengths-{measured.digest[:12]}"
                 if not (held / "lengths.json").is_file():
                     measured.save(held)
+                publish_details(held, words)
                 planned = plan_lengths(measured, None, **options)
                 kept = folder / PLACE / name / f"plan-{planned.checksum[:12]}"
                 if not (kept / "plan.json").is_file():
-                    planned.save(kept, origin={"lengths": str(held.resolve())})
+                    planned.save(kept, origin={"lengths": str(held.resolve()), "rows": name})
                 return {"lengths": str(held.resolve()), "plan": str(kept.resolve())}
 
             told = start.share(make)
             made, lengths = PackPlan.load(told["plan"]), Lengths.load(told["lengths"])
             if not _read_by_all(place):
                 atexit.register(stack.pop_all().close)
-    if len(made.ledger):
-        logger.warning(
-            "%s: %d of %d samples are in no pack: %s", name, len(made.ledger), len(rows), made.ledger.counts()
-        )
+    if place.is_writer:
+        _tell(name, made, None if lengths is None else told["plan"])
     aligned: AlignedPlan = made.align(place.size, drop_last=drop_last)
     return kind(aligned, Rows(rows, name), encode, lengths=lengths, repeat_loss=repeat_loss)
+
+
+def say(line: str, *values: object) -> None:
+    """A line about the packs of a trainer, which shows without logging being set up, as a trainer's own.
+
+    A level that was set for this package stays.
+    """
+    if not logger.hasHandlers():
+        logger.addHandler(logging.StreamHandler())
+    if logging.getLogger("packtrain").level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+    logger.info(line, *values)
+
+
+def _tell(name: str, made: PackPlan, folder: str | None) -> None:
+    """What became of the samples, and the folder that `packtrain show` takes."""
+    stats = made.stats()
+    if stats["over_long_packs"]:
+        say(
+            "%s: %s of %s exceed %s tokens, longest %s: each is one long sample",
+            name, f"{stats['over_long_packs']:,}", counted(stats["packs"], "packs"),
+            f"{made.spec.pack_length:,}", f"{stats['longest_pack']:,}",
+        )  # fmt: skip
+    say(
+        "%s: %s of %s in %s of %s tokens, %.1f %% full, %.2f samples a pack%s",
+        name, f"{stats['samples']:,}", counted(stats["read"], "samples"), counted(stats["packs"], "packs"),
+        f"{made.spec.pack_length:,}", 100 * stats["efficiency"], stats["samples_per_pack"],
+        f"; packtrain show {folder}" if folder else "",
+    )  # fmt: skip
+    if len(made.ledger):
+        ids = made.ledger.ids[:_NAMED].tolist()
+        named = ", ".join(f"{i} ({r})" for i, r in zip(ids, made.ledger.reasons[:_NAMED], strict=True))
+        logger.warning(
+            "%s: %s in no pack, %s: %s%s",
+            name,
+            counted(len(made.ledger), "samples"),
+            made.ledger.counts(),
+            named,
+            ", …" if len(made.ledger) > _NAMED else "",
+        )
 
 
 def _read_by_all(place: World) -> bool:

@@ -10,16 +10,17 @@ Whatever the way, a seeded sample of rows is encoded for real and compared befor
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError, InputError, SampleError, one_line
+from ..errors import ConfigError, InputError, SampleError, counted, one_line
 from ..extend import Measured, measure_many
 from ..measuring.run import drained
+from ..pipeline.publish import details
 from ..pipeline.unread import refuse_unread, told
 from ..planning.lengths import STATUS_EMPTY, STATUS_FAILED, Lengths
 from ..sources._account import LEDGER, UNREAD
@@ -85,8 +86,8 @@ def measure_rows(
     reader: ChatReader,
     faults: Mapping[int, SampleError] | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Lengths:
-    """The lengths of `rows`.
+) -> tuple[Lengths, dict[int, str]]:
+    """The lengths of `rows`, and a line of words for each that cannot be used or lost answers.
 
     Args:
         rows: indexable; items as the host's collator takes them.
@@ -100,23 +101,48 @@ def measure_rows(
         UnreadKeys: more than 1 % of the rows hold a key that changes training and that is not read.
         ConfigError: the rows do not say their length, and nothing was given that can.
     """
+    left_out: Mapping[int, SampleError] = faults or {}
+    known: dict[int, str] = {}
     if isinstance(measure, (str, Path)) and measure != "encode":
-        measure = Lengths.load(measure)
+        measure, known = Lengths.load(measure), details(measure)
     if isinstance(measure, Lengths):
         if len(measure) != len(rows):
-            raise InputError(f"{len(measure)} lengths for {len(rows)} rows", hint="measure these rows again")
-        return measure
+            raise InputError(
+                f"{len(measure)} lengths for {counted(len(rows), 'rows')}", hint="measure these rows again"
+            )
+        return _without(measure, left_out) if left_out else measure, known | _words(left_out.items())
     if not len(rows):
         raise InputError("the dataset is empty", hint="check the training data")
     if measure is None:
         found = _tokenised(rows)
         found = _by_chats(rows, encode, reader, progress) if found is None else found
-        return _lengths([(faults or {}).get(index, value) for index, value in enumerate(found)])
-    if measure == "encode":
-        return _one_by_one(rows, lambda row: len(encode(row)["input_ids"]), progress)
-    if hasattr(measure, "measure"):
-        return _lengths(_by_template(rows, measure, reader, progress))
-    return _one_by_one(rows, measure, progress)
+    elif measure == "encode":
+        found = _one_by_one(rows, lambda row: len(encode(row)["input_ids"]), progress)
+    elif hasattr(measure, "measure"):
+        found = _by_template(rows, measure, reader, progress)
+    else:
+        found = _one_by_one(rows, measure, progress)
+    found = [left_out.get(index, value) for index, value in enumerate(found)]
+    return _lengths(found), _words(enumerate(found))
+
+
+def _words(found: Iterable[tuple[int, Any]]) -> dict[int, str]:
+    """As `pipeline.publish.details`: where each row stands that is not whole, and what is wrong."""
+    told = {}
+    for index, value in found:
+        if isinstance(value, SampleError):
+            told[index] = f"row {index}: {' '.join(value.message.split())}"
+        elif note := getattr(value, "note", "" if int(value) else "no tokens"):
+            told[index] = f"row {index}: {note}"
+    return told
+
+
+def _without(lengths: Lengths, faults: Mapping[int, SampleError]) -> Lengths:
+    """Lengths in which the rows of `faults` are left out."""
+    status = lengths.status.copy()
+    status[list(faults)] = STATUS_FAILED
+    reasons = {**lengths.reasons, **{index: error.reason for index, error in faults.items()}}
+    return Lengths(lengths.tokens, lengths.costs, status, reasons)
 
 
 def _tokenised(rows: Any) -> list[Any] | None:
@@ -179,14 +205,15 @@ def _by_chats(
             failure = failure or error
     if odd and failure is not None and all(isinstance(value, SampleError) for value in found):
         raise InputError(
-            f"none of the {len(found)} rows can be encoded, the first: {type(failure).__name__}: {failure}",
+            f"none of the {counted(len(found), 'rows')} can be "
+            f"encoded, the first: {type(failure).__name__}: {failure}",
             hint="the data collator must take one row of the dataset",
         )
     encoded = sum(not isinstance(found[index], SampleError) for index in odd)
     if encoded:
         logger.warning(
-            "%d of %d rows are no chats that we can read: encoded to be measured; the first: %s",
-            encoded,
+            "%s of %d cannot be read as chats here, and were encoded to be measured; the first: %s",
+            counted(encoded, "rows"),
             len(found),
             first,
         )
@@ -225,13 +252,15 @@ def tell_cut(cut: list[tuple[int, str]]) -> None:
     """Rows that are trained without answers that truncation removed, or cut short."""
     if cut:
         named = "; ".join(f"row {index}: {note}" for index, note in cut[:_SHOWN])
-        more = f"; and {len(cut) - _SHOWN:,} more rows" if len(cut) > _SHOWN else ""
-        logger.warning("%d rows are trained without all of their answers: %s%s", len(cut), named, more)
+        more = f"; and {counted(len(cut) - _SHOWN, 'more rows')}" if len(cut) > _SHOWN else ""
+        logger.warning(
+            "%s trained without all answers of the record: %s%s", counted(len(cut), "rows"), named, more
+        )
 
 
 def _one_by_one(
     rows: Any, measure: Callable[[Any], int], progress: Callable[[int, int], None] | None
-) -> Lengths:
+) -> list[Any]:
     found: list[Any] = []
     for index in range(len(rows)):
         try:
@@ -240,7 +269,7 @@ def _one_by_one(
             found.append(error)
         if progress is not None:
             progress(index + 1, len(rows))
-    return _lengths(found)
+    return found
 
 
 def _lengths(found: list[Any]) -> Lengths:
@@ -263,6 +292,7 @@ class _Undecoded:
 
     def __init__(self, rows: Any, convert: Callable[[Any], Any] | None) -> None:
         self.rows, self.convert = rows, convert
+        self.account = getattr(convert, "account", None)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -18,101 +18,87 @@ model:
   name_or_path: {model}
 custom:
   train_jsonl: {data}
-{more_yaml}training:
-  output_dir: {out}
+{more_yaml}{template_yaml}training:
+  output_dir: {own}
   samples_per_step: 32                  # samples of an optimizer step, however many packs they fill
   num_train_epochs: 1
   learning_rate: 1.0e-5
 """
 
-_HF = '''\
-"""transformers Trainer on packs. Written by `packtrain init`; run: python {script}, or torchrun {script}"""
+_ENDS = """\
+template:
+  answer_end: {end}                      # ms-swift trains the line break behind an answer, too
+"""
 
-from packtrain.hosts.transformers import pack
+_SCRIPT = '''\
+"""{title} on packs. Written by `packtrain init`; run: python {script}, or torchrun {script}"""
+
+from packtrain.hosts.{module} import pack
 from packtrain.sources import open_source
 from packtrain.sources.chat import ChatSource
 from packtrain.template import HFTemplate, load_processor
 
-from transformers import {auto}, Trainer, TrainingArguments
+{imports}
 
 MODEL = {model!r}
 processor = load_processor(MODEL)
 template = HFTemplate(processor)
-rows = ChatSource(open_source({data!r}){given})
+source = ChatSource(open_source({data!r}){given})
 
 
 def collate(rows):
     """One row: packs are made of rows, encoded one at a time."""
-    sample = template.encode(rows[0])
+    sample = template.encode({row})
     sample.pop("position_ids")
     return {{**sample, "input_ids": sample["input_ids"][None], "labels": sample["labels"][None]}}
 
 
-trainer = Trainer(
-    model={auto}.from_pretrained(MODEL, dtype="auto"),
-    args=TrainingArguments(
+trainer = {trainer}(
+    model={loaded},
+    args={arguments}(
         output_dir={out!r},
         per_device_train_batch_size=32,  # samples of a step, on every rank
         num_train_epochs=1,
         learning_rate=1e-5,
         logging_steps=1,
         report_to="none",
-        remove_unused_columns=False,
+        remove_unused_columns=False,{own_arguments}
     ),
-    train_dataset=rows,
+    train_dataset={dataset},
     data_collator=collate,
     processing_class=processor,
 )
-pack(trainer, pack_length={pack_length}, samples_per_step="same", measure=template)
+pack(trainer, pack_length={pack_length}, samples_per_step="same", measure={measure})
 trainer.train()
 '''
 
-_TRL = '''\
-"""TRL's SFTTrainer on packs. Written by `packtrain init`; run: python {script}, or torchrun {script}"""
+_HF = {
+    "title": "transformers Trainer",
+    "module": "transformers",
+    "imports": "from transformers import {auto}, Trainer, TrainingArguments",
+    "trainer": "Trainer",
+    "loaded": '{auto}.from_pretrained(MODEL, dtype="auto")',
+    "arguments": "TrainingArguments",
+    "own_arguments": "",
+    "dataset": "source",
+    "row": "rows[0]",
+    "measure": "template",
+}
 
-from packtrain.hosts.trl import pack
-from packtrain.sources import open_source
-from packtrain.sources.chat import ChatSource
-
-import torch
-from datasets import Dataset, Features, Image, List, Value
-from trl import SFTConfig, SFTTrainer
-
-
-def row(sample):
-    """A chat as prompt and completion (the last turn is trained), its pictures beside it."""
-    turns, images = [], []
-    for message in sample["messages"]:
-        texts = [part["text"] for part in message["content"] if part["type"] == "text"]
-        images += [part["image"] for part in message["content"] if part["type"] == "image"]
-        turns.append({{"role": message["role"], "content": "".join(texts)}})
-    return {{"prompt": turns[:-1], "completion": turns[-1:], "images": images}}
-
-
-TURN = List({{"role": Value("string"), "content": Value("string")}})
-source = ChatSource(open_source({data!r}){given})
-data = Dataset.from_list(
-    [row(source[number]) for number in range(len(source))],
-    Features(prompt=TURN, completion=TURN, images=List(Image())),
-)
-{text_only}
-trainer = SFTTrainer(
-    model={model!r},
-    args=SFTConfig(
-        output_dir={out!r},
-        max_length={pack_length},
+_TRL = {
+    "title": "TRL's SFTTrainer",
+    "module": "trl",
+    "imports": "import torch\nfrom datasets import Dataset\nfrom trl import SFTConfig, SFTTrainer",
+    "trainer": "SFTTrainer",
+    "loaded": "MODEL",
+    "arguments": "SFTConfig",
+    "own_arguments": """
         bf16=torch.cuda.is_available(),
-        per_device_train_batch_size=32,  # samples of a step, on every rank
-        num_train_epochs=1,
-        learning_rate=1e-5,
-        logging_steps=1,
-        report_to="none",
-    ),
-    train_dataset=data,
-)
-pack(trainer, samples_per_step="same")
-trainer.train()
-'''
+        dataset_kwargs={"skip_prepare_dataset": True},  # the template encodes""",
+    "dataset": 'Dataset.from_dict({"sample": range(len(source))})',  # TRL takes no other class
+    "row": 'source[rows[0]["sample"]]',
+    "measure": 'lambda row: template.measure(source[row["sample"]])',
+}
 
 _SWIFT = """\
 #!/usr/bin/env bash
@@ -149,8 +135,8 @@ def files_for(host: str, folder: Path, values: dict[str, Any]) -> dict[Path, str
     Args:
         host: "hf", "trl" or "swift".
         values: data, model, out, pack_length, samples, kinds, looked, mean, longest, template, options
-            (of `ChatSource`), sees (whether the model takes media). `kinds` are those that any sample
-            declares: no column of media is dropped.
+            (of `ChatSource`), answer_end (of the YAML's template), sees (whether the model takes
+            media). `kinds` are those that any sample declares: no column of media is dropped.
     """
     options = dict(values.get("options") or {})
     values = {**values, "given": "".join(f", {name}={value!r}" for name, value in options.items())}
@@ -160,6 +146,9 @@ def files_for(host: str, folder: Path, values: dict[str, Any]) -> dict[Path, str
         for key, value in values.items()
     }
     plain["more_yaml"] = values["more_yaml"]
+    end = values.get("answer_end", "mark")
+    plain["template_yaml"] = "" if end == "mark" else _ENDS.format(end=end)
+    plain["own"] = yaml.safe_dump(str(Path(values["out"]).with_name("packtrain"))).split("\n")[0]
     made = {folder / "packtrain.yaml": _YAML.format(**plain)}
     if host == "swift":
         import shlex
@@ -176,12 +165,7 @@ def files_for(host: str, folder: Path, values: dict[str, Any]) -> dict[Path, str
             folder / "train.sh": _SWIFT.format(**quoted),
             folder / "packtrain_plugin.py": _PLUGIN,
         }
-    pictures = values["kinds"] != "text"
-    more = {
-        "script": "train.py",
-        "auto": "AutoModelForImageTextToText"
-        if pictures and values.get("sees", True)
-        else "AutoModelForCausalLM",
-        "text_only": "" if pictures else 'data = data.remove_columns("images")\n',
-    }
-    return {**made, folder / "train.py": (_HF if host == "hf" else _TRL).format(**values, **more)}
+    sees = values["kinds"] != "text" and values.get("sees", True)
+    auto = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
+    parts = {name: text.replace("{auto}", auto) for name, text in (_HF if host == "hf" else _TRL).items()}
+    return {**made, folder / "train.py": _SCRIPT.format(**values, **parts, script="train.py")}

@@ -22,6 +22,7 @@ from ..errors import SampleError
 from ..extend import Measured
 from ..media.image import read_header
 from ..template.decoded import stretches
+from ._swift_rows import unmarked
 
 __all__ = ["SwiftTemplate"]
 
@@ -57,9 +58,9 @@ class SwiftTemplate:
         """What the host's collator takes: `input_ids`, `labels`, `length`, media tensors, …
 
         Raises:
-            SampleError: `over_max_length`, or what the host's template says (`template_error`).
+            SampleError: `unread_key`, `over_max_length`, or what the host's template says (`template_error`).
         """
-        return _run(self.template, sample)
+        return _run(self.template, unmarked(sample))
 
     def measure(self, sample: Mapping[str, Any]) -> Measured:
         """Length in tokens, with the number of images; its `note` names answers that truncation takes.

@@ -21,7 +21,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import ConfigError, MissingExtraError, PacktrainError
+from ..errors import ConfigError, MissingExtraError, PacktrainError, counted
 from ..packs.exported import check_task, encode_pack
 from ..store.pack_records import MEMBER, restore
 
@@ -88,7 +88,9 @@ class PackedTaskEncoder:
             PackFault: more than one pack; rows are one pack each.
         """
         if len(samples) != 1:
-            raise PackFault(f"a batch of {len(samples)} packs: each is a row of its own; use batch_size=1")
+            raise PackFault(
+                f"a batch of {counted(len(samples), 'packs')}: each is a row of its own; use batch_size=1"
+            )
         return self._row(samples[0])
 
     batch.__stateless__ = True  # type: ignore[attr-defined]

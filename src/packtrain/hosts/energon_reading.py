@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, LawError, MissingExtraError, PacktrainError, missing_package
+from ..errors import InputError, LawError, MissingExtraError, PacktrainError, counted, missing_package
 from ..planning.packplan import PackPlan
 from ..store import shards
 from ..store.pack_files import PackFiles
@@ -89,7 +89,7 @@ def read_through_energon(out: str | Path, *, progress: Progress | None = None) -
                 hint="export again",
             )
     version = importlib.metadata.version("megatron-energon")
-    return f"{len(plan):,} packs, each once and whole, by megatron-energon {version}"
+    return f"{counted(len(plan), 'packs')}, each once and whole, by megatron-energon {version}"
 
 
 def _rows(out: Path) -> Any:

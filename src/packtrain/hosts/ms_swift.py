@@ -32,7 +32,7 @@ import torch
 from ..collate import PackBatch, is_filler
 from ..collate.boundaries import family_for
 from ..data import Pack, PackedDataset, StreamingPackedDataset
-from ..errors import ConfigError, IsolationError
+from ..errors import ConfigError, IsolationError, counted
 from ..packs.source import is_packs
 from ..planning.lengths import Lengths
 from ..template import ensure_torchvision
@@ -49,7 +49,9 @@ from ._checks import check_samples_per_step, check_source, unchanged_on_failure 
 from ._plan import PLACE, pack_rows  # noqa: E402
 from ._rows import ChatReader  # noqa: E402
 from ._swift_flags import check_flags  # noqa: E402
+from ._swift_rows import READS, RowReader, Watch, watch_rows  # noqa: E402
 from ._swift_template import SwiftTemplate  # noqa: E402
+from ._unread import unread_rows  # noqa: E402
 from .transformers import HostMixin  # noqa: E402
 
 __all__ = ["SwiftCollator", "SwiftPacks", "SwiftStream", "install"]
@@ -66,6 +68,7 @@ def install(
     samples_per_step: int | str | None = None,
     balance: str | None = "step",
     ignore_keys: Sequence[str] = (),
+    allow_remote: bool = False,
     **options: Any,
 ) -> None:
     """Put our plan and sampler into `swift sft`. Call it in the file named by `--external_plugins`.
@@ -75,7 +78,7 @@ def install(
             process when its rank is known); None: the rows of `--dataset` are planned.
         samples_per_step: as in `hosts.transformers.pack`; with a source there is nothing to choose.
         balance: as there.
-        ignore_keys: as there.
+        ignore_keys, allow_remote: as there; keys are told before ms-swift drops them.
         options: further keyword arguments of `packtrain.plan`; with `--streaming true` of
             `StreamingPackedDataset`.
     """
@@ -95,12 +98,16 @@ def install(
         "samples_per_step": samples_per_step,
         "balance": balance,
         "options": options,
-        "ignore_keys": list(ignore_keys),
+        "watch": Watch(tuple(ignore_keys)),
+        "reads": {"ignore_keys": list(ignore_keys), "allow_remote": allow_remote},
     }
     if hasattr(SwiftSft, "_packtrain"):
+        settings["watch"] = SwiftSft._packtrain["watch"]
+        settings["watch"].account.ignore = frozenset(ignore_keys)
         SwiftSft._packtrain = settings
         return
     SwiftSft._packtrain = settings
+    watch_rows(settings["watch"])
     lazy, flash = BaseArguments._init_lazy_tokenize, SftArguments._check_padding_free
     process, show, train = SwiftSft._post_process_datasets, SwiftSft._show_dataset, SwiftSft.train
 
@@ -159,6 +166,8 @@ def _packed(pipeline: Any, datasets: list[Any], settings: Mapping[str, Any]) -> 
         options = dict(settings["options"])
         steps = settings["samples_per_step"] if name == "train" else None
         if args.streaming and name == "train":
+            rows.account = settings["watch"].seen  # the stream tells it
+            rows.account.drain()
             made[number] = _stream(rows, own, args, template, place, options)
             continue
         if args.streaming:
@@ -167,14 +176,17 @@ def _packed(pipeline: Any, datasets: list[Any], settings: Mapping[str, Any]) -> 
             options.setdefault("packer", "sequential" if args.packing_strategy == "sequential" else "auto")
         else:
             options.update(_steps(args, steps, place.size))
+        lengths = _lengths_of(rows)
+        ignore = settings["watch"].account.ignore
         made[number] = pack_rows(
             rows,
             own.encode,
+            faults=None if lengths is None else unread_rows(rows, READS, ignore),
             name=name,
             folder=Path(args.output_dir),
             place=place,
-            measure=_lengths_of(rows) or own,
-            reader=ChatReader(source={"ignore_keys": settings["ignore_keys"]}),
+            measure=own if lengths is None else lengths,
+            reader=ChatReader(source=settings["reads"], convert=RowReader()),
             drop_last=name == "train" and bool(args.dataloader_drop_last),
             repeat_loss="keep" if name == "train" else "zero",
             kind=_kind(args, name),
@@ -341,7 +353,7 @@ def _take_over(pipeline: Any, trainer: Any, balance: str | None) -> None:
     ranks = view.world_size
     if args.world_size != ranks:
         raise ConfigError(
-            f"{ranks} processes were started but the trainer knows of {args.world_size}",
+            f"{counted(ranks, 'processes')} were started but the trainer knows of {args.world_size}",
             hint="on CPUs set --use_cpu true",
         )
     if args.n_gpu > 1:

@@ -28,10 +28,11 @@ from typing import Any
 
 from ..collate import PackBatch
 from ..data import PackedDataset
-from ..errors import ConfigError, SampleError
+from ..errors import ConfigError, SampleError, counted
 from ..packs.source import is_packs, pack_source
 from ..planning.align import AlignedPlan
 from ..planning.balance import Balance
+from ..planning.order import seed_in_use
 from ..template import ensure_torchvision
 from ..train.loss import bare_model
 from ..train.match import check_match
@@ -47,8 +48,9 @@ from ._checks import (
     unchanged_on_failure,
 )
 from ._encode import HostEncoder
-from ._plan import pack_rows
+from ._plan import pack_rows, say
 from ._rows import ChatReader
+from ._unread import Reads, columns_of, unread_rows
 
 ensure_torchvision()  # transformers imports torchvision with its Trainer
 
@@ -72,6 +74,7 @@ def pack(
     audited: int = 32,
     timeout_s: float = 7200,
     ignore_keys: Sequence[str] = (),
+    allow_remote: bool = False,
     mixin: type[HostMixin] | None = None,
     **options: Any,
 ) -> Any:
@@ -96,6 +99,8 @@ def pack(
         timeout_s: how long the other ranks wait for rank 0.
         ignore_keys: keys of rows, messages and parts that do not matter: a key that changes training and that
             nothing reads leaves its row out, and stops where more than 1 % of the rows hold one.
+        allow_remote: fetch media that rows name by a URL, to measure them; False: such a row is encoded by
+            your collator to be measured, as any row that is no chat.
         mixin: what is put before the trainer's class; other hosts give theirs.
         options: further keyword arguments of `packtrain.plan` (`packer`, `long_samples`, `limits`, …).
 
@@ -117,12 +122,12 @@ def pack(
         if source is None:  # packs that are made already were encoded by another processor
             check_match(bare_model(trainer.model).config, getattr(trainer, "processing_class", None))
             given = {"plan": plan, "measure": measure, "audited": audited, "timeout_s": timeout_s}
-            given["ignore_keys"] = tuple(ignore_keys)
+            given["reads"] = {"ignore_keys": list(ignore_keys), "allow_remote": allow_remote}
             return _pack_rows(
                 trainer, pack_length, samples_per_step, eval_packing, balance, kind, options, **given
             )
         made = {"pack_length": pack_length, "plan": plan, "samples_per_step": samples_per_step, **options}
-        made["ignore_keys"] = ignore_keys or None
+        made |= {"ignore_keys": ignore_keys or None, "allow_remote": allow_remote or None}
         named = [name for name, value in made.items() if value is not None]
         if named:
             raise ConfigError(
@@ -180,7 +185,7 @@ def _pack_rows(
     measure: Any,
     audited: int,
     timeout_s: float,
-    ignore_keys: Sequence[str],
+    reads: dict[str, Any],
 ) -> Any:
     args = trainer.args
     bare = bare_model(trainer.model)
@@ -190,15 +195,15 @@ def _pack_rows(
     per_step = same if samples_per_step == "same" else samples_per_step
     in_order = _put_before(trainer, mixin, measure=measure, audited=audited, timeout_s=timeout_s)
     reader: ChatReader = trainer.packs_made["reader"]
-    reader = replace(reader, source={**reader.source, "ignore_keys": list(ignore_keys)})
+    reader = replace(reader, source={**reader.source, **reads})
     trainer.packs_made["reader"] = reader
     wanted = {"pack_length": pack_length, **options}
     if in_order and not per_step:
         wanted.setdefault("packer", "sequential")
     if plan is None and pack_length is None:
         raise ConfigError("neither pack_length nor plan is given", hint="pass pack_length=4096, for example")
-    faults = {} if plan is not None or measure is not None else trainer.packs_unread(trainer.train_dataset)
     rows, encode = trainer.packs_rows(trainer.train_dataset, "training", bare)
+    faults = {} if plan is not None else trainer.packs_unread(trainer.train_dataset, rows, encode)
     steps = {"samples_per_step": per_step, "packs_multiple": ranks} if per_step else {}
     if per_step:
         steps["last_step"] = "drop" if args.dataloader_drop_last else "keep"
@@ -220,13 +225,16 @@ def _pack_rows(
     trainer.packs_evaluates(eval_packing, {"pack_length": data.plan.spec.pack_length, **options})
     trainer.packs_start(trainer.packs_of(data, balance, shuffle=not in_order))
     trainer.packs_prove()
-    stats = data.plan.stats()
     if trainer.packs_made["place"].is_writer:
-        logger.info(
-            "packs: %s samples in %s packs, %.2f %% full, accumulation %d",
-            f"{stats['samples']:,}", f"{stats['packs']:,}", 100 * stats["efficiency"],
+        packs = ranks * args.gradient_accumulation_steps
+        held = len(data.plan.indices)
+        samples = min(per_step, held) if per_step else f"{packs * held / max(1, len(data.plan)):.1f}"
+        say(
+            "a step: %s samples, %s, %d accumulated",
+            samples,
+            counted(packs, "packs"),
             args.gradient_accumulation_steps,
-        )  # fmt: skip
+        )
     return trainer
 
 
@@ -237,6 +245,11 @@ class HostMixin(PackingMixin):
     packs_options: dict[str, Any]
     packs_eval: dict[int, tuple[Any, PackedDataset]] | None
     packs_loss_known = False
+
+    def packs_found(self, report: Any) -> None:
+        super().packs_found(report)
+        if report is not None and self.is_world_process_zero():  # type: ignore[attr-defined]
+            say("isolation: proven on this model (%d comparisons)", len(report.rows))
 
     @property
     def packs_workers(self) -> str:
@@ -253,9 +266,29 @@ class HostMixin(PackingMixin):
         """How rows are read as chats."""
         return ChatReader(processor=getattr(self, "processing_class", None))
 
-    def packs_unread(self, rows: Any) -> dict[int, SampleError]:
-        """Rows left out for a key that the host does not read (what a collator reads is not known)."""
-        return {}
+    def packs_unread(self, rows: Any, own: Any, encode: HostEncoder) -> dict[int, SampleError]:
+        """Rows of `input_ids` with a column that nothing reads and that changes training.
+
+        A collator may read any column: one that changes no encoded row is not read.
+
+        Args:
+            rows: the rows as given.
+            own: those that the encoder takes.
+            encode: row -> encoded sample.
+        """
+        names = columns_of(rows)
+        if "input_ids" not in names:
+            return {}
+        taken = {"input_ids", "labels", "attention_mask", "mm_token_type_ids"}
+        given = names & columns_of(own)
+        mine = taken | {name for name in given - taken if encode.reads(own, name)}
+        return unread_rows(rows, Reads(columns=mine, encoded=True), self.packs_ignore) if names - mine else {}
+
+    @property
+    def packs_ignore(self) -> Sequence[str]:
+        """Keys that the user leaves out."""
+        reader: ChatReader = self.packs_made["reader"]
+        return tuple(reader.source.get("ignore_keys", ()))
 
     def packs_rows(self, rows: Any, what: str, bare: Any) -> tuple[Any, HostEncoder]:
         """Rows and their encoder, with unused columns removed as Trainer does it."""
@@ -281,7 +314,7 @@ class HostMixin(PackingMixin):
             data,
             rank=args.process_index,
             world_size=args.world_size,
-            seed=self.packs_seed() if seed is None else seed,
+            seed=seed_in_use(self.packs_seed() if seed is None else seed, shuffle, settings),
             shuffle=shuffle,
             balance=settings,
             grad_accum=args.gradient_accumulation_steps,
@@ -326,8 +359,8 @@ class HostMixin(PackingMixin):
         held = self.packs_eval.get(id(rows))
         if held is None:
             bare = bare_model(self.model)
-            faults = self.packs_unread(rows)
             own, encode = self.packs_rows(rows, "evaluation", bare)
+            faults = self.packs_unread(rows, own, encode)
             made = {**self.packs_made}
             if isinstance(made["measure"], (str, Path)) and made["measure"] != "encode":
                 made["measure"] = None  # a folder of lengths is of the training rows

@@ -24,7 +24,7 @@ from ..errors import ConfigError, SampleError
 from ..sources.chat import ChatSource
 from ..template import HFTemplate
 from ._rows import ChatReader, Rows, tell_cut
-from ._unread import unread_rows
+from ._unread import Reads, columns_of, unread_rows
 from .transformers import HostMixin
 from .transformers import pack as pack_trainer
 
@@ -87,24 +87,29 @@ class TRLMixin(HostMixin):
             convert=_as_messages,
         )
 
-    def packs_unread(self, rows: Any) -> dict[int, SampleError]:
+    def packs_unread(self, rows: Any, own: Any, encode: Any) -> dict[int, SampleError]:
         """Rows with a key that TRL does not read; and rows of which it cut answers are told."""
         host: Any = self
-        columns = set(getattr(rows, "column_names", None) or (rows[0] if len(rows) else ()))
+        columns = columns_of(rows)
+        text = getattr(host.args, "dataset_text_field", "text")
         chats = sorted(columns & {"messages", "prompt", "completion"})
-        if not chats:
-            return {}
-        reader: ChatReader = self.packs_made["reader"]
-        template = getattr(host, "chat_template", None) or getattr(reader.processor, "chat_template", None)
-        reads = _READS | (_PICTURES if getattr(host, "_is_vision_dataset", False) else set())
-        faults = unread_rows(
-            rows,
-            columns=reads,
-            chats=chats,
-            says={"role", "content", *(a or b for a, b in _NAMED.findall(str(template or "")))},
-            ignore=reader.source["ignore_keys"],
-            media=bool(columns & _PICTURES & reads),
+        theirs = type(host.data_collator).__module__.startswith("trl.")
+        given = getattr(host, "_skip_prepare_dataset", False) and not theirs  # another collator reads them
+        if given or (not chats and text not in columns):
+            return super().packs_unread(rows, own, encode)
+        template = getattr(host, "chat_template", None) or getattr(
+            self.packs_made["reader"].processor, "chat_template", None
         )
+        pictures = _PICTURES if getattr(host, "_is_vision_dataset", False) else set()
+        named = {a or b for a, b in _NAMED.findall(str(template or ""))}
+        reads = Reads(
+            columns=_READS | pictures | (set() if chats else {text}),
+            chats=chats,
+            says={"role", "content", *named},
+            parts={"text", "image", "url", "path", *named},
+            media=columns & pictures,
+        )
+        faults = unread_rows(rows, reads, self.packs_ignore)
         if "input_ids" in columns:
             tell_cut(self._cut_by_trl(rows))
         return faults

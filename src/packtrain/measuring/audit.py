@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, DriftError, InputError, SampleError
+from ..errors import ConfigError, DriftError, InputError, SampleError, counted
 from ..extend import Source
 
 __all__ = ["AuditReport", "Drift", "audit", "encoded_costs"]
@@ -84,7 +84,7 @@ def audit(
     first = start or 0
     if len(lengths.tokens) > len(source) - first or (start is None and len(lengths.tokens) != len(source)):
         raise InputError(
-            f"{len(lengths.tokens)} lengths for a source of {len(source)} samples",
+            f"{len(lengths.tokens)} lengths for a source of {counted(len(source), 'samples')}",
             hint="measure this source again",
         )
     status = np.zeros(len(lengths.tokens), np.uint8) if lengths.status is None else np.asarray(lengths.status)

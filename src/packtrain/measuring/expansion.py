@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ..errors import SampleError
+from ..errors import SampleError, counted
 
 __all__ = ["Block", "Expansion", "Spliced", "splice"]
 
@@ -112,7 +112,8 @@ def splice(
         if found != wanted:
             raise SampleError(
                 "placeholder_mismatch",
-                f"the rendered text has {found} {kind} placeholders ({token}) for {wanted} {kind}s",
+                f"the rendered text has {counted(found, f'{kind} placeholders')} ({token}) for "
+                f"{counted(wanted, f'{kind}s')}",
                 hint=f"write {kind}s as parts, not as {token} in the text",
             )
     if not any(expansions.values()):

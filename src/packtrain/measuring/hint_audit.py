@@ -57,7 +57,7 @@ def audit_hints(source: Source, *, count: int = 64, seed: int = 0) -> int:
         more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         raise DriftError(
             f"sizes given in the data are not those of the media: {'; '.join(wrong[:_SHOWN])}{more}",
-            hint="measure without trusting them (leave --trust-hints out)",
+            hint="measure without trusting them (leave trust_hints out)",
         )
     if unread and not compared:
         logger.warning("sizes in the data are trusted, but none of %d media could be read to compare", unread)

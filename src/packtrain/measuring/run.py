@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, LengthError, PacktrainError, SampleError, one_line
+from ..errors import InputError, LengthError, PacktrainError, SampleError, counted, one_line
 from ..extend import Source, Template, measure_many
 from ..media.location import identity
 from ..planning.lengths import STATUS_BEYOND, STATUS_EMPTY, STATUS_FAILED, STATUS_OK
@@ -155,7 +155,7 @@ def left_out(outcome: Any, template: Template, where: Callable[[], str]) -> Samp
     if policy == "error":
         raise InputError(
             f"{where()}: a clip is longer than the model hears, and its text stays whole",
-            hint="long_audio: drop leaves such samples out, cut trains them as they are (--long-audio)",
+            hint="long_audio='drop' leaves such samples out, long_audio='cut' trains them as they are",
         )
     if policy == "drop":
         return SampleError("long_audio", f"{found['audio_cut']} of its clips are longer than the model hears")
@@ -238,7 +238,8 @@ def _measure(
         raise _culprit(source, template, ids, samples, error) from error
     if len(outcomes) != len(samples):
         raise LengthError(
-            f"{type(template).__name__} gave {len(outcomes)} answers for {len(samples)} samples",
+            f"{type(template).__name__} gave {counted(len(outcomes), 'answers')} for "
+            f"{counted(len(samples), 'samples')}",
             hint="it must answer each sample with a length or its SampleError",
         )
     return outcomes

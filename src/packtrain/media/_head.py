@@ -7,7 +7,7 @@ import os
 from types import TracebackType
 from typing import Any
 
-from ..errors import SampleError
+from ..errors import SampleError, counted
 from ._remote import Remote
 
 __all__ = ["HEAD_BYTES", "STEPS", "Head", "as_file"]
@@ -75,7 +75,9 @@ class Head:
         """
         self._steps -= steps
         if self._steps < 0:
-            raise self.fail("unreadable_media", f"has more than {STEPS:,} parts in its header or at its end")
+            raise self.fail(
+                "unreadable_media", f"has more than {counted(STEPS, 'parts')} in its header or at its end"
+            )
 
     def read(self, offset: int, count: int) -> bytes:
         """As `at`, for libraries that decode: outside the budget."""

@@ -2,9 +2,10 @@
 
 Only ranges are read: the head, and what a header parser asks for. A server that ignores ranges sends the
 whole file; it is then kept and not asked for again. Requests that fail for another reason than the file
-itself (time-outs, refused connections) are tried `TRIES` times; then the medium is `unreachable_media`, so
-that a network fault in the ledger is told from a file that is not there. Requests of file systems that
-need a package of their own (s3fs, gcsfs) stop the run with the name of the package: no sample is at fault.
+itself (refused connections, stalls, other bytes than were asked for) are tried `TRIES` times; then the medium
+is `unreachable_media`, so that a network fault in the ledger is told from a file that is not there. Requests
+of file systems that need a package of their own (s3fs, gcsfs) stop the run with the name of the package: no
+sample is at fault.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ SCHEMES = (
 )
 TRIES = 3
 PAUSE = 0.2  # seconds before the second try; doubled each time
+STALL = 30.0  # seconds without a byte of an HTTP server, after which a request has failed
 
 _STAMPS = ("ETag", "etag", "mtime", "LastModified", "updated", "created")
 _ABSENT = (404, 410)
@@ -64,6 +66,7 @@ class Remote:
         size = info.get("size")
         if size is None:  # a server that does not tell: the file is read once
             self._whole = self._try(lambda: system.cat_file(path))
+            assert self._whole is not None
             size = len(self._whole)
         self.size = int(size)
         marks = (
@@ -77,11 +80,18 @@ class Remote:
         if offset >= stop:
             return b""
         if self._whole is None:
-            data: bytes = self._try(lambda: self._system.cat_file(self._path, start=offset, end=stop))
-            if len(data) <= stop - offset:
+            data: bytes = self._try(lambda: self._range(offset, stop))
+            if len(data) == stop - offset:
                 return data
             self._whole = data
         return self._whole[offset:stop]
+
+    def _range(self, offset: int, stop: int) -> bytes:
+        """The bytes of a range, or the whole file; anything else is a fault of the way here."""
+        data: bytes = self._system.cat_file(self._path, start=offset, end=stop)
+        if len(data) in (stop - offset, self.size):
+            return data
+        raise OSError(f"{len(data):,} bytes came, {stop - offset:,} of {self.size:,} were asked for")
 
     def _try(self, call: Any) -> Any:
         for attempt in range(TRIES):
@@ -111,7 +121,7 @@ def open_remote(url: str, name: str) -> Remote:
     except ImportError:
         raise MissingExtraError("fsspec", "remote") from None
     try:
-        system, path = fsspec.core.url_to_fs(url)
+        system, path = fsspec.core.url_to_fs(url, **_options(url))
     except ImportError as error:
         missing = MissingExtraError(f"what fsspec needs for {scheme_of(url)}:// media", "remote")
         missing.hint = one_line(error)
@@ -121,6 +131,16 @@ def open_remote(url: str, name: str) -> Remote:
             "unreadable_media", f"{name} is no URL that can be opened: {type(error).__name__}: {error}"
         ) from None
     return Remote(system, path, name)
+
+
+def _options(url: str) -> dict[str, Any]:
+    """An HTTP server that stalls has failed; how long a whole file takes has no limit."""
+    if scheme_of(url) not in ("http", "https"):
+        return {}
+    import aiohttp
+
+    limit = aiohttp.ClientTimeout(total=None, sock_connect=STALL, sock_read=STALL)
+    return {"client_kwargs": {"timeout": limit}}
 
 
 def scheme_of(text: str) -> str:

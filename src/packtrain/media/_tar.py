@@ -26,7 +26,7 @@ KEEP = 500_000  # members over all tars
 _TWICE = (-1, 0)
 
 _Members = dict[str, tuple[int, int]]
-_tables: OrderedDict[tuple[str, int, int], _Members] = OrderedDict()
+_tables: OrderedDict[tuple[str, int, object], _Members] = OrderedDict()
 
 
 def split(ref: str) -> tuple[str, str] | None:
@@ -41,13 +41,13 @@ def split(ref: str) -> tuple[str, str] | None:
     return (path + ".tar", member) if mark and member else None
 
 
-def locate(handle: IO[bytes], path: str, size: int, mtime_ns: int, member: str) -> tuple[int, int]:
+def locate(handle: IO[bytes], path: str, size: int, stamp: object, member: str) -> tuple[int, int]:
     """(offset, size) of a member of the open tar file.
 
     Raises:
         SampleError: missing_media, truncated_media, unreadable_media.
     """
-    key = (path, size, mtime_ns)
+    key = (path, size, stamp)
     table = _tables.get(key)
     if table is None:
         table = _list(handle, path)

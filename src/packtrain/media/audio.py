@@ -18,6 +18,7 @@ that is read here, such as AAC in MP4).
 from __future__ import annotations
 
 import io
+import struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,6 @@ from numpy.typing import NDArray
 
 from ..errors import MissingExtraError, SampleError, one_line
 from . import _flac, _mp3, _ogg, _wav
-from ._cut import is_cut
 from ._head import Head, as_file
 from ._parsed import ParsedAudio
 from .location import Ref, name_of, open_head, read_bytes
@@ -147,7 +147,7 @@ def _after_id3(data: bytes) -> int:
 
 def _ask(head: Head) -> tuple[str, ParsedAudio]:
     """What soundfile says, for formats without an own header reader."""
-    if is_cut(head):
+    if _is_cut(head):
         raise head.fail("truncated_media", "is cut short: it holds fewer bytes than its header says")
     soundfile = _soundfile()
     try:
@@ -186,3 +186,40 @@ def _soundfile() -> Any:
     except ImportError:
         raise MissingExtraError("soundfile", "audio") from None
     return soundfile
+
+
+_W64 = b"riff\x2e\x91\xcf\x11"
+
+
+def _is_cut(head: Head) -> bool:
+    """True when the header promises more bytes than the file holds; False where it does not say.
+
+    libsndfile decodes what is left of such a file and says nothing. Layouts: Apple's AIFF ("FORM", bytes that
+    follow, big-endian u32) and CAF ("caff" and a chain of chunks, type and size, big-endian i64; -1 = to the
+    end), the NeXT/Sun .au header (".snd", offset and size of the data, big-endian u32; all ones = not known),
+    Sony's Wave64 (16-byte id, whole size, little-endian u64).
+    """
+    data = head.bytes
+    if data[:4] == b"FORM" and len(data) >= 8:
+        return int.from_bytes(data[4:8], "big") + 8 > head.size + 1  # an odd last chunk may lack its pad byte
+    if data[:4] == b".snd" and len(data) >= 12:
+        offset, size = struct.unpack_from(">LL", data, 4)
+        return bool(size != 0xFFFFFFFF and offset + size > head.size)
+    if data.startswith(_W64) and len(data) >= 24:
+        return int.from_bytes(data[16:24], "little") > head.size
+    return data[:4] == b"caff" and _caf_is_cut(head)
+
+
+def _caf_is_cut(head: Head) -> bool:
+    position = 8
+    while position < head.size:
+        field = head.at(position, 12)
+        if len(field) < 12:
+            return True
+        kind, size = struct.unpack(">4sq", field)
+        if size < 0:
+            return False  # runs to the end of the file
+        position += 12 + size
+        if kind == b"data":
+            return bool(position > head.size)
+    return True  # no sound before the end

@@ -9,9 +9,12 @@ takes a resolved ref.
 `open_head` is the fast way in: one open, one stat, one read of the first 4 KiB; parsers then ask for
 further ranges only where they need them (a large EXIF block, the end marker). Every failure is a
 `SampleError` that names the medium: `missing_media`, `unreadable_media`, `unsupported_media`,
-`outside_media_root`, `unreachable_media` (a network fault). Containment is lexical: `..` is worked out on
-the text of the path and symbolic links are not followed to find out where they lead, so a link inside the
-media root may point out of it.
+`outside_media_root`, `remote_media` (a URL that nobody allowed), `unreachable_media` (a network fault).
+
+`resolve` is the one place that says what a record may name. A URL of a record is fetched only with
+`allow_remote`. Without a media root, absolute paths are read as they are written and relative ones stay in
+the folder of the source. Below a media root that was given, paths and symbolic links that lead out of it
+need `allow_outside`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from __future__ import annotations
 import base64
 import binascii
 import errno
+import functools
 import hashlib
 import os
 import re
@@ -27,6 +31,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote, unquote_to_bytes
 
 from ..errors import SampleError
+from ..files import Stamp
 from . import _remote, _tar
 from ._head import HEAD_BYTES, Head, as_file
 
@@ -75,7 +80,7 @@ def open_head(ref: Ref) -> Head:
     try:
         if inner is not None:
             with open(descriptor, "rb", closefd=False) as handle:
-                base, size = _tar.locate(handle, inner[0], size, status.st_mtime_ns, inner[1])
+                base, size = _tar.locate(handle, inner[0], size, Stamp.of(status), inner[1])
         return Head(os.pread(descriptor, min(HEAD_BYTES, size), base), size, path, descriptor, base)
     except OSError as error:
         os.close(descriptor)
@@ -163,17 +168,19 @@ def resolve(
     allow_outside: bool = False,
     *,
     absolute_ok: bool = True,
+    allow_remote: bool = False,
 ) -> Ref:
     """The ref to open for what a record names.
 
     Bytes and data URLs stay as they are. A relative path is joined to `media_root` (default: the
     current folder) and must not climb out of it. An absolute path may be anywhere when `absolute_ok`
-    (no media root was asked for), else it must lie inside `media_root`.
+    (no media root was asked for), else it and the file that its links lead to must lie inside `media_root`.
 
-    URLs count as absolute paths; below a media root that is a URL, relative paths are joined to it.
+    Below a media root that is a URL, relative paths are joined to it, and URLs inside of it may be named.
+    Any other URL needs `allow_remote`, and outside such a root that was asked for `allow_outside` too.
 
     Raises:
-        SampleError: outside_media_root; unsupported_media for URLs of other schemes.
+        SampleError: outside_media_root; remote_media; unsupported_media for URLs of other schemes.
     """
     if isinstance(ref, bytes):
         return ref
@@ -182,13 +189,16 @@ def resolve(
         return ref
     given, member = _tar.split(given) or (given, "")
     if _remote.is_remote(given) or (media_root is not None and is_url(media_root)):
-        path = _resolve_url(given, media_root, allow_outside, absolute_ok)
+        path = _resolve_url(given, media_root, allow_outside, absolute_ok, allow_remote)
         return f"{_tar.PREFIX}{path}!{member}" if member else path
     root = os.path.abspath(os.fspath(media_root)) if media_root is not None else os.getcwd()
     path = os.path.normpath(os.path.join(root, given))
     free = allow_outside or (absolute_ok and os.path.isabs(given))
     if not free and _inside(path, root) is None:
         raise _outside(given, root)
+    leads = None if allow_outside or absolute_ok else _leads(path)
+    if leads is not None and _inside(leads, _real_folder(root)) is None:
+        raise _outside(given, root, f" by a link to {_short(leads)}")
     return f"{_tar.PREFIX}{path}!{member}" if member else path
 
 
@@ -218,7 +228,11 @@ def _open_remote(path: str, inner: tuple[str, str] | None) -> Head:
 
 
 def _resolve_url(
-    given: str, root: str | os.PathLike[str] | None, allow_outside: bool, absolute_ok: bool
+    given: str,
+    root: str | os.PathLike[str] | None,
+    allow_outside: bool,
+    absolute_ok: bool,
+    allow_remote: bool,
 ) -> str:
     """`resolve` where the medium, the media root or both are URLs."""
     if not _remote.is_remote(given):
@@ -230,18 +244,44 @@ def _resolve_url(
         if not allow_outside and _remote.inside(path, str(root)) is None:
             raise _outside(given, root)
         return path
-    free = allow_outside or absolute_ok
-    if not free and (root is None or not is_url(root) or _remote.inside(given, os.fspath(root)) is None):
-        raise _outside(given, root)
+    if root is not None and is_url(root):
+        if _remote.inside(given, os.fspath(root)) is not None:
+            return given
+        if not allow_outside and not absolute_ok:
+            raise _outside(given, root)
+    if not allow_remote:
+        raise SampleError(
+            "remote_media",
+            f"the medium {_short(given)!r} is a URL, and nobody allowed to fetch what a record names",
+            hint="allow_remote=True (in a mixture under its entry's `chat`), or download it",
+        )
     return given
 
 
-def _outside(given: str, root: str | os.PathLike[str] | None) -> SampleError:
+def _outside(given: str, root: str | os.PathLike[str] | None, how: str = "") -> SampleError:
     return SampleError(
         "outside_media_root",
-        f"media path {_short(given)!r} is outside the media root {root}",
+        f"media path {_short(given)!r} is outside the media root {root}{how}",
         hint="set media_root to a folder that holds all media, or allow_outside=True",
     )
+
+
+def _leads(path: str) -> str | None:
+    """Where the links of an absolute path lead; None for a name that no file can have.
+
+    Folders are remembered: beyond the first file of each, one `lstat` is asked.
+    """
+    folder, name = os.path.split(path)
+    try:
+        real = os.path.join(_real_folder(folder), name)
+        return os.path.realpath(real) if os.path.islink(real) else real
+    except (OSError, ValueError):
+        return None
+
+
+@functools.lru_cache(maxsize=65536)
+def _real_folder(folder: str) -> str:
+    return os.path.realpath(folder)
 
 
 def _file_path(ref: str | os.PathLike[str]) -> str | None:

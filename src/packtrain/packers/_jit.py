@@ -56,7 +56,7 @@ def use_jit(n: int) -> bool:
 @contextlib.contextmanager
 def part_of(n: int) -> Iterator[None]:
     """Within this block parts of n samples are planned one by one: n decides what is worth compiling."""
-    token = _samples_in_all.set(n)
+    token = _samples_in_all.set(max(n, _samples_in_all.get()))
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
 """auto: the packer to use when nothing else is asked for; the plan records what it chose.
 
 `bfd` first. Where it does not reach the lower bound, `refine` too, and the one with fewer packs wins
-(`bfd` on a tie), so `auto` is never worse than best fit decreasing. Under further limits: `bfd`.
+(`bfd` on a tie), so `auto` is never worse than best or first fit decreasing. Under further limits: `bfd`.
 """
 
 from __future__ import annotations
@@ -30,5 +30,5 @@ def pack(problem: PackProblem) -> Patterns | Bins:
     if packs > best_bound(problem.sizes, problem.counts, problem.capacity, packs, cheap=True)[0]:
         other = refine.pack(problem)
         if int(other.repeat.sum()) < packs:
-            best, chosen = other, f"refine/{refine.VERSION}"
+            best, chosen = other, other.notes.get("chosen", f"refine/{refine.VERSION}")
     return replace(best, notes={"chosen": chosen})

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import whole
 from ..errors import InputError, UnknownNameError
 from ..extend import Bins, PackProblem, Patterns
 from . import bfd
@@ -61,7 +62,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     Raises:
         InputError, UnknownNameError: names the knob.
     """
-    _whole("max_items", options.get("max_items"))
+    _at_least_1(options, "max_items")
     phases = options.get("phases")
     if phases is None:
         return
@@ -71,8 +72,7 @@ def check_options(options: Mapping[str, Any]) -> None:
         for name in phase:
             if name not in _KNOBS:
                 raise UnknownNameError("knob of a phase", str(name), _KNOBS)
-        _whole("min_items", phase.get("min_items"))
-        _whole("max_items", phase.get("max_items"))
+        _at_least_1(phase, "min_items", "max_items")
         fill = phase.get("min_fill", 0.0)
         if isinstance(fill, bool) or not isinstance(fill, int | float) or not 0 <= fill <= 1:
             raise InputError(f"min_fill is {fill!r}", hint="a share of a pack, 0 to 1")
@@ -86,9 +86,10 @@ def check_options(options: Mapping[str, Any]) -> None:
         seeds_of(seeds, [1], 1)
 
 
-def _whole(name: str, value: Any) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise InputError(f"{name} is {value!r}, expected an integer >= 1")
+def _at_least_1(knobs: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        if knobs.get(name) is not None:
+            whole(name, knobs[name], 1)
 
 
 def seeds_of(strategy: Any, left: list[int], capacity: int) -> list[int]:
@@ -176,6 +177,7 @@ class _State:
         self.capacity = int(self.caps[0])
         self.need: list[list[int]] = self.kinds.tolist()
         self.size = [need[0] for need in self.need]
+        self.floor = self.kinds.min(axis=0).tolist() if len(self.kinds) else self.caps.tolist()
         self.left = [*range(len(self.size))]
         self.count: list[int] = self.counts.tolist()
         names = ["powers", *self.phases, "finalise"]
@@ -240,21 +242,29 @@ class _State:
         if seed is not None:
             items -= self.put(content, seed, 1, room)
         sizes = {size[kind] for kind in content}
-        place = 0 if greedy else bisect_right(choice, room[0], key=size.__getitem__)
-        while place:
+        place = 0 if greedy else self.fitting(choice, room)
+        while place and items:
             kind = choice[place - 1]
-            if size[kind] not in sizes and items and self.fits(kind, room):
+            place -= 1
+            if size[kind] not in sizes and self.fits(kind, room):
                 items -= self.put(content, kind, 1, room)
                 sizes.add(size[kind])
-            place = min(place - 1, bisect_right(choice, room[0], key=size.__getitem__))
-        place = bisect_right(choice, room[0], key=size.__getitem__)
-        while place:
+                place = min(place, self.fitting(choice, room))
+        place = self.fitting(choice, room)
+        while place and items:
             kind = choice[place - 1]
+            place -= 1
             more = min(self.fits(kind, room), self.count[kind] - content.get(kind, 0), items)
             if more > 0:
                 items -= self.put(content, kind, more, room)
-            place = min(place - 1, bisect_right(choice, room[0], key=size.__getitem__))
+                place = min(place, self.fitting(choice, room))
         return content
+
+    def fitting(self, choice: list[int], room: list[int]) -> int:
+        """How many kinds of `choice`, from the smallest, can fit; 0 where a limit leaves no sample room."""
+        if any(left < least for left, least in zip(room, self.floor, strict=True)):
+            return 0
+        return bisect_right(choice, room[0], key=self.size.__getitem__)
 
     def fits(self, kind: int, room: list[int]) -> int:
         """How many samples of a kind the room takes."""

@@ -81,7 +81,7 @@ def _generate(problem: PackProblem, start: Patterns) -> tuple[Patterns, int, int
     """Column generation: (patterns that pack everything, proven bound, rounds)."""
     sizes, counts, capacity = problem.sizes, problem.counts, problem.capacity
     master = _Master(counts)
-    for source in (start, refine.pack(problem), bfd.pack_tokens(problem)):
+    for source in (start, refine.search(problem), bfd.pack_tokens(problem)):
         for pattern in _contents(source, sizes):
             master.add(pattern)
     for k, size in enumerate(sizes.tolist()):
@@ -222,7 +222,7 @@ def _completed(
         sizes=problem.sizes[kept],
         counts=np.array([left[k] for k in kept], dtype=np.int64),
     )
-    tail = min((refine.pack(rest), bfd.pack_tokens(rest)), key=lambda made: int(made.repeat.sum()))
+    tail = min((refine.search(rest), bfd.pack_tokens(rest)), key=lambda made: int(made.repeat.sum()))
     repeat = [times for times, _ in whole]
     ends = [0]
     size: list[int] = []

@@ -11,7 +11,8 @@ Up to four passes, until one meets the lower bound; the fewest packs win. Beside
 fills", where backtracking found no full pack (m samples as equal as can be, for the EVENS least m: it mends
 the end, when only small sizes are left); and "stages", where an eighth of every size is held back and only
 full packs are kept, so that what is left stays mixed. Costs more than `bfd` and can lose to it on uniform
-lengths: `auto` keeps the better of the two.
+lengths: `auto` keeps the better of the two. Where first fit decreasing needs fewer packs than all passes, its
+packs are taken, and the plan's notes say so: never worse than `ffd`.
 
 Work is limited in iterations, by a budget that depends on the number of samples; beyond it a pack is
 closed at its first dead end.
@@ -25,7 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..extend import PackProblem, Patterns
+from . import ffd
 from ._bounds import best_bound
+from ._first_fit import first_fit
 from ._jit import DENSE_LIMIT, over_blocks, part_of, threads_for, use_jit
 
 __all__ = ["HISTOGRAM", "VERSION", "pack"]
@@ -50,7 +53,35 @@ def budget(samples: int) -> int:
 
 
 def pack(problem: PackProblem) -> Patterns:
-    """Patterns of exact fill: the best of the passes."""
+    """Patterns of exact fill; those of `ffd` where they are fewer."""
+    best = search(problem)
+    packs = int(best.repeat.sum())
+    if packs <= best_bound(problem.sizes, problem.counts, problem.capacity, packs, cheap=True)[0]:
+        return best
+    sizes, counts = problem.sizes[::-1].copy(), problem.counts[::-1].copy()
+    bins = first_fit(sizes, counts, problem.capacity)
+    if int(bins.max()) + 1 >= packs:
+        return best
+    return _of_bins(bins, np.repeat(sizes, counts))
+
+
+def _of_bins(bins: I64, costs: I64) -> Patterns:
+    """Packs one by one, as patterns. `bins`, `costs` int64[n], of every sample."""
+    order = np.lexsort((costs, bins))
+    bins, costs = bins[order], costs[order]
+    first = np.flatnonzero(np.append(True, (np.diff(bins) != 0) | (np.diff(costs) != 0)))
+    packs = int(bins[-1]) + 1
+    return Patterns(
+        repeat=np.ones(packs, dtype=np.int64),
+        offsets=np.searchsorted(bins[first], np.arange(packs + 1)).astype(np.int64),
+        size=costs[first],
+        number=np.diff(np.append(first, len(bins))),
+        notes={"chosen": f"ffd/{ffd.VERSION}"},
+    )
+
+
+def search(problem: PackProblem) -> Patterns:
+    """The best of the passes."""
     samples = int(problem.counts.sum())
     work = max(samples, _A_CLASS * len(problem.sizes))
     stages = STAGES[samples > _FEW]

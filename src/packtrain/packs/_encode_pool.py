@@ -19,7 +19,7 @@ from ..errors import InputError, PacktrainError, SampleError, described
 from ..waiting.parent import end_with_parent
 from ..workers import worker_context
 
-__all__ = ["encoded"]
+__all__ = ["EncodePool", "Item"]
 
 #: Samples of one worker that may be on the way.
 _AHEAD = 8
@@ -30,43 +30,64 @@ Encoded = tuple[int, int, Any]  # place, sample id, encoded sample or SampleErro
 _encode: Callable[[Any], Any] | None = None
 
 
-def encoded(items: Iterator[Item], encode: Callable[[Any], Any] | None, workers: int) -> Iterator[Encoded]:
-    """(place, id, encoded sample, or why there is none as a SampleError) for every item, in order.
-
-    None and nothing are `empty`, what is raised and no SampleError is `encode_failed`.
+class EncodePool:
+    """Encodes for every split of a reader.
 
     Args:
-        items: what to encode.
         encode: None = the samples are encoded already.
-        workers: processes; 0 = this one.
-
-    Raises:
-        InputError: `encode` cannot be sent to a worker, or a worker died.
+        workers: processes, started at the first sample; 0 = this one.
     """
-    if encode is None or workers == 0:
-        for place, sample_id, sample in items:
-            yield place, sample_id, _one(encode, sample_id, sample)
-        return
-    _refuse_unusable(encode, workers)
-    pool = ProcessPoolExecutor(workers, mp_context=worker_context(), initializer=_start, initargs=(encode,))
-    waiting: deque[tuple[int, int, Future[Any]]] = deque()
-    try:
-        for place, sample_id, sample in items:
-            waiting.append((place, sample_id, pool.submit(_work, sample_id, sample)))
-            if len(waiting) >= _AHEAD * workers:
+
+    def __init__(self, encode: Callable[[Any], Any] | None, workers: int) -> None:
+        self.encode, self.workers = encode, 0 if encode is None else workers
+        self._pool: ProcessPoolExecutor | None = None
+
+    def encoded(self, items: Iterator[Item]) -> Iterator[Encoded]:
+        """(place, id, encoded sample, or why there is none as a SampleError) for every item, in order.
+
+        None and nothing are `empty`, what is raised and no SampleError is `encode_failed`.
+
+        Raises:
+            InputError: `encode` cannot be sent to a worker, or a worker died.
+        """
+        encode = self.encode
+        if self.workers == 0:
+            for place, sample_id, sample in items:
+                yield place, sample_id, _one(encode, sample_id, sample)
+            return
+        pool = self._started()
+        waiting: deque[tuple[int, int, Future[Any]]] = deque()
+        try:
+            for place, sample_id, sample in items:
+                waiting.append((place, sample_id, pool.submit(_work, sample_id, sample)))
+                if len(waiting) >= _AHEAD * self.workers:
+                    yield _taken(*waiting.popleft())
+            while waiting:
                 yield _taken(*waiting.popleft())
-        while waiting:
-            yield _taken(*waiting.popleft())
-    except BrokenProcessPool as error:
-        ids = ", ".join(str(sample_id) for _, sample_id, _ in list(waiting)[:4]) or "the last one"
-        raise InputError(
-            f"an encode worker died while it had samples around {ids}",
-            hint="it was killed (out of memory?) or crashed in a native library; use fewer encode_workers",
-        ) from error
-    finally:
-        for _, _, future in waiting:
-            future.cancel()
-        pool.shutdown(wait=False, cancel_futures=True)
+        except BrokenProcessPool as error:
+            ids = ", ".join(str(sample_id) for _, sample_id, _ in list(waiting)[:4]) or "the last one"
+            raise InputError(
+                f"an encode worker died while it had samples around {ids}",
+                hint="it was killed (out of memory?) or crashed in native code; use fewer encode_workers",
+            ) from error
+        finally:
+            for _, _, future in waiting:
+                future.cancel()
+
+    def _started(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            assert self.encode is not None  # there are no workers else
+            _refuse_unusable(self.encode, self.workers)
+            self._pool = ProcessPoolExecutor(
+                self.workers, mp_context=worker_context(), initializer=_start, initargs=(self.encode,)
+            )
+        return self._pool
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
 
 
 def _taken(place: int, sample_id: int, future: Future[Any]) -> Encoded:

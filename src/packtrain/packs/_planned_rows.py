@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError, InputError
+from ..errors import ConfigError, InputError, counted
 from ..measuring.run import measure_range
 from ..planning.build import plan
 from ..planning.lengths import Lengths
@@ -60,7 +60,7 @@ def plan_rows(samples: Any, template: Any, pack_length: int | None, lengths: Any
     made = plan(lengths, pack_length)
     if not len(made):
         raise InputError(
-            f"none of {len(samples)} samples can be packed: {made.ledger.counts()}{why}",
+            f"none of {counted(len(samples), 'samples')} can be packed: {made.ledger.counts()}{why}",
             hint="records as they are in files become samples through packtrain.open_chats",
         )
     if len(made.ledger):

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import WaitTimeoutError
+from ..errors import WaitTimeoutError, counted
 from ..store.growing import HELD_BACK, PRODUCER, View
 from ..waiting.claim import STALE_S, Held
 from ..waiting.claim import look as look_at
@@ -108,14 +108,15 @@ def wait_for(
         if max_wait_s and waited >= max_wait_s:
             raise WaitTimeoutError(
                 f"rank {rank} waited {waited:.1f} s for {what} in {view.folder}; "
-                f"{len(view.counts)} chunks are there; {watch.said()}",
+                f"{counted(len(view.counts), 'chunks')} are there; {watch.said()}",
                 hint="raise timeout_s (0 = for ever), or see the producer's output",
             )
         if first and waited >= TELL_S and watch.is_held_back:
             raise WaitTimeoutError(
-                f"rank {rank} cannot begin: {what} need more than the {len(view.counts)} chunks in "
+                f"rank {rank} cannot begin: {what} need more "
+                f"than the {counted(len(view.counts), 'chunks')} in "
                 f"{view.folder}, and the producer waits until some are acknowledged",
-                hint="produce with a larger --max-ahead: at least the number of ranks",
+                hint="packtrain produce with a larger --max-ahead: at least the number of ranks",
             )
         rest = max_wait_s - waited if max_wait_s else poll_s
         clock.sleep(max(0.001, min(poll_s, rest)))

@@ -1,9 +1,9 @@
-"""One reader's part of a source: every sample to exactly one reader, and a way back to any place.
+"""The samples of a split: every sample in exactly one split, and a way back to any place.
 
-With R readers (ranks times loader workers) reader k takes the places k, k + R, k + 2R, … of the stream, also
-where there are fewer files than readers. A source that can be indexed is read at these places alone, in an
-order that is a seeded permutation of the whole (no buffer needed). Any other iterable is read through by
-every reader, which keeps its own places; its order is shuffled through a buffer.
+Of S splits split s holds the places s, s + S, s + 2S, … of the stream, also where there are fewer files than
+splits. A source that can be indexed is read at these places alone, in an order that is a seeded permutation
+of the whole (no buffer needed). Any other iterable is read through by every reader, once for all its splits
+(`SharedRead`); its order is shuffled through a buffer.
 
 Places are what a state holds: `at(place)` gives the samples of an indexable source again at once; an
 iterable is read from its start and the places that are wanted are kept on the way.
@@ -11,17 +11,29 @@ iterable is read from its start and the places that are wanted are kept on the w
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from ..errors import InputError, PacktrainError, SampleError, SourceError, described
+from ..errors import (
+    ForeignArtefactError,
+    InputError,
+    PacktrainError,
+    SampleError,
+    SourceError,
+    counted,
+    described,
+)
 from ..measuring.eligibility import set_epoch
 from ..planning.permutation import Permutation
 
-__all__ = ["IndexReader", "IterableReader", "is_indexed", "reader_of"]
+__all__ = ["IndexReader", "IterableReader", "SharedRead", "is_indexed", "reader_of"]
+
+logger = logging.getLogger(__name__)
 
 _BLOCK = 1024
 
@@ -39,7 +51,7 @@ def reader_of(source: Any, *, shuffled: bool, seed: int) -> IndexReader | Iterab
             hint="open a file with packtrain.sources.open_source(path); of a mapping pass one of its values",
         )
     if is_indexed(source):
-        return IndexReader(source, seed if shuffled else None)
+        return IndexReader(source, seed if shuffled else None, in_order=getattr(source, "in_order", False))
     if isinstance(source, Iterator):
         raise InputError(
             "the source is a generator that can be read only once: no epoch could begin again",
@@ -65,26 +77,34 @@ class IndexReader:
 
     Attributes:
         can_seek: a place is found without reading those before it.
+        in_order: the order of the source has a meaning (proportions): a buffer shuffles it.
     """
 
     can_seek = True
 
-    def __init__(self, source: Any, seed: int | None) -> None:
-        self.source, self.seed = source, seed
+    def __init__(self, source: Any, seed: int | None, *, in_order: bool = False) -> None:
+        self.source, self.seed, self.in_order = source, None if in_order else seed, in_order
+        self._epoch: int | None = None  # that the source was told last
 
     def read(self, epoch: int, start: int, step: int) -> Iterator[tuple[int, int, Any]]:
         """(place, sample id, sample, or the SampleError it raised) at start, start + step, … of the epoch."""
-        set_epoch(self.source, epoch)
+        self._tell(epoch)
         total = len(self.source)
         while start < total:
             places = np.arange(start, min(total, start + _BLOCK * step), step, dtype=np.int64)
             for place, index in zip(places.tolist(), self._ids(epoch, places), strict=True):
+                if self._epoch != epoch:  # another split reads another epoch meanwhile
+                    self._tell(epoch)
                 yield place, index, self._fetch(index)
             start = int(places[-1]) + step
 
+    def _tell(self, epoch: int) -> None:
+        set_epoch(self.source, epoch)
+        self._epoch = epoch
+
     def again(self, epoch: int, places: Collection[int]) -> dict[int, tuple[int, Any]]:
         """place -> (sample id, sample)."""
-        set_epoch(self.source, epoch)
+        self._tell(epoch)
         held = sorted(places)
         if held and held[-1] >= len(self.source):
             raise _shorter(held[-1], len(self.source))
@@ -96,6 +116,39 @@ class IndexReader:
         """Samples of the source."""
         return len(self.source)
 
+    @property
+    def data(self) -> dict[str, Any] | None:
+        """What a state says of the files it belongs to; None for a source that is not of files."""
+        held = _of_files(self.source)
+        if held is None:
+            return None
+        rows = held.fields().get("files") or []
+        one = rows[0] if len(rows) == 1 else {}
+        return {"fingerprint": held.fingerprint, "records": len(held), **one}
+
+    def check_data(self, saved: Any) -> None:
+        """Refuse other content than the state was saved with. Lines may have been added to a JSONL file.
+
+        Args:
+            saved: what `data` was; None: the state is of an earlier version, or of samples in memory.
+
+        Raises:
+            ForeignArtefactError: the file changed.
+        """
+        now = self.data
+        if not isinstance(saved, Mapping) or now is None or saved.get("fingerprint") == now["fingerprint"]:
+            return
+        begins = getattr(_of_files(self.source), "begins_with", None)
+        size, sha256, records = (saved.get(name) for name in ("size", "sha256", "records"))
+        told = begins is not None and isinstance(size, int) and isinstance(records, int)
+        if told and begins(size, sha256, records):  # type: ignore[misc]
+            return
+        raise ForeignArtefactError(
+            f"the file changed: the stream was saved over data {str(saved.get('fingerprint'))[:12]}, "
+            f"{self.source!r} holds {now['fingerprint'][:12]}",
+            hint="restore the data, or start anew",
+        )
+
     def check_total(self, saved: int | None) -> None:
         """Refuse a source that has another length than when the state was saved.
 
@@ -104,7 +157,7 @@ class IndexReader:
         if saved is None or saved == self.total or (saved < self.total and self.seed is None):
             return
         raise SourceError(
-            f"the source had {saved} samples when the state was saved and now has {self.total}: "
+            f"the source had {counted(saved, 'samples')} when the state was saved and now has {self.total}: "
             f"it was {'cut' if self.total < saved else 'extended, and its shuffled order is another one'}",
             hint="restore the source, or start anew",
         )
@@ -128,29 +181,52 @@ class IndexReader:
         return list(Permutation(len(self.source), self.seed, epoch).map(places).tolist())
 
 
+def _of_files(source: Any) -> Any:
+    """The source of raw records below wrappers, where it knows the digests of its files; else None."""
+    while callable(getattr(source, "fields", None)) and hasattr(source, "source"):
+        source = source.source
+    known = callable(getattr(source, "fields", None)) and isinstance(source.fingerprint, str)
+    return source if known else None
+
+
 class IterableReader:
     """An iterable that begins anew with every pass. The sample id is the place."""
 
-    can_seek = False
+    can_seek, in_order = False, True
 
     def __init__(self, source: Any) -> None:
         self.source = source
+        self._epoch: int | None = None  # that the source was told last
 
-    total = None  # nobody knows
+    total = data = None  # nobody knows
+
+    def check_data(self, saved: Any) -> None:
+        """Nothing to compare."""
 
     def check_total(self, saved: int | None) -> None:
         """Nothing to compare."""
 
     def read(self, epoch: int, start: int, step: int) -> Iterator[tuple[int, int, Any]]:
+        return self.read_splits(epoch, {start % step: start}, step)
+
+    def read_splits(self, epoch: int, starts: Mapping[int, int], step: int) -> Iterator[tuple[int, int, Any]]:
+        """(place, place, sample) of several splits, in the order of the source.
+
+        Args:
+            starts: split -> its first place.
+            step: splits of the stream.
+        """
+        first, never = starts.get, 1 << 63
+
         def mine(place: int) -> bool:
-            return place >= start and (place - start) % step == 0
+            return place >= first(place % step, never)
 
         place = -1
         for place, sample in enumerate(self._pass(epoch, mine)):
             if mine(place):
                 yield place, place, sample
-        if place < start - step:
-            raise _shorter(start - step, place + 1)
+        if place < max(starts.values()) - step:
+            raise _shorter(max(starts.values()) - step, place + 1)
 
     def again(self, epoch: int, places: Collection[int]) -> dict[int, tuple[int, Any]]:
         wanted, found = set(places), {}
@@ -164,8 +240,15 @@ class IterableReader:
                     return found
         raise _shorter(max(wanted), place + 1)
 
+    def listen(self, epoch: int) -> None:
+        """Tell the source which epoch is read, where another one was read meanwhile."""
+        if self._epoch != epoch:
+            set_epoch(self.source, epoch)
+            self._epoch = epoch
+
     def _pass(self, epoch: int, wanted: Callable[[int], bool]) -> Iterator[Any]:
-        set_epoch(self.source, epoch)
+        self._epoch = None
+        self.listen(epoch)
         made = self.source() if callable(self.source) else self.source
         if not hasattr(made, "__iter__"):
             raise InputError(
@@ -173,6 +256,63 @@ class IterableReader:
                 hint="return or yield the samples",
             )
         return _guarded(made.attempts(wanted) if hasattr(made, "attempts") else made)
+
+
+class SharedRead:
+    """One pass over an iterable for several splits of a reader: what one passes by waits for the others.
+
+    Splits take turns, so they ask for about as many samples. One that falls behind further than `limit`
+    samples loses its queue and reads the source again by itself: memory has a bound whatever the source.
+
+    Args:
+        reader: of the iterable.
+        starts: split -> its first place.
+        step: splits of the stream.
+        limit: samples that wait for one split.
+    """
+
+    def __init__(
+        self, reader: IterableReader, epoch: int, starts: Mapping[int, int], step: int, limit: int
+    ) -> None:
+        self.reader, self.epoch, self.step, self.limit = reader, epoch, step, limit
+        self._waiting: dict[int, deque[tuple[int, int, Any]]] = {split: deque() for split in starts}
+        self._next = dict(starts)
+        self._read = reader.read_splits(epoch, dict(starts), step)
+
+    def take(self, split: int, start: int) -> Iterator[tuple[int, int, Any]]:
+        """The samples of a split from a place on: its first one, or what was read before comes again."""
+        while True:
+            queue = self._waiting.get(split)
+            if queue is None or self._next[split] != start:  # fallen behind
+                yield from self.reader.read(self.epoch, start, self.step)
+                return
+            if not queue and not self._fill(split):
+                return
+            if queue:
+                item = queue.popleft()
+                start = self._next[split] = item[0] + self.step
+                yield item
+
+    def _fill(self, split: int) -> bool:
+        """Read on until a sample of `split` comes; False at the end."""
+        self.reader.listen(self.epoch)
+        for item in self._read:
+            owner = item[0] % self.step
+            queue = self._waiting.get(owner)
+            if queue is None:
+                continue
+            queue.append(item)
+            if owner == split:
+                return True
+            if len(queue) > self.limit:
+                del self._waiting[owner]
+                logger.warning(
+                    "split %d is %d samples behind others of this reader: it reads the source again from its "
+                    "start, which cannot be indexed",
+                    owner,
+                    self.limit,
+                )
+        return False
 
 
 def _guarded(made: Any) -> Iterator[Any]:
@@ -186,7 +326,7 @@ def _guarded(made: Any) -> Iterator[Any]:
         raise
     except Exception as error:
         raise SourceError(
-            f"the source failed after {count} samples: {described(error)}",
+            f"the source failed after {counted(count, 'samples')}: {described(error)}",
             hint="mend the source; a saved state goes on where it stands",
         ) from error
 

@@ -181,17 +181,20 @@ class SlotReader:
             return Pack.filler(slot)
         chunk, row = place
         members = self._open[chunk][row]
-        if self.skipping.ids:
-            members = [members[at] for at in self.skipping.kept(one["sample_id"] for one in members)]
+        stay = self.skipping.kept(one["sample_id"] for one in members)
+        members = self.skipping.without([members[at] for at in stay])
         if not members:
             logger.info("slot %d: all its samples are skipped: one untrained token", slot)
             return Pack.filler(slot)
         return Pack(members, slot=slot, chunk=chunk, chunk_row=row)
 
+    def _failed(self, sample: Mapping[str, Any], error: Exception, where: str) -> Mapping[str, Any]:
+        return self.skipping.failed(sample["sample_id"], error, where, len(sample["input_ids"]))
+
     def _opened(self, chunk: int) -> ChunkReader:
         path = self.directory / chunk_name(chunk)
         try:
-            reader = ChunkReader(path, encode=self.encode)
+            reader = ChunkReader(path, encode=self.encode, failed=self._failed)
             if self.verify and chunk not in self._verified:
                 reader.check_digest()
                 self._verified.add(chunk)
@@ -207,5 +210,6 @@ class SlotReader:
                 raise
             raise FormatError(
                 f"{path} was removed: it had been acknowledged by every run that registered",
-                hint="start: acknowledged goes on behind that; `produce --keep-completed` keeps more chunks",
+                hint="start: acknowledged goes on behind that; `packtrain produce --keep-completed` keeps "
+                "more chunks",
             ) from None

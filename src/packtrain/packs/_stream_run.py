@@ -1,4 +1,4 @@
-"""One pass of one reader over one epoch of a stream: read, shuffle, encode, plan, and say where it stands.
+"""One split of a stream in one epoch: read, shuffle, encode, plan, and say where it stands.
 
 What is on the way is known by place at every moment:
 
@@ -20,25 +20,24 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
-from torch.utils.data import get_worker_info
 
 from ..errors import DriftError, InputError, PlanError, SampleError
 from ..measuring.run import CUT
+from ..planning._materialise import mix64, seed64
 from ..planning.lengths import Lengths
 from ..planning.spec import PlanSpec
-from ..sources._account import UNREAD, check_share
 from ..world import World
-from ._encode_pool import Item, encoded
-from ._shuffle import Shuffle
+from ._encode_pool import EncodePool, Item
+from ._splits import Splits
+from ._stream_tally import Tally
 
-__all__ = ["Run", "Stream"]
+__all__ = ["Pack", "Run", "Stream"]
 
 logger = logging.getLogger(__name__)
 
-_FEW = 100  # samples read before a share of them counts
-
 Sample = dict[str, Any]
 Pack = tuple[Sequence[int], Sequence[Sample]]  # places, encoded samples
+Held = tuple[int, int, Any]  # place, sample id, sample
 
 
 class Stream(Protocol):
@@ -56,34 +55,49 @@ class Stream(Protocol):
     ledger_file: Any
     left_out: dict[str, int]
     skip: frozenset[int]
+    tells_keys: bool
+    cyclic: bool
+    epoch: int
+    asked: tuple[int, int]
 
-    def make_packer(self) -> Any: ...
+    def began(self, reading: Any) -> None: ...
+    def make_packer(self, samples: int) -> Any: ...
     def costs_of(self, samples: list[Sample]) -> dict[str, list[int]]: ...
     def is_full(self, pack: list[Sample]) -> bool: ...
-    def leave_out(self, sample_id: int, reason: str, detail: str) -> None: ...
+    def leave_out(self, sample_id: int, reason: str, detail: str, *counts: dict[str, int]) -> None: ...
     def tell_cut(self, sample_id: int, note: str) -> None: ...
+
+
+class Reading(Protocol):
+    """What the splits of a reader share, see `StreamPass`."""
+
+    stream: Stream
+    splits: Splits
+    pool: EncodePool
+
+    def tally(self, epoch: int) -> Tally: ...
+    def items(self, epoch: int, split: int, start: int) -> Iterator[Item]: ...
 
 
 class Run:
     """Args:
-    stream: its settings.
-    epoch: which.
-    state: of `state`, or None to begin.
+    reading: what it shares with other splits of its reader.
+    epoch, split: which.
 
     Attributes:
         read: samples taken from the source.
     """
 
-    def __init__(self, stream: Stream, epoch: int, state: Mapping[str, Any] | None) -> None:
-        info = get_worker_info()
-        workers, worker = (1, 0) if info is None else (info.num_workers, info.id)
-        self.stream, self.epoch = stream, epoch
-        self.step = stream.place.size * workers
-        first = stream.place.rank * workers + worker
-        buffer = 0 if stream.reader.can_seek else stream.shuffle_buffer
-        self.shuffle = Shuffle(buffer, (stream.seed, epoch, first))
-        self.packer = stream.make_packer()
-        self.next_place = first
+    def __init__(self, reading: Reading, epoch: int, split: int) -> None:
+        self.reading, self.stream, self.epoch, self.split = reading, reading.stream, epoch, split
+        splits, stream = reading.splits, reading.stream
+        self.step = splits.count
+        self.tally = reading.tally(epoch)
+        self.tally.runs.append(self)
+        self.shuffle = _Shuffle(splits.buffer if stream.reader.in_order else 0, (stream.seed, epoch, split))
+        self.packer = stream.make_packer(splits.window)
+        self.full_window = min(stream.spec.window or 1, splits.window)
+        self.next_place = split
         self.read = 0
         self.count = 0  # samples that reached the packer; their numbers ascend, whatever their places
         self.flight: deque[int] = deque()
@@ -91,23 +105,18 @@ class Run:
         self.window: list[int] = []  # numbers since the last window
         self.lengths: list[int] = []  # their tokens
         self.ready: deque[Pack] = deque()
-        self._unread = ""  # the last record with a key that is not read
-        self._again: list[Item] = []  # in flight when the state was saved
-        if state is None:
-            self.left_out: dict[str, int] = {}
-        else:
-            self._restore(state["run"])
-        stream.left_out = self.left_out  # the stream counts here; an earlier pass keeps its own
+        self._again: deque[Item] = deque()  # in flight when the state was saved
+        self.left_out: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[Pack]:
-        stream, window = self.stream, self.stream.spec.window or 1
+        stream, window, tally = self.stream, self.full_window, self.tally
         leave = self.flight.popleft  # once a sample is dealt with: an error must not lose it from the state
         held, encodes = self.held, stream.encode is not None
         yield from self._hand_out()
         if len(self.window) >= window:  # it could not be planned when the state was saved
             self._plan(last=False)
             yield from self._hand_out()
-        for place, sample_id, sample in encoded(self._items(), stream.encode, stream.encode_workers):
+        for place, sample_id, sample in self.reading.pool.encoded(self._items()):
             if isinstance(sample, SampleError):
                 self._failed(sample_id, sample)
                 leave()
@@ -125,10 +134,10 @@ class Run:
             self.lengths.append(length)
             leave()
             if len(self.window) >= window:
+                tally.tell_keys(last=False)
                 self._plan(last=False)
                 yield from self._hand_out()
-        self._check_unread(last=True)
-        self._check_skipped(self.read)
+        tally.read_out()
         self._plan(last=True)
         yield from self._hand_out()
 
@@ -144,7 +153,7 @@ class Run:
             "count": self.count,
             "draws": self.shuffle.draws,
             "shuffle": [item[0] for item in self.shuffle.held],
-            "flight": list(self.flight),
+            "flight": [*self.flight, *(item[0] for item in self._again)],
             "window": list(self.window),
             "places": [[number, place] for number, (place, _) in self.held.items()],
             "packer": self.packer.state_dict(),
@@ -153,9 +162,19 @@ class Run:
             "total": self.stream.reader.total,
         }
 
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        stream = self.stream
-        stream.reader.check_total(state.get("total"))
+    @staticmethod
+    def places(state: Mapping[str, Any]) -> set[int]:
+        """The places of all samples that wait, by a state."""
+        waiting = (place for _, place in state["places"])
+        planned = (place for places in state["ready"] for place in places)
+        return {*state["shuffle"], *state["flight"], *waiting, *planned}
+
+    def restore(self, state: Mapping[str, Any], found: Mapping[int, tuple[int, Any]]) -> None:
+        """Go on where `state` stands.
+
+        Args:
+            found: place -> (sample id, sample) of what waits.
+        """
         self.next_place, self.read, self.count = state["next_place"], state["read"], state["count"]
         self.shuffle.draws = state["draws"]
         self.window = list(state["window"])
@@ -163,17 +182,15 @@ class Run:
         self.packer.load_state_dict(state["packer"])
         self.left_out = dict(state["left_out"])
         planned = [place for places in state["ready"] for place in places]
-        wanted = {*state["shuffle"], *state["flight"], *places.values(), *planned}
-        found = stream.reader.again(self.epoch, wanted)
 
         def item(place: int) -> Item:
             return (place, *found[place])
 
         self.shuffle.held = [item(place) for place in state["shuffle"]]
-        self._again = [item(place) for place in state["flight"]]
+        self._again = deque(item(place) for place in state["flight"])
         needed = [*places.values(), *planned]
         samples: dict[int, Sample] = {}
-        for place, sample_id, sample in encoded(map(item, needed), stream.encode, stream.encode_workers):
+        for place, sample_id, sample in self.reading.pool.encoded(map(item, needed)):
             if isinstance(sample, SampleError):
                 raise DriftError(
                     f"sample {sample_id} was encoded before the state was saved and fails now: "
@@ -201,16 +218,16 @@ class Run:
 
     def _items(self) -> Iterator[Item]:
         fly = self.flight.append
-        again, self._again = self._again, []
-        for item in again:
+        while self._again:
+            item = self._again.popleft()
             fly(item[0])
             yield item
         buffered, step, skip = self.shuffle.size > 0, self.step, self.stream.skip
-        for item in self.stream.reader.read(self.epoch, self.next_place, step):
+        for item in self.reading.items(self.epoch, self.split, self.next_place):
             self.next_place = item[0] + step
             self.read += 1
             if skip and item[1] in skip:
-                self.stream.leave_out(item[1], "skipped", "named by the run")
+                self._leave_out(item[1], "skipped", "named by the run")
                 continue
             if not buffered:
                 fly(item[0])
@@ -227,31 +244,14 @@ class Run:
         if self.stream.on_error == "raise" and error.reason == "encode_failed":
             raise InputError(f"sample {sample_id} {error.message}", hint=error.hint) from error
         if self.stream.on_error == "raise":
-            raise SampleError(
-                error.reason, f"sample {sample_id}: {error.message}", hint=error.hint
-            ) from error
+            hint = error.hint or "on_error='skip' leaves such samples out, into the ledger"
+            raise SampleError(error.reason, f"sample {sample_id}: {error.message}", hint=hint) from error
         logger.warning("sample %d left out (%s): %s", sample_id, error.reason, error.message)
-        self.stream.leave_out(sample_id, error.reason, error.message)
-        self._check_skipped(max(self.read, _FEW))
-        if error.reason == UNREAD:
-            self._unread = f"sample {sample_id}: {error.message}"
-            self._check_unread(last=False)
+        self._leave_out(sample_id, error.reason, error.message)
+        self.tally.failed(sample_id, error.reason, error.message)
 
-    def _check_skipped(self, total: int) -> None:
-        """Stop where `on_error="skip"` leaves out a larger share than `max_skip_fraction`."""
-        limit = self.stream.max_skip_fraction
-        skipped = sum(self.left_out.values()) - self.left_out.get("skipped", 0)
-        if limit is not None and skipped > limit * total:
-            raise InputError(
-                f"{skipped:,} of {self.read:,} samples were left out, more than max_skip_fraction {limit}: "
-                f"{self.left_out}",
-                hint="see the ledger for each of them; correct the source, or raise max_skip_fraction",
-            )
-
-    def _check_unread(self, *, last: bool) -> None:
-        """Stop where more than 1 % of the records read hold a key that changes training and is not read."""
-        if self._unread:
-            check_share(self.left_out.get(UNREAD, 0), self.read, self._unread, last=last)
+    def _leave_out(self, sample_id: int, reason: str, detail: str) -> None:
+        self.stream.leave_out(sample_id, reason, detail, self.left_out, self.tally.left_out)
 
     def _empty(self, sample: Sample) -> None:
         if self.stream.ledger_file is None:
@@ -260,7 +260,7 @@ class Run:
                 f"sample {sample['sample_id']} has no tokens",
                 hint="remove it, or name a ledger_file: it is left out and written down there",
             )
-        self.stream.leave_out(sample["sample_id"], "empty", "no tokens")
+        self._leave_out(sample["sample_id"], "empty", "no tokens")
 
     def _plan(self, *, last: bool) -> None:
         """Plan the window and what was carried; packs that are final go to `ready`."""
@@ -275,7 +275,7 @@ class Run:
         for number, reason in made.left_out.items():
             _, sample = self.held.pop(number)
             detail = f"{_length(sample)} tokens, pack_length {self.stream.spec.pack_length}"
-            self.stream.leave_out(sample["sample_id"], reason, detail)
+            self._leave_out(sample["sample_id"], reason, detail)
         ids = made.ids.tolist()
         for start, stop in pairwise(made.offsets.tolist()):
             places, members = zip(*map(self.held.pop, ids[start:stop]), strict=True)
@@ -304,7 +304,7 @@ class Run:
         if self.stream.is_full(list(self.ready[emptiest][1])):
             return
         for sample in self.ready[emptiest][1]:
-            self.stream.leave_out(sample["sample_id"], "partial_batch", "the last batch was not full")
+            self._leave_out(sample["sample_id"], "partial_batch", "the last batch was not full")
         del self.ready[emptiest]
 
 
@@ -329,3 +329,46 @@ def _length(sample: Sample, sample_id: int | None = None) -> int:
             f"({type(ids).__name__})",
             hint="input_ids is a list, a numpy array or a tensor of whole numbers",
         ) from None
+
+
+class _Shuffle:
+    """A shuffle buffer whose state is a list of places and a counter.
+
+    Once `size` items are held, each new one takes the place of a random one, which goes out; at the end the
+    rest goes out in random order. The draws are a function of (key, number of the draw): no
+    generator is saved.
+
+    Args:
+        size: items held; 0 = the order stays.
+        key: whole numbers that decide the draws.
+    """
+
+    def __init__(self, size: int, key: tuple[int, ...]) -> None:
+        self.size = size
+        self.held: list[Held] = []
+        self.draws = 0
+        self._key = 0
+        for part in key:
+            self._key = mix64(self._key ^ seed64(part))
+
+    def push(self, item: Held) -> Iterator[Held]:
+        """The item that goes out, if one does."""
+        if not self.size:
+            yield item
+        elif len(self.held) < self.size:
+            self.held.append(item)
+        else:
+            chosen = self._draw(len(self.held))
+            out, self.held[chosen] = self.held[chosen], item
+            yield out
+
+    def drain(self) -> Iterator[Held]:
+        """Everything that is held, in random order."""
+        while self.held:
+            chosen = self._draw(len(self.held))
+            self.held[chosen], self.held[-1] = self.held[-1], self.held[chosen]
+            yield self.held.pop()
+
+    def _draw(self, below: int) -> int:
+        self.draws += 1
+        return mix64(self._key ^ self.draws) % below

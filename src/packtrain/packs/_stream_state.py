@@ -1,36 +1,185 @@
-"""Is a saved stream whole? What a state has to fulfil, checked before anything is read.
+"""States of a stream: what they hold, whether they are whole, and several readers' as one.
 
-A state names each sample on the way by its place. One that was cut, edited or put together from two would
-give samples twice or lose them without a word, so what must hold between its parts is checked: every
-place once, each of this reader, none that was not read yet, and as many as the counters say.
+    {"version": 2, "settings": digest, "seed": …, "splits": S, "window": …, "buffer": …,
+     "reader": [ranks, rank, workers, worker], "epoch": …,
+     "held": [{"split": s, "epoch": …, "turn": packs it gave, "run": {…} or null, "done"?: true}, …]}
+
+A reader's state holds its splits. A split names each sample on the way by its place. One that was cut,
+edited or put together from two would give samples twice or lose them without a word, so what must hold
+between its parts is checked: every place once, each of this split, none that was not read yet, and as many as
+the counters say. States of version 1 held one reader, whose part of the stream is a split now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import ForeignArtefactError
+from ..errors import ForeignArtefactError, counted
+from ..planning.window import WindowPacker
+from ._splits import MOST, Reader, Record, check_divides, deal
 
-__all__ = ["PARTS", "check_run"]
+__all__ = ["LAST_EPOCH", "PARTS", "VERSION", "check_held", "joined", "of_reader", "saved_ranks", "upgraded"]
 
-#: What a state has.
+VERSION = 2
+
+#: Workers are told the epoch in an int64.
+LAST_EPOCH = (1 << 63) - 1
+
+#: What a split has.
 PARTS = frozenset(
     ("next_place", "read", "count", "draws", "shuffle", "flight", "window", "places", "packer", "ready")
 ) | {"left_out"}
 
 
-def check_run(run: Any, packer: Any, *, first: int, step: int) -> None:
+def upgraded(state: Mapping[str, Any], window: int, buffer: int) -> Mapping[str, Any]:
+    """A state of version 1 as one of this version; any other as it is.
+
+    Args:
+        window, buffer: of a split.
+    """
+    if state.get("version") != 1:
+        return state
+    place = [state.get(name) for name in ("world_size", "rank", "workers", "worker")]
+    if not _are_counts(place) or not all(part < whole for whole, part in (place[:2], place[2:])):  # type: ignore[operator]
+        raise _damaged(f"the reader is {place!r}")
+    ranks, rank, workers, worker = (int(one) for one in place)  # type: ignore[arg-type]
+    if type(state.get("epoch")) is not int or "run" not in state:
+        raise _damaged(f"epoch is {state.get('epoch')!r}, or the run is missing")
+    split = {"split": rank * workers + worker, "epoch": state["epoch"], "turn": 0, "run": state["run"]}
+    kept = {name: state[name] for name in ("settings", "seed", "epoch", "data", "ended") if name in state}
+    divided = {"splits": ranks * workers, "window": window, "buffer": buffer}
+    return {"version": VERSION, **kept, **divided, "reader": place, "held": [split]}
+
+
+def saved_ranks(state: Any) -> int | None:
+    """How many ranks saved a state, of whichever version; None: it does not say."""
+    reader = state.get("reader", [state.get("world_size")]) if isinstance(state, Mapping) else None
+    ranks = reader[0] if _is_list(reader) and reader else None
+    return ranks if type(ranks) is int and 1 <= ranks <= MOST else None
+
+
+def joined(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The states of several readers, saved at one step, as one.
+
+    Raises:
+        ForeignArtefactError: they are of different streams, or hold a split twice.
+    """
+    first = states[0]
+    if len(states) == 1:
+        return first
+    held: list[Record] = []
+    every_ended = all(state.get("ended") is True for state in states)
+    for state in states:
+        for name in ("version", "settings", "seed", "splits", "window", "buffer", "data"):
+            if state.get(name) != first.get(name):
+                raise ForeignArtefactError(
+                    f"the states are of different streams: {name} {first.get(name)!r}, {state.get(name)!r}",
+                    hint="give the states that all readers saved at one step",
+                )
+        done = {"done": True} if state.get("ended") is True and not every_ended else {}
+        held += [{**one, **done} for one in state["held"]]
+    if len({one["split"] for one in held}) != len(held):
+        raise ForeignArtefactError(
+            "the states hold a split twice", hint="give the state of every reader once, all saved at one step"
+        )
+    of = {Reader(*state["reader"]).ranks for state in states}, {state["reader"][1] for state in states}
+    ranks, rank = next(iter(of[0])), next(iter(of[1]))
+    one_rank = len(of[0]) == len(of[1]) == 1 and len(held) * ranks == first["splits"]
+    if not one_rank and len(held) != first["splits"]:
+        raise _incomplete(held, first["splits"], f"{counted(len(states), 'readers')}")
+    rest = {name: value for name, value in first.items() if name not in ("held", "reader", "epoch", "ended")}
+    epoch = max(state["epoch"] for state in states)
+    reader = [ranks, rank, 1, 0] if one_rank else None
+    held.sort(key=lambda one: int(one["split"]))
+    return {
+        **rest,
+        "reader": reader,
+        "epoch": epoch,
+        "held": held,
+        **({"ended": True} if every_ended else {}),
+    }
+
+
+def of_reader(state: Mapping[str, Any], here: Reader) -> Mapping[str, Any]:
+    """The part of a checked state that this reader goes on with.
+
+    Raises:
+        ForeignArtefactError: its splits are not there, or the readers cannot share them.
+    """
+    saved = None if state["reader"] is None else Reader(*state["reader"])
+    if saved == here:
+        return state
+    check_divides(state["splits"], here.ranks, here.workers)
+    held = state["held"]
+    if saved == (here.ranks, here.rank, 1, 0):
+        own = deal(held, here.worker, here.workers)
+    elif len(held) == state["splits"]:
+        own = deal(deal(held, here.rank, here.ranks), here.worker, here.workers)
+    else:
+        raise _incomplete(held, state["splits"], str(saved), here)
+    return {**state, "reader": list(here), "held": sorted(own, key=lambda one: int(one["split"]))}
+
+
+def _incomplete(
+    held: Sequence[Record], splits: int, who: str, here: Reader | None = None
+) -> ForeignArtefactError:
+    listed = ", ".join(str(one["split"]) for one in held[:8]) + (", …" if len(held) > 8 else "")
+    asked = "" if here is None else f"; this is {here}"
+    return ForeignArtefactError(
+        f"the state of {who} holds {len(held)} of {counted(splits, 'splits')} ({listed}){asked}",
+        hint="other readers need every split: load_state_dict([state, …]) with the states of all readers, "
+        "saved at one step",
+    )
+
+
+def check_held(state: Mapping[str, Any], new_packer: Callable[[int], Any], *, cyclic: bool) -> None:
     """Refuse a damaged state.
 
     Args:
-        run: the part of a state that `Run.state` gave.
-        packer: a new packer of this stream, to load its part into.
-        first, step: the reader's first place, and the number of readers.
+        new_packer: samples planned together -> a packer of this stream, to load a split's part into.
+        cyclic: splits may be in different epochs.
 
     Raises:
         ForeignArtefactError: says which part.
     """
+    splits, held = state.get("splits"), state.get("held")
+    reader: Any = state.get("reader")
+    if type(splits) is not int or not 1 <= splits <= MOST:
+        raise _damaged(f"splits is {splits!r}")
+    for name, least in (("window", 1), ("buffer", 0)):
+        if type(state.get(name)) is not int or state[name] < least:
+            raise _damaged(f"{name} is {state.get(name)!r}")
+    if not _is_list(held) or not held or not all(isinstance(one, Mapping) for one in held):
+        raise _damaged("held is no list of splits")
+    if not _are_counts(reader) or len(reader) != 4 or not (reader[1] < reader[0] and reader[3] < reader[2]):
+        raise _damaged(f"the reader is {reader!r}")
+    if len(held) * reader[0] * reader[2] != splits:
+        raise _damaged(
+            f"{counted(len(held), 'splits')} of {splits} are there "
+            f"for one of {counted(reader[0] * reader[2], 'readers')}"
+        )
+    numbers = [one.get("split") for one in held]
+    if not _are_counts(numbers) or len(set(numbers)) != len(numbers) or max(numbers) >= splits:
+        raise _damaged("held names a split twice, or one that the stream has not")
+    for one in held:
+        if type(one.get("turn")) is not int or one["turn"] < 0:
+            raise _damaged(f"turn is {one.get('turn')!r}")
+        if type(one.get("epoch")) is not int or not 0 <= one["epoch"] <= LAST_EPOCH:
+            raise _damaged(f"epoch is {one.get('epoch')!r}")
+        if one.get("done", True) is not True:
+            raise _damaged(f"done is {one['done']!r}")
+        if one.get("run", 0) is not None:
+            check_run(one.get("run"), new_packer(state["window"]), first=one["split"], step=splits)
+            waiting = (one["run"][name] for name in ("shuffle", "flight", "places", "ready"))
+            if one.get("done") and any(map(len, waiting)):
+                raise _damaged("a split that has no further pack holds samples")
+    if not cyclic and len({one["epoch"] for one in held}) > 1:
+        raise _damaged("its splits are in different epochs")
+
+
+def check_run(run: Any, packer: Any, *, first: int, step: int) -> None:
+    """Refuse a damaged split; `first` is its first place, `step` the splits of the stream."""
     if not isinstance(run, Mapping) or not set(run) >= PARTS:
         raise _damaged("a part is missing")
     for name in ("next_place", "read", "count", "draws"):
@@ -54,13 +203,13 @@ def check_run(run: Any, packer: Any, *, first: int, step: int) -> None:
 
 def _check_places(run: Mapping[str, Any], first: int, step: int) -> None:
     if run["next_place"] != first + run["read"] * step:
-        raise _damaged(f"{run['read']} samples read do not end before place {run['next_place']}")
+        raise _damaged(f"{counted(run['read'], 'samples')} read do not end before place {run['next_place']}")
     packed = [place for pack in run["ready"] for place in pack]
     places = [*run["shuffle"], *run["flight"], *(place for _, place in run["places"]), *packed]
     if len(set(places)) != len(places):
         raise _damaged("a sample is held twice")
     if any(place >= run["next_place"] or place % step != first % step for place in places):
-        raise _damaged("a sample is held that this reader has not read")
+        raise _damaged("a sample is held that this split has not read")
     # What was read waits in the buffer, is in flight, reached the packer, or was left out before it.
     before = run["read"] - len(run["shuffle"]) - len(run["flight"]) - run["count"]
     if not 0 <= before <= sum(run["left_out"].values()):
@@ -77,6 +226,10 @@ def _check_numbers(run: Mapping[str, Any], packer: Any) -> None:
         waiting = held["ids"]
     except Exception as error:  # numbers without measure, lists that lack: whatever a packer meets
         raise _damaged("the packer's part cannot be read") from error
+    windows, part = getattr(packer, "after", packer), held.get("after", held)
+    waits = isinstance(windows, WindowPacker) and bool(part["ids"])
+    if waits and part["costs"].keys() != windows.spec.limits.keys():
+        raise _damaged("what waits was counted by other limits")
     if not same or len(held["tokens"]) != len(waiting):
         raise _damaged("the packer's part is not what a packer says")
     numbers = [number for number, _ in run["places"]]

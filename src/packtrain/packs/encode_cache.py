@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import ForeignArtefactError, InputError
+from ..checks import whole
+from ..errors import ForeignArtefactError, FormatError, InputError
 from ..execute.local import map_shards
 from ..measuring.eligibility import listens
 from ..planning.packplan import PackPlan
@@ -59,8 +60,7 @@ class EncodeCache:
         packs_per_chunk: int = 64,
         media: str = DEFAULT_MEDIA,
     ) -> None:
-        if packs_per_chunk < 1:
-            raise InputError(f"packs_per_chunk is {packs_per_chunk}, expected >= 1")
+        whole("packs_per_chunk", packs_per_chunk, 1)
         if media not in ("uint8", "tensor"):
             raise InputError(f"media is {media!r}", hint="a cache holds tensors: use 'uint8' or 'tensor'")
         if not isinstance(key, Mapping):
@@ -71,13 +71,21 @@ class EncodeCache:
         self._own = {"schema": _SCHEMA, "plan": plan.checksum, "key": files.digest_json(dict(key))}
         held = files.read_json(self.folder / MARKER) if (self.folder / MARKER).is_file() else None
         if held is not None:
-            _check(self.folder, held, self._own)
-            packs_per_chunk = int(held["packs_per_chunk"])
+            with files.reading(self.folder / MARKER, "the marker of an encode cache", "remove the folder"):
+                _check(self.folder, held, self._own)
+                packs_per_chunk = whole("packs_per_chunk", held["packs_per_chunk"], 1)
         self.packs_per_chunk = packs_per_chunk
         self._readers = OpenChunks(self._opened)
 
     def _opened(self, chunk: int) -> ChunkReader:
-        return ChunkReader(self.path(chunk))
+        reader = ChunkReader(self.path(chunk))
+        due = min(self.packs_per_chunk, self.packs - chunk * self.packs_per_chunk)
+        if len(reader) != due:
+            raise FormatError(
+                f"{reader.path} holds {len(reader)} packs, {self.folder / MARKER} means {due}",
+                hint="remove the folder; it is made again",
+            )
+        return reader
 
     @property
     def chunks(self) -> int:

@@ -12,7 +12,8 @@ Trade-off: `ahead` packs of each rank are held. The exchange runs in the main pr
 workers.
 
 Resume: with the state of the EqualSteps, not of the loader inside, which is up to `ahead` packs further on.
-It is the loader's state from before the packs that are held, and how many steps were taken since.
+A loader with workers has a state behind each pack; of anything else it is the state from before the packs
+that are held, and how many steps were taken since.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ..checks import whole
 from ..collate import filler_pack
-from ..errors import ForeignArtefactError, InputError, PacktrainError, described
-from ._keywords import whole
+from ..errors import ForeignArtefactError, InputError, PacktrainError, counted, described
 
 __all__ = ["EXHAUSTED", "EqualSteps", "exchanged"]
 
@@ -65,6 +66,8 @@ class EqualSteps:
         self.filler = filler_pack() if filler is None else filler
         self.ahead = whole("ahead", ahead, 1)
         self._exchange = exchanged if exchange is None else exchange
+        # Is there a state behind each pack, without any cost? Workers send theirs with every batch.
+        self._has_each = bool(getattr(packs, "num_workers", 0)) and hasattr(packs, "state_dict")
         self.fillers = 0
         self._mark: Any = None  # the packs' state before those that are held
         self._steps = 0  # taken since
@@ -82,17 +85,22 @@ class EqualSteps:
             if not self._ended and hasattr(self.packs, "state_dict"):
                 self._mark = self.packs.state_dict()
             held: deque[Any] = deque()
+            states: deque[Any] = deque()
             ended, problem = self._ended, None
             try:
                 while not ended and len(held) < self.ahead:
                     try:
                         held.append(next(stream))
+                        if self._has_each:
+                            states.append(self.packs.state_dict())  # type: ignore[attr-defined]
                     except StopIteration:
                         ended = True
             except Exception as error:
                 problem = error
             for _ in range(min(taken, len(held))):
                 held.popleft()
+                if states:
+                    self._mark = states.popleft()
             told = self._exchange((len(held), ended, None if problem is None else _line(problem)))
             if problem is not None:
                 raise problem
@@ -106,11 +114,14 @@ class EqualSteps:
                 last = all(over)
                 steps = max(counts) if last else self.ahead - taken
             for _ in range(steps):
-                self._steps += 1
+                if not self._has_each:
+                    self._steps += 1
+                elif states:
+                    self._mark, self._steps = states.popleft(), 0
                 yield held.popleft() if held else self._fill()
             if last:
                 if held:
-                    logger.warning("%d packs of this rank are left: another rank has none", len(held))
+                    logger.warning("%s of this rank left: another rank has none", counted(len(held), "packs"))
                 if self.exhausted == "fill":  # every rank was read out: from here on, the next pass
                     self._mark, self._steps, self._ended = None, 0, False
                 return
@@ -127,7 +138,8 @@ class EqualSteps:
         if not hasattr(self.packs, "state_dict"):
             raise self._without_state()
         mark = self.packs.state_dict() if self._mark is None else self._mark
-        return {"version": _STATE, "packs": mark, "steps": self._steps, "ended": self._ended}
+        ended = self._ended and not self._has_each  # that of a loader says so itself
+        return {"version": _STATE, "packs": mark, "steps": self._steps, "ended": ended}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next pass begins where `state` stands. Every rank has to resume, from the same step.
@@ -150,7 +162,8 @@ class EqualSteps:
             )
         if not 0 <= steps <= self.ahead:
             raise ForeignArtefactError(
-                f"the saved EqualSteps took {steps} steps with more than {self.ahead} packs ahead",
+                f"the saved EqualSteps took {counted(steps, 'steps')} with "
+                f"more than {counted(self.ahead, 'packs')} ahead",
                 hint="resume with the `ahead` that the state was saved with",
             )
         if not ended:

@@ -14,6 +14,7 @@ nothing here: the shards say what they hold. Where they say something else, one 
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -24,20 +25,20 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from ..errors import ConfigError, DriftError, FormatError, PlanError, SampleError
+from ..errors import ChecksumError, ConfigError, DriftError, FormatError, PlanError, counted
 from ..measuring.eligibility import probe_once
 from ..planning.align import AlignedPlan
 from ..planning.packplan import PackPlan
 from ..store import shards
 from ..store.chunks import ChunkReader
 from ..store.pack_files import PackFiles
-from ..store.pack_records import MEMBER, TASKS
+from ..store.pack_records import MEMBER, TASKS, members_of_row, restore
 from ..world import offline_packing
 from .ledger_file import Skipping
 from .open_chunks import OpenChunks
 from .pack import Pack
 
-__all__ = ["ChunkedPacks", "ShardedPacks", "check_task", "encode_pack", "open_packs"]
+__all__ = ["ChunkedPacks", "ShardedPacks", "check_task", "encode_pack", "open_packs", "pack_of_row"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +53,8 @@ def open_packs(out: str | Path, encode: Encode | None = None, **options: Any) ->
     Args:
         out: the export's folder.
         encode: `template.encode`; chunks need it only where they hold media as bytes.
-        options: `task`, `aligned`, `skip` and `ledger_file`, as for `ShardedPacks`; of chunks also `verify`,
-            see `ChunkedPacks`.
+        options: `task`, `aligned`, `skip`, `ledger_file`, `on_error` and `max_skip_fraction`, as for
+            `ShardedPacks`; of chunks also `verify`, see `ChunkedPacks`.
     """
     if shards.export_of(Path(out))["key"]["format"] == "chunks":
         check_task(None, options.pop("task", None))
@@ -63,8 +64,35 @@ def open_packs(out: str | Path, encode: Encode | None = None, **options: Any) ->
     return ShardedPacks(out, encode, **options)
 
 
+def pack_of_row(row: Mapping[str, Any], encode: Encode) -> Pack:
+    """The pack of a row that another library reads from an `mds`, `litdata`, `lance` or `datasets` export.
+
+    For loaders of those libraries, with their own order, caches and remote storage:
+
+        rows = streaming.StreamingDataset(remote="s3://…", local="/tmp/packs", batch_size=1)
+        batch = collate([pack_of_row(rows[0], template.encode)])
+
+    Args:
+        row: `key`, `json`, `media`, as the library gave them.
+        encode: `template.encode`.
+
+    Raises:
+        ChecksumError: it is not what was exported. DriftError: it encodes to another length than planned.
+    """
+    where = str(row.get("key"))
+    try:
+        members = members_of_row(row)
+        record = json.loads(members["json"])
+        told = record[MEMBER]
+        samples = restore(record, members.__getitem__, where)
+        planned = told["tokens"] or [None] * len(samples)
+        return Pack(encode_pack(samples, planned, None, encode, where), pack_id=int(told["pack"]))
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise ChecksumError(f"{where} is no row of an export: {error}", hint="export it again") from None
+
+
 class ShardedPacks(Dataset[Pack]):  # type: ignore[misc]
-    """Map-style dataset over a raw, webdataset or energon export. Picklable when `encode` is.
+    """Map-style dataset over an export of any format but `chunks`. Picklable when `encode` is.
 
     Args:
         out: the export's folder.
@@ -73,6 +101,9 @@ class ShardedPacks(Dataset[Pack]):  # type: ignore[misc]
         aligned: of this plan: positions are then aligned positions, as in `PackedDataset`.
         skip: ids of samples that leave their packs, into `ledger_file` (JSON lines); a pack without any other
             is a filler.
+        on_error: `raise`; `skip` or `zero`: a sample that cannot be encoded leaves its pack, or a segment
+            without weight stands in its place, and stands in `ledger_file`.
+        max_skip_fraction: stop when more than this share of the planned samples has failed.
 
     Attributes:
         plan: the plan that was exported (for `align` and `PackSampler`).
@@ -91,13 +122,16 @@ class ShardedPacks(Dataset[Pack]):  # type: ignore[misc]
         aligned: AlignedPlan | None = None,
         skip: Iterable[int] | None = None,
         ledger_file: str | Path | None = None,
+        on_error: str = "raise",
+        max_skip_fraction: float | None = None,
     ) -> None:
         self.files = PackFiles(out)
         check_task(self.files.task, task)
         self.task = self.files.task
         self.encode = encode
         self.aligned = aligned
-        self.skipping = Skipping(skip, ledger_file)
+        total = len(self.plan.indices)
+        self.skipping = Skipping(skip, ledger_file, on_error, max_skip_fraction, total)
         _check_aligned(self.plan, aligned, out)
         _check_skip(self.plan, self.skipping)
 
@@ -131,10 +165,9 @@ class ShardedPacks(Dataset[Pack]):  # type: ignore[misc]
             return Pack.filler()
         whole = len(stay) == len(samples)
         total = int(self.plan.pack_tokens[number]) if whole else None
-        members = encode_pack(
-            [samples[i] for i in stay], [planned[i] for i in stay], total, self.encode, where
-        )
-        return Pack(members, pack_id=number)
+        chosen, tokens = [samples[i] for i in stay], [planned[i] for i in stay]
+        members = encode_pack(chosen, tokens, total, self.encode, where, self.skipping.failed)
+        return Pack(self.skipping.without(members), pack_id=number)
 
     def check_still(self) -> None:
         """Refuse an encoding that moves; see `PackedDataset.check_still`."""
@@ -154,7 +187,7 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
     Args:
         out: the export's folder.
         encode: `template.encode`; only for chunks that hold media as their bytes.
-        aligned, skip, ledger_file: as of `ShardedPacks`.
+        aligned, skip, ledger_file, on_error, max_skip_fraction: as of `ShardedPacks`.
         verify: hash each chunk once before its first pack is read: damaged bytes are named, never trained
             (`ChecksumError`). False: a chunk is mapped and a pack costs what its own bytes cost.
     """
@@ -168,9 +201,10 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
         verify: bool = True,
         skip: Iterable[int] | None = None,
         ledger_file: str | Path | None = None,
+        on_error: str = "raise",
+        max_skip_fraction: float | None = None,
     ) -> None:
         self.verify = verify
-        self.skipping = Skipping(skip, ledger_file)
         self.out = Path(out).absolute()
         self.marker = shards.export_of(self.out)
         if self.marker["key"]["format"] != "chunks":
@@ -180,6 +214,8 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
         self.aligned = aligned
         self._verified: set[int] = set()
         self.maxcount = int(self.marker["key"]["maxcount"])
+        total = len(self.plan.indices)
+        self.skipping = Skipping(skip, ledger_file, on_error, max_skip_fraction, total)
         _check_aligned(self.plan, aligned, out)
         _check_skip(self.plan, self.skipping)
 
@@ -202,8 +238,12 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
         """The chunk of a number."""
         return self.readers[chunk]
 
+    def _failed(self, sample: Mapping[str, Any], error: Exception, where: str) -> Mapping[str, Any]:
+        return self.skipping.failed(sample["sample_id"], error, where, len(sample["input_ids"]))
+
     def _opened(self, chunk: int) -> ChunkReader:
-        reader = ChunkReader(self.out / f"chunk_{chunk:08d}.arrow", encode=self.encode)
+        path = self.out / f"chunk_{chunk:08d}.arrow"
+        reader = ChunkReader(path, encode=self.encode, failed=self._failed)
         if self.verify and chunk not in self._verified:
             reader.check_digest()
             self._verified.add(chunk)
@@ -228,7 +268,7 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
                 f"{int(self.plan.pack_tokens[number])} of {self.plan[number].tolist()[:4]}…",
                 hint="the chunk belongs to another plan: export again",
             )
-        members = [members[i] for i in self.skipping.kept(ids)]
+        members = self.skipping.without([members[i] for i in self.skipping.kept(ids)])
         if not members:
             return Pack.filler()
         chunk, row = divmod(number, self.maxcount)
@@ -249,24 +289,34 @@ def _check_skip(plan: PackPlan, skipping: Skipping) -> None:
     samples = len(plan.indices) + len(plan.ledger)
     if max(skipping.ids, default=0) >= samples:
         raise PlanError(
-            f"skip holds sample {max(skipping.ids)}, but the plan is of {samples} samples",
+            f"skip holds sample {max(skipping.ids)}, but the plan is of {counted(samples, 'samples')}",
             hint="ids are 0..n-1 of the source that was measured",
         )
 
 
 def encode_pack(
-    samples: list[dict[str, Any]], planned: list[int | None], total: int | None, encode: Encode, where: str
+    samples: list[dict[str, Any]],
+    planned: list[int | None],
+    total: int | None,
+    encode: Encode,
+    where: str,
+    failed: Callable[[Any, Exception, str, int], dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Encode the samples of a pack; DriftError when it is not as long as planned."""
+    """Encode the samples of a pack; DriftError when it is not as long as planned.
+
+    Args:
+        failed: what stands in for a sample that cannot be encoded (`Skipping.failed`); None: it is raised.
+    """
+    failed = failed or Skipping(None, None).failed
     out = []
     for sample, tokens in zip(samples, planned, strict=True):
         sample_id = sample["sample_id"]
         try:
             encoded = encode({name: value for name, value in sample.items() if name != "sample_id"})
-        except SampleError as error:
-            raise SampleError(
-                error.reason, f"sample {sample_id}, {where}: {error.message}", hint=error.hint
-            ) from error
+        except Exception as error:  # what libraries raise on bytes
+            out.append(failed(sample_id, error, f"sample {sample_id}, {where}", tokens or 1))
+            total = total if tokens else None  # nobody knows how long it was
+            continue
         length = int(np.shape(encoded["input_ids"])[-1])
         if tokens is not None and length != tokens:
             raise DriftError(
@@ -331,7 +381,7 @@ def pack_at(position: int, count: int, aligned: AlignedPlan | None) -> int:
     if position == -1:
         return -1
     if not 0 <= position < count:
-        raise IndexError(f"position {position} of {count} packs")
+        raise IndexError(f"position {position} of {counted(count, 'packs')}")
     return position if aligned is None else aligned.pack_id(position)
 
 

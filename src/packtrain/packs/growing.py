@@ -71,7 +71,10 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
         clock: this process's time.
         verify: hash each chunk once before its first pack is read: damaged bytes are named, never trained.
         skip: ids of samples that leave their packs; a pack without any other is a filler.
-        ledger_file: JSON lines file that they are written into; needed for `skip`.
+        ledger_file: JSON lines file that they are written into; needed for `skip` and `on_error`.
+        on_error: `raise`; `skip` or `zero`: a sample whose media cannot be decoded leaves its pack, or a
+            segment without weight stands in its place, and stands in the ledger.
+        max_skip_fraction: stop when more than this share of the samples read here has failed.
 
     A pass starts at the start, the first one after `load_state_dict` where the state stands.
 
@@ -100,6 +103,8 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
         verify: bool = True,
         skip: Iterable[int] | None = None,
         ledger_file: str | Path | None = None,
+        on_error: str = "raise",
+        max_skip_fraction: float | None = None,
     ) -> None:
         if start is not None and start not in _STARTS:
             raise InputError(f"start is {start!r}", hint=f"use one of {', '.join(_STARTS)}")
@@ -123,7 +128,7 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
             encode=encode,
             clock=clock,
             verify=verify,
-            skipping=Skipping(skip, ledger_file),
+            skipping=Skipping(skip, ledger_file, on_error, max_skip_fraction),
         )
         self.total_steps = total_steps
         self.handed = HandedOut(

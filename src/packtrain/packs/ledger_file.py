@@ -3,14 +3,55 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
-from ..files import append_line
+import numpy as np
 
-__all__ = ["LedgerFile", "Skipping"]
+from ..errors import InputError, LawError, SampleError, counted
+from ..files import append_line, reading
+
+__all__ = ["POLICIES", "LedgerFile", "Skipping", "check_fraction", "check_policy"]
+
+logger = logging.getLogger(__name__)
+
+_FEW = 100  # samples read before a share of them counts
+
+#: What becomes of a sample that cannot be used, in every kind of data.
+POLICIES = ("raise", "skip", "zero")
+
+
+def check_policy(on_error: Any, max_skip_fraction: Any, ledger_file: Any) -> None:
+    """Refuse a policy that does not exist, and one that would lose samples without a word."""
+    if on_error not in POLICIES:
+        raise InputError(f"on_error is {on_error!r}", hint="use 'raise', 'skip' or 'zero'")
+    if max_skip_fraction is not None and not 0 <= max_skip_fraction < 1:
+        raise InputError(f"max_skip_fraction is {max_skip_fraction!r}, expected a number in 0..1")
+    if on_error == "raise" and max_skip_fraction is not None:
+        logger.warning("max_skip_fraction has no effect with on_error 'raise'")
+    if on_error != "raise" and ledger_file is None:
+        raise InputError(
+            f"on_error {on_error!r} needs a ledger_file: samples that are left out must be written down",
+            hint="name a ledger_file (a JSON lines file)",
+        )
+
+
+def check_fraction(limit: float | None, skipped: int, total: int, read: int, more: str = "") -> None:
+    """Stop where a larger share of the samples than `max_skip_fraction` cannot be used.
+
+    Args:
+        total: what the share is of.
+        read: samples read so far, for people.
+        more: reasons.
+    """
+    if limit is not None and skipped > limit * total:
+        raise InputError(
+            f"{skipped:,} of {counted(read, 'samples')} were "
+            f"left out, more than max_skip_fraction {limit}{more}",
+            hint="see the ledger for each of them; correct the source, or raise max_skip_fraction",
+        )
 
 
 class LedgerFile:
@@ -32,9 +73,10 @@ class LedgerFile:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._read += len(whole)
-        for line in whole.splitlines():
-            if line.endswith(b"}"):
-                self._ids.add(json.loads(line)["sample_id"])
+        with reading(self.path, "a ledger of samples", "move it away; it is written again"):
+            self._ids.update(
+                json.loads(line)["sample_id"] for line in whole.splitlines() if line.endswith(b"}")
+            )
         return self._ids
 
     def write(self, sample_id: Any, reason: str, detail: str) -> None:
@@ -45,30 +87,90 @@ class LedgerFile:
 
 
 class Skipping:
-    """Takes samples out of packs that were made before.
+    """Takes samples out of packs: those that a run names, and by `on_error` those that cannot be encoded.
 
     Args:
-        ids: of the samples.
+        ids: of the samples that are named.
         ledger_file: JSON lines file that they are written into when they are met, as `skipped`.
+        on_error: what becomes of a sample that cannot be encoded: `raise`; `skip`: it leaves its pack (the
+            last one of a pack stays, without weight); `zero`: a segment without weight stands in its place.
+        max_skip_fraction: stop beyond this share of the samples.
+        total: samples of all packs; None: nobody knows, the share is of those read here (at least 100).
 
     Raises:
-        InputError: there are ids, and no file.
+        InputError: samples would be left out, and there is no file; no such policy.
     """
 
-    def __init__(self, ids: Iterable[int] | None, ledger_file: str | Path | None) -> None:
+    def __init__(
+        self,
+        ids: Iterable[int] | None,
+        ledger_file: str | Path | None,
+        on_error: str = "raise",
+        max_skip_fraction: float | None = None,
+        total: int | None = None,
+    ) -> None:
         self.ids = frozenset(ids or ())
         if self.ids and ledger_file is None:
             raise InputError("samples that are left out must be written down", hint="name a ledger_file")
+        check_policy(on_error, max_skip_fraction, ledger_file)
         self.ledger = LedgerFile(None if ledger_file is None else Path(ledger_file))
+        self.on_error, self.max_skip_fraction, self.total = on_error, max_skip_fraction, total
+        self._read, self._failed = 0, set[Any]()
 
     def kept(self, sample_ids: Iterable[Any]) -> list[int]:
-        """Places of the samples that stay."""
-        if not self.ids:
-            return list(range(len(list(sample_ids))))
+        """Places of the samples that no run has named."""
         stay = []
         for place, sample_id in enumerate(sample_ids):
+            self._read += 1
             if sample_id in self.ids:
                 self.ledger.write(sample_id, "skipped", "named by the run")
             else:
                 stay.append(place)
         return stay
+
+    def failed(self, sample_id: Any, error: Exception, where: str, length: int) -> dict[str, Any]:
+        """What stands in the place of a sample that cannot be encoded.
+
+        Args:
+            where: the sample and its place, for people.
+            length: tokens that its pack keeps for it.
+
+        Raises:
+            SampleError: `on_error` is `raise`; names the sample.
+            InputError, LawError: the error is no fault of one sample; or too many failed.
+        """
+        if isinstance(error, InputError | LawError):
+            raise error
+        fault = error if isinstance(error, SampleError) else None
+        reason = "failed" if fault is None else fault.reason
+        message = f"{type(error).__name__}: {error}" if fault is None else fault.message
+        if self.on_error == "raise" and sample_id not in self.ids:
+            hint = "see the cause above" if fault is None else fault.hint
+            raise SampleError(reason, f"{where}: {message}", hint=hint) from error
+        if sample_id not in self.ids:
+            done = "zeroed" if self.on_error == "zero" else "left out"
+            logger.warning("%s %s (%s): %s", where, done, reason, message)
+            self.ledger.write(sample_id, reason, message)
+            self._failed.add(sample_id)
+            self._check_share()
+        return {
+            "input_ids": np.zeros(length, dtype=np.int64),
+            "labels": np.full(length, -100, dtype=np.int64),
+            "sample_id": sample_id,
+            "stand_in": True,
+        }
+
+    def _check_share(self) -> None:
+        if self.max_skip_fraction is None:
+            return
+        if self.total is None:
+            check_fraction(self.max_skip_fraction, len(self._failed), max(self._read, _FEW), self._read)
+        else:
+            failed = len(self.ledger.ids() - self.ids)  # on all ranks
+            check_fraction(self.max_skip_fraction, failed, self.total, self.total)
+
+    def without(self, members: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The samples of a pack without what stands in for others, under `skip`."""
+        if self.on_error != "skip":
+            return members
+        return [member for member in members if not member.get("stand_in")] or members[:1]

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ..errors import InputError
+from ..errors import InputError, counted
 from ..workers import one_start, worker_context
 from .handed_out import HandedOut
 from .packed import PackedDataset
@@ -221,12 +221,16 @@ class PackLoader(RankLoader):
         self._follow(self.pack_sampler.epoch)
 
 
-def loader_position(state: Mapping[str, Any], packs: int = 1) -> dict[str, Any]:
-    """The state of the `PackSampler` in that of a torchdata `StatefulDataLoader`: behind its last batch.
+def loader_position(state: Mapping[str, Any], packs: int = 1) -> Any:
+    """The state of what a torchdata `StatefulDataLoader` reads in that of the loader: behind its last batch.
 
     Args:
-        state: `StatefulDataLoader.state_dict()`, of any number of workers.
+        state: `StatefulDataLoader.state_dict()`, of any number of workers; or that of `EqualSteps` around it.
         packs: packs of a batch.
+
+    Returns:
+        The position of the `PackSampler`; for a stream the list of its workers' states, which
+        `stream.load_state_dict` takes with those of other ranks.
 
     Raises:
         InputError: there is none in it.
@@ -236,17 +240,39 @@ def loader_position(state: Mapping[str, Any], packs: int = 1) -> dict[str, Any]:
             f"the state of a loader is a {type(state).__name__}, not a mapping",
             hint="give what StatefulDataLoader.state_dict() returned",
         )
+    if state.keys() == {"version", "packs", "steps", "ended"} and isinstance(state["packs"], Mapping):
+        if state["steps"] or state["ended"]:
+            raise InputError(
+                f"this state of EqualSteps is "
+                f"{counted(state['steps'], 'steps')} behind that of the packs it holds",
+                hint="a loader with workers knows each of its states; iterate a stream without one by itself",
+            )
+        state = state["packs"]
     snapshot = state.get("_snapshot") or {}
     main = snapshot.get("_main_snapshot", state)
+    workers = snapshot.get("_worker_snapshots") or {"": state}
+    streams = [found for found in map(_stream_of, workers.values()) if found is not None]
+    if streams:
+        if state.get("_steps_since_snapshot"):
+            raise InputError(
+                "this state of a loader is some batches behind", hint="use snapshot_every_n_steps=1"
+            )
+        return streams
     held = main.get("_sampler_iter_state") or main.get("_index_sampler_state") or {}
     position = held.get("sampler_state", held)
     if "micro_step" not in position:
         raise InputError(
-            "this state of a loader holds no position in packs",
+            "this state of a loader holds no position in packs, and no stream",
             hint="StatefulDataLoader(sampler=PackSampler(…)), or batch_sampler=PackSampler(…).batches(k)",
         )
     behind = packs * int(state.get("_steps_since_snapshot", 0))
     return {**position, "micro_step": min(position["steps"], position["micro_step"] + behind)}
+
+
+def _stream_of(worker: Any) -> Any:
+    """The state of a stream in that of a worker."""
+    found = worker.get("dataset_state") if isinstance(worker, Mapping) else None
+    return found if isinstance(found, Mapping) and {"settings", "epoch"} <= found.keys() else None
 
 
 def _as_it_is(packs: list[Any]) -> list[Any]:

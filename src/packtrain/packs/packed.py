@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +23,23 @@ import torch
 from torch.utils.data import Dataset
 
 from ..collate import FILLER, IGNORE
-from ..errors import ConfigError, DriftError, InputError, LawError, SampleError
+from ..errors import ConfigError, DriftError, InputError, counted
 from ..measuring.eligibility import probe_once, set_epoch
 from ..moved import also_named
 from ..planning.align import AlignedPlan
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
-from ._mapped import as_array, as_file
 from ._planned_rows import plan_rows
 from ._shared_epoch import SharedEpoch
 from .encode_cache import EncodeCache
-from .ledger_file import LedgerFile
+from .ledger_file import Skipping
 from .pack import Pack
 
 __all__ = ["FILLER", "PackedDataset"]
 
 logger = logging.getLogger(__name__)
 
-_ON_ERROR = ("raise", "zero")
 _REPEAT_LOSS = ("keep", "zero")
 
 
@@ -55,10 +54,12 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         encode: sample -> encoded sample, or a template; None when `samples` already holds encoded samples.
         pack_length: without a plan: hard cap of a pack in tokens; None: the template's `max_length`.
         lengths: the Lengths (or int[n]) of the plan: checks each sample rather than the pack's sum.
-        on_error: "raise", or "zero": a sample that cannot be encoded becomes a weightless segment of its
-            planned length (of 1 token when `lengths` is not given), in the pack it was planned for.
-        ledger_file: JSON lines file that "zero" adds {sample_id, reason, detail} to; needed for "zero".
-            A sample that fails in every epoch stands in it once.
+        on_error: "raise"; "skip": a sample that cannot be encoded is left out of its pack; or "zero": it
+            becomes a weightless segment of its planned length (of 1 token when `lengths` is not given). A
+            pack of which nothing would be left keeps one such segment.
+        max_skip_fraction: stop where a larger share of the planned samples cannot be encoded; None: no limit.
+        ledger_file: JSON lines file that "skip" and "zero" add {sample_id, reason, detail} to; needed for
+            these. A sample that fails in every epoch stands in it once.
         repeat_loss: "keep", or "zero": packs that an aligned plan repeats carry no label, so that every
             sample weighs once an epoch.
         replan: the plans of the epochs, as given to `PackSampler`: `set_epoch` then chooses the plan too.
@@ -77,6 +78,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         pack_length: int | None = None,
         lengths: Lengths | Any | None = None,
         on_error: str = "raise",
+        max_skip_fraction: float | None = None,
         ledger_file: str | Path | None = None,
         repeat_loss: str = "keep",
         replan: EpochPlans | None = None,
@@ -89,12 +91,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
             )
         if repeat_loss not in _REPEAT_LOSS:
             raise InputError(f"repeat_loss is {repeat_loss!r}", hint="use 'keep' or 'zero'")
-        if on_error not in _ON_ERROR:
-            raise InputError(f"on_error is {on_error!r}", hint="use 'raise' or 'zero'")
-        if on_error == "zero" and ledger_file is None:
-            raise InputError(
-                "on_error='zero' needs a ledger_file", hint="samples that are zeroed must be written down"
-            )
+        skipping = Skipping(None, ledger_file, on_error, max_skip_fraction)
         if not isinstance(plan_or_aligned, PackPlan | AlignedPlan):
             given = [one for one in (plan_or_aligned, samples, encode) if one is not None]
             if len(given) > 2:
@@ -121,7 +118,8 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         self._cannot_plan = False  # a copy in a worker, without the plans of the epochs that follow
         self._still = False  # nobody looked yet whether the samples move
         self._chosen = SharedEpoch()
-        self._ledger = LedgerFile(self.ledger_file)
+        skipping.total = len(self.plan.indices)
+        self._skipping = skipping
 
     def __len__(self) -> int:
         return len(self.packs)
@@ -158,7 +156,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
             logger.info("filler pack: one untrained token")
             return Pack.filler()
         if not 0 <= position < len(self):
-            raise IndexError(f"position {position} of {len(self)} packs")
+            raise IndexError(f"position {position} of {counted(len(self), 'packs')}")
         pack = self.pack_id(position)
         if pack == FILLER:
             logger.info("position %d is a filler: one untrained token", position)
@@ -167,6 +165,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         if members is None:
             members = [self._fetch(sample_id) for sample_id in self.packs[position].tolist()]
         self._check_sum(position, members)
+        members = self._skipping.without(members)
         if self.repeat_loss == "zero" and self.is_repeat(position):
             members = [_without_labels(member) for member in members]
         return Pack(members, pack_id=pack)
@@ -206,7 +205,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         planned = len(self.plan.indices) + len(self.plan.ledger)
         if hasattr(self.samples, "__len__") and len(self.samples) != planned:
             raise InputError(
-                f"the plan is of {planned} samples, there are {len(self.samples)}",
+                f"the plan is of {counted(planned, 'samples')}, there are {len(self.samples)}",
                 hint="measure and plan these samples",
             )
         still = self.encode is None and isinstance(self.samples, list | tuple)
@@ -238,32 +237,26 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         if self.replan is not None:
             self.plan = self.replan.plan(epoch)
             if isinstance(self.packs, AlignedPlan):
-                self.packs = self.plan.align(self.packs.world_size, self.packs.drop_last)
+                self.packs = self.plan.align(self.packs.world_size, self.packs.drop_last, self.packs.multiple)
             else:
                 self.packs = self.plan
         return listening
 
     def __getstate__(self) -> dict[str, Any]:
         """A worker reads the plan of the epoch it was started in, and needs no lengths to plan anew."""
-        sent = {"replan": None, "_cannot_plan": self.replan is not None, "lengths": as_file(self.lengths)}
+        sent = {"replan": None, "_cannot_plan": self.replan is not None, "lengths": _as_file(self.lengths)}
         return {**self.__dict__, **sent}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, lengths=as_array(state["lengths"]))
+        self.__dict__.update(state, lengths=_as_array(state["lengths"]))
 
     def _fetch(self, sample_id: int) -> dict[str, Any]:
         try:
             sample = self.samples[sample_id]
             encoded = dict(sample if self.encode is None else self.encode(sample))
-        except SampleError as error:
-            return self._failed(sample_id, error)
-        except (InputError, LawError):
-            raise
-        except Exception as error:
-            detail = f"{type(error).__name__}: {error}"
-            fault = SampleError("failed", detail, hint="see the cause above")
-            fault.__cause__ = error
-            return self._failed(sample_id, fault)
+        except Exception as error:  # what sources and libraries raise
+            length = 1 if self.lengths is None else int(self.lengths[sample_id])
+            return self._skipping.failed(sample_id, error, self._where(sample_id), length)
         if "input_ids" not in encoded:
             raise InputError(f"{self._where(sample_id)} has no input_ids", hint="pass encode=template.encode")
         carried = encoded.setdefault("sample_id", sample_id)
@@ -274,24 +267,6 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
             )
         self._check_one(sample_id, _length(encoded))
         return encoded
-
-    def _failed(self, sample_id: int, error: SampleError) -> dict[str, Any]:
-        if self.on_error == "raise":
-            raise SampleError(
-                error.reason, f"{self._where(sample_id)}: {error.message}", hint=error.hint
-            ) from error
-        self._write_down(sample_id, error)
-        length = 1 if self.lengths is None else int(self.lengths[sample_id])
-        return {
-            "input_ids": torch.zeros(length, dtype=torch.int64),
-            "labels": torch.full((length,), IGNORE, dtype=torch.int64),
-            "sample_id": sample_id,
-            "stand_in": True,
-        }
-
-    def _write_down(self, sample_id: int, error: SampleError) -> None:
-        logger.warning("%s zeroed (%s): %s", self._where(sample_id), error.reason, error.message)
-        self._ledger.write(sample_id, error.reason, error.message)
 
     def _check_one(self, sample_id: int, encoded: int) -> None:
         if self.lengths is not None and encoded != int(self.lengths[sample_id]):
@@ -328,3 +303,31 @@ def _without_labels(member: dict[str, Any]) -> dict[str, Any]:
 
 def _length(encoded: Mapping[str, Any]) -> int:
     return int(np.shape(encoded["input_ids"])[-1])
+
+
+@dataclass(frozen=True)
+class _MappedFile:
+    """Where a mapped array lies. numpy pickles a map as a copy: for each worker, of what all could map."""
+
+    name: str
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def _as_file(array: Any) -> Any:
+    """The file of an array that maps all of one, read-only; anything else as it is."""
+    if not isinstance(array, np.memmap) or array.filename is None or array.flags.writeable:
+        return array
+    base = array.base
+    whole = not isinstance(base, np.memmap) or (base.shape == array.shape and base.dtype == array.dtype)
+    if not whole or not array.flags.c_contiguous:
+        return array
+    return _MappedFile(str(array.filename), int(array.offset), array.dtype.str, tuple(array.shape))
+
+
+def _as_array(value: Any) -> Any:
+    """The array of `_as_file`, mapped again."""
+    if not isinstance(value, _MappedFile):
+        return value
+    return np.memmap(value.name, np.dtype(value.dtype), "r", value.offset, value.shape)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ..errors import InputError
+from ..errors import InputError, counted
 from ..planning.align import AlignedPlan
 from ..planning.balance import Balance
 from ..planning.packplan import PackPlan
@@ -61,7 +61,8 @@ class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
         if isinstance(view, AlignedPlan):
             if world_size not in (None, view.world_size):
                 raise InputError(
-                    f"world_size is {world_size}, the packs are aligned for {view.world_size} ranks",
+                    f"world_size is {world_size}, the packs are "
+                    f"aligned for {counted(view.world_size, 'ranks')}",
                     hint="give the dataset the raw plan, or plan.align(world_size)",
                 )
         else:

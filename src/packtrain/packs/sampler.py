@@ -12,7 +12,8 @@ from typing import Any
 
 from torch.utils.data import DistributedSampler, Sampler
 
-from ..errors import InputError
+from ..checks import whole
+from ..errors import InputError, counted
 from ..planning.align import AlignedPlan
 from ..planning.balance import Balance
 from ..planning.order import EpochOrder
@@ -83,6 +84,7 @@ class PackSampler(DistributedSampler[int]):  # type: ignore[misc]
         self.handed = HandedOut("use source.loader(collate), PackLoader, or state_dict(step)")
         if rank == 0:
             self.order.warn_of_effect()
+            self.order.warn_without_effect()
 
     @property
     def aligned(self) -> Any:
@@ -159,8 +161,7 @@ class PackSampler(DistributedSampler[int]):  # type: ignore[misc]
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the epoch. Naming another epoch starts it from its first micro step."""
-        if epoch < 0:
-            raise InputError(f"epoch is {epoch}, expected >= 0")
+        whole("epoch", epoch, 0)
         if epoch != self.epoch:
             self.epoch, self.micro_step, self._start = epoch, 0, 0
             self.handed.restart()
@@ -203,7 +204,8 @@ def _rank(aligned: AlignedPlan) -> int:
     here = world()
     if here.size != aligned.world_size:
         raise InputError(
-            f"the plan is aligned for {aligned.world_size} ranks, this is rank {here.rank} of {here.size}",
+            f"the plan is aligned for {counted(aligned.world_size, 'ranks')}, "
+            f"this is rank {here.rank} of {here.size}",
             hint=f"use plan.align({here.size}), or name the rank: PackSampler(aligned, rank)",
         )
     return here.rank
@@ -213,9 +215,7 @@ class PackBatches(Sampler[list[int]]):  # type: ignore[misc]
     """A `PackSampler` as a batch sampler: lists of positions, with the state of the sampler."""
 
     def __init__(self, sampler: PackSampler, packs: int) -> None:
-        if packs < 1:
-            raise InputError(f"packs is {packs}, expected >= 1", hint="positions in a batch")
-        self.sampler, self.packs = sampler, packs
+        self.sampler, self.packs = sampler, whole("packs", packs, 1, hint="positions in a batch")
 
     def __len__(self) -> int:
         return -(-len(self.sampler) // self.packs)

@@ -45,7 +45,8 @@ class PackSource(Protocol):
     Attributes:
         kind: one of `KINDS`.
         state_file: name of its state in a checkpoint; `{rank}` stands for the rank.
-        per_rank_state: every rank writes its own state.
+        per_rank_state: every rank writes its own state; `ranks_of(state)` says how many did, and
+            `load_state_dict` takes a list of those of all.
         pack_length: tokens of a full pack.
         rank, world_size: this reader among all.
         epoch: of the pass that begins next, or runs.

@@ -8,11 +8,12 @@
 Samples are read by place (`_readers`), shuffled, encoded (`encode_workers` processes, order kept), and
 planned `window` at a time by the same packers as everything else; packs that are not full give their samples
 back to the next window, at most `max_carry` times (`planning.window`). What the stream gives depends on
-source, settings, epoch, rank and the number of readers alone: `encode_workers` may change at any time.
+source, settings, epoch and the number of splits alone: `encode_workers` may change at any time.
 
-Readers are ranks times the workers of a torch DataLoader. Each packs its own part of the stream, so a state
-belongs to a number of readers; another one is refused with the reason. To change the number of processes
-freely, leave the loader without workers and use `encode_workers`.
+A stream is a fixed number of splits, each with a shuffle, a packer and a cursor of its own, and readers
+(ranks times the workers of a torch DataLoader) own splits (`_splits`, where the order of all packs is
+defined). Saved by any number of readers it goes on with any other that divides the splits: the same packs,
+in the same order.
 
 A state holds places, not samples: those that wait (shuffle buffer, window, carry, packs ready to go) are read
 again. Where the source can be indexed that costs the same anywhere; another iterable is read from its start.
@@ -36,22 +37,25 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from ..checks import flag, whole
 from ..collate import is_filler
-from ..errors import ConfigError, ForeignArtefactError, InputError
+from ..errors import ConfigError, ForeignArtefactError, InputError, counted
 from ..files import append_line, digest_json
 from ..measuring.run import CUT
 from ..moved import also_named
 from ..planning.spec import PlanSpec
 from ..planning.window import MAX_AGE, WindowPacker
 from ..world import World, world
-from ._keywords import flag, may_drop, whole
 from ._readers import reader_of
 from ._sharded_again import check_not_sharded
 from ._shared_epoch import SharedEpoch
+from ._splits import MOST, Reader, Splits, check_divides
+from ._stream_pass import Slot, StreamPass
 from ._stream_run import Run
-from ._stream_state import check_run
+from ._stream_state import LAST_EPOCH, VERSION, check_held, joined, of_reader, saved_ranks, upgraded
 from .equal_steps import EqualSteps
 from .handed_out import HandedOut
+from .ledger_file import check_policy
 from .loader import SourceLoader
 from .pack import Pack
 
@@ -59,11 +63,11 @@ __all__ = ["StreamingPackedDataset"]
 
 logger = logging.getLogger(__name__)
 
-_STATE = 1
 _HISTORY = 4096  # packs that were handed out and may still be counted back
-_LAST_EPOCH = (1 << 63) - 1  # workers are told the epoch in an int64
 
 Sample = dict[str, Any]
+States = Mapping[str, Any] | Sequence[Any]  # of one reader, or of all: also those of a rank as a list
+Given = tuple[Slot, Run, Sequence[int]]  # a pack: the split that gave it, in which epoch, its places
 
 
 class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
@@ -81,11 +85,14 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
             goes through a buffer of so many samples.
         seed: of the shuffle.
         rank, world_size: this reader's place; None: from the launcher.
+        splits: parts of the stream, which ranks times loader workers have to divide, now and after any
+            resume; `window` and `shuffle_buffer` are then of the whole stream, and a split has its part (at
+            least 256). None: as many as readers at the first start, each with the whole of both.
         encode_workers: processes that encode; 0 = this one.
         cyclic: begin the next epoch at the end of one, for ever.
         exhausted: what a rank does that runs out before others: `fill` or `first` (see `EqualSteps`).
-        on_error: `raise`, or `skip`: a sample that cannot be encoded (None, nothing, or an error) is left out
-            and written down.
+        on_error: `raise`; or `skip`, which is `zero` here, as no plan holds a place to keep: a sample that
+            cannot be encoded (None, nothing, or an error) is left out and written to `ledger_file`.
         max_skip_fraction: stop where a larger share of the samples read is left out; None: no limit.
         skip: ids of samples that are left out before they are encoded.
         ledger_file: JSON lines file of what is left out; needed for `skip` (both) and `long_samples="drop"`.
@@ -111,6 +118,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
+        splits: int | None = None,
         encode_workers: int = 0,
         cyclic: bool = False,
         exhausted: str = "fill",
@@ -128,10 +136,11 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         seed, encode_workers = whole("seed", seed, 0), whole("encode_workers", encode_workers, 0)
         if not isinstance(ledger_file, str | Path | None):
             raise InputError(f"ledger_file is {ledger_file!r}", hint="name a JSON lines file")
-        if on_error not in ("raise", "skip"):
-            raise InputError(f"on_error is {on_error!r}", hint="use 'raise' or 'skip'")
+        check_policy(on_error, max_skip_fraction, ledger_file)
+        on_error = "raise" if on_error == "raise" else "skip"  # no plan holds a place to keep
         self.skip = frozenset(skip or ())
-        if ledger_file is None and (self.skip or on_error == "skip" or may_drop(long_samples)):
+        policies = long_samples.values() if isinstance(long_samples, Mapping) else [long_samples]
+        if ledger_file is None and (self.skip or "drop" in policies):
             raise InputError(
                 "samples that are left out must be written down",
                 hint="name a ledger_file (a JSON lines file)",
@@ -151,14 +160,11 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         self.reader = reader_of(source, shuffled=shuffle_buffer > 0, seed=seed)
         self.encode = getattr(template, "encode", template)
         self.place = World(int(place.rank), int(place.size))
+        self.splits = None if splits is None else whole("splits", splits, 1, MOST)
+        if self.splits is not None:
+            check_divides(self.splits, self.place.size, 1)
         self.max_carry, self.shuffle_buffer, self.seed = max_carry, shuffle_buffer, seed
         self.encode_workers, self.cyclic, self.exhausted = encode_workers, flag("cyclic", cyclic), exhausted
-        if max_skip_fraction is not None and not 0 <= max_skip_fraction < 1:
-            raise InputError(f"max_skip_fraction is {max_skip_fraction!r}, expected a number in 0..1")
-        if max_skip_fraction is not None and on_error != "skip":
-            raise InputError(
-                "max_skip_fraction has no effect with on_error 'raise'", hint="use on_error='skip'"
-            )
         self.on_error, self.max_skip_fraction = on_error, max_skip_fraction
         self.ledger_file = None if ledger_file is None else Path(ledger_file)
         self.epoch = 0
@@ -166,25 +172,32 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         self.left_out: dict[str, int] = {}
         self._told_cut = False
         self.settings: dict[str, Any] = {}  # further ones that a state depends on
-        self._state: dict[str, Any] | None = None  # to begin at, once
-        self._run: Run | None = None
+        self._state: Mapping[str, Any] | None = None  # to begin at, once
+        self._divided: Splits | None = None  # by the state that was loaded
+        self._reading: StreamPass | None = None
+        self.asked = (0, 0)  # how often an epoch was chosen, and which one last
         self._ended = False  # the last pass came to its end
         self._was_ended = False  # so it was in the state that this loader worker was given
         self._is_chosen = False  # `set_epoch` was called, and no pass begun since
         self._then: int | None = None  # so it was when a state of another epoch was loaded: its successor
-        self._ahead: deque[tuple[Run, Sequence[int]]] = deque()  # packs that were planned and not handed out
-        # handed out; None: a filler
-        self._given: deque[tuple[Run, Sequence[int]] | None] = deque(maxlen=_HISTORY)
+        self._ahead: deque[Given] = deque()  # packs that were planned and not handed out
+        self._given: deque[Given | None] = deque(maxlen=_HISTORY)  # handed out; None: a filler
         self._count = 0  # handed out in this pass
         self.handed = HandedOut(
             "use stream.loader(collate, num_workers=…) or encode_workers: this process then reads; of "
             "workers of the loader, torchdata's StatefulDataLoader keeps the states"
         )
 
+    tells_keys = True  # keys that the source does not read
     kind = "stream"
     state_file = "stream.{rank}.json"
     per_rank_state = True
     begins_at = 0
+
+    @staticmethod
+    def ranks_of(state: Any) -> int | None:
+        """How many ranks saved a state, by what it says; None: it does not say."""
+        return saved_ranks(state)
 
     @property
     def rank(self) -> int:
@@ -204,14 +217,15 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
 
         Loader workers follow, also those that run already (`persistent_workers`).
         """
-        epoch = whole("epoch", epoch, 0, _LAST_EPOCH)
+        epoch = whole("epoch", epoch, 0, LAST_EPOCH)
         self._is_chosen, self._then = True, None
         if epoch != self.epoch:
             self._begin(epoch)
             self._chosen.choose(epoch)
 
     def _begin(self, epoch: int) -> None:
-        self.epoch, self._state, self._run, self._ended = epoch, None, None, False
+        self.epoch, self._state, self._reading, self._ended = epoch, None, None, False
+        self.asked = (self.asked[0] + 1, epoch)
         self._ahead.clear()
         self.handed.restart()
 
@@ -231,9 +245,12 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         if was_ended and self._ended:
             return iter(())  # other workers go on, this one has nothing left
         self._ended = False
+        here = Reader.here(self.place)
         if self._state is not None:
-            self._refuse_foreign(self._state)  # loaded in the main process, and this may be a worker
-        self._run = None  # a state that is taken before the first pack is the beginning, not the last pass
+            self._state = of_reader(self._state, here)  # loaded in the main process, and this may be a worker
+        else:
+            check_divides(self._layout(here).count, here.ranks, here.workers)
+        self._reading = None  # a state before the first pack is the beginning, not the last pass
         self._ahead.clear()
         self._given.clear()
         self._count = 0
@@ -248,7 +265,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
             self._given.append(self._ahead.popleft() if planned else None)
             self._count += 1
             yield pack
-        self._run, self._ended = None, True  # from here on a state is the beginning of the next pass
+        self._ended = True  # from here on a state is the beginning of the next pass
         if self._then is not None:
             self.epoch, self._then = self._then, None
         self._ahead.clear()
@@ -261,20 +278,34 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         return self.place.size > 1 and dist.is_available() and dist.is_initialized()
 
     def _packs(self) -> Iterator[Pack]:
+        here = Reader.here(self.place)
+        divided = self._layout(here)
         state, self._state = self._state, None
         self._ahead.clear()
-        while True:
-            run = self._run = Run(self, self.epoch, state)
-            for places, pack in run:
-                self._ahead.append((run, array("q", places)))  # a list would keep every number alive
-                yield Pack(pack)
-            if not self.cyclic:
-                return
-            if run.read == 0:
-                raise InputError("this reader got no sample: a cyclic stream would never give a pack")
-            state = None
-            if self.epoch == run.epoch:  # another was chosen in the middle of this one
-                self.epoch += 1
+        reading = StreamPass(self, divided, self._beginning(here) if state is None else state["held"])
+        self._reading = reading
+        for slot, run, (places, pack) in reading.packs():
+            self._ahead.append((slot, run, array("q", places)))  # a list would keep every number alive
+            yield Pack(pack)
+
+    def began(self, reading: StreamPass) -> None:
+        """A split of a cyclic stream began another epoch."""
+        self._reading = reading
+
+    def _layout(self, here: Reader) -> Splits:
+        """How the stream is divided: by the state it goes on from, as was asked, or by the readers."""
+        if self._divided is not None:
+            return self._divided
+        return Splits.of(self.splits, here.readers, self.planned_together, self.shuffle_buffer)
+
+    def _beginning(self, here: Reader) -> list[dict[str, Any]]:
+        """The splits of a reader at the beginning of the epoch."""
+        count = self._layout(here).count
+        first, step = here.rank + here.ranks * here.worker, here.readers
+        return [
+            {"split": split, "epoch": self.epoch, "turn": 0, "run": None}
+            for split in range(first, count, step)
+        ]
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Where this reader stands, behind the last pack it handed out: plain values, a few windows long.
@@ -288,20 +319,31 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         if step is None:
             self.handed.step(self._count)
         pending = [one for one in self._behind(step) if one is not None] + list(self._ahead)
-        run = pending[0][0] if pending else self._run
-        if run is None:
+        reading, here = self._reading, Reader.here(self.place)
+        if reading is None or (self._ended and not pending):
+            if self._state is not None:
+                return dict(self._state)
             ended = {"ended": True} if self._ended else {}
-            return self._state or {**self._identity(), "epoch": self.epoch, "run": None, **ended}
-        ahead = [places for held, places in pending if held is run]
-        return {**self._identity(), "epoch": run.epoch, "run": run.state(ahead)}
+            return self._told(here, self.epoch, self._beginning(here), ended)
+        given: dict[int, list[tuple[Run, Sequence[int]]]] = {}
+        for slot, run, places in pending:
+            given.setdefault(slot.split, []).append((run, places))
+        held = [slot.record(given.get(slot.split, ())) for slot in reading.slots]
+        return self._told(here, max(one["epoch"] for one in held), held, {})
 
-    def _behind(self, step: int | None) -> list[tuple[Run, Sequence[int]] | None]:
+    def _told(self, here: Reader, epoch: int, held: list[Any], ended: dict[str, bool]) -> dict[str, Any]:
+        data, divided = self.reader.data, self._layout(here)
+        known = {"splits": divided.count, "window": divided.window, "buffer": divided.buffer}
+        told = {**self._identity(), **known, "reader": list(here), **({} if data is None else {"data": data})}
+        return {**told, "epoch": epoch, **ended, "held": held}
+
+    def _behind(self, step: int | None) -> list[Given | None]:
         """What was handed out after `step` packs of this pass."""
         back = 0 if step is None else self._count - step
         if not 0 <= back <= len(self._given):
             raise InputError(
-                f"step {step} of a pass that has handed out {self._count} packs",
-                hint=f"ask for a state at most {_HISTORY} packs back",
+                f"step {step} of a pass that has handed out {counted(self._count, 'packs')}",
+                hint=f"ask for a state at most {counted(_HISTORY, 'packs')} back",
             )
         return list(self._given)[len(self._given) - back :]
 
@@ -311,7 +353,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
     def peek(self, count: int) -> list[Pack]:
         """The next packs of this reader; read apart, so that it does not move."""
         apart = copy.copy(self)
-        apart.encode_workers, apart.left_out = 0, {}
+        apart.encode_workers, apart.left_out, apart.tells_keys = 0, {}, False
         apart.leave_out = _not_written  # type: ignore[method-assign, assignment]
         apart.tell_cut = _not_written  # type: ignore[method-assign, assignment]
         apart.load_state_dict(self.state_dict())
@@ -322,81 +364,90 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         self.encode_workers = num_workers or self.encode_workers
         return SourceLoader(self, self, None, collate, **options)
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
+    def check_state(self, state: States) -> None:
         """Raise what `load_state_dict` would; change nothing."""
+        self._own(state)
+
+    def _own(self, state: Any) -> Mapping[str, Any]:
+        """This reader's part of a state, or of the states of all readers."""
+        here = Reader.here(self.place)
+        states = [self._checked(one) for one in _flat(state)]
+        whole = joined(states)
+        self.reader.check_data(whole.get("data"))
+        return of_reader(whole, here)
+
+    def _checked(self, state: Any) -> Mapping[str, Any]:
+        """A state of one reader, as one of this version."""
         if not isinstance(state, Mapping):
             raise ForeignArtefactError(
                 f"a {type(state).__name__} is no state of a stream", hint="pass what state_dict() gave"
             )
-        self._refuse_foreign(state)
-        epoch, run = state.get("epoch"), state.get("run", 0)
-        if type(epoch) is not int or not 0 <= epoch <= _LAST_EPOCH:
+        told: Mapping[str, Any] = upgraded(state, self.planned_together, self.shuffle_buffer)
+        known = {**self._identity(), **({} if self.splits is None else {"splits": self.splits})}
+        for key, value in known.items():
+            if told.get(key) != value:
+                raise ForeignArtefactError(
+                    f"the saved stream has {key} {told.get(key)!r}, this one {value!r}",
+                    hint="resume with the settings of the saved stream, or start anew",
+                )
+        epoch = told.get("epoch")
+        if type(epoch) is not int or not 0 <= epoch <= LAST_EPOCH:
             raise ForeignArtefactError(
                 f"the saved stream has epoch {epoch!r}", hint="pass the whole of what state_dict() gave"
             )
-        if run is not None:
-            own = self._identity()
-            readers = own["world_size"] * own["workers"]
-            reader = own["rank"] * own["workers"] + own["worker"]
-            check_run(run, self.make_packer(), first=reader, step=readers)
+        check_held(told, self.make_packer, cyclic=self.cyclic)
+        return told
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: States) -> None:
         """The next pass begins where `state` stands.
 
         An epoch that was chosen before follows when the resumed one has ended: a loader may load a state
         only when the pass begins.
 
+        Args:
+            state: of this reader; or, saved by any number of ranks and loader workers, a list of the states
+                of all of them at one step (see `loader_position` for loaders with workers).
+
         Raises:
-            ForeignArtefactError: it was saved with other settings or another number of readers.
+            ForeignArtefactError: it was saved with other settings, or lacks splits of this reader.
+            InputError: ranks times loader workers do not divide the splits; names numbers that do.
         """
-        self.check_state(state)
-        epoch, run = state["epoch"], state.get("run", 0)
-        self._ended = run is None and state.get("ended") is True
+        own = self._own(state)
+        epoch, begun = own["epoch"], any(one["run"] or one.get("done") for one in own["held"])
+        self._ended = not begun and own.get("ended") is True
         self._was_ended = self._ended and get_worker_info() is not None
         chosen = self.epoch if self._is_chosen else epoch
-        self._then = chosen if run is not None and chosen != epoch else None
+        self._then = chosen if begun and chosen != epoch else None
         self.epoch = chosen if self._ended else epoch
         self._is_chosen = False
-        self._state = dict(state) if run is not None else None
-        self._run = None
+        self._state = None if self._ended else dict(own)
+        self._divided = Splits(own["splits"], own["window"], own["buffer"])
+        self._reading = None
         self.handed.restart()
         self._ahead.clear()
 
-    def _refuse_foreign(self, state: Mapping[str, Any]) -> None:
-        for key, value in self._identity().items():
-            if state.get(key) == value:
-                continue
-            hint = "resume with the settings of the saved stream, or start anew"
-            if key in ("world_size", "workers", "worker", "rank"):
-                hint = (
-                    "each reader packs its own part; change encode_workers instead, which may change freely"
-                )
-            raise ForeignArtefactError(
-                f"the saved stream has {key} {state.get(key)!r}, this one {value!r}", hint=hint
-            )
-
     def _identity(self) -> dict[str, Any]:
-        info = get_worker_info()
         settings = {
             "spec": self.spec.to_dict(),
             "max_carry": self.max_carry,
-            "shuffle": bool(self.shuffle_buffer) if self.reader.can_seek else self.shuffle_buffer,
+            "shuffle": self.shuffle_buffer if self.reader.in_order else bool(self.shuffle_buffer),
             "on_error": self.on_error,
             **({"skip": sorted(self.skip)} if self.skip else {}),
             **self.settings,
         }
-        return {
-            "version": _STATE,
-            "settings": digest_json(settings),
-            "seed": self.seed,
-            "rank": self.place.rank,
-            "world_size": self.place.size,
-            "worker": 0 if info is None else info.id,
-            "workers": 1 if info is None else info.num_workers,
-        }
+        return {"version": VERSION, "settings": digest_json(settings), "seed": self.seed}
 
-    def make_packer(self) -> Any:
-        """What decides which samples share a pack: a `WindowPacker`, or one with its interface."""
+    @property
+    def planned_together(self) -> int:
+        """Samples of the stream that are planned together."""
+        return self.spec.window or 1
+
+    def make_packer(self, samples: int) -> Any:
+        """What decides which samples share a pack: a `WindowPacker`, or one with its interface.
+
+        Args:
+            samples: that a split plans together.
+        """
         return WindowPacker(self.spec, max_age=self.max_carry)
 
     def costs_of(self, samples: list[Sample]) -> dict[str, list[int]]:
@@ -410,15 +461,16 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         return {
             **self.__dict__,
-            "_run": None,
+            "_reading": None,
             "_ahead": deque(),
             "_given": deque(maxlen=_HISTORY),
             "_count": 0,
         }
 
-    def leave_out(self, sample_id: Any, reason: str, detail: str) -> None:
-        """Write down a sample that is in no pack."""
-        self.left_out[reason] = self.left_out.get(reason, 0) + 1
+    def leave_out(self, sample_id: Any, reason: str, detail: str, *counts: dict[str, int]) -> None:
+        """Write down a sample that is in no pack, and count it in `left_out`, or where `counts` says."""
+        for count in counts or (self.left_out,):
+            count[reason] = count.get(reason, 0) + 1
         self._write_line(sample_id, reason, detail)
 
     def tell_cut(self, sample_id: Any, note: str) -> None:
@@ -437,5 +489,12 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         append_line(self.ledger_file, json.dumps(row, ensure_ascii=False))
 
 
-def _not_written(sample_id: Any, *told: str) -> None:
+def _not_written(sample_id: Any, *told: Any) -> None:
     """What a look ahead leaves out is written down when it is read in earnest."""
+
+
+def _flat(state: Any) -> list[Any]:
+    """The states of all readers, of which those of a rank may be a list of their own; or the one state."""
+    if not isinstance(state, list | tuple):
+        return [state]
+    return [one for part in state for one in (part if isinstance(part, list | tuple) else [part])] or [state]

@@ -23,17 +23,17 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..errors import InputError
+from ..checks import flag, whole
+from ..errors import InputError, counted
 from ..moved import also_named
 from ..planning.build import plan
 from ..planning.window import MAX_AGE, WindowPacker
 from ..world import world
 from ._batchers import ArrivalPacker, FixedPacker, WarmUp, WarmUpPacker
-from ._keywords import flag, whole
 from .pack import Pack
 from .packed import PackedDataset
 from .planned import PlannedSource
-from .streaming import StreamingPackedDataset
+from .streaming import States, StreamingPackedDataset
 
 __all__ = ["TokenBudgetDataset"]
 
@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 _COUNT_MODES = ("total", "effective")
 _ORDERS = ("packed", "arrival")
 _EFFECTIVE = "effective"
+_LOOKED = 256  # samples after which a count that never decides is told
 _MAX_SEQ_LEN = 2048
 _FIRST_TOKENS = 200  # of the first row of a warm-up that names none
 
@@ -57,7 +58,8 @@ class TokenBudgetDataset(StreamingPackedDataset):
         count_mode: what the budget counts: `total` tokens, or `effective` (supervised) ones.
         overflow_ratio: with `effective`, the hard cap in tokens is ceil(budget * overflow_ratio).
         order: `packed` or `arrival`.
-        warmup_steps, warmup_tokens: over so many batches of a reader the budget grows from `warmup_tokens`.
+        warmup_steps, warmup_tokens: over so many batches of a split (by default: of a reader) the budget
+            grows from `warmup_tokens`.
         warmup_ratio, train_steps: instead of `warmup_steps`: this share of so many batches; from
             `warmup_tokens`, or 200.
         pad_packed_input: rows are padded to `pad_to_length` by the collator; a sample that is longer stops
@@ -158,6 +160,7 @@ class TokenBudgetDataset(StreamingPackedDataset):
             raise InputError(
                 "drop_last leaves samples out, and they must be written down", hint="name a ledger_file"
             )
+        self._share, self._looked = 0.0, 0
         windowed = dyn_bsz and order == "packed"
         super().__init__(source, template, pack_length=cap, window=buffer_size if windowed else 1, **options)
         if count_mode == _EFFECTIVE:
@@ -181,11 +184,15 @@ class TokenBudgetDataset(StreamingPackedDataset):
     kind = "token_budget"
 
     # -- streams -----------------------------------------------------------------------------
-    def make_packer(self) -> Any:
+    @property
+    def planned_together(self) -> int:
+        return self.buffer_size
+
+    def make_packer(self, samples: int) -> Any:
         if not self.dyn_bsz:
             return FixedPacker(self.micro_batch_size)
         counted = _EFFECTIVE if self.count_mode == _EFFECTIVE else None
-        arrival = ArrivalPacker(self.buffer_size, self.warm_up, self.spec.pack_length, counted)
+        arrival = ArrivalPacker(samples, self.warm_up, self.spec.pack_length, counted)
         if self.order == "arrival":
             return arrival
         windows = WindowPacker(self.spec, max_age=self.max_carry)
@@ -202,7 +209,26 @@ class TokenBudgetDataset(StreamingPackedDataset):
                 )
         if self.count_mode != _EFFECTIVE:
             return {}
-        return {_EFFECTIVE: [_supervised(sample) for sample in samples]}
+        found = [_supervised(sample) for sample in samples]
+        self._told_of_effect(samples, found)
+        return {_EFFECTIVE: found}
+
+    def _told_of_effect(self, samples: list[dict[str, Any]], supervised: list[int]) -> None:
+        """Say once where rows are always full of tokens before they are full of supervised ones."""
+        if self._looked >= _LOOKED:
+            return
+        shares = (count / max(1, _tokens(sample)) for sample, count in zip(samples, supervised, strict=True))
+        self._share, self._looked = max(self._share, *shares, 0.0), self._looked + len(samples)
+        if (
+            self._looked >= _LOOKED
+            and self._share * self.spec.pack_length < self.budget
+            and self.place.is_writer
+        ):
+            logger.warning(
+                "count_mode 'effective' has no effect on the first %d samples: at most %.0f %% of a sample's "
+                "tokens are supervised, and overflow_ratio lets a row hold %.3g times the budget",
+                self._looked, 100 * self._share, self.spec.pack_length / self.budget,
+            )  # fmt: skip
 
     def is_full(self, pack: list[dict[str, Any]]) -> bool:
         """May this batch be the last of an epoch under `drop_last`?"""
@@ -227,13 +253,10 @@ class TokenBudgetDataset(StreamingPackedDataset):
         for name, value, default in (
             ("encode_workers", self.encode_workers, 0),
             ("max_carry", self.max_carry, MAX_AGE),
+            ("splits", self.splits, None),
         ):
             if value != default:
-                raise InputError(
-                    f"with lengths the epoch is planned: {name} has no effect",
-                    hint="leave it out; to encode in processes use "
-                    "DataLoader(PackedDataset(…), sampler=PackSampler(…), num_workers=…)",
-                )
+                logger.warning("with lengths the epoch is planned: %s has no effect", name)
         if self.on_error == "skip":
             raise InputError(
                 "with lengths every sample has its place: on_error='skip' has no effect",
@@ -254,7 +277,7 @@ class TokenBudgetDataset(StreamingPackedDataset):
         measured = len(getattr(lengths, "tokens", lengths))
         if measured != len(source):
             raise InputError(
-                f"lengths are of {measured} samples, the source has {len(source)}",
+                f"lengths are of {counted(measured, 'samples')}, the source has {len(source)}",
                 hint="measure this source",
             )
         if self.ledger_file is not None and self.place.is_writer:
@@ -292,17 +315,17 @@ class TokenBudgetDataset(StreamingPackedDataset):
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         return super().state_dict(step) if self._planned is None else self._planned.state_dict(step)
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
+    def check_state(self, state: States) -> None:
         if self._planned is None:
             super().check_state(state)
         else:
-            self._planned.check_state(state)
+            self._planned.check_state(_alike(state))
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: States) -> None:
         if self._planned is None:
             super().load_state_dict(state)
         else:
-            self._planned.load_state_dict(state)
+            self._planned.load_state_dict(_alike(state))
             self.epoch = self._planned.epoch
 
     def peek(self, count: int) -> list[Pack]:
@@ -312,6 +335,11 @@ class TokenBudgetDataset(StreamingPackedDataset):
         if self._planned is None:
             return super().loader(collate, num_workers=num_workers, **options)
         return self._planned.loader(collate, num_workers=num_workers, **options)
+
+
+def _alike(state: Any) -> Any:
+    """The position of a planned epoch, which every rank saves alike."""
+    return state[0] if isinstance(state, list | tuple) and state else state
 
 
 def _padded(pad: bool, length: int | None, least: int | None, inferred: int) -> int | None:

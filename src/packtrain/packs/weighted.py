@@ -12,13 +12,17 @@ Inside a source the order stays; shuffle with the stream's `shuffle_buffer`.
     never   as `all`, without an end
 
 Samples that come again in a pass are the same records under new places: ids of the stream stay unique.
+
+Over sources that all have an index the mixture has one too (not under `never`): a place is found at once.
+Which source comes repeats after as many places as the weights add up to, in whole numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
-from functools import partial
+from functools import cached_property, partial
+from math import lcm
 from numbers import Real
 from typing import Any
 
@@ -29,6 +33,8 @@ from ._readers import is_indexed
 __all__ = ["STOPPING", "WeightedSources"]
 
 STOPPING = ("first", "all", "never")
+
+_LONGEST = 1 << 18  # places times sources of a period that is worked out
 
 
 class WeightedSources:
@@ -83,6 +89,23 @@ class WeightedSources:
         self.weights = {name: _share(weights[name]) for name in sources}
         self.stopping = stopping
         self.taken: dict[str, int] = {}
+        if type(self) is WeightedSources and self._is_indexed():
+            self.__class__ = IndexedSources
+
+    def _is_indexed(self) -> bool:
+        if self.stopping == "never":
+            return False
+        indexed = all(is_indexed(source) and not callable(source) for source in self.sources.values())
+        return (
+            indexed
+            and self._period() * len(self.sources) <= _LONGEST
+            and all(map(len, self.sources.values()))
+        )
+
+    def _period(self) -> int:
+        """Places after which every source has exactly its share."""
+        total = sum(self.weights.values())
+        return lcm(*((weight / total).denominator for weight in self.weights.values()))
 
     def set_epoch(self, epoch: int) -> None:
         for source in self.sources.values():
@@ -103,7 +126,7 @@ class WeightedSources:
         names = list(self.sources)
         total = sum(self.weights.values())
         shares = [self.weights[name] / total for name in names]
-        self.taken = dict.fromkeys(names, 0)
+        taken = self.taken = dict.fromkeys(names, 0)  # a pass counts for itself: several may run at once
         streams = [self._begin(name) for name in names]
         ahead: list[Any] = [_next(stream) for stream in streams]
         ended = [item is _END for item in ahead]
@@ -112,9 +135,7 @@ class WeightedSources:
             raise InputError(f"source {empty} has no samples", hint="leave it out, or use stopping='first'")
         place = 0
         while self.stopping == "never" or not all(ended):
-            behind = [
-                share * (place + 1) - self.taken[name] for share, name in zip(shares, names, strict=True)
-            ]
+            behind = [share * (place + 1) - taken[name] for share, name in zip(shares, names, strict=True)]
             k = behind.index(max(behind))
             if ahead[k] is _END:
                 if self.stopping == "first":
@@ -128,7 +149,7 @@ class WeightedSources:
                     )
             yield ahead[k]() if wanted is None or wanted(place) else None
             place += 1
-            self.taken[names[k]] += 1
+            taken[names[k]] += 1
             ahead[k] = _next(streams[k])
             ended[k] = ended[k] or ahead[k] is _END
 
@@ -141,6 +162,52 @@ class WeightedSources:
                 hint="return or yield the samples",
             )
         return _rows(made)
+
+
+class IndexedSources(WeightedSources):
+    """The mixture of sources that all have a length and an index; what `WeightedSources` makes of them.
+
+    Attributes:
+        in_order: its order has a meaning.
+    """
+
+    in_order = True
+
+    @cached_property
+    def _turns(self) -> tuple[list[int], list[int], list[list[int]]]:
+        """By place of a period the source, and how often it came before; by source its places."""
+        period, total = self._period(), sum(self.weights.values())
+        shares = [int(weight / total * period) for weight in self.weights.values()]
+        places: list[list[int]] = [[] for _ in shares]
+        owner, before = [], []
+        for place in range(1, period + 1):
+            behind = [share * place - period * len(own) for share, own in zip(shares, places, strict=True)]
+            k = behind.index(max(behind))
+            owner.append(k)
+            before.append(len(places[k]))
+            places[k].append(place - 1)
+        return owner, before, places
+
+    def _place(self, k: int, number: int) -> int:
+        """Where sample `number` of source k comes."""
+        own = self._turns[2][k]
+        rounds, rest = divmod(number, len(own))
+        return rounds * len(self._turns[0]) + own[rest]
+
+    def __len__(self) -> int:
+        sizes = [len(source) for source in self.sources.values()]
+        if self.stopping == "first":
+            return min(self._place(k, size) for k, size in enumerate(sizes))
+        return max(self._place(k, size - 1) for k, size in enumerate(sizes)) + 1
+
+    def __getitem__(self, place: int) -> Any:
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        owner, before, places = self._turns
+        rounds, turn = divmod(place, len(owner))
+        k = owner[turn]
+        source = list(self.sources.values())[k]
+        return source[(rounds * len(places[k]) + before[turn]) % len(source)]
 
 
 def _is_source(source: Any) -> bool:

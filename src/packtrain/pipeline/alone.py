@@ -2,7 +2,8 @@
 
 The right is a claim (`waiting.claim`) in `<folder>/claim`, gone again when the work ends. It beats with
 the work itself (`pulse` after each part), not from a thread, so what is written and in which order
-depends on the work alone. A claim that this very process left behind (an interrupted call) is no rival.
+depends on the work alone. A claim that this very process left behind (an interrupted call) is no rival; one
+that another of its threads holds is.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ __all__ = ["PLACE", "alone"]
 #: Name of the claim inside the folder.
 PLACE = "claim"
 
+_held: set[Path] = set()
+
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[Claim]:
@@ -28,9 +31,9 @@ def alone(folder: Path) -> Iterator[Claim]:
     Raises:
         InputError: a living process works in it, named with its id and host.
     """
-    place, was_there = folder / PLACE, folder.is_dir()
+    place, was_there = (folder / PLACE).absolute(), folder.is_dir()
     held = look(place)
-    if held is not None and held.owner is not None and _is_here(held.owner):
+    if held is not None and held.owner is not None and _is_here(held.owner) and place not in _held:
         files.remove_tree(place)
     claim = Claim.take(
         place,
@@ -39,10 +42,14 @@ def alone(folder: Path) -> Iterator[Claim]:
         threaded=False,
         hint="wait for it, stop it, or choose another output folder",
     )
+    _held.add(place)
     try:
         yield claim
     finally:
-        claim.release(tidy=True)
+        try:
+            claim.release(tidy=True)
+        finally:
+            _held.discard(place)
         if not was_there and folder.is_dir() and not any(folder.iterdir()):
             files.remove_tree(folder)  # nothing was made
 

@@ -65,7 +65,7 @@ def append_lengths(
     if before is None or before["fingerprint"] != marker["key"]["source"]:
         raise ForeignArtefactError(
             f"{folder} does not say which files its ids come from",
-            hint="only a JSONL file or a source of several files can grow; measure again with --overwrite",
+            hint="only a JSONL file or a source of several files can grow; measure again with overwrite=True",
         )
     old = _Old(folder, lengths)
     pieces = _pieces(folder, before, source, identity, old)
@@ -135,7 +135,7 @@ class _Old:
             if place == len(self._media) or int(self._media[place]) != _row_digest(row):
                 raise ForeignArtefactError(
                     f"{self.folder} was measured from other media: {row[0]} changed since",
-                    hint="measure again with --overwrite",
+                    hint="measure again with overwrite=True",
                 )
 
     def part(self, piece: Piece, start: int, stop: int, *, zeros: bool) -> parts.Part:
@@ -172,7 +172,7 @@ def _pieces(
         raise ForeignArtefactError(
             f"{folder} holds lengths of a source that this one did not grow from: none of its files is the "
             "same (a single JSONL file may have got more lines)",
-            hint="choose another folder, or measure again with --overwrite",
+            hint="choose another folder, or measure again with overwrite=True",
         )
     _log.info("%s: %d of %d samples were measured before", folder, kept, len(source))
     return found

@@ -28,6 +28,7 @@ from ..store import plans as plans_store
 from ..version import __version__
 from ..waiting.claim import Claim
 from ..waiting.poll import fresh_names
+from .alone import PLACE
 from .measure import measure
 from .plan import check_drops, plan_lengths
 from .publish import Identity
@@ -112,7 +113,8 @@ class CacheRoot:
         """
 
         def there() -> bool:
-            return marker in fresh_names(folder)
+            names = fresh_names(folder)
+            return marker in names and PLACE not in names  # who made it may still be in the folder
 
         claims = self.root / "claims" / f"{folder.parent.name}-{folder.name}"
         options: dict[str, Any] = {"what": f"{folder.parent.name} {folder.name}", "timeout_s": self.timeout_s}

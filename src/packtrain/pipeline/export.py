@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import extend, files
+from ..checks import whole
 from ..errors import (
     ConfigError,
     ForeignArtefactError,
@@ -21,6 +22,7 @@ from ..errors import (
     InputError,
     PacktrainError,
     UnknownNameError,
+    counted,
 )
 from ..export._job import Job
 from ..planning.packplan import PackPlan
@@ -71,7 +73,7 @@ def export(
     Args:
         plan_folder: a plan; it says where its lengths and source are.
         out: the folder to write. Complete and equal: nothing is done. Of another plan: refused.
-        format: `raw`, `webdataset`, `energon` or `chunks`.
+        format: `raw`, `webdataset`, `energon`, `chunks`, `mds`, `litdata`, `lance` or `datasets`.
         task: how plain readers take the samples: `captions`, `vqa`, `multi_turn`, or `auto`: the narrowest
             that holds all.
         maxcount: packs of a part and at most of a shard.
@@ -98,8 +100,8 @@ def export(
         raise ConfigError(f"maxcount {maxcount}, maxsize {maxsize}", hint="both at least 1")
     if shard is not None and not 0 <= shard[0] < shard[1]:
         raise InputError(f"shard {shard[0]}/{shard[1]} does not exist", hint="number them from 0")
-    if workers is not None and workers < 1:
-        raise InputError(f"workers is {workers}", hint="at least 1")
+    if workers is not None:
+        whole("workers", workers, 1)
     extend.lookup("execute", executor)
     job = _job(Path(plan_folder), out, format, module, source, template)
     refuse_changed(job, verify_content)
@@ -178,7 +180,7 @@ def finish_export(out: str | Path) -> dict[str, Any]:
     if missing:
         told = ", ".join(map(str, missing[:5])) + (" …" if len(missing) > 5 else "")
         raise InputError(
-            f"{out} lacks {len(missing)} of {job.parts} parts: {told}",
+            f"{out} lacks {len(missing)} of {counted(job.parts, 'parts')}: {told}",
             hint="run packtrain export with the missing --shard again: it goes on where it was",
         )
     with alone(shards.hidden(out)):
@@ -251,7 +253,7 @@ def _job(plan_folder: Path, out: Path, name: str, module: Any, source: Any, temp
     if getattr(source, "encoded", False) and not module.needs_template:
         raise InputError(
             f"the samples are encoded already: format {name} needs texts and media",
-            hint="use --format chunks",
+            hint="use format='chunks'",
         )
     return Job(
         out=out,
@@ -289,7 +291,7 @@ def _finish(job: Job) -> None:
     place = shards.hidden(job.out, "plan")
     job.plan.save(place)
     rows = [row for part in parts for row in part["files"]]
-    refuse_strays(job.out, job.format, {row["name"] for row in rows})
+    refuse_strays(job.out, job.format, {row["name"] for row in [*rows, *extra]})
     told = {
         "key": files.read_json(shards.key_path(job.out)),
         "parts": len(parts),

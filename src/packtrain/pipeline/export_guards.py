@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import ForeignArtefactError, FormatError, InputError
+from ..errors import ForeignArtefactError, FormatError, InputError, counted
 from ..export._job import Job
 from ..planning.lengths import Lengths
 from ..store import shards
@@ -26,6 +26,9 @@ __all__ = [
     "refuse_strays",
 ]
 
+#: Of the names in an export, whatever its format; with a dot: what a stopped writer left.
+_BEGINNINGS = ("ps_", "pack-", "chunk_", ".ps_", ".pack-", ".chunk_", ".version.")
+
 
 def refuse_changed(job: Job, verify_content: bool) -> None:
     """The source and its media are what was measured, and the plan is of those lengths."""
@@ -39,7 +42,8 @@ def refuse_changed(job: Job, verify_content: bool) -> None:
     told = files.read_json(job.lengths_folder / "lengths.json").get("key") or {}
     if told.get("source") not in (None, job.source.fingerprint):
         raise ForeignArtefactError(
-            f"the source changed since {job.lengths_folder} was measured: {len(job.source)} samples now, "
+            f"the source changed since {job.lengths_folder} was "
+            f"measured: {counted(len(job.source), 'samples')} now, "
             f"{told.get('samples')} then",
             hint="measure and plan again, or restore the source",
         )
@@ -101,7 +105,7 @@ def refuse_foreign(out: Path, key: dict[str, Any], overwrite: bool) -> None:
         if differs and not overwrite:
             raise ForeignArtefactError(
                 f"{out} holds an export of another {', '.join(differs)}",
-                hint="choose another folder, or replace it with --overwrite",
+                hint="choose another folder, or replace it with overwrite=True",
             )
         return
     others = [path.name for path in sorted(out.iterdir()) if path.name != shards.FOLDER]
@@ -114,7 +118,7 @@ def refuse_foreign(out: Path, key: dict[str, Any], overwrite: bool) -> None:
 
 def refuse_strays(out: Path, format: str, listed: Container[str] | None = None) -> None:
     """Nothing lies in an export that its readers would take for a part of it."""
-    found = shards.strays(out, format, listed) if format in shards.FORMATS else []
+    found = shards.strays(out, format, listed)
     if found:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise ForeignArtefactError(
@@ -133,7 +137,7 @@ def held_key(out: Path, overwrite: bool) -> dict[str, Any]:
     except FormatError as error:
         if overwrite:
             return {}
-        raise FormatError(error.message, hint="write the export anew with --overwrite") from None
+        raise FormatError(error.message, hint="write the export anew with overwrite=True") from None
 
 
 def put_key(out: Path, key: dict[str, Any], job: Job) -> None:
@@ -179,9 +183,10 @@ def clear_other(out: Path, key: dict[str, Any]) -> None:
     files.remove(shards.hidden(out, shards.EXPORT))
     for path in sorted(shards.hidden(out).glob("part-*.json")):
         files.remove(path)
-    for pattern in ("ps_*", "pack-*.tar*", "chunk_*", ".ps_*", ".pack-*", ".chunk_*"):
-        for path in sorted(out.glob(pattern)):
-            files.remove(path)
+    ours = shards.patterns(str(held_key(out, True).get("format")))
+    for path in sorted(out.iterdir()):
+        if path.name.startswith(_BEGINNINGS) or (ours is not None and ours[1].fullmatch(path.name)):
+            (files.remove_tree if path.is_dir() else files.remove)(path)
     files.remove_tree(out / ".nv-meta")
     files.remove_tree(shards.hidden(out, "plan"))
     files.remove(shards.key_path(out))

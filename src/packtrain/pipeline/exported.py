@@ -38,6 +38,7 @@ def open_exported(config: RunConfig, data: Exported) -> tuple[Any, Any]:
     template = _template(config, folder, chunks)
     options: dict[str, Any] = {"verify": data.verify} if chunks else {}
     options |= {"skip": skipped_samples(config), "ledger_file": left_out_file(config)}
+    options |= {"on_error": data.on_error, "max_skip_fraction": data.max_skip_fraction}
     return open_packs(folder, None if template is None else template.encode, **options), template
 
 

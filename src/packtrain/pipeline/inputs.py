@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from glob import has_magic
 from pathlib import Path
@@ -43,7 +44,7 @@ class Inputs:
         task: `chat`, or `text`: documents are trained as they are, without a chat template.
         text_options: options of the task `text`: bos, eos.
         template_options: options of the template that are not at their default: chat_template,
-            allow_dropped, train_on, reasoning, min_pixels, max_pixels, fps, max_frames.
+            allow_dropped, train_on, reasoning, answer_end, min_pixels, max_pixels, fps, max_frames.
     """
 
     source: str
@@ -54,6 +55,7 @@ class Inputs:
     media_root: str | None = None
     media_prefix: str | None = None
     allow_outside: bool = False
+    allow_remote: bool = False
     media_without_placeholder: str = "error"
     system: str | None = None
     max_length: int | None = None
@@ -71,14 +73,17 @@ class Inputs:
     template_options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of_config(cls, config: RunConfig, *, validation: bool = False) -> Inputs:
+    def of_config(cls, config: RunConfig, *, validation: bool = False, name: str = "") -> Inputs:
         """The training inputs of a run, or its validation inputs.
+
+        Args:
+            name: of the validation set, where there are several.
 
         Raises:
             ConfigError: the file is not named.
         """
         data, model = config.data, config.model
-        source = data.val if validation else data.path or getattr(data, "mixture", None)
+        source = data.validations().get(name) if validation else data.path or getattr(data, "mixture", None)
         if source is None:
             key = "custom.val_jsonl (data.val)" if validation else "custom.train_jsonl (data.path)"
             raise ConfigError(f"{key} is not set", hint="name a file of samples, or a mixture of them")
@@ -97,6 +102,8 @@ class Inputs:
             columns=dict(data.columns),
             placeholders=placeholders,
             media_root=data.media_root,
+            allow_outside=data.allow_outside,
+            allow_remote=data.allow_remote,
             media_without_placeholder=data.media_without_placeholder or "error",
             system=config.template.system,
             max_length=config.template.max_length,
@@ -127,8 +134,12 @@ class Inputs:
             place = lengths_of_plan(place)
         origin = files.read_json(place / "origin.json") if (place / "origin.json").is_file() else {}
         if not isinstance(origin, dict) or "inputs" not in origin:
+            hosted = isinstance(origin, dict) and "rows" in origin
             raise FormatError(
-                f"{folder} does not say which samples it was made from", hint="measure a source"
+                f"{folder} does not say which samples it was made from",
+                hint="a trainer's own plan is proven before it trains: its log says so"
+                if hosted
+                else "measure a source",
             )
         return cls.told(origin["inputs"], place / "origin.json")
 
@@ -181,6 +192,7 @@ class Inputs:
             media_root=self.media_root,
             media_prefix=self.media_prefix,
             allow_outside=self.allow_outside,
+            allow_remote=self.allow_remote,
             media_without_placeholder=self.media_without_placeholder,
             ignore_keys=self.ignore_keys,
             frame_rate=self.frame_rate,
@@ -229,8 +241,9 @@ def lengths_of_plan(folder: str | Path) -> Path:
     if not isinstance(name, str):
         raise FormatError(f"{folder} does not name the lengths it was made from")
     for place in (Path(name), Path(folder).parent / Path(name).name):
-        if (place / "lengths.json").is_file():
-            return place
+        with suppress(OSError):  # a name that no file can have
+            if (place / "lengths.json").is_file():
+                return place
     raise FormatError(
         f"the lengths of {folder} are gone: {name}", hint="keep the lengths folder beside the plan"
     )

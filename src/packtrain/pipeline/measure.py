@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import extend, files
+from ..checks import whole
 from ..errors import ForeignArtefactError, InputError, SourceError
 from ..measuring.hint_audit import audit_hints
 from ..measuring.run import measure_range
@@ -86,8 +87,8 @@ def measure(
             hint="write a one-shot generator to a JSONL file first, and open that",
         )
     refuse_other_kind(folder, lengths_store.MARKER)
-    if workers is not None and workers < 1:
-        raise InputError(f"workers is {workers}, expected >= 1", hint="1 measures in this process")
+    if workers is not None:
+        whole("workers", workers, 1, hint="1 measures in this process")
     identity = Identity.of(source, template)
     options = dict(executor_options or {})
     how = How(executor=executor, options=options, workers=workers, every=persist_every, progress=progress)
@@ -143,7 +144,7 @@ def _measure_all(
     if unlike is not None:
         raise ForeignArtefactError(
             f"{folder} holds an unfinished measurement of another {unlike}",
-            hint="choose another folder, or start afresh with --overwrite",
+            hint="choose another folder, or start afresh with overwrite=True",
         )
     if done:
         _log.info("%s: %d of %d samples were measured before", folder, done, total)
@@ -167,10 +168,12 @@ def _foreign(folder: Path, marker: dict[str, Any], identity: Identity, differs: 
     if "template" in differs:
         names[names.index("template")] = _named(marker.get("template") or {}, identity.template)
     names = ["number of samples" if name == "samples" else name for name in names]
-    hint = "choose another folder, or measure again with --overwrite"
+    hint = "choose another folder, or measure again with overwrite=True"
     if differs <= {"samples", "source"} and may_have_grown(read_layout(folder), identity.layout):
-        hint = "if the source has grown, --append measures only what is new; else choose another folder, or "
-        hint += "measure again with --overwrite"
+        hint = (
+            "if the source has grown, append=True measures only what is new; else choose another folder, or "
+        )
+        hint += "measure again with overwrite=True"
     return ForeignArtefactError(f"{folder} holds lengths of another {', '.join(names)}", hint=hint)
 
 

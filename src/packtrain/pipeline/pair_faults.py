@@ -30,7 +30,7 @@ class Faults:
         if not self._skip:
             said = error.message if where in error.message else f"{where}: {error.message}"
             raise InputError(
-                f"{error.reason}: {said}", hint=error.hint or "mend it, or leave such records out: --skip"
+                f"{error.reason}: {said}", hint=error.hint or "mend it, or leave such records out: skip=True"
             ) from error
         row = {"id": number, "where": where, "reason": error.reason, "message": error.message}
         self._rows.setdefault(number, row)

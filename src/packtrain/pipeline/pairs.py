@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
+from ..checks import whole
 from ..errors import ForeignArtefactError, InputError, SampleError
 from ..extend import Source
 from ..media.knobs import KNOB_KEYS
@@ -111,8 +112,7 @@ def merge_images(
         ForeignArtefactError: `out` is a file that no merge wrote.
         InputError: a record cannot be read.
     """
-    if limit < 1:
-        raise InputError(f"the longest merged sample is {limit} tokens", hint="at least 1")
+    whole("the longest merged sample", limit, 1)
     out = Path(out)
     _refuse_file(out)
     faults = Faults(source, skip)
@@ -148,9 +148,9 @@ def _refuse_other(out: Path, key: dict[str, Any]) -> None:
         free = {"whole"} if held.get("whole") else {"whole", "skip"}  # a stopped call may go on with --skip
         told, want = ({n: v for n, v in one.items() if n not in free} for one in (held, key))
         if told != want:
-            raise ForeignArtefactError(
-                f"{out} holds the pairs of another source", hint="choose another folder"
-            )
+            same = all(told.get(name) == want[name] for name in ("source", "records"))
+            why = "made with other options (--skip)" if same else "of another source"
+            raise ForeignArtefactError(f"{out} holds pairs {why}", hint="choose another folder")
         return
     if out.is_dir() and any(path for path in out.iterdir() if not path.name.startswith(f".{_MARKER}")):
         raise ForeignArtefactError(f"{out} is not empty", hint="choose an empty folder")
@@ -238,7 +238,7 @@ def _plain(sample: Mapping[str, Any], number: int) -> dict[str, Any]:
         raise SampleError(
             "unsupported_record",
             f"record {number} has objects that a model's template fills in",
-            hint="write the boxes into the text; --skip leaves such records out",
+            hint="write the boxes into the text; skip=True leaves such records out",
         )
     for message in sample["messages"]:
         text = ""
@@ -248,7 +248,7 @@ def _plain(sample: Mapping[str, Any], number: int) -> dict[str, Any]:
                     raise SampleError(
                         "unsupported_record",
                         f"record {number} has the text <image> beside its images",
-                        hint="such records cannot be written as pairs; --skip leaves them out",
+                        hint="such records cannot be written as pairs; skip=True leaves them out",
                     )
                 text += part["text"]
             elif part["type"] == "image":
@@ -256,14 +256,14 @@ def _plain(sample: Mapping[str, Any], number: int) -> dict[str, Any]:
                     raise SampleError(
                         "unread_key",
                         f"record {number} sets {', '.join(sorted(knobs))} of an image",
-                        hint=f"pairs hold no such setting: --ignore-key {min(knobs)} leaves it out",
+                        hint=f"pairs hold no such setting: ignore_keys=[{min(knobs)!r}] leaves it out",
                     )
                 text += "<image>"
             else:
                 raise SampleError(
                     "unsupported_record",
                     f"record {number} has a {part['type']}",
-                    hint="pairs hold images only; --skip leaves such records out",
+                    hint="pairs hold images only; skip=True leaves such records out",
                 )
         messages.append({**message, "content": text})
     return {**sample, "messages": messages}
@@ -327,6 +327,6 @@ def _path(ref: Any, number: int) -> str:
     if isinstance(ref, bytes):
         raise InputError(
             f"record {number} holds its {name_of(ref)}: a JSONL file names files",
-            hint="use --way split first",
+            hint="use way='split' first",
         )
     return str(ref)

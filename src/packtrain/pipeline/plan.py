@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import PlanError
+import numpy as np
+
+from ..errors import PlanError, counted
 from ..planning.build import plan
 from ..planning.lengths import STATUS_OK, Lengths
 from ..planning.packplan import PackPlan
@@ -15,7 +19,13 @@ from .alone import alone
 from .publish import details, origin_of, refuse_other_kind
 from .truncated import truncated_rows
 
-__all__ = ["check_drops", "ledger_rows", "plan_lengths"]
+__all__ = ["MISSING", "check_drops", "check_limit", "check_measured", "ledger_rows", "plan_lengths"]
+
+logger = logging.getLogger(__name__)
+
+#: Without a limit of its own, a plan leaves out at most this share of the samples for media that are missing.
+MISSING = 0.1
+_ABSENT = ("missing_media", "remote_media")  # not there, or not allowed to be fetched
 
 #: Samples named in the message of a plan that drops too many.
 _SHOWN = 5
@@ -49,8 +59,7 @@ def plan_lengths(
         ForeignArtefactError: `out` holds another plan.
         InputError: another process plans into `out`.
     """
-    if max_drop_fraction is not None and not 0 <= max_drop_fraction <= 1:
-        raise PlanError(f"max_drop_fraction is {max_drop_fraction}, expected 0 to 1", hint="0.01 is 1 %")
+    check_limit(max_drop_fraction)
     if out is not None:
         refuse_other_kind(out, "plan.json")
     with contextlib.nullcontext() if out is None else alone(Path(out)):
@@ -59,6 +68,11 @@ def plan_lengths(
             floor = min_fill_ratio * made.spec.pack_length
             made = made.without(made.pack_tokens < floor, "under_filled")
         check_drops(made, lengths_folder, max_drop_fraction)
+        if made.pack_tokens.min() > made.spec.pack_length:
+            logger.warning(
+                "every sample is longer than the pack length of %d tokens: nothing is packed",
+                made.spec.pack_length,
+            )
         if out is None:
             return made
         folder = None if lengths_folder is None else str(Path(lengths_folder).resolve())
@@ -66,20 +80,71 @@ def plan_lengths(
     return PackPlan.load(out)
 
 
+def check_limit(share: float | None) -> None:
+    """PlanError where `max_drop_fraction` is no share."""
+    if share is not None and not 0 <= share <= 1:
+        raise PlanError(f"max_drop_fraction is {share}, expected 0 to 1", hint="0.01 is 1 %")
+
+
 def check_drops(made: PackPlan, lengths_folder: str | Path | None, limit: float | None) -> None:
-    """PlanError when no pack is left, or more than the share `limit` of the samples is in the ledger."""
-    read = len(made.indices) + len(made.ledger)
-    share = len(made.ledger) / read if read else 0.0
-    if len(made) and (limit is None or share <= limit):
-        return
-    counts = ", ".join(f"{reason} {count}" for reason, count in made.ledger.counts().items()) or "none"
-    what = f"{len(made.ledger)} of {read} samples ({share:.1%}) are left out: {counts}"
+    """PlanError when no pack is left, or more than the share `limit` of the samples is in the ledger.
+
+    Without `limit`, samples whose media are missing or not allowed to be fetched may be `MISSING` of all.
+    """
+    read, by_reason = len(made.indices) + len(made.ledger), made.ledger.counts()
     if not len(made):
-        raise PlanError(f"the plan has no pack; {what}", hint="raise the pack length, or see the reasons")
-    left_out = ledger_rows(made, lengths_folder)[: len(made.ledger)]
-    shown = [f"{row['where'] or row['id']} ({row['reason']})" for row in left_out[:_SHOWN]]
+        raise PlanError(
+            f"the plan has no pack; {_left_out(read, by_reason)}",
+            hint="raise the pack length, or see the reasons",
+        )
+    _check_share(
+        read, by_reason, limit, lambda: ledger_rows(made, lengths_folder)[: min(len(made.ledger), _SHOWN)]
+    )
+
+
+def check_measured(lengths: Lengths, folder: str | Path, limit: float | None) -> None:
+    """The same of lengths that are measured: PlanError when too many samples cannot be used.
+
+    The measurement is finished and stays; one with nothing usable is told by its reasons.
+    """
+    bad = np.flatnonzero(np.asarray(lengths.status) != STATUS_OK).tolist()
+    by_reason = dict(sorted(Counter(map(lengths.reason, bad)).items()))
+    told = details(folder)
+    first = [
+        {"id": i, "reason": lengths.reason(i), "where": told.get(i, "").partition(": ")[0]}
+        for i in bad[:_SHOWN]
+    ]
+    if len(lengths) and sum(by_reason.values()) == len(lengths) and limit is None:
+        limit = MISSING
+    _check_share(len(lengths), by_reason, limit, lambda: first)
+
+
+def _check_share(
+    read: int, by_reason: dict[str, int], limit: float | None, first: Callable[[], list[dict[str, Any]]]
+) -> None:
+    if limit is None and sum(map(by_reason.get, _ABSENT, (0, 0))) > MISSING * read:
+        limit = MISSING
+    if limit is None or not read or sum(by_reason.values()) / read <= limit:
+        return
+    shown = [f"{row['where'] or row['id']} ({row['reason']})" for row in first()]
     raise PlanError(
-        f"{what}; the first: {'; '.join(shown)}", hint=f"the limit is {limit:.1%} (max_drop_fraction)"
+        f"{_left_out(read, by_reason)}; the first: {'; '.join(shown)}",
+        hint=f"{_root_of(by_reason)}max_drop_fraction={limit:g} is the limit; see the reasons, or set a "
+        "higher one",
+    )
+
+
+def _root_of(by_reason: dict[str, int]) -> str:
+    """What most absent media lack."""
+    absent = 2 * by_reason.get("missing_media", 0) > sum(by_reason.values())
+    return "media_root, when measuring, names the folder of relative media paths; " if absent else ""
+
+
+def _left_out(read: int, by_reason: dict[str, int]) -> str:
+    count = sum(by_reason.values())
+    counts = ", ".join(f"{reason} {number}" for reason, number in by_reason.items()) or "none"
+    return (
+        f"{count} of {counted(read, 'samples')} ({count / read if read else 0.0:.1%}) are left out: {counts}"
     )
 
 

@@ -8,7 +8,7 @@ lengths and plans lie in a cache that runs share (`cache`). A planner option nev
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Prepared", "Stage", "prepare", "prepare_ranks", "prepare_validation", "silent"]
+__all__ = ["Prepared", "Stage", "as_validation", "prepare", "prepare_ranks", "prepare_validation", "silent"]
 
 #: Opens a progress display for a stage and gives its callback (done, total).
 Stage = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
@@ -72,6 +72,7 @@ def prepare(
     folder: Path,
     *,
     validation: bool = False,
+    name: str = "",
     overwrite: bool = False,
     stage: Stage | None = None,
     world_size: int | None = None,
@@ -81,18 +82,22 @@ def prepare(
 
     Validation drops no pack for its fill and no sample for its length; samples that cannot be used are told
     in a warning. With `data.eval_packing: false` each of its samples is a
-    pack of its own, planned by the same pipeline. `world_size` (None: as launched) only matters to plans
+    pack of its own, planned by the same pipeline; `name` is that of one of several sets.
+    `world_size` (None: as launched) only matters to plans
     by steps of samples. Without `keep_plan` the plan is not written to the run's folder.
 
     Raises:
         PacktrainError: what any step raises; see `measure`, `probe_static`, `audit`, `plan_lengths`.
     """
+    from ..train.config import validation_prefix
+
     shown = stage or silent
-    prefix = "val_" if validation else ""
+    prefix = validation_prefix(name) if validation else ""
+    what = " ".join(["validation", *filter(None, [name])]) if validation else "training"
     data = config.data
     root = data.cache.root_dir
     cache = None if root is None else CacheRoot(root, data.wait_timeout_s)
-    inputs = Inputs.of_config(config, validation=validation)
+    inputs = Inputs.of_config(config, validation=validation, name=name)
     source = inputs.open_source()
     template = inputs.open_template(source)
     trains = config.export.format is None
@@ -103,7 +108,7 @@ def prepare(
     if not validation and hasattr(template, "verify_limits"):
         template.verify_limits()
     lengths_folder, plan_folder = folder / f"{prefix}lengths", folder / f"{prefix}plan"
-    with shown(f"measuring {'validation' if validation else 'training'} samples") as report:
+    with shown(f"measuring {what} samples") as report:
         options: dict[str, Any] = {
             "workers": _workers(config, len(source)),
             "persist_every": data.persist_every,
@@ -138,8 +143,8 @@ def prepare(
         check_planned(config, template, plan, lengths)
     if validation and len(plan.ledger):
         logger.warning(
-            "%d of %d validation samples cannot be used, and evaluation does not see them: %s",
-            len(plan.ledger), len(source), plan.ledger.counts(),
+            "%d of %d %s samples cannot be used, and evaluation does not see them: %s",
+            len(plan.ledger), len(source), what, plan.ledger.counts(),
         )  # fmt: skip
     return Prepared(
         source=source,
@@ -161,25 +166,29 @@ def prepare_ranks(
     stage: Stage | None = None,
     world_size: int | None = None,
     keep_plan: bool = True,
-) -> tuple[Prepared, Prepared | None]:
+) -> tuple[Prepared, dict[str, Prepared]]:
     """Training and validation inputs on every rank; one rank per disk makes them.
 
     Args:
         before: called by the rank that makes them, before it begins.
         world_size: ranks that will train; None: those that start.
         keep_plan: False: the training plan is not written (one rank only).
+
+    Returns:
+        Those of training, and those of every validation set by its name ("": of one that has none).
     """
     made = _share(
         config,
         start,
-        ["train"] if config.data.val is None else ["train", "val"],
+        [None, *config.data.validations()],
         before=before,
         overwrite=overwrite,
         stage=stage,
         world_size=world_size,
         keep_plan=keep_plan,
     )
-    return made["train"], made.get("val")
+    training = made.pop(None)
+    return training, _by_name(made)
 
 
 def prepare_validation(
@@ -189,47 +198,65 @@ def prepare_validation(
     before: Callable[[], None] | None = None,
     overwrite: bool = False,
     stage: Stage | None = None,
-) -> Prepared:
+) -> dict[str, Prepared]:
     """`prepare_ranks` of a run whose training samples nobody plans: the validation inputs alone."""
-    return _share(config, start, ["val"], before=before, overwrite=overwrite, stage=stage)["val"]
+    names = [*config.data.validations()]
+    return _by_name(_share(config, start, names, before=before, overwrite=overwrite, stage=stage))
+
+
+def _by_name(made: Mapping[str | None, Prepared]) -> dict[str, Prepared]:
+    return {name: found for name, found in made.items() if name is not None}
 
 
 def _share(
     config: RunConfig,
     start: StartUp,
-    names: list[str],
+    names: Sequence[str | None],
     *,
     before: Callable[[], None] | None,
     overwrite: bool,
     stage: Stage | None,
     world_size: int | None = None,
     keep_plan: bool = True,
-) -> dict[str, Prepared]:
-    """The inputs by name, made on one rank per disk and opened on the others."""
-    made: dict[str, Prepared] = {}
+) -> dict[str | None, Prepared]:
+    """The inputs by name of a validation set (None: of training), made on one rank per disk."""
+    made: dict[str | None, Prepared] = {}
 
     def make(tell: Tell) -> Mapping[str, Any]:
         if before is not None:
             before()
-        if "val" in names:  # what cannot be opened is told before the other samples are measured
-            Inputs.of_config(config, validation=True).open_source()
+        for name in names:  # what cannot be opened is told before other samples are measured
+            if name is not None:
+                Inputs.of_config(config, validation=True, name=name).open_source()
         for name in names:
             made[name] = prepare(
                 config,
                 start.folder,
-                validation=name == "val",
+                validation=name is not None,
+                name=name or "",
                 overwrite=overwrite,
                 stage=_telling(stage or silent, tell),
                 world_size=world_size or start.place.size,
-                keep_plan=keep_plan or name == "val",
+                keep_plan=keep_plan or name is not None,
             )
-        return {name: made[name].to_dict() for name in names}
+        return {_key(name): made[name].to_dict() for name in names}
 
     result = start.share(make)
     for name in names:
         if name not in made:
-            made[name] = _open(config, result[name], validation=name == "val", check=start.leads)
+            made[name] = _open(config, result[_key(name)], name, check=start.leads)
     return made
+
+
+def _key(name: str | None) -> str:
+    """What stands for a set in what rank 0 tells the others."""
+    return "train" if name is None else f"val {name}"
+
+
+def as_validation(made: Mapping[str, Prepared]) -> Any:
+    """What `train(val=…)` takes: one set, several by name, or None."""
+    sets = {name: (one.plan, one.source, one.lengths) for name, one in made.items()}
+    return sets.get("", sets or None)
 
 
 def silent(name: str) -> AbstractContextManager[Callable[[int, int], None]]:
@@ -237,9 +264,9 @@ def silent(name: str) -> AbstractContextManager[Callable[[int, int], None]]:
     return nullcontext(lambda done, total: None)
 
 
-def _open(config: RunConfig, told: Mapping[str, Any], *, validation: bool, check: bool) -> Prepared:
+def _open(config: RunConfig, told: Mapping[str, Any], name: str | None, *, check: bool) -> Prepared:
     """What another rank made, memory-mapped; one process per machine hashes the plan's bytes."""
-    inputs = Inputs.of_config(config, validation=validation)
+    inputs = Inputs.of_config(config, validation=name is not None, name=name or "")
     folder = Path(told["plan"])
     plan, lengths = PackPlan.load(folder), Lengths.load(told["lengths"])
     for name, mine, theirs in (
@@ -273,7 +300,7 @@ def _plan_options(config: RunConfig, validation: bool, world_size: int) -> dict[
     options: dict[str, Any] = {
         "pack_length": config.pack_length,
         "packer": getattr(data, "packer", "auto"),
-        "long_samples": "single" if getattr(data, "long_samples", "single") == "single" else "drop",
+        "long_samples": getattr(data, "long_samples", "single"),
         "long_rule": ">=",
         "max_samples": 1 if validation and not data.eval_packing else getattr(data, "max_samples", None),
         "min_fill_ratio": None,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import extend, files
-from ..errors import ForeignArtefactError, InputError
+from ..errors import ForeignArtefactError, InputError, counted
 from ..measuring.run import CUT
 from ..planning.lengths import STATUS_OK, Lengths
 from ..store import lengths as lengths_store
@@ -34,6 +34,7 @@ __all__ = [
     "details",
     "origin_of",
     "publish",
+    "publish_details",
     "refuse_changed_media",
     "refuse_other_kind",
 ]
@@ -85,7 +86,7 @@ def refuse_other_kind(folder: str | Path, marker: str) -> None:
     for other in ("lengths.json", "plan.json", "run.json"):
         if other != marker and (Path(folder) / other).is_file():
             raise ForeignArtefactError(
-                f"{folder} holds {other}: it is the folder of another artefact", hint="choose another --out"
+                f"{folder} holds {other}: it is the folder of another artefact", hint="choose another folder"
             )
 
 
@@ -116,16 +117,13 @@ def publish(
     if len(whole.status) and not (whole.status == STATUS_OK).any():
         _, reason, detail = next(parts.reason_rows(paths))
         raise InputError(
-            f"none of the {len(whole.status):,} samples can be used; the first: {reason}: {detail}",
+            f"none of the {counted(len(whole.status), 'samples')} can be used; the first: {reason}: {detail}",
             hint="check the processor, the columns and the media folder",
         )
     reasons = {i: sys.intern(reason) for i, reason, _ in parts.reason_rows(paths) if reason != CUT}
     files.remove(folder / lengths_store.MARKER)
     digest = save_media(folder, media, identity.root)
-    with files.publish(folder / "details.jsonl") as handle:
-        for i, _, detail in parts.reason_rows(paths):
-            line = json.dumps([i, detail], ensure_ascii=False) + "\n"
-            handle.write(line.encode("utf-8", "backslashreplace"))
+    _write_details(folder, ((i, detail) for i, _, detail in parts.reason_rows(paths)))
     if identity.layout is None:
         files.remove(folder / LAYOUT)
     else:
@@ -150,8 +148,21 @@ def refuse_changed_media(folder: Path, identity: Identity, verify_content: bool)
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise ForeignArtefactError(
             f"{folder} was measured from other media: {changed[0]}{more} changed since",
-            hint="measure again with --overwrite",
+            hint="measure again with overwrite=True",
         )
+
+
+def publish_details(folder: str | Path, told: Mapping[int, str]) -> None:
+    """Write what `details` reads, where there is something to tell."""
+    if told:
+        _write_details(Path(folder), sorted(told.items()))
+
+
+def _write_details(folder: Path, told: Iterable[tuple[int, str]]) -> None:
+    with files.publish(folder / "details.jsonl") as handle:
+        for i, detail in told:
+            line = json.dumps([i, detail], ensure_ascii=False) + "\n"
+            handle.write(line.encode("utf-8", "backslashreplace"))
 
 
 def details(folder: str | Path) -> dict[int, str]:

@@ -74,6 +74,7 @@ class StartUp:
         self.makes = False
         """Did this process make the artefacts?"""
         self._options: dict[str, Any] = {"timeout_s": timeout_s, "stale_s": stale_s, "clock": clock}
+        self._what = f"the artefacts of {folder}"
         self._probe_s = probe_s
         self._relay_folder = relay
         self._local_disk = local_disk
@@ -95,7 +96,7 @@ class StartUp:
         who = f"rank {self.place.rank}"
         if not self.leads and self.place.rank != 0:
             writer = "rank 0" if self.where.index == 0 else "the first rank of this machine"
-            return _there(follow(self._relay(), who=who, writer=writer, **self._options))
+            return _there(follow(self._relay(), who=who, writer=writer, what=self._what, **self._options))
         if self.where.size > 1:
             self._claim(self._relay(), "the start-up folder of this machine", relay=True)
         try:
@@ -120,6 +121,7 @@ class StartUp:
         result = follow(
             self._shared(),
             who=who,
+            what=self._what,
             give_up_s=self._probe_s if own_disk and self.where.index != 0 else None,
             seen=self._pass_on,
             **self._options,

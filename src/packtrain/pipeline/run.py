@@ -13,7 +13,9 @@ reports.
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,21 +24,26 @@ from .. import files
 from ..planning.packplan import PackPlan
 from ..version import __version__
 from ..world import World, world
-from .plan import ledger_rows
-from .prepare import Prepared, Stage, prepare, prepare_ranks, silent
+from .page import Report
+from .prepare import Prepared, Stage, as_validation, prepare, prepare_ranks, silent
 from .ranks import StartUp
+from .step_times import read_history
 from .truncated import told_truncated
-from .unread import read_keys, told
+from .unread import read_keys
+from .which import order_of_config
 
 if TYPE_CHECKING:
     from ..train.config import RunConfig
     from ..train.runtime import Runtime
     from ..train.sft import TrainResult
 
-__all__ = ["Prepared", "RunResult", "dry_run", "prepare", "run"]
+__all__ = ["Heard", "Prepared", "RunResult", "begin_run", "dry_run", "finish_run", "prepare", "run"]
 
 #: Packed and unpacked loss of the trained model differ by less, or something leaks (float32 noise is 1e-7).
 TOLERANCE = 1e-4
+
+#: Packs whose samples are also evaluated one by one at the end, evenly spaced over the plan.
+COMPARED = 64
 
 
 @dataclass(kw_only=True)
@@ -58,6 +65,7 @@ def run(
     html: bool | None = None,
     stage: Stage | None = None,
     place: World | None = None,
+    told: Sequence[str] = (),
 ) -> RunResult:
     """The main job of a configuration, on this rank.
 
@@ -68,6 +76,7 @@ def run(
         html: write report.html; None = as the configuration says.
         stage: progress display per stage (rank 0).
         place: rank and world size; None: from the launcher's environment.
+        told: warnings of reading the configuration, for run.json.
 
     Raises:
         PacktrainError: what any stage raises; see `prepare`, `train.train`.
@@ -84,45 +93,46 @@ def run(
     folder = Path(config.training.output_dir)
     files.make_folder(folder)
     _steady(config)
-    with StartUp(folder, place=place, timeout_s=config.data.wait_timeout_s) as start:
+    with (
+        Heard() as heard,
+        StartUp(folder, place=place, timeout_s=config.data.wait_timeout_s) as start,
+    ):
         prepared, checked = prepare_ranks(
             config,
             start,
-            before=lambda: _begin(folder),
+            before=lambda: begin_run(folder),
             overwrite=overwrite,
             stage=shown,
         )
         start.calm()
         runtime = resolve_runtime(
-            config, prepared.plan, place.size, None if checked is None else checked.plan
+            config, prepared.plan, place.size, {name: one.plan for name, one in checked.items()}
         )
         if place.is_writer:
             runtime.log()
-        val = None if checked is None else (checked.plan, checked.source, checked.lengths)
-        with shown("training") as report, _group():
+        with shown("training") as done, _group():
             trained = train(
                 config,
                 prepared.plan,
                 prepared.source,
                 prepared.template,
                 lengths=prepared.lengths,
-                val=val,
+                val=as_validation(checked),
                 place=place,
                 runtime=runtime,
-                progress=report,
+                progress=done,
             )
         start.check()
         comparison = _compare(config, prepared, trained, shown) if compare and place.is_writer else None
         figures = _figures(prepared, trained, comparison, runtime)
+        figures["warnings"] = list(dict.fromkeys((*told, *heard.lines)))
         page = None
         if place.is_writer:
             if config.report.html if html is None else html:
-                page = _write_page(folder, config, prepared, trained, comparison)
+                report = _page(folder, config, prepared, trained, figures)
+                page = report.write(folder / "report.html", title=f"packtrain run {folder.name}")
                 figures["report"] = str(page)
-            files.publish_json(
-                folder / "run.json",
-                {"schema": "packtrain.run/1", "config": config.to_dict(), "result": figures},
-            )
+            finish_run(folder, config, figures)
     return RunResult(
         folder=folder, plan=prepared.plan, figures=figures, report=page, loss_curve=trained.losses
     )
@@ -156,7 +166,7 @@ def dry_run(
             world_size=place.size,
             keep_plan=config.training.samples_per_step is None,
         )
-    val = None if checked is None else checked.plan
+    val = {name: one.plan for name, one in checked.items()}
     runtime = resolve_runtime(config, prepared.plan, place.size, val, prepared.lengths)
     runtime.log()
     planned_packs(
@@ -172,14 +182,22 @@ def dry_run(
     return runtime
 
 
-def _begin(folder: Path) -> None:
+def begin_run(folder: Path) -> None:
     """The folder is not a finished run any more, and holds nothing of a writer that was stopped."""
     files.remove(folder / "run.json")
     files.remove_leftovers(folder)
 
 
+def finish_run(folder: Path, config: RunConfig, figures: dict[str, Any]) -> None:
+    """The folder is a finished run: its configuration and what it found, plain JSON."""
+    files.publish_json(
+        folder / "run.json",
+        {"schema": "packtrain.run/1", "config": config.to_dict(), "result": figures},
+    )
+
+
 def _compare(config: RunConfig, prepared: Prepared, trained: TrainResult, shown: Stage) -> dict[str, Any]:
-    """Loss of the trained model over packed and over single samples."""
+    """Loss of the trained model over packed and over single samples, of `COMPARED` packs at most."""
     from ..data import PackedDataset
     from ..train import evaluate_packed_vs_unpacked
 
@@ -192,13 +210,32 @@ def _compare(config: RunConfig, prepared: Prepared, trained: TrainResult, shown:
         ledger_file=Path(config.training.output_dir) / "failed.jsonl",
     )
     with shown("comparing packed with unpacked") as report:
-        found = evaluate_packed_vs_unpacked(trained.model, dataset, progress=report)
+        found = evaluate_packed_vs_unpacked(trained.model, dataset, most=COMPARED, progress=report)
     return {
+        "packs": found.packs,
         "packed": found.packed,
         "unpacked": found.unpacked,
         "difference": found.difference,
         "tolerance": TOLERANCE,
     }
+
+
+class Heard(logging.Handler):
+    """The warnings of this package inside of the block, once each."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+    def __enter__(self) -> Heard:
+        logging.getLogger("packtrain").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("packtrain").removeHandler(self)
 
 
 class _group:
@@ -255,23 +292,19 @@ def _figures(
     return figures
 
 
-def _write_page(
-    folder: Path,
-    config: RunConfig,
-    prepared: Prepared,
-    trained: TrainResult,
-    comparison: dict[str, Any] | None,
-) -> Path:
-    from ..report.html import write_report
-
-    return write_report(
-        folder / "report.html",
-        title=f"packtrain run {folder.name}",
-        stats={**prepared.plan.stats(), "keys": told(read_keys(prepared.lengths_folder)) or "all read"},
+def _page(
+    folder: Path, config: RunConfig, prepared: Prepared, trained: TrainResult, figures: dict[str, Any]
+) -> Report:
+    order = order_of_config(config, prepared.plan, figures["world_size"], prepared.plan_folder)
+    return Report(
+        artefact=folder,
         plan=prepared.plan,
         lengths=prepared.lengths,
-        ledger_rows=ledger_rows(prepared.plan, prepared.lengths_folder, prepared.source.where),
-        loss=trained.losses,
-        comparison=comparison,
+        lengths_folder=prepared.lengths_folder,
+        source=prepared.source,
+        order=order.packs_order,
+        history=read_history(folder) or trained.history,
+        comparison=figures["loss"],
+        validation=figures["eval"],
         config=config.to_dict(),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, counted
 from ..world import World, world
 from .export import export, format_of
 from .export_guards import refuse_foreign
@@ -36,7 +36,7 @@ def run_export(
     place = place or world()
     if place.size > 1:
         raise ConfigError(
-            f"an export is no job for {place.size} ranks",
+            f"an export is no job for {counted(place.size, 'ranks')}",
             hint="start one process; export.workers adds others",
         )
     asked, folder = config.export, Path(config.training.output_dir)

@@ -12,6 +12,8 @@ stopped merge is simply run again.
 from __future__ import annotations
 
 import logging
+import operator
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -98,7 +100,7 @@ def measure_shard(
     if unlike is not None:
         raise ForeignArtefactError(
             f"{folder} holds a shard of another {unlike}",
-            hint="choose another folder, or measure the shards anew with --overwrite",
+            hint="choose another folder, or measure the shards anew with overwrite=True",
         )
     if done == made.stop and (folder / MARKER).is_file():
         return made
@@ -178,9 +180,25 @@ def _folders(folder: Path) -> Iterator[tuple[int, int, Path]]:
 def _key(place: Path) -> dict[str, Any] | None:
     """The key a shard was measured under; None for an empty folder."""
     if (place / MARKER).is_file():
-        return dict(files.read_json(place / MARKER)["identity"]["key"])
+        return dict(_marker(place)["identity"]["key"])
     stored = parts.key_of(place)
     return None if stored is None else {name: stored[name] for name in stored if name != "shard"}
+
+
+def _marker(place: Path) -> dict[str, Any]:
+    """The marker of a shard; FormatError where it was edited."""
+    path, again = place / MARKER, "measure this shard again with overwrite=True"
+    told = files.read_json(path)
+    with files.reading(path, "the marker of a shard", again):
+        if told["schema"] != SCHEMA:
+            raise FormatError(f"{path} has schema {told['schema']!r}, expected {SCHEMA!r}")
+        identity = Identity(**told["identity"])
+        first, last = map(operator.index, told["range"])
+        held = {name: (operator.index(size), str(sha)) for name, (size, sha) in told["files"].items()}
+        key, origin = dict(identity.key), dict(told["origin"])
+        if not 0 <= first <= last <= operator.index(key["samples"]) or any(map(os.path.dirname, held)):
+            raise FormatError(f"{path} names ids or files that a shard does not have", hint=again)
+    return {**told, "range": [first, last], "files": held, "origin": origin}
 
 
 def _checked(folder: Path, found: list[tuple[int, int, Path]]) -> list[dict[str, Any]]:
@@ -203,19 +221,17 @@ def _checked(folder: Path, found: list[tuple[int, int, Path]]) -> list[dict[str,
         )
         raise InputError(
             f"{folder} lacks shards: {told}",
-            hint=f"run measure with --shard {(missing + open_)[0]} again: it goes on where it was",
+            hint=f"run packtrain measure with --shard {(missing + open_)[0]} again: it goes on where it was",
         )
-    markers = [files.read_json(place / MARKER) for _, _, place in found]
+    markers = [_marker(place) for _, _, place in found]
     reached, first = 0, markers[0]
-    for (number, of, place), marker in zip(found, markers, strict=True):
-        if marker.get("schema") != SCHEMA:
-            raise FormatError(f"{place / MARKER} has schema {marker.get('schema')!r}, expected {SCHEMA!r}")
+    for (number, of, _), marker in zip(found, markers, strict=True):
         key = marker["identity"]["key"]
         differs = [name for name, value in first["identity"]["key"].items() if key.get(name) != value]
         if differs:
             raise ForeignArtefactError(
                 f"shard {number}/{of} is of another {', '.join(differs)} than shard {found[0][0]}/{of}",
-                hint="measure it again with --overwrite",
+                hint="measure it again with overwrite=True",
             )
         start, stop = marker["range"]
         if start != reached or (number == of - 1 and stop != key["samples"]):
@@ -239,17 +255,17 @@ def _verified(place: Path, marker: dict[str, Any]) -> list[Path]:
     for name, (size, digest) in sorted(marker["files"].items()):
         path = place / "partial" / name
         if not path.is_file():
-            raise ChecksumError(f"{path} is missing", hint="measure this shard again with --overwrite")
+            raise ChecksumError(f"{path} is missing", hint="measure this shard again with overwrite=True")
         if path.stat().st_size != size or files.sha256_file(path) != digest:
             raise ChecksumError(
-                f"{path} is not what {MARKER} says", hint="measure this shard again with --overwrite"
+                f"{path} is not what {MARKER} says", hint="measure this shard again with overwrite=True"
             )
     paths = parts.finished(place, start)
     listed = [path for path in paths if path.name in marker["files"]]
     if sum(name.endswith(".npz") for name in marker["files"]) != len(listed) or len(listed) != len(paths):
         raise ChecksumError(
             f"{place} does not hold the ids {start} to {stop - 1} that {MARKER} lists",
-            hint="measure this shard again with --overwrite",
+            hint="measure this shard again with overwrite=True",
         )
     return paths
 
@@ -267,5 +283,5 @@ def _refuse_other(folder: Path, held: dict[str, Any], key: dict[str, Any]) -> No
     if differs:
         raise ForeignArtefactError(
             f"{folder} holds lengths of another {', '.join(differs)}",
-            hint="choose another folder, or replace them with --overwrite",
+            hint="choose another folder, or replace them with overwrite=True",
         )

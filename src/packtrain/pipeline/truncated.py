@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import counted
 from ..measuring.run import CUT
 from ..planning.lengths import STATUS_OK, Lengths
 from .publish import details
@@ -48,8 +49,9 @@ def told_truncated(folder: str | Path, lengths: Lengths) -> str:
         return ""
     figures = truncated_figures(rows, lengths)
     shown = "; ".join(f"{row['where']} (id {row['id']}): {row['detail']}" for row in rows[:_SHOWN])
-    more = f"; and {len(rows) - _SHOWN:,} more samples" if len(rows) > _SHOWN else ""
+    more = f"; and {counted(len(rows) - _SHOWN, 'more samples')}" if len(rows) > _SHOWN else ""
     return (
-        f"{figures['samples']:,} samples are trained without {figures['answers_removed']:,} answers and with "
+        f"{counted(figures['samples'], 'samples')} trained without "
+        f"{counted(figures['answers_removed'], 'answers')} and with "
         f"{figures['answers_cut']:,} cut short: {shown}{more}"
     )

@@ -10,13 +10,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from .. import files
-from ..sources._account import LEDGER, UNREAD, UnreadKeys, check_share
+from ..sources._account import UNREAD, UnreadKeys, check_share, told
 
 __all__ = ["KEYS", "UnreadKeys", "read_keys", "refuse_unread", "save_keys", "told"]
 
 KEYS = "keys.json"
-
-_SHOWN = 12  # keys named in one line
 
 
 def refuse_unread(rows: Iterable[tuple[int, str, str]], total: int) -> int:
@@ -52,24 +50,3 @@ def read_keys(folder: str | Path) -> dict[str, int]:
     """The counts beside lengths; empty where there are none."""
     path = Path(folder) / KEYS
     return {str(name): int(count) for name, count in files.read_json(path).items()} if path.is_file() else {}
-
-
-def told(counts: Mapping[str, int]) -> str:
-    """One line for people: keys that were read as others, that nothing read, and for which records are left
-    out; "" for none."""
-    read, left, gone = [], [], []
-    for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        key, _, field = name.partition(" -> ")
-        if field == LEDGER:
-            gone.append(f"{key} ({count:,})")
-        elif field:
-            read.append(f"{key} → {field} ({count:,})")
-        else:
-            left.append(f"{key} ({count:,})")
-    lines = {"read as another": read, "not read": left, "left out for": gone}
-    return "; ".join(f"{what}: {_some(named)}" for what, named in lines.items() if named)
-
-
-def _some(names: list[str]) -> str:
-    more = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
-    return ", ".join((*names[:_SHOWN], *more))

@@ -1,10 +1,11 @@
 """Validation inputs of a run that plans nothing else: streams and growing directories.
 
-    with validation(config) as val:     # None without data.val
+    with validation(config) as val:     # {} without data.val
         …train…
 
 A validation set is finite and small, so it is measured and planned as in a planned run: once, by one rank per
-disk, into `val_lengths` and `val_plan` of the output folder, where a resumed run finds them. The folder is
+disk, into `val_lengths` and `val_plan` (of several sets `val_NAME_lengths` …) of the output folder, where a
+resumed run finds them. The folder is
 claimed while the block lasts, so two runs in one folder are told apart.
 """
 
@@ -31,8 +32,8 @@ __all__ = ["validation"]
 @contextmanager
 def validation(
     config: RunConfig, *, overwrite: bool = False, stage: Stage | None = None, place: World | None = None
-) -> Iterator[Prepared | None]:
-    """Measure and plan the validation samples, on every rank.
+) -> Iterator[dict[str, Prepared]]:
+    """Measure and plan the validation samples, on every rank: their inputs by the name of their set.
 
     Args:
         config: from `train.load_config`.
@@ -44,7 +45,7 @@ def validation(
         PacktrainError: as `prepare`; InputError when another run takes the folder over.
     """
     if config.data.val is None:
-        yield None
+        yield {}
         return
     place = place or world()
     folder = Path(config.training.output_dir)

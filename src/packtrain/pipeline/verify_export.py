@@ -21,6 +21,7 @@ from ..errors import (
     FormatError,
     LawError,
     PacktrainError,
+    counted,
     missing_package,
 )
 from ..media.location import read_bytes
@@ -88,14 +89,20 @@ def _verified(
             hint="move it elsewhere",
         )
     told = sum("count" in row for row in rows)
-    done = {"files": f"{len(rows):,} as their manifests say ({told:,} shards)", "plan": "checksum equal"}
+    done = {
+        "files": f"{len(rows):,} as their manifests say ({counted(told, 'shards')})",
+        "plan": "checksum equal",
+    }
     if source is None:
         source, template, lost = _inputs(out, template, wanted=encode > 0)
     else:
         lost = ""
     if marker["key"]["format"] == "chunks":
         return {**done, **_check_chunks(out, plan, source, template, encode, progress), **_said(lost)}
-    done["shards"] = _check_members(out, rows) if told else "loose files"
+    if any(row.get("packs") for row in rows):
+        done["shards"] = _check_members(out, rows)
+    else:
+        done["shards"] = f"rows, read through {marker['key']['format']}" if told else "loose files"
     done["samples"] = _check_samples(out, plan, source, progress) + lost
     if template is not None and encode:
         done["tokens"] = _check_tokens(out, plan, template, encode)
@@ -119,7 +126,7 @@ def _manifests(out: Path) -> tuple[dict[str, Any], PackPlan, list[dict[str, Any]
         if files.read_json(shards.key_path(out)) != marker["key"]:
             raise ChecksumError(
                 f"{shards.key_path(out)} was edited: it is not the key of this export",
-                hint="copy it again, or export again with --overwrite",
+                hint="copy it again, or export again: packtrain export --overwrite",
             )
     except FormatError as error:
         raise ChecksumError(error.message, hint="copy it again, or export again") from None
@@ -178,7 +185,8 @@ def _name_pack(path: Path, row: dict[str, Any], size: int) -> None:
             if held is None or held[1] != crc or not media_hold(held[0]) or start + len(data) > size:
                 whole = pack_key(row["packs"][place - 1][0]) if place else "none"
                 raise ChecksumError(
-                    f"{path}: {pack_key(number)} was cut or edited (shard of {len(row['packs'])} packs, "
+                    f"{path}: {pack_key(number)} was cut or "
+                    f"edited (shard of {counted(len(row['packs']), 'packs')}, "
                     f"{size:,} bytes of {row['bytes']:,}; last whole key before it: {whole})",
                     hint="copy the shard again, or remove it and export again",
                 )
@@ -207,7 +215,7 @@ def _check_members(out: Path, rows: list[dict[str, Any]]) -> str:
                 current, seen = key, number
         if next(expected, None) is not None:
             raise LawError(f"{out / row['name']} lacks keys behind {current}")
-    return f"{members:,} members adjacent by key, keys unique"
+    return f"{counted(members, 'members')} adjacent by key, keys unique"
 
 
 def _check_samples(out: Path, plan: PackPlan, source: Any, progress: Progress | None) -> str:
@@ -228,7 +236,7 @@ def _check_samples(out: Path, plan: PackPlan, source: Any, progress: Progress | 
         if progress is not None and (number % 64 == 63 or number == len(plan) - 1):
             progress(number + 1, len(plan))
     if int(seen.sum()) != len(plan.indices):
-        raise LawError(f"{out} holds {int(seen.sum())} of {len(plan.indices)} planned samples")
+        raise LawError(f"{out} holds {int(seen.sum())} of {counted(len(plan.indices), 'planned samples')}")
     same = ", text and media equal to the source" if source is not None else ""
     return f"{len(plan.indices):,} planned, each there once{same}"
 
@@ -273,7 +281,7 @@ def _check_tokens(out: Path, plan: PackPlan, template: Any, count: int) -> str:
     packs = ShardedPacks(out, template.encode)
     chosen = _spread(len(plan), count)
     samples = sum(len(packs[number]) for number in chosen)
-    return f"{samples:,} samples of {len(chosen):,} packs encode to their planned lengths"
+    return f"{counted(samples, 'samples')} of {counted(len(chosen), 'packs')} encode to their planned lengths"
 
 
 def _said(lost: str) -> dict[str, str]:
@@ -307,7 +315,8 @@ def _check_chunks(
     samples = sum(len(plan[number]) for number in chosen)
     return {
         **done,
-        "encoding": f"{samples:,} samples of {len(chosen):,} packs equal the source's, bit for bit",
+        "encoding": f"{counted(samples, 'samples')} of "
+        f"{counted(len(chosen), 'packs')} equal the source's, bit for bit",
     }
 
 

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import files
-from ..errors import FormatError, InputError, PacktrainError
-from ..planning.balance import Balance
+from ..checks import whole
+from ..errors import FormatError, InputError, PacktrainError, counted
 from ..planning.order import EpochOrder
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
 from .length_files import lengths_of
 
-__all__ = ["Order", "order_of", "rows_of"]
+__all__ = ["Order", "order_of", "order_of_config", "read_run", "rows_of"]
 
 I64 = NDArray[np.int64]
 
@@ -68,16 +68,16 @@ class Order:
         """
         ranks = self.packs_order.aligned.world_size
         if rank is not None and not 0 <= rank < ranks:
-            raise InputError(f"rank {rank} of {ranks} ranks", hint=f"0 to {ranks - 1}")
+            raise InputError(f"rank {rank} of {counted(ranks, 'ranks')}", hint=f"0 to {ranks - 1}")
         if step < 0 or (epoch is not None and (epoch < 0 or step >= self.steps)):
             raise InputError(
-                f"step {step} of epoch {epoch or 0}: an epoch has {self.steps} steps",
-                hint=f"0 to {self.steps - 1}, or leave --epoch out to count over the whole run",
+                f"step {step} of epoch {epoch or 0}: an epoch has {counted(self.steps, 'steps')}",
+                hint=f"0 to {self.steps - 1}, or no epoch, to count over the whole run",
             )
         of_epoch, inside = divmod(step, self.steps) if epoch is None else (epoch, step)
         if self.run_steps is not None and of_epoch * self.steps + inside >= self.run_steps:
             raise InputError(
-                f"step {of_epoch * self.steps + inside} of a run of {self.run_steps} steps",
+                f"step {of_epoch * self.steps + inside} of a run of {counted(self.run_steps, 'steps')}",
                 hint=f"0 to {self.run_steps - 1}",
             )
         plan = self.packs_order.view(of_epoch).plan
@@ -149,10 +149,10 @@ class Order:
 def order_of(
     folder: Path,
     *,
-    world_size: int | None,
-    grad_accum: int | None,
-    seed: int | None,
-    balance: str | None,
+    world_size: int | None = None,
+    grad_accum: int | None = None,
+    seed: int | None = None,
+    balance: str | None = None,
     replan: str | None = None,
 ) -> Order:
     """The order of a run folder, or of a plan folder with the settings given.
@@ -168,7 +168,7 @@ def order_of(
         named = [name for name, value in given.items() if value is not None]
         if named:
             raise InputError(f"{folder} is a run: it knows its {', '.join(named)}", hint="leave them out")
-        return _of_run(folder, files.read_json(folder / "run.json"))
+        return _of_run(folder, *read_run(folder))
     if not (folder / "plan.json").is_file():
         raise FormatError(f"{folder} holds no plan and no finished run", hint="name a run or plan folder")
     plan = PackPlan.load(folder)
@@ -176,20 +176,20 @@ def order_of(
     own = aligned.block // aligned.world_size if aligned.block > 1 else None
     if own is not None and grad_accum not in (None, own):
         raise InputError(
-            f"--grad-accum is {grad_accum}, a step of this plan has {own} micro steps on "
-            f"{aligned.world_size} ranks",
-            hint="leave --grad-accum out",
+            f"grad_accum is {grad_accum}, a step of this plan has {counted(own, 'micro steps')} on "
+            f"{counted(aligned.world_size, 'ranks')}",
+            hint="leave grad_accum out",
         )
     accumulation = own or grad_accum or 1
-    moves = balance is not None and (accumulation > 1 or balance != "step")
     order = EpochOrder(
         aligned,
         seed=seed or 0,
         shuffle=seed is not None,
         grad_accum=accumulation,
-        balance=Balance(grad_accum=accumulation, mode=str(balance)) if moves else None,
+        balance=balance,
         replan=None if replan is None else EpochPlans(plan, lengths_of(folder)),
     )
+    order.warn_without_effect()
     return Order(packs_order=order, run_steps=None, folder=folder)
 
 
@@ -197,16 +197,37 @@ def order_of(
 _OF_OTHERS = ("train_dataloader_shuffle", "sharded_lazy", "packing_mode")
 
 
-def _of_run(folder: Path, told: Mapping[str, Any]) -> Order:
+def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `run.json` holds: the configuration, and the figures.
+
+    Raises:
+        FormatError: it was edited.
+    """
+    told = files.read_json(folder / "run.json")
+    with files.reading(folder / "run.json", "the record of a run", None):
+        config, result = told["config"], told["result"]
+        if not isinstance(config, dict) or not isinstance(result, dict):
+            raise FormatError(f"{folder / 'run.json'} holds no configuration and figures of a run")
+    return config, result
+
+
+def _of_run(folder: Path, written: Mapping[str, Any], figures: Mapping[str, Any]) -> Order:
     from ..train.config import load_config
+
+    with files.reading(folder / "run.json", "the record of a run", None):
+        config = load_config(_layout(written))
+        ranks = whole("world_size", figures["world_size"], 1, 1 << 20)
+        place = folder / "plan"
+        if not place.is_dir() and "plan_folder" in figures:
+            place = Path(figures["plan_folder"])  # in a shared cache
+    plan = PackPlan.load(place)
+    return order_of_config(config, plan, ranks, place)
+
+
+def order_of_config(config: Any, plan: PackPlan, ranks: int, folder: Path) -> Order:
+    """The order in which a run of `config` on `ranks` ranks consumes a plan that lies in `folder`."""
     from ..train.steps import accumulation_of, balance_of
 
-    config = load_config(_layout(told["config"]))
-    ranks = int(told["result"]["world_size"])
-    place = folder / "plan"
-    if not place.is_dir() and "plan_folder" in told["result"]:
-        place = Path(told["result"]["plan_folder"])  # in a shared cache
-    plan = PackPlan.load(place)
     accumulation = accumulation_of(config, plan, ranks)
     training = config.training
     aligned = plan.align(ranks, training.dataloader_drop_last)
@@ -218,9 +239,9 @@ def _of_run(folder: Path, told: Mapping[str, Any]) -> Order:
         shuffle=bool(training.train_dataloader_shuffle),
         grad_accum=accumulation,
         balance=balance_of(config, accumulation),
-        replan=None if training.replan is None else EpochPlans(plan, lengths_of(place)),
+        replan=None if training.replan is None else EpochPlans(plan, lengths_of(folder)),
     )
-    return Order(packs_order=order, run_steps=max(1, asked), folder=place)
+    return Order(packs_order=order, run_steps=max(1, asked), folder=folder)
 
 
 def _layout(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, PlanError
+from ..errors import InputError, PlanError, counted
 from ..files import digest_json
 from ..packers._jit import use_jit
 from .balance import Balance, deal
@@ -29,8 +29,11 @@ _LARGEST_WORLD = 1 << 24  # ranks; far above any machine, and low enough that po
 _CHUNK = 1 << 18  # positions computed at a time
 
 
-def align(plan: RawPlan, world_size: int, drop_last: bool = False) -> AlignedPlan:
+def align(plan: RawPlan, world_size: int, drop_last: bool = False, grad_accum: int = 1) -> AlignedPlan:
     """The view of `plan` in which every rank gets the same number of packs.
+
+    Args:
+        grad_accum: the number is a multiple of this too, so that an epoch ends with a whole optimizer step.
 
     Raises:
         PlanError: the plan is empty, dropping leaves no pack, or the plan was made by steps whose number of
@@ -47,21 +50,31 @@ def align(plan: RawPlan, world_size: int, drop_last: bool = False) -> AlignedPla
     n = len(plan)
     if n == 0:
         raise PlanError("the plan holds no packs", hint="see plan.ledger.counts() for where the samples went")
+    if isinstance(grad_accum, bool) or not isinstance(grad_accum, int) or grad_accum < 1:
+        raise PlanError(f"grad_accum is {grad_accum!r}, expected an integer >= 1")
     if plan.spec.samples_per_step is not None:
-        return StepAlignedPlan(plan, size, bool(drop_last))
-    if drop_last and n < size:
+        made = StepAlignedPlan(plan, size, bool(drop_last))
+        if grad_accum not in (1, made.grad_accum):
+            raise PlanError(
+                f"grad_accum is {grad_accum}, a step of this "
+                f"plan is {counted(made.grad_accum, 'micro steps')}",
+                hint=f"leave it out, or use {made.grad_accum}",
+            )
+        return made
+    if drop_last and n < size * grad_accum:
         raise PlanError(
-            f"dropping the remainder of {n} packs on {size} ranks leaves none",
-            hint="use drop_last=False or fewer ranks",
+            f"dropping the remainder of {counted(n, 'packs')} on {counted(size, 'ranks')} leaves none",
+            hint="use drop_last=False, fewer ranks or less accumulation",
         )
-    return AlignedPlan(plan, size, bool(drop_last))
+    return AlignedPlan(plan, size, bool(drop_last), grad_accum)
 
 
 class AlignedPlan:
     """A view of a plan for (world_size, drop_last): positions 0..len-1, each a raw pack. Immutable.
 
     drop: the first floor(N / W) * W packs. pad: packs are repeated cyclically from the start of the raw
-    plan, for any N >= 1 and W. Nothing is stored besides N and W.
+    plan, for any N >= 1 and W. Nothing is stored besides N and W. With `multiple` micro steps in an
+    optimizer step, W * multiple stands in the place of W.
 
     >>> import packtrain as pt
     >>> a = pt.plan([5, 5, 5], pack_length=5).align(world_size=8)
@@ -69,14 +82,15 @@ class AlignedPlan:
     ([0, 1, 2, 0, 1, 2, 0, 1], [3, 4, 5, 6, 7])
     """
 
-    __slots__ = ("_length", "drop_last", "plan", "world_size")
+    __slots__ = ("_length", "drop_last", "multiple", "plan", "world_size")
 
-    def __init__(self, plan: RawPlan, world_size: int, drop_last: bool) -> None:
+    def __init__(self, plan: RawPlan, world_size: int, drop_last: bool, multiple: int = 1) -> None:
         self.plan: Any = plan  # a PackPlan, which stands above this file
         self.world_size = world_size
         self.drop_last = drop_last
-        n = len(plan)
-        self._length = (n if drop_last else n + world_size - 1) // world_size * world_size
+        self.multiple = multiple
+        n, group = len(plan), world_size * multiple
+        self._length = (n if drop_last else n + group - 1) // group * group
 
     def __len__(self) -> int:
         return self._length
@@ -91,7 +105,8 @@ class AlignedPlan:
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({len(self)} of {len(self.plan)} packs, world_size={self.world_size}, "
+            f"{type(self).__name__}({len(self)} of "
+            f"{counted(len(self.plan), 'packs')}, world_size={self.world_size}, "
             f"drop_last={self.drop_last})"
         )
 
@@ -180,8 +195,8 @@ class AlignedPlan:
 
     @property
     def checksum(self) -> str:
-        """SHA-256 (hex) over (plan checksum, world_size, drop_last)."""
-        return view_checksum(self.plan, self.world_size, self.drop_last)
+        """SHA-256 (hex) over (plan checksum, world_size, drop_last), and `multiple` where it is not 1."""
+        return view_checksum(self.plan, self.world_size, self.drop_last, self.multiple)
 
     @property
     def is_balanced(self) -> bool:
@@ -201,8 +216,8 @@ class _GroupedPlan(AlignedPlan):
 
     __slots__ = ("_held", "together")
 
-    def __init__(self, plan: RawPlan, world_size: int, drop_last: bool) -> None:
-        super().__init__(plan, world_size, drop_last)
+    def __init__(self, plan: RawPlan, world_size: int, drop_last: bool, multiple: int = 1) -> None:
+        super().__init__(plan, world_size, drop_last, multiple)
         self.together = world_size
         self._held: tuple[int, I64] = (-1, np.zeros(0, dtype=np.int64))
 
@@ -241,7 +256,8 @@ class StepAlignedPlan(_GroupedPlan):
         if packs % world_size:
             able = [w for w in range(1, packs + 1) if packs % w == 0]
             raise PlanError(
-                f"every step of this plan has {packs} packs, which {world_size} ranks cannot share",
+                f"every step of this plan has {counted(packs, 'packs')}, "
+                f"which {counted(world_size, 'ranks')} cannot share",
                 hint=f"world sizes that work: {', '.join(map(str, able))}; or plan with "
                 f"packs_multiple={world_size}",
             )
@@ -293,7 +309,7 @@ class BalancedPlan(_GroupedPlan):
     __slots__ = ("_order", "base", "epoch", "seed", "settings")
 
     def __init__(self, base: AlignedPlan, settings: Balance, seed: int | None, epoch: int) -> None:
-        super().__init__(base.plan, base.world_size, base.drop_last)
+        super().__init__(base.plan, base.world_size, base.drop_last, base.multiple)
         self._length = len(base)
         self.base, self.settings, self.seed, self.epoch = base, settings, seed, epoch
         self._order = EpochOrder(

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import extend
-from ..errors import LawError
+from ..errors import LawError, counted
 from ..extend import Bins, PackProblem, Patterns
 from ..packers._jit import use_jit
 from ..packers._multi import needs, types_of
@@ -61,7 +61,9 @@ def pack_classes(classes: Classes, lengths: Lengths, spec: PlanSpec) -> Packed:
         return Packed(csr, packer, classes.ledger)
     bins = np.asarray(answer.bin_of if isinstance(answer, Bins) else answer, dtype=np.int64)
     if members is None or bins.shape != members.shape:
-        raise LawError(f"packer {spec.packer!r} answered shape {bins.shape} for {len(problem.costs)} samples")
+        raise LawError(
+            f"packer {spec.packer!r} answered shape {bins.shape} for {counted(len(problem.costs), 'samples')}"
+        )
     if len(bins) and (int(bins.min()) < -1 or int(bins.max()) >= 1 << 62):
         raise LawError(f"packer {spec.packer!r} answered a bin outside -1..2**62")
     if spec.seed is not None and not getattr(module, "SEEDED", False):

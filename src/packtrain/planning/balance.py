@@ -12,19 +12,21 @@ the packs of an epoch. Integers only.
 
 from __future__ import annotations
 
-import operator
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, UnknownNameError
+from ..checks import whole
+from ..errors import UnknownNameError
 from ..packers._jit import kernel
 from .costs import FlopsCost
 
 __all__ = ["MODES", "WINDOW", "Balance", "cut", "deal", "rank_totals"]
 
+logger = logging.getLogger(__name__)
 I64 = NDArray[np.int64]
 
 MODES = ("step", "window", "global")
@@ -57,23 +59,21 @@ class Balance:
     even: str | None = None
 
     def __post_init__(self) -> None:
-        try:
-            accum = 0 if isinstance(self.grad_accum, bool) else operator.index(self.grad_accum)
-        except TypeError:
-            accum = 0
-        if accum < 1:
-            raise InputError(f"grad_accum is {self.grad_accum!r}, expected an integer >= 1")
+        whole("grad_accum", self.grad_accum, 1)
         if self.mode not in MODES:
             raise UnknownNameError("balance mode", str(self.mode), MODES)
         if self.sync not in SYNCS:
             raise UnknownNameError("sync", str(self.sync), SYNCS)
-        if self.mode != "step" and (self.sync != "micro" or self.even is not None):
-            raise InputError(
-                f"sync={self.sync!r} and even={self.even!r} have no effect in mode {self.mode!r}",
-                hint="use mode='step'",
-            )
-        if self.sync == "step" and self.even is not None:
-            raise InputError("even has no effect with sync='step'", hint="use sync='micro'")
+        if self.mode != "step":
+            self._without_effect("sync", "micro", f"in mode {self.mode!r}")
+            self._without_effect("even", None, f"in mode {self.mode!r}")
+        if self.sync == "step":
+            self._without_effect("even", None, "with sync='step'")
+
+    def _without_effect(self, name: str, default: Any, why: str) -> None:
+        if (value := getattr(self, name)) != default:
+            logger.warning("%s=%r has no effect %s", name, value, why)
+            object.__setattr__(self, name, default)
 
 
 def cut(costs: I64, world_size: int, first: NDArray[np.bool_] | None = None) -> I64:

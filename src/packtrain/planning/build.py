@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, PlanError
+from ..errors import InputError, PlanError, counted
 from ..extend import Patterns
 from ..moved import also_named
 from ..packers._bounds import best_bound
@@ -23,11 +23,11 @@ from .certificate import Certificate, certify
 from .classes import Classes, classify
 from .evenness import report_steps
 from .lengths import Lengths, as_lengths
-from .mixing import SOURCE, source_mixing
 from .packplan import PackPlan
 from .raw_plan import PackerId, Sums
 from .skip import without_skipped
 from .spec import PlanSpec
+from .stats import SOURCE, source_mixing
 from .stepwise import plan_steps
 from .sums import pack_sums
 from .window import plan_windows
@@ -126,10 +126,15 @@ def _finished(
         lengths_digest=lambda: checked.digest,
     )
     logger.info(
-        "planned %d of %d samples into %d packs of %d tokens (%s, bound %d); ledger: %s",
-        len(made.indices), len(checked), len(made), spec.pack_length, packed.packer, made.certificate.bound,
+        "planned %d of %s into %s of %d tokens (%s, bound %d); ledger: %s",
+        len(made.indices),
+        counted(len(checked), "samples"),
+        counted(len(made), "packs"),
+        spec.pack_length,
+        packed.packer,
+        made.certificate.bound,
         made.ledger.counts() or "empty",
-    )  # fmt: skip
+    )
     return made
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import PlanError
+from ..errors import PlanError, counted
 from ..packers._jit import DENSE_LIMIT, use_jit
 from .ledger import Ledger
 from .lengths import STATUS_NAMES, Lengths
@@ -206,7 +206,7 @@ def _too_long(lengths: Lengths, ids: I64, spec: PlanSpec, name: str) -> PlanErro
     rounded = f" after rounding to {spec.multiple_of}" if spec.multiple_of > 1 and name == "tokens" else ""
     sign = spec.long_rule if name == "tokens" else ">"
     return PlanError(
-        f"{len(ids)} samples are long ({sign} {option} {cap}{rounded}): {shown}{more}",
+        f"{counted(len(ids), 'long samples')} ({sign} {option} {cap}{rounded}): {shown}{more}",
         hint=f"raise the {option}, or set long_samples to 'single' or 'drop'; a sample is never split",
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import PlanError, UnknownNameError
+from ..errors import PlanError, UnknownNameError, counted
 from .raw_plan import RawPlan
 
 __all__ = ["COSTS", "L_STAR", "FlopsCost", "costs_of"]
@@ -83,7 +83,7 @@ def _given(cost: Any, packs: int) -> tuple[I64, str]:
     if values.shape != (packs,) or values.dtype.kind not in "iuf":
         raise PlanError(
             f"cost has shape {values.shape} and type {values.dtype}, expected one number for each of "
-            f"{packs} packs",
+            f"{counted(packs, 'packs')}",
             hint=f"or a name: {', '.join(COSTS)}",
         )
     if packs and not (np.isfinite(values).all() and values.min() >= 0):

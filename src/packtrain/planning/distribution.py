@@ -11,12 +11,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..checks import whole
 from ..packers.diverse import phase_order
 
-__all__ = ["distribution", "phases_of"]
+__all__ = ["distribution", "phases_of", "quantiles"]
 
 I64 = NDArray[np.int64]
+
+
+def quantiles(values: Any, *percents: int) -> list[int]:
+    """Values of a non-empty int[n] that so many percent of all do not exceed: no means between two.
+
+    >>> quantiles([1, 2, 3, 10], 0, 50, 100)
+    [1, 2, 10]
+    """
+    order = np.sort(np.asarray(values), kind="stable")
+    return [int(order[(len(order) - 1) * percent // 100]) for percent in percents]
 
 
 def phases_of(plan: Any) -> dict[str, Any]:
@@ -38,8 +48,7 @@ def distribution(tokens: Any, pack_length: int) -> dict[str, Any]:
     >>> view["over_half"], view["powers_of_two"]
     ({'samples': 4, 'share': 0.6667}, {'samples': 3, 'share': 0.5, 'lengths': {'1': 1, '32': 1, '64': 1}})
     """
-    if pack_length < 1:
-        raise InputError(f"pack length is {pack_length}", hint="at least 1")
+    whole("pack_length", pack_length, 1)
     sizes, counts = np.unique(np.asarray(tokens, dtype=np.int64), return_counts=True)
     keep = sizes > 0
     sizes, counts = sizes[keep], counts[keep]

@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 
+from ..errors import counted
 from ..packers._jit import use_jit
 from .align import packs_per_step, step_packs
 from .balance import deal, rank_totals
@@ -47,13 +48,15 @@ def step_warnings(plan: RawPlan, ranks: int) -> list[str]:
             default=1,
         )
         found.append(
-            f"samples_per_step={batch} is small for {ranks} ranks: the slowest takes {uneven:.2f} times the "
-            f"mean; up to {able} ranks are even; use samples_per_step >= {batch * -(-ranks // able)} for more"
+            f"samples_per_step={batch} is small for {counted(ranks, 'ranks')}: "
+            f"the slowest takes {uneven:.2f} times the "
+            f"mean; up to {counted(able, 'ranks')} are even; use "
+            f"samples_per_step >= {batch * -(-ranks // able)} for more"
         )
     places = plan.step_count * packs_per_step(plan)
     if fillers := places - len(plan):
         found.append(
             f"{fillers} of {places} places in the steps are fillers (one untrained token): steps of {batch} "
-            f"samples, {packs_per_step(plan)} packs"
+            f"samples, {counted(packs_per_step(plan), 'packs')}"
         )
     return found

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..checks import whole
+from ..errors import InputError, counted
 from .align import AlignedPlan
 from .balance import Balance
 from .build import plan
@@ -75,8 +76,7 @@ def forecast(
     if not tried:
         raise InputError("pack_lengths is empty", hint="for example [4096, 8192]")
     for name, value in (("world_size", world_size), ("grad_accum", grad_accum)):
-        if type(value) is not int or value < 1:
-            raise InputError(f"{name} is {value!r}, expected an integer >= 1")
+        whole(name, value, 1)
     if samples_per_step is not None:
         more = {"packs_multiple": world_size * grad_accum, "seed": seed, "samples_per_step": samples_per_step}
         options = {**options, **more}
@@ -239,5 +239,5 @@ def _recommend(rows: list[dict[str, Any]], device: DeviceProfile | None) -> None
     chosen["why"] = (
         f"shortest rows within {TOLERANCE:.0%} of the fastest epoch (by {by}); "
         f"max/mean {chosen['max_over_mean_balanced']:.3f}, "
-        f"{chosen['optimizer_steps']:,} steps of {chosen['samples_per_step_mean']:.0f} samples"
+        f"{counted(chosen['optimizer_steps'], 'steps')} of {chosen['samples_per_step_mean']:.0f} samples"
     )

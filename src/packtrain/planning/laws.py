@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import LawError
+from ..errors import LawError, counted
 from .lengths import Lengths
 from .packplan import PackPlan
 
@@ -28,7 +28,7 @@ def check_laws(plan: PackPlan, lengths: Lengths | None = None) -> None:
     seen = np.zeros(read, dtype=np.uint8)
     for ids in (indices, plan.ledger.ids):
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < read:
-            raise LawError(f"sample id {int(ids.max())} of {read} samples that were read")
+            raise LawError(f"sample id {int(ids.max())} of {counted(read, 'samples')} that were read")
         seen[ids] += 1
     if len(ids := np.flatnonzero(seen != 1)):
         raise LawError(f"sample {int(ids[0])} is packed or in the ledger {int(seen[ids[0]])} times, not once")
@@ -48,7 +48,9 @@ def check_sums(plan: PackPlan) -> None:
             f"pack {pack} holds {int(plan.pack_tokens[pack])} tokens, the cap is {plan.spec.pack_length}"
         )
     if plan.certificate.bound > len(plan):
-        raise LawError(f"the lower bound {plan.certificate.bound} is above the {len(plan)} packs of the plan")
+        raise LawError(
+            f"the lower bound {plan.certificate.bound} is above the {counted(len(plan), 'packs')} of the plan"
+        )
 
 
 def _order(offsets: np.ndarray, indices: np.ndarray, per_step: int | None) -> None:
@@ -81,12 +83,12 @@ def _steps(plan: PackPlan) -> int:
     wanted = np.arange(full + 1, dtype=np.int64) * batch
     if not np.array_equal(ends[: full + 1], wanted):
         at = int(np.argmax(ends[: full + 1] != wanted[: len(ends)])) if len(ends) > full else len(ends) - 1
-        raise LawError(f"step {max(0, at - 1)} does not hold {batch} samples")
+        raise LawError(f"step {max(0, at - 1)} does not hold {counted(batch, 'samples')}")
     rest = len(plan.indices) % batch
     if len(plan) != full * per_step + min(packs, rest):
-        raise LawError(f"{len(plan)} packs are not steps of {per_step} packs")
+        raise LawError(f"{counted(len(plan), 'packs')} are not steps of {counted(per_step, 'packs')}")
     if rest and plan.spec.last_step == "drop":
-        raise LawError(f"the last step holds {rest} samples, not {batch}")
+        raise LawError(f"the last step holds {counted(rest, 'samples')}, not {batch}")
     return per_step
 
 
@@ -110,4 +112,4 @@ def _capacity(plan: PackPlan, lengths: Lengths) -> None:
             raise LawError(f"pack {int(over[0])} holds {int(held[over[0]])} {name}, the limit is {limit}")
     most = plan.spec.max_samples
     if most is not None and int(np.diff(np.asarray(plan.offsets)).max()) > most:
-        raise LawError(f"a pack holds more than max_samples={most} samples")
+        raise LawError(f"a pack holds more than max_samples={most}")

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import extend
-from ..errors import LengthError
+from ..errors import LengthError, counted
 from ..files import canonical_json
 from .digests import block_digests
 
@@ -158,7 +158,9 @@ def canonical(name: str, values: Any, n: int | None = None) -> tuple[NDArray[Any
     if array.ndim != 1:
         raise LengthError(f"{name} has shape {array.shape}, expected one dimension", hint="pass int[n]")
     if n is not None and len(array) != n:
-        raise LengthError(f"{name} has {len(array)} entries, tokens has {n}", hint="one entry a sample")
+        raise LengthError(
+            f"{name} has {counted(len(array), 'entries')}, tokens has {n}", hint="one entry a sample"
+        )
     low, high = _range(name, array)
     if low < 0:
         where = _first(array, lambda block: block < 0)

@@ -25,7 +25,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ForeignArtefactError, InputError, PlanError, UnknownNameError
+from ..checks import whole
+from ..errors import ForeignArtefactError, InputError, PlanError, UnknownNameError, counted
 from ..files import digest_json, reading
 from ..packers._jit import use_jit
 from .balance import WINDOW, Balance, cut, deal
@@ -33,7 +34,7 @@ from .costs import costs_of
 from .permutation import Permutation
 from .raw_plan import RawPlan
 
-__all__ = ["EpochOrder", "view_checksum"]
+__all__ = ["EpochOrder", "seed_in_use", "view_checksum"]
 
 logger = logging.getLogger(__name__)
 I64 = NDArray[np.int64]
@@ -48,6 +49,7 @@ class View(Protocol):
     plan: Any  # a PackPlan
     world_size: int
     drop_last: bool
+    multiple: int
 
     def __len__(self) -> int: ...
     def pack_ids_at(self, positions: I64) -> I64: ...
@@ -88,6 +90,12 @@ class _Epoch:
     whole: tuple[int, I64] | None = None  # (epoch, its order), for modes that arrange all of it
 
 
+def seed_in_use(seed: int, shuffle: bool, balance: str | Balance | None = None, replan: Any = None) -> int:
+    """`seed`, or 0 where nothing of an order depends on it: for a seed that is of other things, too."""
+    mode = balance.mode if isinstance(balance, Balance) else balance
+    return seed if shuffle or replan is not None or mode not in (None, "step") else 0
+
+
 class EpochOrder:
     """The order in which ranks consume a plan, epoch by epoch.
 
@@ -119,10 +127,8 @@ class EpochOrder:
         cost: Any = None,
         replan: PlansOfEpochs | None = None,
     ) -> None:
-        if grad_accum < 1:
-            raise InputError(f"grad_accum is {grad_accum}, expected >= 1")
-        if seed < 0:
-            raise InputError(f"seed is {seed}, expected >= 0")
+        whole("grad_accum", grad_accum, 1)
+        whole("seed", seed, 0)
         if aligned.is_balanced and balance is not None:
             raise InputError("the plan is balanced already", hint="balance plan.align(world_size)")
         if aligned.is_balanced and shuffle:
@@ -131,7 +137,10 @@ class EpochOrder:
                 hint="use shuffle=False, or PackSampler(plan.align(world_size), balance=…)",
             )
         if cost is not None and (balance is None or isinstance(balance, Balance)):
-            raise InputError("cost has no effect here", hint="name a balance mode, or put it into Balance")
+            logger.warning(
+                "cost has no effect without a balance mode, and beside a Balance, which has its own"
+            )
+        self._asked = isinstance(balance, str)  # hosts and files, whose default it is, give a Balance
         if isinstance(balance, str):
             balance = Balance(grad_accum=grad_accum, mode=balance, cost="flops" if cost is None else cost)
         self.aligned, self.seed, self.shuffle = aligned, seed, shuffle
@@ -159,8 +168,8 @@ class EpochOrder:
             )
         if block > 1 and block != self.width:
             raise PlanError(
-                f"grad_accum is {self.grad_accum}, but a step of this plan has {block} packs for "
-                f"{ranks} ranks",
+                f"grad_accum is {self.grad_accum}, but a step of this plan has {counted(block, 'packs')} for "
+                f"{counted(ranks, 'ranks')}",
                 hint=f"use grad_accum={block // ranks}",
             )
 
@@ -195,7 +204,8 @@ class EpochOrder:
     def _of(self, epoch: int) -> _Epoch:
         if self.replan is not None and self._held.number != epoch:
             plan = self.replan.plan(epoch)
-            self._held = self._read(epoch, plan.align(self.aligned.world_size, self.aligned.drop_last))
+            view = self.aligned
+            self._held = self._read(epoch, plan.align(view.world_size, view.drop_last, view.multiple))
         return self._held
 
     @property
@@ -305,6 +315,21 @@ class EpochOrder:
         found: I64 = held[:full].reshape(-1, self.width).sum(axis=1) if full else held.sum(keepdims=True)
         return found
 
+    @property
+    def is_seeded(self) -> bool:
+        """Whether anything depends on the seed."""
+        return seed_in_use(1, self.shuffle, self.balance, self.replan) == 1
+
+    def warn_without_effect(self) -> None:
+        """Say which settings that were asked for change nothing."""
+        if self._asked and self.balance is not None and self.balance.mode == "step":
+            if self.aligned.world_size == 1:
+                logger.warning("balance step has no effect on one rank: it spreads a step over the ranks")
+            elif self.grad_accum == 1:
+                logger.warning("balance step has no effect with one micro step a step (grad_accum 1)")
+        if self.seed and not self.is_seeded:
+            logger.warning("seed %d has no effect without shuffle: packs come in plan order", self.seed)
+
     def warn_of_effect(self, epoch: int = 0) -> None:
         """Say what `window` and `global` do to the samples per step."""
         if self.balance is None or self.balance.mode == "step":
@@ -373,7 +398,7 @@ class EpochOrder:
             )
         own = self._own()
         for key in ("version", "raw_plan", "drop_last", "seed", "shuffle"):
-            if state.get(key) != own[key]:
+            if state.get(key) != own[key] and (key != "seed" or self.is_seeded):
                 raise _foreign(key, state.get(key), own[key])
         held = state.get("replan")
         if (held is None) != (self.replan is None):
@@ -397,35 +422,46 @@ class EpochOrder:
         """The micro step of this order at which a position saved by another number of ranks stands."""
         view, was, now = self.aligned, int(state["world_size"]), self.aligned.world_size
         width, consumed = was * int(state["grad_accum"]), int(state["micro_step"]) * was
-        plain = view_checksum(view.plan, was, view.drop_last)
+        # whole steps hold the same packs on any number of ranks
+        whole = 1 if view.multiple == 1 else int(state["grad_accum"])
+        plain = view_checksum(view.plan, was, view.drop_last, whole)
         if view.is_balanced or state["plan"] != plain:
-            raise _refused("the plan is balanced for that many ranks", f"resume with {was} ranks", was)
+            raise _refused(
+                "the plan is balanced for that many ranks", f"resume with {counted(was, 'ranks')}", was
+            )
         rearranged = [name for name in (state["balance"], own["balance"]) if name is not None]
         if any(not name.startswith("step/") for name in rearranged):
             raise _refused(
-                f"balance {rearranged[0]!r} arranges an epoch for {was} ranks",
-                f"resume with {was} ranks",
+                f"balance {rearranged[0]!r} arranges an epoch for {counted(was, 'ranks')}",
+                f"resume with {counted(was, 'ranks')}",
                 was,
             )
         able = self._sizes_that_work(state)
         works = (
-            "these go on exactly: " + ", ".join(f"{w} ranks with grad_accum {width // w}" for w in able)
+            "these go on exactly: "
+            + ", ".join(f"{counted(w, 'ranks')} with grad_accum {width // w}" for w in able)
             if able
-            else f"only {was} ranks go on exactly from inside a step"
+            else f"only {counted(was, 'ranks')} go on exactly from inside a step"
         )
         if self.width != width:
             what = (
-                f"a step of the saved run has {width} packs ({was} ranks, grad_accum {state['grad_accum']}), "
+                f"a step of the saved run has {counted(width, 'packs')} ({counted(was, 'ranks')}, "
+                f"grad_accum {state['grad_accum']}), "
             )
             raise _refused(what + f"one of this run {self.width}", works, was)
         if int(state["packs"]) != view.kept and view.block == 1:
-            what = f"under drop_last an epoch of {was} ranks has {state['packs']} packs, one of {now} "
+            what = (
+                f"under drop_last an epoch of {counted(was, 'ranks')} has "
+                f"{counted(state['packs'], 'packs')}, one of {now} "
+            )
             raise _refused(f"{what}{view.kept}", works, was)
         if int(state["micro_step"]) >= int(state["steps"]):
             return self.micro_steps
         if consumed % now or (consumed % width and (rearranged or view.block > 1)):
             raise _refused(
-                f"{consumed % width} of the {width} packs of the current step are consumed", works, was
+                f"{consumed % width} of the {counted(width, 'packs')} of the current step are consumed",
+                works,
+                was,
             )
         return consumed // now
 
@@ -439,19 +475,25 @@ class EpochOrder:
         total, kept = len(self.aligned.plan), int(state["packs"])
         able = []
         for size in range(1, width + 1):
-            same_packs = block > 1 or not state["drop_last"] or total // size * size == kept
+            same_packs = (
+                block > 1
+                or self.aligned.multiple > 1
+                or not state["drop_last"]
+                or total // size * size == kept
+            )
             if width % size == 0 and inside % size == 0 and same_packs:
                 able.append(size)
         return able if len(able) <= _NAMED else [*able[: _NAMED - 1], able[-1]]
 
 
-def view_checksum(plan: RawPlan, world_size: int, drop_last: bool) -> str:
-    """SHA-256 (hex) over (plan checksum, world_size, drop_last)."""
-    return digest_json({"plan": plan.checksum, "world_size": world_size, "drop_last": drop_last})
+def view_checksum(plan: RawPlan, world_size: int, drop_last: bool, multiple: int = 1) -> str:
+    """SHA-256 (hex) over (plan checksum, world_size, drop_last), and `multiple` where it is not 1."""
+    more = {} if multiple == 1 else {"grad_accum": multiple}
+    return digest_json({"plan": plan.checksum, "world_size": world_size, "drop_last": drop_last, **more})
 
 
 def _refused(what: str, hint: str, was: int) -> ForeignArtefactError:
-    return ForeignArtefactError(f"the position was saved by {was} ranks: {what}", hint=hint)
+    return ForeignArtefactError(f"the position was saved by {counted(was, 'ranks')}: {what}", hint=hint)
 
 
 def _whole(state: Mapping[str, Any], key: str) -> int:

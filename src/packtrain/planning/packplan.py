@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import extend
-from ..errors import PlanError
+from ..errors import PlanError, counted
 from ..moved import also_named
 from .align import AlignedPlan, align
 from .balance import Balance
@@ -42,9 +42,9 @@ class PackPlan(RawPlan):
 
     # -- derived plans and files ---------------------------------------------------------------
     @also_named("align")
-    def align(self, world_size: int, drop_last: bool = False) -> AlignedPlan:
-        """The view in which `world_size` ranks get equally many packs."""
-        return align(self, world_size, drop_last)
+    def align(self, world_size: int, drop_last: bool = False, grad_accum: int = 1) -> AlignedPlan:
+        """The view in which `world_size` ranks get equally many packs, a multiple of `grad_accum` each."""
+        return align(self, world_size, drop_last, grad_accum)
 
     def epoch(
         self,
@@ -134,7 +134,7 @@ def _as_mask(packs: Any, n: int) -> NDArray[np.bool_]:
     array = np.asarray(packs)
     if array.dtype == np.bool_:
         if array.shape != (n,):
-            raise PlanError(f"the mask has shape {array.shape}, the plan has {n} packs")
+            raise PlanError(f"the mask has shape {array.shape}, the plan has {counted(n, 'packs')}")
         return array
     mask = np.zeros(n, dtype=np.bool_)
     if array.size:

@@ -8,6 +8,7 @@ import operator
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import whole
 from ..errors import InputError
 
 __all__ = ["Permutation"]
@@ -31,10 +32,7 @@ class Permutation:
     __slots__ = ("_a", "_b", "_keys", "n")
 
     def __init__(self, n: int, seed: int, epoch: int = 0) -> None:
-        if n < 1:
-            raise InputError(f"a permutation of {n} entries", hint="n must be >= 1")
-        if n > 1 << 62:
-            raise InputError(f"a permutation of {n} entries, limit is 2**62")
+        whole("entries of a permutation", n, 1, 1 << 62)
         if seed < 0 or epoch < 0:
             raise InputError(f"seed {seed} and epoch {epoch} must be >= 0")
         self.n = n

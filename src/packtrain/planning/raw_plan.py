@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ChecksumError
+from ..errors import ChecksumError, counted
 from .certificate import Certificate
 from .digests import block_digests, checksum_of
 from .ledger import Ledger
@@ -54,7 +54,7 @@ class Sums:
         tokens: int64[P], true lengths.
         squares: int64[P], squared lengths (what attention costs).
         costs: further costs by name, int64[P].
-        mixing: how packs mix sources, where the lengths name them (`mixing.py`).
+        mixing: how packs mix sources, where the lengths name them (`stats.source_mixing`).
     """
 
     tokens: I64
@@ -126,7 +126,7 @@ class RawPlan:
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({len(self)} packs, {len(self.indices)} samples, "
+            f"{type(self).__name__}({counted(len(self), 'packs')}, {counted(len(self.indices), 'samples')}, "
             f"pack_length={self.spec.pack_length}, packer={self.packer}, ledger={len(self.ledger)})"
         )
 

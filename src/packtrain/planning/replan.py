@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from .. import extend
-from ..errors import ForeignArtefactError, LawError, PlanError
+from ..errors import ForeignArtefactError, LawError, PlanError, counted
 from ._materialise import mix64, seed64
 from .build import plan, replay
 from .lengths import Lengths, as_lengths
@@ -62,7 +62,9 @@ def replan(base: PackPlan, lengths: Any, epoch: int) -> PackPlan:
     else:
         made = plan(checked, spec=replace(base.spec, seed=seed))
     if len(made) != len(base):
-        raise LawError(f"the plan of epoch {epoch} has {len(made)} packs, epoch 0 has {len(base)}")
+        raise LawError(
+            f"the plan of epoch {epoch} has {counted(len(made), 'packs')}, epoch 0 has {len(base)}"
+        )
     return made
 
 

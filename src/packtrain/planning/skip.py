@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import InputError, PlanError
+from ..errors import InputError, PlanError, counted
 from .lengths import STATUS_FAILED, Lengths
 from .spec import PlanSpec
 
@@ -27,7 +27,7 @@ def without_skipped(lengths: Lengths, spec: PlanSpec) -> Lengths:
     ids = np.array(spec.skip, dtype=np.int64)
     if int(ids[-1]) >= len(lengths):
         raise PlanError(
-            f"skip holds sample {int(ids[-1])}, but {len(lengths)} samples were read",
+            f"skip holds sample {int(ids[-1])}, but {counted(len(lengths), 'samples')} were read",
             hint="ids are 0..n-1 of the source that was measured",
         )
     ids = ids[np.asarray(lengths.status)[ids] == 0]

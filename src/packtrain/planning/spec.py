@@ -1,12 +1,12 @@
 """PlanSpec: everything besides the lengths that a plan depends on.
 
 A plan is a pure function of (lengths, spec). The spec is written into the plan folder; two plans of
-equal lengths and equal specs are equal byte for byte. Values that have no effect are refused rather
-than ignored.
+equal lengths and equal specs are equal byte for byte. A value that has no effect is told, and left out.
 """
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -16,6 +16,8 @@ from .. import extend
 from ..errors import ConfigError, InputError, PlanError, UnknownNameError
 
 __all__ = ["LAST_STEPS", "LONG_POLICIES", "PlanSpec"]
+
+logger = logging.getLogger(__name__)
 
 LONG_POLICIES = ("single", "drop", "error")
 _LONG_RULES = (">", ">=")
@@ -86,7 +88,7 @@ class PlanSpec:
         if not isinstance(self.packer, str):
             raise ConfigError(f"packer is {self.packer!r}, expected a name", hint="for example 'auto'")
         extend.lookup("packers", self.packer)
-        self._refuse_without_effect()
+        self._check_effects()
 
     def _check_integer(self, name: str, low: int, meaning: str) -> None:
         object.__setattr__(self, name, _at_least(name, getattr(self, name), low, meaning))
@@ -106,15 +108,11 @@ class PlanSpec:
             if value not in LONG_POLICIES:
                 raise UnknownNameError("long_samples policy", str(value), LONG_POLICIES)
 
-    def _refuse_without_effect(self) -> None:
+    def _check_effects(self) -> None:
         if self.samples_per_step is None:
             given = {"packs_multiple": 1, "packs_per_step": None, "last_step": "keep"}
             for name, default in given.items():
-                if getattr(self, name) != default:
-                    raise InputError(
-                        f"{name}={getattr(self, name)} has no effect without samples_per_step",
-                        hint=f"leave it at {default}",
-                    )
+                self._without_effect(name, default, "without samples_per_step")
         else:
             self._check_steps()
         module = extend.lookup("packers", self.packer)
@@ -132,16 +130,16 @@ class PlanSpec:
                 hint=f"packers that do: {', '.join(_packers_with_limits())}",
             )
 
+    def _without_effect(self, name: str, default: Any, why: str) -> None:
+        """A value that changes nothing is told, and is not part of the spec."""
+        if (value := getattr(self, name)) != default:
+            logger.warning("%s=%r has no effect %s", name, value, why)
+            object.__setattr__(self, name, default)
+
     def _check_steps(self) -> None:
-        if self.window is not None:
-            raise InputError(
-                f"window={self.window} has no effect with samples_per_step", hint="each step is planned alone"
-            )
-        if self.packer != "auto":
-            raise InputError(
-                f"packer {self.packer!r} has no effect with samples_per_step",
-                hint="the samples of a step are spread evenly over its packs; leave packer at 'auto'",
-            )
+        self._without_effect("window", None, "with samples_per_step: each step is planned alone")
+        why = "with samples_per_step: the samples of a step are spread evenly over its packs"
+        self._without_effect("packer", "auto", why)
         if self.packs_per_step is not None and self.packs_per_step % self.packs_multiple:
             raise PlanError(
                 f"packs_per_step {self.packs_per_step} is not a multiple of {self.packs_multiple}",

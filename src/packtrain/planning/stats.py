@@ -10,12 +10,16 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .align import packs_per_step
 from .evenness import step_evenness
 from .raw_plan import RawPlan
 
-__all__ = ["plan_stats"]
+__all__ = ["SOURCE", "plan_stats", "source_mixing"]
+
+#: The cost of lengths that numbers the source of each sample; not one to limit.
+SOURCE = "source"
 
 
 def plan_stats(plan: RawPlan) -> dict[str, Any]:
@@ -23,7 +27,7 @@ def plan_stats(plan: RawPlan) -> dict[str, Any]:
     tokens_per_pack_min fill_min longest_pack over_long_packs (those of more than pack_length tokens: one long
     sample each) length_order_correlation dropped dropped_by_reason long_samples bound bound_name gap optimal
     packer; where the lengths have a cost `source` also those of
-    `mixing.py`; for a plan by steps of samples also steps samples_per_step
+    `source_mixing`; for a plan by steps of samples also steps samples_per_step
     packs_per_step fillers step_imbalance (slowest over mean rank, with `packs_multiple` ranks).
     """
     packs, samples = len(plan), len(plan.indices)
@@ -93,3 +97,35 @@ def _order_correlation(plan: RawPlan) -> float:
     if spread == 0:
         return 0.0
     return round(math.fsum((x - center) * (i - middle) for i, x in enumerate(mean)) / math.sqrt(spread), 4)
+
+
+def source_mixing(offsets: NDArray[Any], indices: NDArray[Any], groups: NDArray[Any]) -> dict[str, Any]:
+    """How well packs mix sources, against chance; a packer never reads the source of a sample.
+
+    Figures on packs p = indices[offsets[p]:offsets[p+1]] with the group number of each sample.
+
+    Returns:
+        `sources` in the plan; `sources_per_pack`, the mean; `sources_per_pack_at_random`, what the mean
+        would be if packs of these sizes drew their samples at random; `mixed_packs`, the share of packs
+        that hold at least two sources. Means are rounded to 4 places.
+    """
+    packs = len(offsets) - 1
+    if packs == 0:
+        return {"sources": 0, "sources_per_pack": 0.0, "sources_per_pack_at_random": 0.0, "mixed_packs": 0.0}
+    sizes = np.diff(offsets)
+    names, group = np.unique(groups[indices], return_inverse=True)
+    pack = np.repeat(np.arange(packs, dtype=np.int64), sizes)
+    held = np.unique(pack * len(names) + group) // len(names)
+    distinct = np.bincount(held, minlength=packs)
+    share = np.bincount(group, minlength=len(names)).tolist()
+    widths, number = np.unique(sizes, return_counts=True)
+    chance = math.fsum(
+        count * math.fsum(1.0 - (1.0 - k / len(group)) ** width for k in share)
+        for width, count in zip(widths.tolist(), number.tolist(), strict=True)
+    )
+    return {
+        "sources": len(names),
+        "sources_per_pack": round(int(distinct.sum()) / packs, 4),
+        "sources_per_pack_at_random": round(chance / packs, 4),
+        "mixed_packs": round(int((distinct > 1).sum()) / packs, 4),
+    }

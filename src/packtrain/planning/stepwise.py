@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import PlanError
+from ..errors import PlanError, counted
 from ..packers._jit import use_jit
 from ._materialise import Csr, from_bins, index_dtype
 from ._spread import best_fit, fill_empty, spread
@@ -89,7 +89,8 @@ def plan_steps(lengths: Lengths, classes: Classes, spec: PlanSpec) -> StepPacks:
         ids = ids[:-rest]
     if len(ids) == 0:
         raise PlanError(
-            f"no step of {batch} samples can be made: {classes.ledger.counts() or 'no sample was read'}",
+            f"no step of {counted(batch, 'samples')} can be "
+            f"made: {classes.ledger.counts() or 'no sample was read'}",
             hint="use fewer samples_per_step, or last_step='keep'",
         )
     steps = _steps(ids, batch, lengths, classes, spec)
@@ -179,7 +180,7 @@ def _fill(steps: _Steps, least: int, spec: PlanSpec) -> tuple[int, I64]:
             return packs, pack_of
         if fixed is not None:
             raise PlanError(
-                f"packs_per_step is {fixed}, but a step needs {most} packs",
+                f"packs_per_step is {fixed}, but a step needs {counted(most, 'packs')}",
                 hint="raise it, or leave it out",
             )
         packs = _round_up(most, spec.packs_multiple)

@@ -57,6 +57,10 @@ class WindowPacker:
         max_age: windows a sample may be carried over.
     """
 
+    #: Samples that windows of this process held. By half a million the compiled kernels (the same bytes) have
+    #: earned their start of 1 s: a window of 256 costs 2.5 us a sample with them, 4.3 us without.
+    seen = 0
+
     def __init__(self, spec: PlanSpec, *, max_age: int = MAX_AGE) -> None:
         if spec.window is None:
             raise PlanError("a WindowPacker needs spec.window", hint="for example window=1000")
@@ -106,6 +110,11 @@ class WindowPacker:
         all_ids = np.concatenate([self._ids, np.asarray(ids, dtype=np.int64)])
         joined = lengths if self._carried is None else _join(self._carried, lengths)
         age = np.concatenate([self._age, np.zeros(len(ids), dtype=np.int64)])
+        WindowPacker.seen += len(ids)
+        with part_of(WindowPacker.seen // 10):
+            return self._pushed(all_ids, joined, age, last)
+
+    def _pushed(self, all_ids: I64, joined: Lengths, age: I64, last: bool) -> WindowPacks:
         csr, packer, left_out = self._plan(joined)
         carry = np.zeros(len(csr.offsets) - 1, dtype=bool) if last else self._to_carry(csr, joined, age)
         sizes = np.diff(csr.offsets)

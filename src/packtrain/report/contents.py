@@ -5,76 +5,107 @@ Texts are left as they are; the page escapes them. Lists are capped here, with t
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..planning.distribution import distribution, phases_of
-from ..planning.lengths import STATUS_OK
-from .numbers import Slots
-from .plots import Points
+from ..errors import counted
 
 __all__ = [
     "buckets",
     "comparison_rows",
     "config_text",
-    "curves",
     "facts",
     "headline",
     "ledger_groups",
     "loss_words",
+    "plan_words",
+    "slot_rows",
     "spread",
+    "step_rows",
 ]
+
+Points = Sequence[Sequence[float]]
 
 _ROWS = 40  # ledger rows shown of one reason
 _TEXT = 400  # characters shown of one ledger detail
 _SECRET = ("hub_token", "access_token", "auth_token", "api_key", "secret", "password", "credentials")
 
 
-def headline(plan: Any, slots: Slots, read: int) -> list[dict[str, str]]:
+def headline(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     """The figures at the top: name, value, and one line that explains it."""
-    packs, packed, left = len(plan.offsets) - 1, len(plan.indices), len(plan.ledger.ids)
-    proven = plan.certificate
-    verdict = f"proven bound {int(proven.bound):,}, gap {percent(proven.gap, 2)}"
-    if proven.optimal:
-        verdict = f"provably the fewest: bound {int(proven.bound):,}, gap 0"
-    cap = int(plan.spec.pack_length)
-    over = int(np.count_nonzero(np.asarray(plan.pack_tokens) > cap))
-    cap_saved = percent(slots.saved(slots.capped))
-    tiles = [("Over-long packs", f"{over:,} of {packs:,}", _longest(plan, cap))] if over else []
+    if "stats" not in figures:
+        return _of_training(figures)
+    stats, slots, cap = figures["stats"], figures["slots"], figures["pack_length"]
+    packs, packed, left, over = (stats[name] for name in ("packs", "samples", "dropped", "over_long_packs"))
+    verdict = f"proven bound {stats['bound']:,}, gap {percent(stats['gap'], 2)}"
+    if stats["optimal"]:
+        verdict = f"provably the fewest: bound {stats['bound']:,}, gap 0"
+    longest = f"exceed {cap:,} tokens, each one long sample; longest {stats['longest_pack']:,}"
+    tiles = [("Over-long packs", f"{over:,} of {packs:,}", longest)] if over else []
     tiles += [
-        ("Samples", f"{packed:,}", f"{read:,} read = {packed:,} packed + {left:,} in the ledger"),
+        ("Samples", f"{packed:,}", f"{stats['read']:,} read = {packed:,} packed + {left:,} in the ledger"),
         ("Packs", f"{packs:,}", verdict),
         (
             "Packing efficiency",
-            percent(slots.real / slots.packed if slots.packed else 0.0),
-            f"{slots.real:,} real tokens in {slots.packed:,} slots",
+            percent(stats["efficiency"]),
+            f"{stats['tokens']:,} real tokens in {stats['slots']:,} slots",
         ),
         (
             "Padding saved",
-            percent(slots.saved(slots.batched)),
-            f"of the slots of padded batches; {cap_saved} against rows padded to the cap",
+            percent(slots["saved_batched"]),
+            f"of the slots of padded batches; {percent(slots['saved_capped'])} against rows padded to the "
+            "cap",
         ),
         (
             "Samples per pack",
-            f"{packed / packs if packs else 0:,.2f}",
-            f"{slots.real // packs if packs else 0:,} tokens in a pack of {cap:,}",
+            f"{stats['samples_per_pack']:,.2f}",
+            f"{stats['tokens'] // packs if packs else 0:,} tokens in a pack of {cap:,}",
         ),
     ]
     return [{"name": name, "value": value, "note": note} for name, value, note in tiles]
 
 
-def _longest(plan: Any, cap: int) -> str:
-    return f"exceed {cap:,} tokens, each one long sample; longest {int(np.max(plan.pack_tokens)):,}"
+def _of_training(figures: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Those of a run whose packs were not planned."""
+    metrics, lines, left = figures["metrics"], figures["curves"], sum(figures["ledger"].values())
+    tiles = [("Optimizer steps", f"{int(metrics['steps']):,}", "")] if "steps" in metrics else []
+    for name in sorted(key for key in lines if key.endswith("loss")):
+        told = "Training loss" if name == "loss" else name.replace("_", " ").capitalize()
+        tiles.append((told, f"{lines[name][-1][1]:.4f}", loss_words({name: lines[name]})))
+    if speeds := sorted(value for _, value in lines.get("tokens_per_s", ())):
+        tiles.append(("Throughput", f"{speeds[len(speeds) // 2]:,.0f}", "tokens a second, median of the log"))
+    tiles.append(("Left out", f"{left:,}", f"{counted(left, 'samples')} in left_out.jsonl"))
+    return [{"name": name, "value": value, "note": note} for name, value, note in tiles]
 
 
-def ledger_groups(plan: Any, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def slot_rows(slots: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The three layouts of the same samples: name, note, and widths in percent of the largest."""
+    batch = f"one sample a row in file order, batches of {slots['batch']:,} padded to their longest"
+    named = (
+        ("one sample a row, padded to the pack length", "capped"),
+        (batch, "batched"),
+        ("packed", "packed"),
+    )
+    most = max(1, *(slots[key] for _, key in named))
+    return [
+        {
+            "name": name,
+            "note": f"{slots[key]:,} slots, {percent(1 - slots['real'] / max(1, slots[key]))} padding",
+            "width": f"{100 * slots[key] / most:.2f}%",
+            "real": f"{100 * slots['real'] / most:.2f}%",
+        }
+        for name, key in named
+    ]
+
+
+def ledger_groups(
+    counts_by_reason: Mapping[str, int], rows: Iterable[Mapping[str, Any]], record: Callable[[Any], str]
+) -> list[dict[str, Any]]:
     """Ledger by reason, largest first: count, the first rows, and how many more there are.
 
-    The counts are the plan's own, whatever part of the rows was handed over.
+    Args:
+        counts_by_reason: the plan's own counts, whatever part of the rows was handed over.
+        record: the text of a sample's record; "" where it is not at hand.
     """
     shown: dict[str, list[dict[str, str]]] = {}
     seen: dict[str, int] = {}
@@ -83,8 +114,9 @@ def ledger_groups(plan: Any, rows: Iterable[Mapping[str, Any]]) -> list[dict[str
         seen[reason] = seen.get(reason, 0) + 1
         if seen[reason] <= _ROWS:
             cells = {key: _short(row.get(key)) for key in ("id", "where", "detail")}
+            cells["record"] = record(row["id"])
             shown.setdefault(reason, []).append(cells)
-    counts = {str(reason): int(count) for reason, count in plan.ledger.counts().items()}
+    counts = dict(counts_by_reason)
     for reason, count in seen.items():
         counts[reason] = max(count, counts.get(reason, 0))
     groups = []
@@ -94,48 +126,80 @@ def ledger_groups(plan: Any, rows: Iterable[Mapping[str, Any]]) -> list[dict[str
     return groups
 
 
-def curves(loss: Any) -> dict[str, Points]:
-    """Loss as lines by name: a mapping `name -> points`, or the points of `train` alone.
-
-    A point is a pair (step, value), or a Trainer log entry with `step` and `loss` or `eval_loss`.
-    """
-    if loss is None:
-        return {}
-    if isinstance(loss, Mapping):
-        named = {str(name): [(float(x), float(y)) for x, y in points] for name, points in loss.items()}
-        return {name: points for name, points in named.items() if points}
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for entry in loss:
-        if isinstance(entry, Mapping):
-            for key, name in (("loss", "train"), ("eval_loss", "eval")):
-                if key in entry and "step" in entry:
-                    lines.setdefault(name, []).append((float(entry["step"]), float(entry[key])))
-        else:
-            step, value = entry
-            lines.setdefault("train", []).append((float(step), float(value)))
-    return dict(lines)
-
-
 def loss_words(lines: Mapping[str, Points]) -> str:
-    """`7.62 to 3.41 (-55.2 %) over 180 steps`, of the first line that has two finite points."""
+    """`loss 7.62 to 3.41 (-55.2 %) over 180 steps`, of the first line with points."""
     for name, points in lines.items():
-        finite = [(x, y) for x, y in points if math.isfinite(y)]
-        if len(finite) >= 2 and finite[0][1]:
-            (_, first), (step, last) = finite[0], finite[-1]
+        if name.endswith("loss") and points and points[0][1]:
+            (_, first), (step, last) = points[0], points[-1]
             change = 100 * (last - first) / first
-            return f"{name} loss {first:.3f} to {last:.3f} ({change:+.1f} %) over {step:,.0f} steps"
+            word = "train loss" if name == "loss" else name.replace("_", " ")
+            if len(points) == 1:
+                return f"{word} {first:.3f} at step {step:,.0f}"
+            return f"{word} {first:.3f} to {last:.3f} ({change:+.1f} %) over {step:,.0f} steps"
     return ""
 
 
+def plan_words(told: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The lines of a validation plan, as a training plan has them: over-long first, what is left out last.
+
+    Args:
+        told: as in `Runtime.eval`: of one plan, or of several by name; of an older version: no lines.
+    """
+    if not isinstance(told.get("packs"), int):
+        sets = {name: one for name, one in told.items() if isinstance(one, Mapping) and "packs" in one}
+        return [(f"{line} ({name})", words) for name, one in sets.items() for line, words in plan_words(one)]
+    packs, cap = counted(told["packs"], "packs"), told["packing_length"]
+    long = f"{told['over_long_packs']:,} of {packs} exceed {cap:,} tokens, longest {told['longest_pack']:,}"
+    left = ", ".join(f"{reason} {count:,}" for reason, count in told["dropped_by_reason"].items())
+    lines = [
+        ("over-long", long if told["over_long_packs"] else ""),
+        ("samples", f"{told['samples']:,} of {told['read']:,} read"),
+        ("packs", f"{packs} of {cap:,} tokens, {told['fill']:.2%} of slots are real tokens"),
+        ("left out", f"{counted(told['dropped'], 'samples')}: {left}" if told["dropped"] else ""),
+    ]
+    return [(name, words) for name, words in lines if words]
+
+
+def step_rows(steps: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Forecast against measured, and balance before against after: name, and two figures."""
+    rows: list[tuple[str, ...]] = []
+    if told := steps.get("forecast"):
+        scale = "the device profile" if told["profile"] else "scaled to this run"
+        rows += [
+            (
+                "seconds a step",
+                f"{told['step_s']:.3g} forecast ({told['profile'] or scale})",
+                f"{told['measured_step_s']:.3g} measured",
+            ),
+            ("median deviation of a step", percent(told["deviation"]), ""),
+            (
+                "tokens a step",
+                f"{told['tokens_per_step']:,.0f} forecast",
+                f"{told['measured_tokens_per_step']:,.0f} measured",
+            ),
+        ]
+    if told := steps.get("balance"):
+        mode = f"balance {told['mode']}" if told["mode"] else "no balance"
+        rows.append(
+            (
+                f"slowest rank / mean, {counted(told['world_size'], 'ranks')} x "
+                f"{counted(told['grad_accum'], 'packs')}",
+                f"{told['max_over_mean_before']:.3f} in plan order",
+                f"{told['max_over_mean']:.3f} with {mode}",
+            )
+        )
+    return rows
+
+
 def comparison_rows(comparison: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Packed against unpacked loss: rows, the difference, and whether it is within `tolerance`."""
+    """Packed against unpacked loss: rows, packed minus unpacked, and whether it is within `tolerance`."""
     if not comparison:
         return None
     values = dict(comparison)
     tolerance = values.get("tolerance")
     difference = values.get("difference")
     if difference is None and {"packed", "unpacked"} <= values.keys():
-        difference = values["difference"] = abs(float(values["packed"]) - float(values["unpacked"]))
+        difference = values["difference"] = float(values["packed"]) - float(values["unpacked"])
     holds = None
     if difference is not None and tolerance is not None:
         holds = abs(float(difference)) <= float(tolerance)
@@ -143,22 +207,23 @@ def comparison_rows(comparison: Mapping[str, Any] | None) -> dict[str, Any] | No
     return {"rows": rows, "holds": holds}
 
 
-def buckets(plan: Any, lengths: Any) -> dict[str, Sequence[tuple[str, ...]]]:
+def buckets(figures: Mapping[str, Any]) -> dict[str, Sequence[tuple[str, ...]]]:
     """Rows of the length classes against the pack length, and of the phases of a `diverse` plan."""
-    usable = np.asarray(lengths.tokens)[np.asarray(lengths.status) == STATUS_OK]
     classes = [
         (row["class"], f"{row['samples']:,}", f"{row['tokens']:,}", percent(row["share"]))
-        for row in distribution(usable, int(plan.spec.pack_length))["classes"]
+        for row in figures["classes"]
     ]
     phases = [
         (name, f"{row['packs']:,}", f"{row['samples']:,}", percent(row["fill"]))
-        for name, row in phases_of(plan).items()
+        for name, row in figures["phases"].items()
     ]
     return {"classes": classes, "phases": phases}
 
 
 def facts(plan: Any, stats: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Tables of small print: what makes the plan, and what vouches for it."""
+    if plan is None:
+        return []
     spec = plan.spec.to_dict()
     bound = plan.certificate
     made = [(key, _figure(value)) for key, value in sorted(spec.items())]
@@ -166,12 +231,12 @@ def facts(plan: Any, stats: Mapping[str, Any]) -> list[tuple[str, list[tuple[str
         ("plan checksum", str(plan.checksum)),
         ("lengths digest", str(plan.lengths_digest)),
         ("packer", str(plan.packer)),
-        ("lower bound", f"{int(bound.bound):,} packs ({bound.name})"),
+        ("lower bound", f"{counted(int(bound.bound), 'packs')} ({bound.name})"),
         ("gap to the bound", percent(bound.gap, 4)),
         ("proven optimal", "yes" if bound.optimal else "no"),
     ]
-    counted = [(str(key), _figure(value)) for key, value in sorted(stats.items())]
-    return [("Checksums and certificate", proof), ("Plan spec", made), ("Statistics", counted)]
+    figures = [(str(key), _figure(value)) for key, value in sorted(stats.items())]
+    return [("Checksums and certificate", proof), ("Plan spec", made), ("Statistics", figures)]
 
 
 def config_text(config: Any) -> str:
@@ -183,14 +248,14 @@ def config_text(config: Any) -> str:
     return str(yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True, width=100))
 
 
-def spread(values: NDArray[Any], unit: str) -> str:
-    """Least, median, 95th percentile and largest of whole numbers."""
-    if not len(values):
+def spread(told: Mapping[str, int], unit: str) -> str:
+    """Least, median, 95th percentile and largest."""
+    if not told:
         return "none"
-    order = np.sort(np.asarray(values), kind="stable")
-    last = len(order) - 1
-    least, middle, high, most = (int(order[k]) for k in (0, last // 2, last * 95 // 100, last))
-    return f"least {least:,}, median {middle:,}, 95 % at most {high:,}, largest {most:,} {unit}"
+    return (
+        f"least {told['least']:,}, median {told['median']:,}, 95 % at most {told['p95']:,}, "
+        f"largest {told['largest']:,} {unit}"
+    )
 
 
 def percent(share: float, digits: int = 1) -> str:

@@ -1,118 +1,190 @@
-"""One self-contained HTML file about a run: no script, no external address, light and dark.
+"""One self-contained HTML file about a run: no external address, light, dark and on paper.
 
-The page is a pure function of its arguments (no time, no machine), so equal runs give equal bytes.
-Its size stays below about 3 MB whatever the plan: 60 packs are drawn, ledgers and curves are capped.
-All text is escaped by the template engine or by the SVG canvas; nothing from a sample is markup.
+The page is a pure function of its arguments (no time, no machine), so equal runs give equal bytes. It holds
+its figures as JSON too, equal to `packtrain show --json`. Its only script copies texts. Its size stays below
+about 3 MB whatever the plan: 60 packs are drawn, ledgers, records and curves are capped. All text is
+escaped; nothing from a sample is markup.
 """
 
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import MissingExtraError
+from ..errors import MissingExtraError, PacktrainError
 from . import contents, plots
-from .numbers import Slots, fill_histogram, length_histogram, token_slots
+from .numbers import report_figures
+from .pack_rows import chosen_packs, pack_rows
 
 __all__ = ["write_report"]
+
+_RECORDS = 400  # records whose text is on the page
+_RECORD = 600  # characters of each
+
+#: Lines that share a chart -> its title and the name of its y-axis.
+_CHARTS = {
+    "loss": ("Loss", "loss a token"),
+    "step_s": ("Step time", "seconds a step"),
+    "tokens_per_s": ("Throughput", "tokens a second"),
+    "data_wait_s": ("Waiting for data", "seconds a step"),
+}
 
 
 def write_report(
     path: str | Path,
     *,
     title: str,
-    stats: Mapping[str, Any],
     plan: Any,
     lengths: Any,
     ledger_rows: Iterable[Mapping[str, Any]],
-    loss: Any = None,
-    comparison: Mapping[str, Any] | None = None,
+    figures: Mapping[str, Any] | None = None,
     config: Any = None,
+    artefact: str | None = None,
+    where: Callable[[int], str] | None = None,
+    record: Callable[[int], str] | None = None,
 ) -> Path:
     """Write the report of a plan, and of the training on it where there was one.
 
     Args:
         title: heading of the page.
-        stats: `plan.stats()`, or more.
-        plan: a `PackPlan`.
+        plan: a `PackPlan`; None: the run's packs were not planned, and the page is of its training alone.
         lengths: the `Lengths` it was made of; costs `images` colour the packs.
         ledger_rows: mappings with id, reason, where, detail; the counts come from the plan's ledger.
-        loss: points (step, loss); or a mapping name -> points; or a Trainer's log history.
-        comparison: packed and unpacked loss: `packed`, `unpacked`, optionally `difference`,
-            `tolerance` and more figures; shown in this order.
+        figures: from `numbers.report_figures`; None: those of the plan alone.
         config: the run's configuration, plain or pydantic; keys that name a secret are masked.
+        artefact: folder that `packtrain show` takes, for the command that prints a record.
+        where: sample id -> where it stands in its source.
+        record: sample id -> the text of its record.
 
     Raises:
-        MissingExtraError: jinja2 is not installed (extra `report`).
+        MissingExtraError: jinja2 or matplotlib is not installed (extra `report`).
     """
     try:
+        import matplotlib  # noqa: F401
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
-    except ImportError:
-        raise MissingExtraError("jinja2", "report") from None
-    slots = token_slots(lengths.tokens, plan)
-    lines = contents.curves(loss)
-    kinds, legend, words = _kinds(lengths)
-    drawn = len(plots.chosen_packs(len(plan.offsets) - 1))
-    pictures = {
-        "slots": plots.slot_bars(_slot_rows(slots), slots.real),
-        "lengths": plots.histogram(
-            length_histogram(lengths, plan),
-            label="Histogram of sample lengths",
-            x_label="tokens per sample",
-            mark=plan.spec.pack_length,
-        ),
-        "fill": plots.histogram(
-            fill_histogram(plan),
-            label="Histogram of pack fill",
-            x_label="percent of pack length in use",
-            mark=None,
-            unit=" %",
-        ),
-        "packs": plots.packs(plan, lengths.tokens, kinds, words),
-        "loss": plots.curve(lines, label="Loss over steps") if lines else "",
-    }
+    except ImportError as error:
+        raise MissingExtraError(error.name or "jinja2", "report") from None
+    told = dict(figures or report_figures(plan, lengths))
+    text_of = _texts(record)
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     page = importlib.resources.files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
+    plain = json.dumps(told, sort_keys=True, ensure_ascii=True)
     text = environment.from_string(page).render(
         title=title,
-        headline=contents.headline(plan, slots, len(lengths.tokens)),
-        pictures={name: Markup(svg) for name, svg in pictures.items()},
-        length_words=contents.spread(lengths.tokens[plan.indices], "tokens"),
-        fill_words=contents.spread(plan.pack_tokens, "tokens in a pack"),
-        ledger=contents.ledger_groups(plan, ledger_rows),
-        in_ledger=len(plan.ledger.ids),
-        legend=legend,
-        lines=list(lines),
-        loss_words=contents.loss_words(lines),
-        comparison=contents.comparison_rows(comparison),
-        facts=contents.facts(plan, stats),
-        buckets=contents.buckets(plan, lengths),
-        checksum=plan.checksum,
+        headline=contents.headline(told),
+        charts=[(name, y_label, Markup(svg), lines) for name, y_label, svg, lines in _charts(told)],
+        ledger=contents.ledger_groups(
+            told["ledger"], ledger_rows, lambda i: "" if record is None else text_of(int(i))
+        ),
+        in_ledger=told["stats"]["dropped"] if "stats" in told else sum(told["ledger"].values()),
+        loss_words=contents.loss_words(told["curves"]),
+        step_rows=contents.step_rows(told["steps"]),
+        comparison=contents.comparison_rows(told["comparison"]),
+        validation=contents.plan_words(told["validation"] or {}),
+        facts=contents.facts(plan, {**told.get("stats", {}), "keys": told["keys"]}),
         config=contents.config_text(config),
-        drawn=drawn,
-        packs=len(plan.offsets) - 1,
+        planned=None if plan is None else _planned(plan, lengths, told, where, text_of),
+        artefact=artefact,
+        json=Markup(plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")),
+        figures=told,
     )
     files.publish_text(path, text)
     return Path(path)
 
 
-def _slot_rows(slots: Slots) -> list[tuple[str, int, str]]:
-    def note(count: int) -> str:
-        padding = contents.percent(1 - slots.real / count) if count else "0 %"
-        return f"{count:,} slots, {padding} padding"
+def _planned(
+    plan: Any,
+    lengths: Any,
+    told: Mapping[str, Any],
+    where: Callable[[int], str] | None,
+    text_of: Callable[[int], str],
+) -> dict[str, Any]:
+    """What a page says of a plan: layouts, histograms, packs, classes."""
+    from markupsafe import Markup
 
-    batch = f"one sample a row in file order, batches of {slots.batch:,} padded to their longest"
-    return [
-        ("one sample a row, padded to the pack length", slots.capped, note(slots.capped)),
-        (batch, slots.batched, note(slots.batched)),
-        ("packed", slots.packed, note(slots.packed)),
-    ]
+    kinds, legend, words = _kinds(lengths)
+    return {
+        "checksum": told["checksum"],
+        "slots": contents.slot_rows(told["slots"]),
+        "pictures": {
+            "lengths": Markup(
+                plots.histogram(
+                    told["lengths"],
+                    label="Histogram of sample lengths",
+                    x_label="tokens per sample",
+                    y_label="samples",
+                    mark=told["pack_length"],
+                )
+            ),
+            "fill": Markup(
+                plots.histogram(
+                    told["fill"],
+                    label="Histogram of pack fill",
+                    x_label="percent of pack length in use",
+                    y_label="packs",
+                    mark=None,
+                    unit=" %",
+                )
+            ),
+        },
+        "length_words": contents.spread(told["sample_tokens"], "tokens"),
+        "fill_words": contents.spread(told["pack_tokens"], "tokens in a pack"),
+        "legend": legend,
+        "buckets": contents.buckets(told),
+        "packs": pack_rows(plan, lengths.tokens, kinds, words, where or (lambda i: ""), text_of),
+        "drawn": len(chosen_packs(told["stats"]["packs"])),
+        "over_long": told["stats"]["over_long_packs"],
+    }
+
+
+def _charts(told: Mapping[str, Any]) -> Iterable[tuple[str, str, str, list[str]]]:
+    """Title, y-axis, picture and lines of every chart of a training."""
+    lines = told["curves"]
+    balance, forecast = (told["steps"].get(name) or {} for name in ("balance", "forecast"))
+    for key, (title, y_label) in _CHARTS.items():
+        held = {
+            name: lines[name] for name in lines if name == key or (key == "loss" and name.startswith("eval_"))
+        }
+        if key == "step_s" and key in lines and forecast:
+            held = {"measured": lines[key], "forecast": forecast["steps"]}
+        if any(held.values()):
+            yield title, y_label, plots.curve(held, label=f"{title} over steps", y_label=y_label), list(held)
+    if balance and balance["world_size"] > 1:
+        held = {"before balance": balance["before"], "after": balance["after"]}
+        y_label = "slowest rank / mean"
+        yield (
+            "Balance of the ranks",
+            y_label,
+            plots.curve(held, label="Balance over steps", y_label=y_label),
+            list(held),
+        )
+
+
+def _texts(record: Callable[[int], str] | None) -> Callable[[int], str]:
+    """The text of a sample's record for the page, until `_RECORDS` of them were asked for."""
+    left = _RECORDS
+
+    def text_of(sample: int) -> str:
+        nonlocal left
+        if record is None or left <= 0:
+            return ""
+        left -= 1
+        try:
+            text = record(sample)
+        except (PacktrainError, OSError) as error:
+            return str(error)
+        return (
+            text if len(text) <= _RECORD else f"{text[:_RECORD]} … ({len(text) - _RECORD:,} more characters)"
+        )
+
+    return text_of
 
 
 def _kinds(lengths: Any) -> tuple[Any, list[tuple[str, str]], Any]:

@@ -1,17 +1,33 @@
-"""The figures a report leads with: token slots with and without packing, histograms, fills.
+"""The figures of a report as plain JSON: `show --json` prints them and the page is drawn from them.
 
 Everything is integer arithmetic over the plan's arrays, in one pass each; nothing is sampled.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Histogram", "Slots", "fill_histogram", "length_histogram", "token_slots"]
+from ..planning.distribution import distribution, phases_of, quantiles
+from ..planning.lengths import STATUS_OK
+
+__all__ = [
+    "Histogram",
+    "Slots",
+    "curves",
+    "fill_histogram",
+    "length_histogram",
+    "report_figures",
+    "token_slots",
+]
+
+#: Series of a training log that are drawn: key of a row -> name of the line.
+_SERIES = ("loss", "step_s", "data_wait_s", "tokens_per_s")
 
 I64 = NDArray[np.int64]
 
@@ -57,16 +73,48 @@ def token_slots(tokens: NDArray[Any], plan: Any) -> Slots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histogram:
-    """Counts between edges. `beyond`: the last bin also holds everything above its right edge.
+    """Counts between edges.
 
     Attributes:
         edges: float[k+1].
         parts: name -> int64[k] counts, stacked in this order.
+        over_edges, over: the same of what lies beyond the last edge, in steps of two; empty for none.
     """
 
     edges: NDArray[np.float64]
     parts: dict[str, I64]
-    beyond: bool = False
+    over_edges: NDArray[np.float64]
+    over: dict[str, I64]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            "edges": self.edges.tolist(),
+            "counts": {name: part.tolist() for name, part in self.parts.items()},
+            "over_edges": self.over_edges.tolist(),
+            "over_counts": {name: part.tolist() for name, part in self.over.items()},
+        }
+
+
+def _histogram(
+    edges: NDArray[np.float64], step: float, parts: Mapping[str, NDArray[Any]], first: float
+) -> Histogram:
+    """Counts of each part in bins of `step`; values of more than the last edge in bins that double.
+
+    Args:
+        first: a value as large is counted in the last bin.
+    """
+    most = max((float(part.max()) for part in parts.values() if len(part)), default=0.0)
+    doublings = max(0, math.ceil(math.log2(max(most, 1) / first))) if most > first else 0
+    over = np.array([first * 2.0**k for k in range(doublings + 1)] if doublings else [], dtype=np.float64)
+    inside, beyond = {}, {}
+    for name, values in parts.items():
+        place = np.minimum(((values[values <= first] - edges[0]) // step).astype(np.int64), len(edges) - 2)
+        inside[name] = np.bincount(place, minlength=len(edges) - 1).astype(np.int64)
+        if doublings:
+            place = np.minimum(np.searchsorted(over, values[values > first]) - 1, doublings - 1)
+            beyond[name] = np.bincount(place, minlength=doublings).astype(np.int64)
+    return Histogram(edges=edges, parts=inside, over_edges=over, over=beyond)
 
 
 def length_histogram(lengths: Any, plan: Any, bins: int = 40) -> Histogram:
@@ -80,30 +128,98 @@ def length_histogram(lengths: Any, plan: Any, bins: int = 40) -> Histogram:
     shown = min(longest, 2 * cap)
     step = _round_up(max(1, -(-max(shown, 1) // bins)))
     edges = np.arange(0, max(shown, 1) + step, step, dtype=np.float64)
-    parts = {
-        "packed": _counts(tokens[packed], step, len(edges) - 1),
-        "ledger": _counts(tokens[left], step, len(edges) - 1),
-    }
-    return Histogram(edges=edges, parts=parts, beyond=longest > int(edges[-1]))
+    parts = {"packed": tokens[packed].astype(np.int64), "ledger": tokens[left].astype(np.int64)}
+    return _histogram(edges, step, parts, float(edges[-1]))
 
 
 def fill_histogram(plan: Any) -> Histogram:
-    """How full the packs are, in percent of pack_length; over-long single packs count as full."""
+    """How full the packs are, in percent of pack_length; over-long ones lie beyond 100."""
     cap = int(plan.spec.pack_length)
-    fill = np.minimum(np.asarray(plan.pack_tokens, dtype=np.int64), cap)
-    permille = fill * 1000 // cap
-    low = int(permille.min()) // 50 * 50 if len(permille) else 0
-    low = min(low, 900)
+    tokens = np.asarray(plan.pack_tokens, dtype=np.int64)
+    full = tokens[tokens <= cap]
+    low = min(int(full.min()) * 1000 // cap // 50 * 50 if len(full) else 0, 900)
     step = 5 if 1000 - low <= 150 else 10 if 1000 - low <= 300 else 25 if 1000 - low <= 700 else 50
     edges = np.arange(low, 1000 + step, step, dtype=np.float64) / 10
-    counts = _counts(permille - low, step, len(edges) - 1)
-    return Histogram(edges=edges, parts={"packed": counts})
+    return _histogram(edges, step / 10, {"packs": tokens * 100 / cap}, 100.0)
 
 
-def _counts(values: NDArray[Any], step: int, bins: int) -> I64:
-    """Counts per bin of width `step` from 0; larger values go to the last bin."""
-    where = np.minimum(values.astype(np.int64) // step, bins - 1)
-    return np.bincount(where, minlength=bins).astype(np.int64)
+def curves(history: Iterable[Mapping[str, Any]] | None) -> dict[str, list[list[float]]]:
+    """Lines of a training log by name: [step, value] of loss, eval_loss, step_s, data_wait_s, tokens_per_s.
+
+    Several validation sets have a line each, `eval_NAME_loss`. Values that are not finite are left out.
+    """
+    lines: dict[str, list[list[float]]] = {}
+    for row in history or ():
+        for key, value in row.items():
+            wanted = key in _SERIES or (key.startswith("eval_") and key.endswith("loss"))
+            if wanted and "step" in row and isinstance(value, int | float) and math.isfinite(value):
+                lines.setdefault(key, []).append([int(row["step"]), float(value)])
+    return lines
+
+
+def report_figures(
+    plan: Any,
+    lengths: Any,
+    *,
+    history: Iterable[Mapping[str, Any]] | None = None,
+    steps: Mapping[str, Any] | None = None,
+    comparison: Mapping[str, Any] | None = None,
+    validation: Mapping[str, Any] | None = None,
+    keys: str = "",
+    metrics: Mapping[str, Any] | None = None,
+    left_out: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """All figures of a report, plain JSON.
+
+    Args:
+        plan: None: the packs were not planned (streams, growing directories); the figures of training alone.
+        lengths: the `Lengths` that the plan was made of.
+        history: rows of a training log.
+        steps: what `pipeline.step_times.step_figures` found of the run: `balance`, `forecast`.
+        comparison: packed and unpacked loss.
+        validation: of its validation plan (`train.runtime.Runtime.eval`).
+        keys: which keys of the records were not read.
+        metrics: without a plan: closing metrics of the run.
+        left_out: without a plan: samples that were left out, by reason.
+    """
+    trained = {
+        "curves": curves(history),
+        "steps": dict(steps or {}),
+        "comparison": None if not comparison else dict(comparison),
+        "validation": None if not validation else dict(validation),
+        "keys": keys or "all read",
+    }
+    if plan is None:
+        return {"metrics": dict(metrics or {}), "ledger": dict(left_out or {}), **trained}
+    slots = token_slots(lengths.tokens, plan)
+    usable = np.asarray(lengths.tokens)[np.asarray(lengths.status) == STATUS_OK]
+    mine = np.asarray(lengths.tokens)[np.asarray(plan.indices)]
+    return {
+        "checksum": str(plan.checksum),
+        "pack_length": int(plan.spec.pack_length),
+        "stats": plan.stats(),
+        "ledger": {str(reason): int(count) for reason, count in plan.ledger.counts().items()},
+        "slots": {
+            **asdict(slots),
+            "saved_batched": slots.saved(slots.batched),
+            "saved_capped": slots.saved(slots.capped),
+        },
+        "lengths": length_histogram(lengths, plan).to_dict(),
+        "fill": fill_histogram(plan).to_dict(),
+        "sample_tokens": _spread(mine),
+        "pack_tokens": _spread(plan.pack_tokens),
+        "classes": distribution(usable, int(plan.spec.pack_length))["classes"],
+        "phases": phases_of(plan),
+        **trained,
+    }
+
+
+def _spread(values: Any) -> dict[str, int]:
+    """Least, median, 95th percentile and largest of whole numbers; empty for none."""
+    if not len(values):
+        return {}
+    names = ("least", "median", "p95", "largest")
+    return dict(zip(names, quantiles(values, 0, 50, 95, 100), strict=True))
 
 
 def _round_up(step: int) -> int:

@@ -1,181 +1,200 @@
-"""The report's pictures as inline SVG: histograms, packs as segments, slots, loss curve.
+"""The charts of a report, drawn by matplotlib as inline SVG.
 
-Each takes plain numbers and returns SVG text. Pictures of large plans stay small: packs are an
-evenly spaced choice, thin segments are drawn as one, curves are thinned by averaging.
+Text stays text and colours become variables of the page, so that one picture serves light, dark and print.
+Bars and points carry their figures as hover text. Equal figures give equal bytes.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+import io
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
 
-from .numbers import Histogram
-from .svg import Canvas, compact, ticks
+__all__ = ["compact", "curve", "histogram"]
 
-__all__ = ["chosen_packs", "curve", "histogram", "packs", "slot_bars"]
+Points = Sequence[Sequence[float]]
 
-Points = Sequence[tuple[float, float]]
-
-_SHOWN_PACKS = 60
-_SEGMENTS = 12_000  # most segments of a report: about 1.2 MB
-_THIN = 2.0  # narrower segments are drawn together with their neighbours
 _POINTS = 600  # most points of a curve
-_SMOOTHED = 120  # a curve of more points gets its moving mean drawn over it
+_DOTS = 120  # a curve of more points has none to hover over
+_SIZE = (340, 200)  # units; about a pixel each where a chart has a column of its own
+
+#: Colours that are drawn -> variables of the page.
+_COLOURS = {
+    "#010101": "--ink",
+    "#020202": "--soft",
+    "#030303": "--grid",
+    "#040404": "--blue",
+    "#050505": "--rose",
+    "#060606": "--amber",
+    "#070707": "--teal",
+}
+_INK, _SOFT, _GRID, BLUE, ROSE, AMBER, TEAL = _COLOURS
+_OF_PART = {"packed": BLUE, "packs": BLUE, "ledger": ROSE}
 
 
-def histogram(found: Histogram, *, label: str, x_label: str, mark: float | None, unit: str = "") -> str:
-    """Stacked bars. `mark` draws a line at an x value (the pack length)."""
-    canvas = Canvas(520, 236, label)
-    left, right, top, bottom = 44.0, 510.0, 18.0, 194.0
-    low, high = float(found.edges[0]), float(found.edges[-1])
-    total = sum(found.parts.values())
-    most = max(1, int(np.max(total)))
-    y_of = _axis(canvas, (left, right, top, bottom), most)
-
-    def x_of(value: float) -> float:
-        return left + (value - low) / (high - low) * (right - left)
-
-    for k in range(len(found.edges) - 1):
-        a, b = float(found.edges[k]), float(found.edges[k + 1])
-        base = 0
-        for name, counts in found.parts.items():
-            count = int(counts[k])
-            if count:
-                last = found.beyond and k == len(found.edges) - 2
-                span = f"{compact(a)}{unit} and more" if last else f"{compact(a)} to {compact(b)}{unit}"
-                y = y_of(base + count)
-                height = max(1.0, y_of(base) - y)
-                width = max(0.6, x_of(b) - x_of(a) - 1)
-                canvas.rect(x_of(a), y, width, height, f"s-{name}", f"{span}: {count:,} {name}")
-                base += count
-    for value in ticks(low, high, 6):
-        canvas.text(x_of(value), bottom + 16, compact(value, high) + unit, "t", "middle")
-    if mark is not None and low < mark <= high:
-        canvas.line(x_of(mark), top - 6, x_of(mark), bottom, "mark")
-        at_right = x_of(mark) > right - 90
-        canvas.text(
-            x_of(mark) + (-5 if at_right else 5),
-            top + 2,
-            f"pack length {mark:,.0f}",
-            "t",
-            "end" if at_right else "start",
-        )
-    canvas.text((left + right) / 2, bottom + 34, x_label, "t strong", "middle")
-    return canvas.render()
+#: What matplotlib writes and the page says once, or not at all.
+_OF_NO_USE = re.compile(r"<style.*?</style>|font-family: [^;\"]*;? ?| transform=\"rotate\(-0 [^\"]*\"", re.S)
 
 
-def chosen_packs(count: int, shown: int = _SHOWN_PACKS) -> list[int]:
-    """All packs, or `shown` of them evenly spaced from first to last.
+class Chart:
+    """A figure of `parts` axes side by side; `hover` names what the pointer is told of an element."""
 
-    >>> chosen_packs(3), chosen_packs(101, 3)
-    ([0, 1, 2], [0, 50, 100])
-    """
-    if count <= shown:
-        return list(range(count))
-    return [k * (count - 1) // (shown - 1) for k in range(shown)]
+    def __init__(self, label: str, parts: Sequence[int] = (1,)) -> None:
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
+
+        self._label = label
+        self._hover: list[list[str]] = []
+        self.figure = Figure(figsize=(_SIZE[0] / 72, _SIZE[1] / 72), layout="constrained")
+        FigureCanvasSVG(self.figure)
+        self.figure.patch.set_visible(False)
+        grid = self.figure.subplots(1, len(parts), width_ratios=list(parts), sharey=True, squeeze=False)
+        self.axes = list(grid[0])
+        for axes in self.axes:
+            axes.patch.set_visible(False)
+            axes.spines[["top", "right", "left"]].set_visible(False)
+            axes.spines["bottom"].set_color(_SOFT)
+            axes.tick_params(colors=_SOFT, labelcolor=_SOFT, length=0, labelsize=9.5)
+            axes.tick_params(axis="x", pad=7)
+            axes.grid(axis="y", color=_GRID)
+            axes.set_axisbelow(True)
+
+    def hover(self, artist: Any, *titles: str) -> None:
+        artist.set_gid(f"hover-{len(self._hover)}")
+        self._hover.append(list(titles))
+
+    def named(self, x_label: str, y_label: str) -> None:
+        self.figure.supxlabel(x_label, fontsize=9.5, color=_INK)
+        self.axes[0].set_ylabel(y_label, fontsize=9.5, color=_INK)
+
+    def broken(self) -> None:
+        """Marks where the axis of the first part ends and that of the second goes on."""
+        marks = {"marker": [(-0.5, -1), (0.5, 1)], "markersize": 8, "linestyle": "none", "color": _SOFT}
+        for axes, x in zip(self.axes, (1, 0), strict=True):
+            axes.plot([x], [0], transform=axes.transAxes, clip_on=False, **marks)
+
+    def svg(self) -> str:
+        import matplotlib
+
+        made = io.StringIO()
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        settings: Any = {"svg.fonttype": "none", "svg.hashsalt": self._label}
+        with matplotlib.rc_context(settings):
+            self.figure.savefig(made, format="svg", metadata=nothing)
+        text = made.getvalue()
+        text = text[text.index("<svg") :].replace("xlink:href", "href")
+        head = f'<svg viewBox="0 0 {_SIZE[0]} {_SIZE[1]}" role="img" aria-label="{escape(self._label)}">'
+        text = re.sub(r"<svg[^>]*>", head, text, count=1)
+        text = _OF_NO_USE.sub("", text)
+        for number, titles in enumerate(self._hover):
+            text = _titled(text, f'<g id="hover-{number}">', titles)
+        text = re.sub(r'<g id="[^"]*"', "<g", text)
+        for colour, name in _COLOURS.items():
+            text = text.replace(colour, f"var({name})")
+        return re.sub(r"\s*\n\s*", "\n", text)
 
 
-def packs(plan: Any, tokens: Any, kind_of: Callable[[int], str], words_of: Callable[[int], str]) -> str:
-    """Packs as rows of segments, one a sample, with the empty rest.
+def _titled(text: str, begin: str, titles: Sequence[str]) -> str:
+    """One title for a group, or one for each of its markers."""
+    start = text.index(begin)
+    stop = text.index("</g>", start)
+    if len(titles) == 1 and "<use" not in text[start:stop]:
+        shown = f'<g class="hover"><title>{escape(titles[0])}</title>'
+        return text[:start] + shown + text[start + len(begin) :]
+    left = iter(titles)
+
+    def mark(found: re.Match[str]) -> str:
+        title = escape(next(left, ""))
+        return f'{found[1]} class="hover"><title>{title}</title></use>'
+
+    return text[:start] + re.sub(r"(<use[^>]*)/>", mark, text[start:stop]) + text[stop:]
+
+
+def histogram(
+    found: Mapping[str, Any], *, label: str, x_label: str, y_label: str, mark: float | None, unit: str = ""
+) -> str:
+    """Stacked bars of a `numbers.Histogram.to_dict`; what lies beyond its edges behind a broken axis.
 
     Args:
-        tokens: int[n], lengths by sample id.
-        kind_of: sample id -> CSS class of its segment.
-        words_of: sample id -> what to add to its hover text.
+        mark: a line at an x value (the pack length).
     """
-    cap = int(plan.spec.pack_length)
-    rows = [(p, _pack(plan, p)) for p in chosen_packs(len(plan.offsets) - 1)]
-    widest = max([cap, *(int(plan.pack_tokens[p]) for p, _ in rows)])
-    left, width, high, gap = 58.0, 884.0, 12.0, 3.0
-    scale = width / widest
-    canvas = Canvas(1000, len(rows) * (high + gap) + 22, "Packs as rows of samples")
-    y, drawn = 18.0, 0
-    for p, ids in rows:
-        if drawn > _SEGMENTS:
-            break
-        used = int(plan.pack_tokens[p])
-        canvas.text(left - 8, y + 9.5, f"{p:,}", "t", "end")
-        empty = f"pack {p}: {max(0, cap - used):,} slots empty"
-        canvas.rect(left, y, max(cap, used) * scale, high, "rest", empty)
-        x, held, start = left, 0, 0
-        for k, i in enumerate(ids):
-            held += int(tokens[i])
-            last = k == len(ids) - 1
-            if held * scale < _THIN and not last:
-                continue
-            run = ids[start : k + 1]
-            if len(run) == 1:
-                more = words_of(i)
-                title = f"sample {i}: {held:,} tokens{', ' + more if more else ''}"
+    over = found["over_edges"]
+    chart = Chart(label, (3, 1) if over else (1,))
+    edges = np.asarray(found["edges"])
+    _bars(chart, 0, edges, edges, found["counts"], unit)
+    if over:
+        _bars(chart, 1, np.arange(len(over)), over, found["over_counts"], unit)
+        shown = sorted({0, len(over) - 1})
+        chart.axes[1].set_xticks(shown, [compact(over[k]) + unit for k in shown])
+        chart.broken()
+    first = chart.axes[0]
+    first.set_xlim(edges[0], edges[-1])
+    first.margins(y=0.08)
+    ticks = [tick for tick in first.get_xticks() if edges[0] <= tick <= edges[-1]]
+    ticks = [tick for tick in ticks[:: 1 + len(ticks) // 6] if not over or tick < edges[-1]]
+    first.set_xticks(ticks, [compact(tick, edges[-1]) + unit for tick in ticks])
+    if mark is not None and edges[0] < mark <= edges[-1]:
+        first.axvline(mark, color=_INK, linestyle="--", linewidth=1)
+    _counted(chart)
+    chart.named(x_label, y_label)
+    return chart.svg()
+
+
+def _bars(chart: Chart, part: int, places: Any, edges: Any, counts: Mapping[str, Any], unit: str) -> None:
+    base = np.zeros(len(edges) - 1)
+    for name, held in counts.items():
+        bars = chart.axes[part].bar(
+            places[:-1], held, width=np.diff(places) * 0.92, bottom=base, align="edge",
+            color=AMBER if part and name == "packs" else _OF_PART[name],
+        )  # fmt: skip
+        for k, bar in enumerate(bars):
+            if held[k]:
+                span = f"{compact(float(edges[k]))} to {compact(float(edges[k + 1]))}{unit}"
+                chart.hover(bar, f"{span}: {held[k]:,} {name}")
             else:
-                title = f"samples {run[0]} to {run[-1]}: {len(run):,} samples, {held:,} tokens"
-            canvas.rect(x, y, held * scale, high, f"seg {kind_of(i) if len(run) == 1 else 'k-run'}", title)
-            x, held, start, drawn = x + held * scale, 0, k + 1, drawn + 1
-        canvas.text(left + width + 8, y + 9.5, f"{100 * used / cap:.1f} %", "t")
-        y += high + gap
-    canvas.height = y + 4
-    canvas.line(left + cap * scale, 14, left + cap * scale, y, "mark")
-    canvas.text(left - 8, 10, "pack", "t", "end")
-    canvas.text(left + cap * scale, 10, f"pack length {cap:,}", "t", "end")
-    canvas.text(left + width + 8, 10, "full", "t")
-    return canvas.render()
+                bar.remove()
+        base = base + np.asarray(held)
 
 
-def _pack(plan: Any, p: int) -> list[int]:
-    return [int(i) for i in plan.indices[int(plan.offsets[p]) : int(plan.offsets[p + 1])]]
+def _counted(chart: Chart) -> None:
+    """Whole numbers on the axis of counts."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis = chart.axes[0].yaxis
+    axis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
 
 
-def slot_bars(rows: Sequence[tuple[str, int, str]], real: int) -> str:
-    """Horizontal bars of token slots; the part that is real tokens is solid, padding is pale."""
-    canvas = Canvas(1000, len(rows) * 46 + 6, "Token slots of one epoch")
-    most = max([real, 1, *(slots for _, slots, _ in rows)])
-    for k, (name, slots, note) in enumerate(rows):
-        y = k * 46.0
-        canvas.text(0, y + 13, name, "t strong big")
-        canvas.text(1000, y + 13, note, "t big", "end")
-        padding = f"{slots:,} slots, {slots - real:,} of them padding"
-        canvas.rect(0, y + 20, 1000 * slots / most, 14, "pad", padding)
-        canvas.rect(0, y + 20, 1000 * min(real, slots) / most, 14, "s-packed", f"{real:,} real tokens")
-    return canvas.render()
+def curve(lines: Mapping[str, Points], *, label: str, y_label: str, x_label: str = "optimizer step") -> str:
+    """Lines over steps, each `name -> [step, value] ...`, in the order of the page's legend."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    chart = Chart(label)
+    axes = chart.axes[0]
+    for (name, points), colour in zip(lines.items(), _wheel(len(lines)), strict=True):
+        shown = thin(points)
+        dots = len(shown) <= _DOTS
+        (line,) = axes.plot(
+            [x for x, _ in shown], [y for _, y in shown], color=colour, linewidth=1.5,
+            marker="o" if dots else None, markersize=3, markeredgewidth=0,
+        )  # fmt: skip
+        if dots:
+            chart.hover(line, *(f"{name}, step {x:g}: {y:.4g}" for x, y in shown))
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(0.0, low) if low < 0.3 * high else low, high)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=5, integer=axis is axes.xaxis))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
+    chart.named(x_label, y_label)
+    return chart.svg()
 
 
-def curve(lines: Mapping[str, Points], *, label: str) -> str:
-    """Lines over steps, each `name -> (step, value) ...`; values that are not finite are left out."""
-    canvas = Canvas(1000, 280, label)
-    left, right, top, bottom = 48.0, 984.0, 14.0, 238.0
-    clean = {name: thin([p for p in points if all(map(math.isfinite, p))]) for name, points in lines.items()}
-    flat = [point for points in clean.values() for point in points]
-    if not flat:
-        canvas.text(500, 130, "no finite loss was logged", "t", "middle")
-        return canvas.render()
-    xs, ys = [x for x, _ in flat], [y for _, y in flat]
-    low_x, high_x = min(xs), max(max(xs), min(xs) + 1)
-    y_ticks = ticks(min(0.0, *ys), max(max(ys) * 1.04, 1e-9), 6)
-    low, high = min(y_ticks[0], *ys), max(y_ticks[-1], *ys)
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        across = (x - low_x) / (high_x - low_x)
-        return left + across * (right - left), bottom - (y - low) / (high - low or 1) * (bottom - top)
-
-    for value in y_ticks:
-        _, y = at(low_x, value)
-        canvas.line(left, y, right, y, "grid")
-        canvas.text(left - 8, y + 4, compact(value), "t", "end")
-    for value in ticks(low_x, high_x, 8):
-        canvas.text(at(value, low)[0], bottom + 18, compact(value, high_x), "t", "middle")
-    canvas.text((left + right) / 2, bottom + 36, "optimizer step", "t strong", "middle")
-    for name, points in clean.items():
-        kind = "train" if name == "train" else "other"
-        if len(points) > _SMOOTHED:
-            canvas.path([at(x, y) for x, y in points], f"c faint c-{kind}")
-            points = smooth(points)
-        canvas.path([at(x, y) for x, y in points], f"c c-{kind}")
-        for x, y in points if len(points) <= _SMOOTHED else points[-1:]:
-            canvas.dot(*at(x, y), 2.5, f"d-{kind}", f"{name}, step {x:g}: {y:.4f}")
-    return canvas.render()
+def _wheel(count: int) -> list[str]:
+    return [(BLUE, AMBER, TEAL, ROSE)[k % 4] for k in range(count)]
 
 
 def thin(points: Points, most: int = _POINTS) -> list[tuple[float, float]]:
@@ -185,37 +204,24 @@ def thin(points: Points, most: int = _POINTS) -> list[tuple[float, float]]:
     [(1, 8.0), (2, 6.0), (3, 4.0)]
     """
     if len(points) <= most:
-        return list(points)
+        return [(x, y) for x, y in points]
     inner = np.asarray(points[1:-1], dtype=np.float64)
     means = [run.mean(axis=0) for run in np.array_split(inner, most - 2)]
-    return [points[0], *((float(x), float(y)) for x, y in means), points[-1]]
+    first, last = points[0], points[-1]
+    return [(first[0], first[1]), *((float(x), float(y)) for x, y in means), (last[0], last[1])]
 
 
-def smooth(points: Points, parts: int = 30) -> list[tuple[float, float]]:
-    """Centred moving mean over about a `parts`-th of the points (fewer at the ends).
+def compact(value: float, scale: float | None = None) -> str:
+    """A short number for an axis: 1,200 · 34k · 1.5M · 0.25.
 
-    >>> smooth([(0, 1.0), (1, 4.0), (2, 1.0), (3, 4.0)], 2)
-    [(0, 2.5), (1, 2.0), (2, 3.0), (3, 2.5)]
+    Args:
+        scale: the largest value of the axis, so that all its labels have one unit.
+
+    >>> compact(1500000), compact(34000), compact(5000), compact(5000, 20000), compact(0.25)
+    ('1.5M', '34k', '5,000', '5k', '0.25')
     """
-    half = max(1, len(points) // parts // 2)
-    total = np.concatenate([[0.0], np.cumsum([y for _, y in points])])
-    out = []
-    for k, (x, _) in enumerate(points):
-        a, b = max(0, k - half), min(len(points), k + half + 1)
-        out.append((x, float(total[b] - total[a]) / (b - a)))
-    return out
-
-
-def _axis(canvas: Canvas, frame: tuple[float, float, float, float], most: int) -> Callable[[float], float]:
-    """Grid lines and labels of counts; returns count -> y."""
-    left, right, top, bottom = frame
-    marks = [value for value in ticks(0, most, 5) if float(value).is_integer()]
-    high = max(most * 1.02, 1)
-
-    def y_of(count: float) -> float:
-        return bottom - count / high * (bottom - top)
-
-    for value in marks:
-        canvas.line(left, y_of(value), right, y_of(value), "grid")
-        canvas.text(left - 6, y_of(value) + 4, compact(value, most), "t", "end")
-    return y_of
+    size = abs(value) if scale is None else abs(scale)
+    if value and size >= 1e4:
+        unit, name = next((u, n) for u, n in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if size >= u)
+        return f"{value / unit:.4g}{name}"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"

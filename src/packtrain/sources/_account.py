@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from ..errors import InputError, SampleError
+from ..errors import InputError, SampleError, counted
 from ._values import absent, meaning, texts_in
 from .keys import (
     BESIDE,
     FIELDS,
+    FLAG_WORDS,
     HARMLESS,
     LOSS,
     NUMBERS,
@@ -32,7 +33,17 @@ from .keys import (
     WANTED,
 )
 
-__all__ = ["LEDGER", "MOST", "UNREAD", "Account", "UnreadKeys", "check_share", "refuse_beside", "unread"]
+__all__ = [
+    "LEDGER",
+    "MOST",
+    "UNREAD",
+    "Account",
+    "UnreadKeys",
+    "check_share",
+    "refuse_beside",
+    "told",
+    "unread",
+]
 
 #: Reason of a record that holds a key which changes training and is not read.
 UNREAD = "unread_key"
@@ -40,10 +51,14 @@ UNREAD = "unread_key"
 #: What stands for a field in the count of a key for which records are left out.
 LEDGER = "ledger"
 
+_SHOWN = 12  # keys named in one line
+
 #: Share of the records that may have that reason, and records that are read before a share is one.
 MOST, FEW = 0.01, 100
 
 _CHANGES = frozenset((*TRAINING, *LOSS))
+#: Words of a name that speak of what is trained, where the value is a number or numbers.
+_SPEAKS = frozenset(FLAG_WORDS)
 _FIELDS = frozenset(name for names in FIELDS.values() for name in names)
 
 
@@ -110,10 +125,10 @@ def check_share(count: int, read: int, first: str, *, last: bool = True) -> None
     """
     if count and count > MOST * (read if last else max(read, FEW)):
         raise UnreadKeys(
-            f"{count:,} of {read:,} records hold a key that changes training and is not read: "
+            f"{count:,} of {counted(read, 'records')} hold a key that changes training and is not read: "
             f"{first or 'see the ledger'}",
-            hint="name it in ignore_keys (--ignore-key KEY) where it does not matter, map it with columns "
-            "(--column images=KEY), or fix the shape (--shape)",
+            hint="ignore_keys=['KEY'] where it does not matter, columns={'images': 'KEY'} to read it, or fix "
+            "the shape",
         )
 
 
@@ -216,6 +231,8 @@ class Account:
                 raise unread(name, "is a stretch of a medium")
             if low in _CHANGES or (low in _FIELDS and not isinstance(value, (bool, int, float))):
                 raise unread(name, _why(low, value))
+            if _is_flag(low, value, place):
+                raise unread(name, "is a flag or weight of what is trained")
             found = meaning(value)
             if found is not None:
                 raise unread(name, f"holds {found}")
@@ -250,6 +267,19 @@ class Account:
             self._notes.add(name)
 
 
+def _is_flag(key: str, value: Any, place: str) -> bool:
+    """Whether numbers under a name that no table has speak of what is trained (`is_masked`, `turn_weights`).
+
+    `train` and `weight` stand in names of many things that a record is; a message is trained or not.
+    """
+    if place.startswith("content[]") or _SPEAKS.isdisjoint(words := key.split("_")):
+        return False
+    if not place and _SPEAKS.intersection(words) <= {"train", "trained", "training"}:
+        return False
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    return all(isinstance(one, (bool, int, float)) for one in values)
+
+
 def _nested(value: Any) -> bool:
     """Whether a value is an object, or a list of them."""
     return isinstance(value, Mapping) or any(isinstance(item, Mapping) for item in value)
@@ -259,3 +289,24 @@ def _why(key: str, value: Any) -> str:
     if key in WANTED:
         return f"({value}) marks an answer that is wanted or not"
     return "belongs to preference data" if key in PREFERENCE else "changes what is trained"
+
+
+def told(counts: Mapping[str, int]) -> str:
+    """One line for people: keys that were read as others, that nothing read, and for which records are left
+    out; "" for none."""
+    read, left, gone = [], [], []
+    for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        key, _, field = name.partition(" -> ")
+        if field == LEDGER:
+            gone.append(f"{key} ({count:,})")
+        elif field:
+            read.append(f"{key} → {field} ({count:,})")
+        else:
+            left.append(f"{key} ({count:,})")
+    lines = {"read as another": read, "not read": left, "left out for": gone}
+    return "; ".join(f"{what}: {_some(named)}" for what, named in lines.items() if named)
+
+
+def _some(names: list[str]) -> str:
+    more = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+    return ", ".join((*names[:_SHOWN], *more))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import SampleError
 from ._content import check_text, fault
 from ._once import Twice, loads
 from ._values import absent, pruned
+from .keys import BLOCK
 
-__all__ = ["calls_of", "check_json", "parsed", "tools_of"]
+__all__ = ["blocks_of", "calls_of", "check_json", "parsed", "tools_of"]
 
 #: What may stand beside the name and arguments of a call.
 _BESIDE = ("id", "index", "call_id", "type")
@@ -73,6 +74,62 @@ def _arguments(call: dict[str, Any], what: str) -> Any:
         return {}
     read = parsed(held, f"arguments of {what}", strict=False)
     return read if isinstance(read, Mapping) else held
+
+
+class Blocks(NamedTuple):
+    """The content of a message, told apart.
+
+    Attributes:
+        runs: in order: parts that stand side by side, or the `tool_call_id` and content of a tool's result.
+        calls: calls of an answer.
+        reasoning: its thoughts, or "".
+    """
+
+    runs: list[list[Any] | tuple[Any, Any]]
+    calls: list[dict[str, Any]]
+    reasoning: str
+
+
+def blocks_of(content: Any, role: str, what: str, account: Any) -> Blocks | None:
+    """The content of a message that holds Anthropic's blocks; None for one without.
+
+    Raises:
+        SampleError: malformed_record, for a block that its role cannot have, and for words behind a call or
+            before a thought: no template keeps their order.
+    """
+    kinds = [_kind(part) for part in content] if isinstance(content, (list, tuple)) else []
+    if BLOCK.keys().isdisjoint(kinds):
+        return None
+    found = Blocks([], [], "")
+    for number, (kind, part) in enumerate(zip(kinds, content, strict=True)):
+        where = f"part {number} of {what}"
+        if kind not in BLOCK:
+            if found.calls:
+                raise fault(f"{where} stands behind a tool_use", hint="write it as a message of its own")
+            if not found.runs or isinstance(found.runs[-1], tuple):
+                found.runs.append([])
+            found.runs[-1] = [*found.runs[-1], part]
+            continue
+        if (role == "assistant") != (kind != "tool_result") or role == "system":
+            raise fault(f"{where} is a {kind} of the role {role}")
+        reads = {"tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id", "content")}
+        known = {"type", *reads.get(str(kind), ("thinking", "signature"))}
+        account.rest(part, [key for key in part if key not in known], "content[].")
+        if kind == "tool_use":
+            call = {key: part[key] for key in ("id", "name", "input") if part.get(key) is not None}
+            found.calls.extend(calls_of(call, where))
+        elif kind == "tool_result":
+            found.runs.append((part.get("tool_use_id"), part.get("content") or ""))
+        elif found.calls or found.runs or found.reasoning or not isinstance(part.get("thinking"), str):
+            raise fault(f"{where} is no thinking that stands first")
+        else:
+            found = found._replace(reasoning=part["thinking"])
+    return found
+
+
+def _kind(part: Any) -> str | None:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return kind if isinstance(kind, str) else None
 
 
 def tools_of(tools: Any, what: str) -> list[Any]:

@@ -26,9 +26,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import SampleError
+from ..errors import SampleError, counted
 from ..media.hints import HINTS, checked
-from ..media.knobs import knobs_of
+from ..media.knobs import KNOB_KEYS, STARTS, knobs_of
 from ..media.location import Ref
 from . import keys
 from ._account import unread
@@ -48,6 +48,7 @@ __all__ = [
     "ref_of",
     "refuse_file_name",
     "refuse_tagged",
+    "set_knobs",
 ]
 
 MODALITIES = ("image", "video", "audio")
@@ -78,7 +79,7 @@ class Media:
         account: keys of parts are counted here.
     """
 
-    __slots__ = ("account", "asked", "inline", "kinds", "listed", "numbered")
+    __slots__ = ("account", "asked", "base", "inline", "kinds", "listed", "numbered")
 
     def __init__(
         self, listed: Mapping[str, list[Part]], kinds: Mapping[str, str], account: Any = None
@@ -89,6 +90,23 @@ class Media:
         self.asked = dict.fromkeys(MODALITIES, 0)
         self.inline = dict.fromkeys(MODALITIES, 0)
         self.numbered: set[tuple[str, int]] = set()
+        self.base: int | None = None  # what parts count from that number their media
+
+    def named(self, kind: str, live: Mapping[str, Any]) -> None:
+        """A part without a ref that numbers its medium means the next one, from 0 or from 1.
+
+        Raises:
+            SampleError: `unread_key`, where it means another one.
+        """
+        for name in (*keys.INDEX, f"{kind}_id", f"{kind}_index"):
+            number = live.get(name)
+            if type(number) is not int or not 0 <= number <= len(self.listed[kind]):
+                continue  # an id
+            base = number - self.asked[kind]
+            if self.base is None and base in (0, 1):
+                self.base = base
+            if base != self.base:
+                raise unread(f"content[].{name}", f"({number}) means another than the next {kind}")
 
     def next(self, kind: str) -> Part:
         """The part for the next placeholder. Counting goes on when the list has run out."""
@@ -130,7 +148,8 @@ class Media:
                 hint += f"; placeholders={{{kind!r}: []}} where these are plain words"
             raise SampleError(
                 "placeholder_mismatch",
-                f"the text has {asked} {kind} placeholders ({names}) but the record lists {listed} {kind}s",
+                f"the text has {counted(asked, f'{kind} placeholders')} ({names}) but the record lists "
+                f"{counted(listed, f'{kind}s')}",
                 hint=hint,
             )
 
@@ -169,7 +188,9 @@ def _read_part(part: Any, media: Media, pattern: re.Pattern[str] | None, what: s
         given = _type_of(live)
     kind = keys.PART.get(given) if isinstance(given, str) else None
     if kind is None:
-        raise fault(f"{what} has the unknown type {given!r}", hint=f"types: {', '.join(keys.PART)}")
+        raise fault(
+            f"{what} has the unknown type {given!r}", hint=f"types: {', '.join((*keys.PART, *keys.BLOCK))}"
+        )
     used: set[str] = set()
     out: list[Part] = []
     for each in (kind, *(other for other in ("text", *MODALITIES) if other != kind)):
@@ -234,6 +255,7 @@ def _media_of(
         if not own:
             return []
         extra = _beside(each, live, media, what, used)
+        media.named(each, live)
         found = media.next(each)
         _mend_rate(found, extra)
         return [{**found, **extra}]
@@ -260,6 +282,40 @@ def _beside(
     hints = _hints(kind, {key: value for key, value in live.items() if key not in taken})
     used.update(hints)
     return {**hints, **knobs}
+
+
+def set_knobs(holder: Mapping[str, Any], parts: Sequence[Part], account: Any) -> set[str]:
+    """Put knobs of a record into the part of its one medium.
+
+    Args:
+        holder: keys of the record that describe or set a medium.
+        parts: its media.
+        account: counts the keys that set one.
+
+    Returns:
+        Those keys.
+
+    Raises:
+        SampleError: `unread_key`, where they may belong to any of several media, and a start without an end,
+            which may tell where a clip was cut from; malformed_record.
+    """
+    if len(parts) != 1:
+        knob = next((name for name in holder if name in KNOB_KEYS), None)
+        if parts and knob is not None:
+            raise unread(knob, f"may belong to any of {len(parts)} media", hint="set it beside the medium")
+        return set()
+    (part,) = parts
+    kind = part["type"]
+    found, taken = knobs_of(kind, holder, listed=isinstance(part[kind], list))
+    for name, value in found.items():
+        if part.setdefault(name, value) != value:
+            raise fault(f"{name} of the {kind} and of the record disagree")
+    if "start" in found and "end" not in part:
+        first = next(name for name in STARTS if name in taken)
+        raise unread(first, f"stands without an end beside the {kind}", hint="set it in the medium")
+    for name in taken:
+        account.note(f"{name} -> {kind}")
+    return taken
 
 
 def _mend_rate(found: Part, extra: Part) -> None:

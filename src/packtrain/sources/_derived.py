@@ -19,9 +19,10 @@ from typing import Any
 from .. import files, world
 from ..errors import SourceError
 from . import _index
+from ._handles import Pinned
 from ._packed import kind_of, unpack
 from ._records import RecordFile, open_records
-from ._table import Digested, digest_files
+from ._table import digest_files
 
 __all__ = ["Derived", "derive", "digest_one", "open_text", "store_place"]
 
@@ -30,7 +31,7 @@ class Derived(RecordFile):
     """Records of a made file, spoken of by the name and place of the original."""
 
     def __init__(
-        self, made: RecordFile, origin: Digested, reopen: tuple[Callable[..., Any], dict[str, Any]]
+        self, made: RecordFile, origin: Pinned, reopen: tuple[Callable[..., Any], dict[str, Any]]
     ) -> None:
         super().__init__(made._file, made._kind, made._index, made._cache_dir)
         self._origin = origin
@@ -60,17 +61,11 @@ def _reopen(open_source: Callable[..., Any], path: str, options: Mapping[str, An
     return source
 
 
-def digest_one(
-    path: str, *, cache_dir: str | os.PathLike[str] | None = None, verify: bool = False
-) -> Digested:
-    """One file with its digest; the table is kept in the cache folder, not beside the file."""
-    root = Path(cache_dir) if cache_dir is not None else world.cache_dir()
-    files.make_folder(root / "derived")
-    table = f".packtrain-{files.digest_json(os.path.dirname(path))[:16]}-{os.path.basename(path)}"
-    place = str(root / "derived")
-    full = os.path.abspath(path)
-    _index.pin(full)  # says what is missing
-    return digest_files([full], place, table[:200], cache_dir=cache_dir, verify=verify)[0]
+def digest_one(path: str, *, cache_dir: str | os.PathLike[str] | None = None, verify: bool = False) -> Pinned:
+    """One file with its digest."""
+    full = _index.pin(path).path  # says what is missing
+    table = ".packtrain-packed"
+    return digest_files([full], os.path.dirname(full), table, cache_dir=cache_dir, verify=verify)[0]
 
 
 def store_place(key: str, cache_dir: str | os.PathLike[str] | None) -> Path:
@@ -80,7 +75,7 @@ def store_place(key: str, cache_dir: str | os.PathLike[str] | None) -> Path:
 
 
 def derive(
-    origin: Digested,
+    origin: Pinned,
     options: Mapping[str, Any],
     make: Callable[[], Iterable[bytes]],
     cache_dir: str | os.PathLike[str] | None,

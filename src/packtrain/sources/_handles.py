@@ -2,8 +2,8 @@
 
 A run over 400 shards with a low limit on open files must work, so descriptors live in one least-recently-
 used table per process, keyed by path. Reads are positional (`pread`): no seek pointer is shared, and a
-forked child starts with an empty table of its own. A file is pinned by (size, mtime_ns) at the time it
-was indexed; a read from a file that no longer matches raises instead of mixing old and new content.
+forked child starts with an empty table of its own. A file is pinned by its stamp and content digest at the
+time it was indexed; a read from a file that is another one raises instead of mixing old and new content.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from ..errors import SourceError
+from ..files import Stamp, sha256_file
 
 __all__ = ["LIMIT", "Pinned", "open_count", "read"]
 
@@ -22,13 +23,58 @@ LIMIT = 16
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A file as it was when it was indexed."""
+    """A file as it was when it was indexed.
+
+    Attributes:
+        sha256: digest of its bytes; "" where nobody asked.
+    """
 
     path: str
-    size: int
-    mtime_ns: int
+    stamp: Stamp
+    sha256: str = ""
+
+    @property
+    def size(self) -> int:
+        return self.stamp.size
+
+    def is_it(self, status: os.stat_result) -> bool:
+        """Whether what `status` tells of is this file: a copy with the same size and time is read once.
+
+        Its time of change alone says nothing here: a file that is read may be linked, renamed or chmodded.
+        """
+        now = Stamp.of(status)
+        if now[:2] != self.stamp[:2]:
+            return False
+        if now.inode == self.stamp.inode or self in _same:
+            return True
+        if not self.sha256 or sha256_file(self.path) != self.sha256:
+            return False
+        _same.add(self)
+        return True
+
+    def check(self) -> None:
+        """The file is still the one that was indexed.
+
+        Raises:
+            SourceError: it is gone, or another one.
+        """
+        try:
+            status = os.stat(self.path)
+        except OSError as error:
+            raise SourceError(f"{self.path} is gone since it was opened: {error.strerror}") from None
+        if not self.is_it(status):
+            raise self.changed(status)
+
+    def changed(self, status: os.stat_result) -> SourceError:
+        """The error that says so."""
+        return SourceError(
+            f"the file changed: {self.path} changed after it was opened "
+            f"({self.size} bytes then, {status.st_size} now)",
+            hint="open the source again: its lengths and plan must be made anew",
+        )
 
 
+_same: set[Pinned] = set()  # found under another inode with the same content
 _table: OrderedDict[str, int] = OrderedDict()
 _lock = threading.Lock()
 _owner = os.getpid()
@@ -45,13 +91,10 @@ def read(file: Pinned, offset: int, count: int) -> bytes:
             if fresh:  # what is open may be a file that has been replaced since: look again by name
                 _close(file.path)
             data, status = _read_open(file.path, offset, count)
-            if (status.st_size, status.st_mtime_ns) == (file.size, file.mtime_ns) and len(data) == count:
+            if file.is_it(status) and len(data) == count:
                 return data
         _close(file.path)
-    raise SourceError(
-        f"{file.path} changed after it was opened ({file.size} bytes then, {status.st_size} now)",
-        hint="open the source again: its lengths and plan must be made anew",
-    )
+    raise file.changed(status)
 
 
 def _read_open(path: str, offset: int, count: int) -> tuple[bytes, os.stat_result]:

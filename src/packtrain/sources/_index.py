@@ -1,25 +1,24 @@
 """The persisted byte-offset index of a record file: where each record starts.
 
-One file, `.NAME.packtrain-index`, beside the source; where its folder is read-only (by its mode, by its
-file system or by permission) in the cache folder under the digest of the source's absolute path. Layout:
+One file in the cache folder, under the digest of the source's absolute path. Nothing is written beside the
+source; a `.NAME.packtrain-index` that came with it is read. Layout:
 
     8 bytes magic · 4 bytes header length · JSON header · int64 starts[n+1] · int64 gaps[g]
 
 Record i is `source[starts[i]:starts[i+1]]`, white space and separators included. `gaps` names the record
-before which each blank line stands, so line numbers need no scan. The header carries size, mtime_ns and
-SHA-256 of the source and a CRC of the arrays. An index that is torn, of another version, or made for
-another size or mtime is built again: a corrupted index never becomes wrong records. Reopening costs a
-stat and this check; the source itself is hashed only when it is indexed, or with `verify_content`.
+before which each blank line stands, so line numbers need no scan. The header carries the stamp (size, times,
+inode) and SHA-256 of the source, digests of its head and tail, and a CRC of the arrays. An index that is
+torn, of another version, or made for another size or mtime is built again: a corrupted index never becomes
+wrong records. Reopening costs a stat and this check. Where only the time of change or the inode differ, the
+source is hashed once more: a copy keeps its index, other content behind the same size and time is told.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
-import stat
 import struct
 import zlib
 from collections.abc import Callable
@@ -34,11 +33,12 @@ from .. import files, world
 from ..errors import InputError, SourceError
 from ._handles import Pinned, read
 
-__all__ = ["Built", "Index", "load", "pin", "store_places"]
+__all__ = ["Built", "Index", "cached", "load", "pin"]
 
 log = logging.getLogger(__name__)
 
-MAGIC = b"ptindex\1"
+MAGIC = b"ptindex\2"
+ENDS = 1 << 16  # bytes of a source whose digests tell a longer file from another one
 KEEP = 1 << 20  # arrays up to this many bytes stay in memory; larger ones are read 16 bytes at a time
 
 I64 = NDArray[np.int64]
@@ -86,25 +86,17 @@ class Index:
         return index + 1 + int(np.searchsorted(self.gaps, index, side="right"))
 
 
-def store_places(
-    path: str | os.PathLike[str], name: str, cache_dir: str | os.PathLike[str] | None = None
-) -> list[Path]:
-    """Where what is known about `path` may be stored, in order of preference.
+def cached(path: str | os.PathLike[str], name: str, cache_dir: str | os.PathLike[str] | None = None) -> Path:
+    """Where what is known about a file or folder is stored: in the cache folder, never beside it.
 
     Args:
-        path: the source: a file, or a folder.
-        name: file name of what is stored.
+        path: the source.
+        name: what is stored; from its last dot on, it ends the file's name.
         cache_dir: default `world.cache_dir()`.
-
-    Returns:
-        The place beside a file (in a folder) first, if it may be written there, then the cache folder.
     """
-    source = Path(os.path.abspath(os.fspath(path)))
-    folder = source if source.is_dir() else source.parent
     root = Path(cache_dir) if cache_dir is not None else world.cache_dir()
-    key = hashlib.sha256(os.fsencode(str(source))).hexdigest()[:32]
-    cached = root / "index" / f"{key}{name[name.rindex('.') :]}"
-    return [folder / name, cached] if _writable(folder) else [cached]
+    key = hashlib.sha256(os.fsencode(os.path.abspath(os.fspath(path)))).hexdigest()[:32]
+    return root / "index" / f"{key}{name[name.rindex('.') :]}"
 
 
 def load(
@@ -126,34 +118,62 @@ def load(
         verify: hash the source and compare, instead of trusting (size, mtime).
         keep: bytes of starts that may stay in memory.
     """
-    name = os.path.basename(source.path)
-    places = store_places(source.path, f".{name}.packtrain-index", cache_dir)
-    beside = Path(source.path).with_name(f".{name}.packtrain-index")
-    for path in dict.fromkeys([*places, beside]):  # a read-only folder may have come with its index
-        index = _read(path, source, kind, keep)
-        if index is not None and (not verify or files.sha256_file(source.path) == index.sha256):
+    place = cached(source.path, ".packtrain-index", cache_dir)
+    beside = Path(source.path).with_name(f".{os.path.basename(source.path)}.packtrain-index")
+    other: dict[str, Any] | None = None
+    for path in (place, beside):
+        found = _read(path, keep)
+        if found is None or found[1]["kind"] != kind:
+            continue
+        index, header = found
+        if header["stamp"] == list(source.stamp) and not verify:
             return index
+        if header["stamp"][:2] == list(source.stamp[:2]) and files.sha256_file(source.path) == index.sha256:
+            if path == place and header["stamp"] == list(source.stamp):
+                return index
+            built = Built(*_arrays(path, header), index.sha256)  # the same content: noted as it is now
+            return _store(place, source, {**header, "stamp": list(source.stamp)}, built, keep)
+        other = other or header
+    if other is not None:
+        _tell(source, other)
     log.info("indexing %s", source.path)
     built = build(source)
     header = {
         "kind": kind,
-        "size": source.size,
-        "mtime_ns": source.mtime_ns,
+        "stamp": list(source.stamp),
         "sha256": built.sha256,
+        "ends": _ends(source, source.size),
         "records": len(built.starts) - 1,
         "gaps": len(built.gaps),
     }
-    for path in places:
-        try:
-            _write(path, header, built)
-        except (InputError, OSError) as error:
-            log.debug("no index at %s: %s", path, error)
-            continue
-        index = _read(path, source, kind, keep)
-        if index is not None:
-            return index
+    return _store(place, source, header, built, keep)
+
+
+def _store(place: Path, source: Pinned, header: dict[str, Any], built: Built, keep: int) -> Index:
+    """The index, from where it was put or from memory."""
+    try:
+        _write(place, header, built)
+        if (found := _read(place, keep)) is not None:
+            return found[0]
+    except (InputError, OSError) as error:
+        log.debug("no index at %s: %s", place, error)
     log.warning("the index of %s could not be stored: it will be built again next time", source.path)
-    return Index(header["records"], built.sha256, built.starts, built.gaps, None, 0)  # type: ignore[arg-type]
+    return Index(header["records"], built.sha256, built.starts, built.gaps, None, 0)
+
+
+def _ends(source: Pinned, size: int) -> list[str]:
+    """Digests of the first and the last bytes of the first `size` of a source."""
+    count = min(ENDS, size)
+    return [hashlib.sha256(read(source, at, count)).hexdigest()[:16] for at in (0, size - count)]
+
+
+def _tell(source: Pinned, header: dict[str, Any]) -> None:
+    """Say whether a file has grown or changed since it was indexed."""
+    size = header["stamp"][0]
+    if size < source.size and _ends(source, size) == header.get("ends"):
+        log.info("%s has grown from %d to %d bytes", source.path, size, source.size)
+    else:
+        log.warning("the file changed: %s holds other content than when it was indexed", source.path)
 
 
 def _write(path: Path, header: dict[str, Any], built: Built) -> None:
@@ -168,8 +188,8 @@ def _write(path: Path, header: dict[str, Any], built: Built) -> None:
         handle.write(gaps.data)
 
 
-def _read(path: Path, source: Pinned, kind: str, limit: int) -> Index | None:
-    """The index stored at `path` when it is whole and made for this source, else None."""
+def _read(path: Path, limit: int) -> tuple[Index, dict[str, Any]] | None:
+    """(the index stored at `path`, its header) when it is whole, else None."""
     try:
         with open(path, "rb") as handle:
             status = os.fstat(handle.fileno())
@@ -177,17 +197,10 @@ def _read(path: Path, source: Pinned, kind: str, limit: int) -> Index | None:
                 return None
             length = struct.unpack("<L", handle.read(4))[0]
             header = json.loads(handle.read(length)) if length < 1 << 16 else None
-            if not isinstance(header, dict):
+            if not isinstance(header, dict) or not _is_header(header):
                 return None
-            same = (header.get("kind"), header.get("size"), header.get("mtime_ns")) == (
-                kind,
-                source.size,
-                source.mtime_ns,
-            )
-            count, extra = header.get("records"), header.get("gaps")
+            count, extra = header["records"], header["gaps"]
             base = len(MAGIC) + 4 + length
-            if not same or not isinstance(count, int) or not isinstance(extra, int):
-                return None
             if status.st_size != base + 8 * (count + 1 + extra):
                 return None
             keep = 8 * (count + 1) <= limit
@@ -204,28 +217,37 @@ def _read(path: Path, source: Pinned, kind: str, limit: int) -> Index | None:
             if zlib.crc32(gaps.astype("<i8").data, crc) != header.get("crc"):
                 log.warning("%s is damaged and is built again", path)
                 return None
-    except (OSError, ValueError, struct.error):
+    except (OSError, ValueError, struct.error, RecursionError):
         return None
     starts = np.frombuffer(b"".join(kept), dtype="<i8").astype(np.int64) if keep else None
-    pinned = Pinned(str(path), status.st_size, status.st_mtime_ns)
-    return Index(count, str(header.get("sha256")), starts, gaps, pinned, base)
+    pinned = Pinned(str(path), files.Stamp.of(status))
+    return Index(count, header["sha256"], starts, gaps, pinned, base), header
 
 
-def _writable(folder: Path) -> bool:
-    """Whether a file may be put in `folder`; a mode that lets nobody write binds root too."""
-    with contextlib.suppress(OSError):
-        mode = folder.stat().st_mode
-        if not mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):
-            return False
-        return os.access(folder, os.W_OK)
-    return False
+def _is_header(header: dict[str, Any]) -> bool:
+    stamp, counts = header.get("stamp"), (header.get("records"), header.get("gaps"))
+    return (
+        isinstance(stamp, list)
+        and len(stamp) == 4
+        and all(type(value) is int and value >= 0 for value in (*stamp[:1], *counts))
+        and isinstance(header.get("sha256"), str)
+        and isinstance(header.get("kind"), str)
+    )
+
+
+def _arrays(path: Path, header: dict[str, Any]) -> tuple[I64, I64]:
+    """The arrays of an index that was found whole."""
+    with open(path, "rb") as handle:
+        handle.seek(len(MAGIC))
+        handle.seek(struct.unpack("<L", handle.read(4))[0], os.SEEK_CUR)
+        held = np.frombuffer(handle.read(), dtype="<i8")
+    return held[: header["records"] + 1], held[header["records"] + 1 :]
 
 
 def pin(path: str | os.PathLike[str]) -> Pinned:
     """The file as it is now, by its absolute path."""
     full = os.path.abspath(os.fspath(path))
     try:
-        status = os.stat(full)
+        return Pinned(full, files.Stamp.of(os.stat(full)))
     except OSError as error:
         raise SourceError(f"{full} cannot be opened: {error.strerror}") from None
-    return Pinned(full, status.st_size, status.st_mtime_ns)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..errors import SampleError
+from ..errors import SampleError, counted
 from ._content import fault
 from ._values import absent
 
@@ -61,7 +61,10 @@ def objects_of(value: Any, texts: Iterable[str], images: int) -> dict[str, Any] 
     which = [*which, *[0] * (len(boxes) - len(which))] if isinstance(which, (list, tuple)) else which
     known = isinstance(which, list) and len(which) == len(boxes)
     if not known or not all(type(number) is int and 0 <= number < images for number in which):
-        raise fault(f"image_id of objects is {which!r} for {len(boxes)} boxes and {images} images")
+        raise fault(
+            f"image_id of objects is {which!r} for "
+            f"{counted(len(boxes), 'boxes')} and {counted(images, 'images')}"
+        )
     return {"ref": list(names), "bbox": [list(b) for b in boxes], "bbox_type": kind, "image_id": which}
 
 

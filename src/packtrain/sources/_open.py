@@ -2,7 +2,7 @@
 
     file       suffix: .jsonl .ndjson .json (also .gz .zst .bz2 .xz), .parquet .arrow …, .tar, .yaml (mixture)
     .json      one object: by its first key, annotations (coco) or a mixture; else a list of records
-    folder     `save_to_disk`, Parquet or Arrow, tars, sound clips, JSONL shards, pairs of image and JSON
+    folder     `save_to_disk`, MDS, litdata, Lance, Parquet or Arrow, tars, sound clips, JSONL shards, pairs
     pattern    wildcards or braces: by the suffix of its files; several JSONL or JSON files are shards
 
 A folder that could be several of these is refused with the kinds it could be.
@@ -25,6 +25,7 @@ __all__ = ["kind_of", "open_source"]
 _FIRST_KEY = re.compile(rb'\s*\{\s*("(?:[^"\\]|\\.)*")\s*:')
 _COCO = ("info", "licenses", "images", "annotations", "categories")
 _MIXTURE = ("sources", "seed", "shuffle")
+_STORES = {b'"shards"': "mds", b'"chunks"': "litdata"}  # first keys of an index.json
 _SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")
 
 
@@ -43,7 +44,8 @@ def open_source(path: str | os.PathLike[str], *, kind: str | None = None, **opti
     if not isinstance(path, (str, os.PathLike)):
         raise SourceError(
             f"a source is named by a path, not by {type(path).__name__}",
-            hint="write records of a one-shot generator to a JSONL file first",
+            hint="`packtrain.open_chats` takes a list of records or a `datasets.Dataset`; write a one-shot "
+            "generator's to a JSONL file first",
         )
     module = lookup("sources", kind if kind is not None else kind_of(os.fspath(path)))
     known = inspect.signature(module.open_source).parameters
@@ -113,6 +115,11 @@ def _of_folder(path: str) -> str:
     listed = sorted(name for name in os.listdir(path) if not name.startswith((".", "_")))
     if any(name in listed for name in _SAVED):
         return "parquet"
+    if os.path.isdir(os.path.join(path, "_versions")):
+        return "lance"
+    found = _FIRST_KEY.match(_head(os.path.join(path, "index.json"))) if "index.json" in listed else None
+    if found is not None and found[1] in _STORES:
+        return _STORES[found[1]]
     suffixes = {name: tuple(lookup("sources", name).SUFFIXES) for name in ("parquet", "webdataset", "jsonl")}
     clips = lookup("sources", "audio_dir")
     lower = [name.lower() for name in listed]
@@ -132,6 +139,10 @@ def _of_folder(path: str) -> str:
     if not fits:
         deep = [("parquet", suffixes["parquet"]), ("audio_dir", clips.SUFFIXES_OF_CLIPS)]
         fits = [kind for kind, ends in deep if _deep(path, ends)]
+    if len(fits) > 1 and os.path.isdir(os.path.join(path, ".packtrain")):
+        raise SourceError(
+            f"{path} holds exported packs", hint="data.kind: exported trains on them; open_packs reads them"
+        )
     if len(fits) > 1:
         raise SourceError(
             f"{path} holds files of several kinds: {', '.join(fits)}",

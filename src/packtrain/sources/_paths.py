@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..errors import SourceError, nearest
 
-__all__ = ["expand", "is_pattern", "natural", "ordered", "root_of"]
+__all__ = ["expand", "is_pattern", "natural", "near", "ordered", "root_of"]
 
 _DIGITS = re.compile(r"([0-9]+)")
 _BRACE = re.compile(r"\{([^{}]*)\}")
@@ -75,7 +75,7 @@ def expand(path: str | os.PathLike[str], suffixes: Sequence[str], *, deep: bool 
     if os.path.isfile(full):
         return [full]
     if not os.path.isdir(full):
-        raise SourceError(f"{text} does not exist", hint=_near(full))
+        raise SourceError(f"{text} does not exist", hint=near(full))
     walk = sorted(Path(full).rglob("*") if deep else Path(full).iterdir())
     names = [
         str(p.relative_to(full))
@@ -147,10 +147,18 @@ def _deeper(text: str, suffixes: Sequence[str]) -> str | None:
     return f"{'some exist' if len(found) > 1 else 'one exists'} at another depth, such as {found[0]}"
 
 
-def _near(full: str) -> str | None:
-    folder, name = os.path.split(full)
+def near(path: str) -> str:
+    """A hint with the nearest existing name in the same folder; what both names end in says nothing."""
+    folder, name = os.path.split(os.path.abspath(path))
+    stem, ending = os.path.splitext(name)
     try:
-        close = nearest(name, sorted(os.listdir(folder)))
+        held = sorted(os.listdir(folder))
     except OSError:
         return f"its folder {folder} does not exist either"
-    return f"did you mean {os.path.join(folder, close)}?" if close else None
+    same = {os.path.splitext(one)[0]: one for one in held if one.endswith(ending)}
+    close = same.get(nearest(stem, same) or "") or nearest(
+        name, [one for one in held if one not in same.values()]
+    )
+    if close:
+        return f"did you mean {os.path.join(os.path.dirname(path), close)}?"
+    return f"nothing in {folder} has a name like it"

@@ -162,6 +162,8 @@ def read_plain(
                 for part in message["content"]:
                     kind = part["type"]
                     if kind != "text":
+                        if kind != "image" and not OF_MEDIUM.isdisjoint(form.harmless):
+                            return None  # they may set it
                         seen, held = True, part[kind]
                         part[kind] = ready(held) if type(held) is not list else [ready(ref) for ref in held]
         if doubted and not seen and any(kind_of_ref(record[name]) is not None for name in form.harmless):

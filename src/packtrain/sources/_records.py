@@ -7,14 +7,15 @@ import json
 import operator
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import SampleError, SourceError, nearest
+from ..errors import SampleError, SourceError
 from ..files import digest_json
 from . import _index, _scan
 from ._handles import Pinned, read
 from ._once import MOST_RECORD, Twice, loads
+from ._paths import near
 from .keys import FIELDS
 
 __all__ = ["RecordFile", "Shard", "find_kind", "open_records"]
@@ -56,7 +57,7 @@ class RecordFile:
         index: _index.Index,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._file = file
+        self._file = replace(file, sha256=index.sha256)
         self._cache_dir = cache_dir
         self._kind = kind
         self._index = index
@@ -173,7 +174,7 @@ def open_records(
     Args:
         path: the file.
         kind: "jsonl" or "json": what its name promises.
-        cache_dir: where the index goes when the folder of the source is read-only.
+        cache_dir: where the index goes.
         verify_content: hash the file again instead of trusting its size and mtime.
         keep: bytes of its index that may stay in memory.
 
@@ -264,18 +265,8 @@ def _existing(path: str | os.PathLike[str]) -> Pinned:
     if os.path.isdir(text):
         raise SourceError(f"{text} is a folder, not a file of records", hint="name a file in it")
     if not os.path.exists(text):
-        raise SourceError(f"{text} does not exist", hint=_near(text))
+        raise SourceError(f"{text} does not exist", hint=near(text))
     return _index.pin(text)
-
-
-def _near(path: str) -> str | None:
-    """A hint with the nearest existing name in the same folder."""
-    folder, name = os.path.split(os.path.abspath(path))
-    try:
-        close = nearest(name, sorted(os.listdir(folder)))
-    except OSError:
-        return f"its folder {folder} does not exist either"
-    return f"did you mean {os.path.join(os.path.dirname(path), close)}?" if close else None
 
 
 def _kind_of(value: object) -> str:

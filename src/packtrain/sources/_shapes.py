@@ -18,9 +18,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from ..errors import nearest
 from . import keys
 from ._account import Account, unread
-from ._calls import calls_of, check_json, parsed, tools_of
+from ._calls import blocks_of, calls_of, check_json, parsed, tools_of
 from ._content import check_text, fault
 from ._loss import loss_of
 from ._values import absent, kind_of_ref
@@ -333,9 +334,31 @@ def _all(messages: Any, name: str | None, structured: bool, account: Account, to
                 raise fault(f"message {number}{beside} and the call before it have other loss flags")
             turns[-1] = last._replace(extra={**last.extra, "tool_calls": joined})
         else:
-            turns.append(turn)
+            turns += _told_apart(turn, f"message {number}{beside}", account)
         called = calls
     return turns
+
+
+def _told_apart(turn: Turn, what: str, account: Account) -> list[Turn]:
+    """The turn, or those that Anthropic's blocks in its content make: calls, thoughts, results of tools."""
+    blocks = blocks_of(turn.content, turn.role, what, account)
+    if blocks is None:
+        return [turn]
+    if turn.role == "assistant":
+        made = {"tool_calls": blocks.calls, "reasoning_content": blocks.reasoning}
+        made = {name: value for name, value in made.items() if value}
+        if not made.keys().isdisjoint(turn.extra):
+            raise fault(f"{what} has {' and '.join(made)} in its content and beside it")
+        check_json(made, what)
+        return [turn._replace(content=[part for run in blocks.runs for part in run], extra=turn.extra | made)]
+    if turn.media or turn.extra:
+        raise fault(f"{what} holds results of tools and {next(iter(turn.media | turn.extra))!r}")
+    return [
+        Turn("tool", run[1], {"tool_call_id": run[0]} if run[0] else {}, {})
+        if isinstance(run, tuple)
+        else turn._replace(content=run)
+        for run in blocks.runs
+    ]
 
 
 def _role_of(message: Any) -> str:
@@ -390,6 +413,9 @@ def _turn(message: Any, what: str, structured: bool, account: Account, tools: li
             extra["tool_calls"], content = calls, ""
     if content is None and (extra.get("tool_calls") or media):
         content = ""  # an assistant that only calls tools; a turn that is a medium
+    if content is None and not {"content", "value"} & message.keys():
+        close = nearest("content", [str(key) for key in message])
+        raise fault(f"{what} ({role}) has no content" + (f", only {close!r}: rename it" if close else ""))
     return Turn(known, content, extra, media)
 
 

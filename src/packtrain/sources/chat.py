@@ -18,7 +18,7 @@ Whether media exist is not checked here: opening them says so.
 Reasons of the `SampleError` a record can raise: malformed_record (no known shape, null content, unknown
 role, text that UTF-8 cannot hold), empty (no message, or nothing said by the assistant, or by the user),
 no_assistant_turn, unsupervised (every answer is masked), unread_key (a key that changes training and is not
-read), placeholder_mismatch, outside_media_root, unsupported_media.
+read), placeholder_mismatch, outside_media_root, remote_media, unsupported_media.
 
 The fingerprint covers the inner source and the options, never the place: equal data in another folder or
 on another host has the same one. Media are no part of it (see `media_refs`).
@@ -36,7 +36,6 @@ from ..errors import ConfigError, SampleError, UnknownNameError
 from ..extend import Source
 from ..files import digest_json
 from ..media.hints import HINTS, checked
-from ..media.knobs import KNOB_KEYS, knobs_of
 from ..media.location import Ref, is_url, resolve
 from ._account import Account, refuse_beside, unread
 from ._content import (
@@ -49,6 +48,7 @@ from ._content import (
     read_content,
     refuse_file_name,
     refuse_tagged,
+    set_knobs,
 )
 from ._loss import weigh
 from ._memory import as_source
@@ -84,7 +84,7 @@ class ChatSource:
             folder. Given explicitly, absolute paths must lie in it too.
         media_prefix: text that relative media paths start with and that is cut off before they are joined to
             the media root, for data whose paths start from another folder (`data/` in `data/x/1.jpg`).
-        allow_outside: let media paths leave the media root.
+        allow_outside, allow_remote: let media paths and links leave the media root; fetch URLs of records.
         media_without_placeholder: what to do with listed media when the text has no placeholder of their
             kind: "error", or "prepend": all of them go before the text of the first user message, images
             before videos before sounds. Where nobody asks (a caption) they go before the first answer.
@@ -113,6 +113,7 @@ class ChatSource:
         media_root: str | os.PathLike[str] | None = None,
         media_prefix: str | None = None,
         allow_outside: bool = False,
+        allow_remote: bool = False,
         media_without_placeholder: str = "error",
         tool_calls: str = "structured",
         ignore_keys: Sequence[str] = (),
@@ -132,13 +133,12 @@ class ChatSource:
         self._placeholders = _checked_placeholders(placeholders)
         self._pattern = _pattern(self._placeholders)
         self._kinds = {name: kind for kind, names in self._placeholders.items() for name in names}
-        self._free = media_root is None
         folder = getattr(source, "folder", None) if media_root is None else os.fspath(media_root)
-        folder = os.getcwd() if folder is None else folder
-        self._root = folder if is_url(folder) else os.path.abspath(folder)
+        self._root = folder if folder is not None and is_url(folder) else os.path.abspath(folder or "")
         self._normalised = bool(getattr(source, "normalised", False))
         self._prefix = media_prefix or ""
-        self._allow_outside = bool(allow_outside)
+        self._may = {"allow_outside": bool(allow_outside), "absolute_ok": media_root is None}
+        self._may["allow_remote"] = bool(allow_remote) or self._normalised  # of those the parts were asked
         if isinstance(ignore_keys, str) or not all(isinstance(key, str) and key for key in ignore_keys):
             raise ConfigError(f"ignore_keys is {ignore_keys!r}", hint="a list of keys: ignore_keys: [meta]")
         self._frame_rate = None if frame_rate is None else checked("fps", frame_rate)
@@ -176,8 +176,9 @@ class ChatSource:
             "media_prefix": self._prefix,
             "media_without_placeholder": self._prepend,
             "tool_calls": self._calls,
-            "absolute_paths": self._free,
-            "allow_outside": self._allow_outside,
+            "absolute_paths": self._may["absolute_ok"],
+            "allow_outside": self._may["allow_outside"],
+            **({"allow_remote": True} if self._may["allow_remote"] and not self._normalised else {}),
             "ignore_keys": sorted(self.account.ignore),
             "frame_rate": self._frame_rate,
         }
@@ -240,11 +241,16 @@ class ChatSource:
         draft = SHAPES[shape](fields, self._calls == "structured")
         listed = self._listed(fields)
         left = self._rest(fields, shape)
-        if left and not all(name in _QUIET and says_nothing(record[name]) for name in left):
-            left = self._of_medium(record, left, listed)
-        else:
+        if all(name in _QUIET and says_nothing(record[name]) for name in left):
             left = ()  # nothing but harmless names of plain values
         messages = self._messages(draft, listed)
+        if knobs := {name: record[name] for name in left if name in OF_MEDIUM}:
+            taken = set_knobs(knobs, [part for part in _parts(messages) if part["type"] != "text"], account)
+            left = tuple(name for name in left if name not in taken)
+        if self._frame_rate is not None:
+            for part in _parts(messages):
+                if isinstance(part.get("video"), list):
+                    part.setdefault("fps", self._frame_rate)
         objects = None
         if "objects" in left:
             texts = (part["text"] for part in _parts(messages) if part["type"] == "text")
@@ -299,30 +305,6 @@ class ChatSource:
             unused = [name for field, name in plan.fields.items() if field not in reads]
             caption = CAPTION if shape == "captions" else ()
             left = self._left[names] = (*unused, *(name for name in plan.rest if name not in caption))
-        return left
-
-    def _of_medium(
-        self, record: Mapping[str, Any], left: tuple[str, ...], listed: Mapping[str, list[dict[str, Any]]]
-    ) -> tuple[str, ...]:
-        """Keys of a record that set its one listed medium are put into its part; the others come back."""
-        names = [name for name in left if name in OF_MEDIUM]
-        if not names:
-            return left
-        parts = [(kind, part) for kind in MODALITIES for part in listed[kind]]
-        knobs = [name for name in names if name in KNOB_KEYS]
-        if len(parts) == 1:
-            kind, part = parts[0]
-            found, taken = knobs_of(
-                kind, {name: record[name] for name in names}, listed=isinstance(part[kind], list)
-            )
-            for name, value in found.items():
-                if part.setdefault(name, value) != value:
-                    raise fault(f"{name} of the {kind} and of the record disagree")
-            return tuple(name for name in left if name not in taken)
-        if knobs and parts:
-            raise unread(
-                knobs[0], f"may belong to any of {len(parts)} media", hint="set it beside the medium"
-            )
         return left
 
     def _account_for(
@@ -426,10 +408,6 @@ class ChatSource:
                         ahead += [media.next(kind) for _ in media.listed[kind]]
                 first["content"] = ahead + first["content"]
             media.check(self._placeholders)
-        if self._frame_rate is not None:
-            for part in _parts(messages):
-                if isinstance(part.get("video"), list):
-                    part.setdefault("fps", self._frame_rate)
         return messages
 
     def _read(
@@ -483,7 +461,7 @@ class ChatSource:
     def _open(self, ref: Ref) -> Ref:
         if self._prefix and isinstance(ref, str):
             ref = ref.removeprefix(self._prefix)
-        return resolve(ref, self._root, self._allow_outside, absolute_ok=self._free)
+        return resolve(ref, self._root, **self._may)
 
 
 def media_refs(sample: Mapping[str, Any]) -> list[Ref]:
@@ -584,14 +562,16 @@ def _pattern(placeholders: Mapping[str, Sequence[str]]) -> re.Pattern[str] | Non
     return re.compile("|".join(map(re.escape, names))) if names else None
 
 
-def open_chats(path: str | os.PathLike[str], *, kind: str | None = None, **options: Any) -> ChatSource:
-    """The chats of a file, folder or glob: `ChatSource(open_source(path))`.
+def open_chats(path: Any, *, kind: str | None = None, **options: Any) -> ChatSource:
+    """The chats of a file, folder or glob, `ChatSource(open_source(path))`, or of records in memory.
 
     Args:
-        path, kind: as for `open_source`.
+        path, kind: as for `open_source`; or a list of records, or a Hugging Face `datasets.Dataset`.
         options: keywords of `ChatSource`; all others go to the source's plug-in.
     """
     own = inspect.signature(ChatSource).parameters
     chats = {name: value for name, value in options.items() if name in own}
     rest = {name: value for name, value in options.items() if name not in own}
+    if not isinstance(path, (str, os.PathLike)) and kind is None and not rest:
+        return ChatSource(path, **chats)
     return ChatSource(open_source(path, kind=kind, **rest), **chats)

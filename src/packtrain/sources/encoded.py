@@ -17,20 +17,20 @@ Labels and masks that are there must agree.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import SampleError, SourceError, UnknownNameError
+from ..errors import SampleError, SourceError, UnknownNameError, counted
 from ..extend import Measured, Source
 from ..files import digest_json
 from . import keys
 from ._account import Account, unread
 from ._values import absent, kind_of_ref
 
-__all__ = ["EncodedRows", "EncodedTemplate", "open_source"]
+__all__ = ["EncodedRows", "EncodedTemplate", "open_source", "unread_columns"]
 
 IGNORED = -100
 _MASKS = keys.ENCODED["mask"]
@@ -104,20 +104,7 @@ class EncodedRows:
         for ours, name in self._columns.items():
             account.alias(name, ours)
             left += [ours] if name != ours and ours in row else []
-        rest = []
-        for name in left:
-            value = row[name]
-            if name in keys.ENCODED_TRAINING and not absent(value):
-                raise unread(name, "changes what is trained", hint=f"ignore_keys: [{name}] leaves it out")
-            if name in keys.ENCODED_TYPES and not absent(value) and not np.any(np.asarray(value)):
-                continue
-            if name in keys.ENCODED_TYPES and not absent(value):
-                raise unread(name, "tells tokens apart", hint=f"ignore_keys: [{name}] leaves it out")
-            if name in _TEXTS and not absent(value) and kind_of_ref(value) is None:
-                account.note(name)
-            else:
-                rest.append(name)
-        account.rest(row, rest, media=False)
+        unread_columns(row, left, account)
         account.end()
 
     def where(self, index: int) -> str:
@@ -125,6 +112,36 @@ class EncodedRows:
 
     def __repr__(self) -> str:
         return f"<encoded over {self._source!r}, {self.fingerprint[:7]}>"
+
+
+def unread_columns(row: Mapping[str, Any], names: Iterable[str], account: Account) -> None:
+    """Account for columns of an encoded row that nothing read.
+
+    Raises:
+        SampleError: `unread_key`.
+    """
+    rest = []
+    for name in names:
+        value = row[name]
+        if name in account.ignore or name in keys.ENCODED_HARMLESS or absent(value):
+            continue
+        hint = f"ignore_keys: [{name}] leaves it out"
+        if name in keys.ENCODED_TRAINING:
+            raise unread(name, "changes what is trained", hint=hint)
+        if name in keys.ENCODED_TYPES:
+            if np.any(np.asarray(value)):
+                raise unread(name, "tells tokens apart", hint=hint)
+        elif name == "position_ids":
+            if not np.array_equal(value, np.arange(len(row["input_ids"]))):
+                raise unread(name, "holds other positions than those of the sample alone", hint=hint)
+        elif name in _MASKS and row.get("labels") is not None:
+            if not np.array_equal(np.asarray(value)[1:] != 0, np.asarray(row["labels"])[1:] != IGNORED):
+                raise unread(name, "trains other tokens than labels", hint=hint)
+        elif name in _TEXTS and kind_of_ref(value) is None:
+            account.note(name)
+        else:
+            rest.append(name)
+    account.rest(row, rest, media=False)
 
 
 class EncodedTemplate:
@@ -240,7 +257,7 @@ def _labels(row: Mapping[str, Any], ids: NDArray[np.int64], train_on: str) -> ND
 def _sized(value: Any, name: str, size: int) -> NDArray[np.int64]:
     array = _numbers(value, name)
     if len(array) != size:
-        raise _fault(f"{name} has {len(array)} entries for {size} tokens")
+        raise _fault(f"{name} has {counted(len(array), 'entries')} for {size} tokens")
     return array
 
 

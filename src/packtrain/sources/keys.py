@@ -13,13 +13,16 @@ from ..media.knobs import ENDS, KNOBS, STARTS
 
 __all__ = [
     "BESIDE",
+    "BLOCK",
     "CAPTION",
     "ENCODED",
     "ENCODED_HARMLESS",
     "ENCODED_TRAINING",
     "ENCODED_TYPES",
     "FIELDS",
+    "FLAG_WORDS",
     "HARMLESS",
+    "INDEX",
     "LOSS",
     "MEDIA",
     "MESSAGE",
@@ -98,6 +101,12 @@ LOSS: dict[str, bool] = {
     "mask": False,
 }
 
+#: Words that make a name with numbers a flag or weight that is not read: `is_masked`, `turn_weights`.
+FLAG_WORDS = (
+    *("loss", "mask", "masks", "masked", "train", "trained", "trainable", "training", "untrained"),
+    *("weight", "weights"),
+)
+
 #: Field of a message -> its spellings.
 MESSAGE: dict[str, tuple[str, ...]] = {
     "role": ("role", "from"),
@@ -120,6 +129,16 @@ PART: dict[str, str] = {
     **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
 }
 
+#: `type` of a part of a message that is no text and no medium -> what it is (Anthropic's blocks).
+BLOCK: dict[str, str] = {
+    "thinking": "`reasoning_content` of its message",
+    "tool_use": "`tool_calls` of its message",
+    "tool_result": "a message of the role `tool`",
+}
+
+#: Keys under which a part without a ref numbers its medium.
+INDEX = ("index", "idx", "number")
+
 #: Preference data: never trained as answers of supervised fine-tuning.
 PREFERENCE = (
     *("chosen", "rejected", "rejected_response", "rejected_messages", "rejected_images", "rejected_videos"),
@@ -132,17 +151,21 @@ WANTED = ("label", "kto_tag", "desirable", "is_desirable", "is_preferred")
 
 #: Texts that belong to a question and stand beside it: never read, refused where a record is a question and
 #: an answer; in a conversation all is said.
-BESIDE = ("context", "contexts", "passage", "passages", "choices", "choice_list", "options")
+BESIDE = (
+    *("context", "contexts", "passage", "passages", "choices", "choice_list", "options"),
+    *("document", "article", "background", "paragraph", "premise"),
+)
 
 #: Further keys of a record that change training and that no shape reads.
 TRAINING = (
     *("objects", "bbox", "bboxes", "spans", "masks", "labels", "input_ids", "weights"),
     *("reasoning_content", "reasoning", "thinking", "tool_calls", "function_call", "reasoning_effort"),
     *("thought", "thoughts", "reasoning_text", "reasoning_details", "chain_of_thought"),
+    *("cot", "thinking_content", "reasoning_trace", "reasoning_steps"),
     *("crop", "crop_box", "rotate", "rotation", "use_audio_in_video"),
     *("learnable", "is_target", "no_loss", "ignore_loss", "train_on_turn", "sample_weight", "loss_weights"),
     *("mask_history", "mask_prompt"),
-    *("enable_thinking", "chat_template_kwargs", "documents"),
+    *("enable_thinking", "chat_template_kwargs", "chat_template", "documents"),
     *("train_detail", "training_detail", "train_on_input", "train_on_inputs", "masked", "supervised"),
     *PREFERENCE,
 )
@@ -250,8 +273,10 @@ Refused beside a question and its answer (not beside a conversation), unless the
 tells whether an answer is wanted; anything else under `label` is a class, and counted.
 
 Change training and are never read: {training};
-lists under {stretch}; but `objects` (`ref`, `bbox`, `bbox_type`, `image_id`) fills
-`<ref-object>` and `<bbox>` in the texts, where the model family has a notation of boxes.
+lists under {stretch}; numbers under a name that holds one of the words {words}
+(`is_masked`, `turn_weights`; of a record not for `train` alone). But `objects` (`ref`,
+`bbox`, `bbox_type`, `image_id`) fills `<ref-object>` and `<bbox>` in the texts, where the model family has a
+notation of boxes.
 
 ## Message
 
@@ -283,10 +308,12 @@ A flag on the record holds for all its answers, times what an answer says itself
 {knobs}
 
 `start` with `end` or with `duration`, in every spelling (`offset` with `duration`), are seconds, cut at the
-end of the clip; `duration` alone tells how long a clip is.
+end of the clip; `duration` alone tells how long a clip is. Knobs of a record are its one medium's, which the
+summary tells (`fps → video`); a start without an end is refused there: it may say where a clip was cut from.
 `fps` of a video file that comes without `frames`, `width` or `height` is the rate its frames are taken at;
 beside a list of frames it is their rate, as `sample_fps` is. `detail` of an image may be `auto`, `high` (the
 processor's own sizes) or `low` (`max_pixels` of 512 x 512).
+A part without a ref that numbers its medium ({index}, `image_id` …; from 0 or from 1) must mean the next one.
 
 ## Encoded rows
 
@@ -322,9 +349,11 @@ def page() -> str:
         wanted=_names(WANTED),
         says=_names(SAYS),
         stretch=_names(STRETCH),
+        words=_names(FLAG_WORDS),
+        index=_names(INDEX),
         message=_rows((f"`{field}`", _names(names)) for field, names in turn.items()),
         loss=_rows((f"`{name}`", told) for name, told in meant.items()),
-        part=_rows((f"`{name}`", kind) for name, kind in PART.items()),
+        part=_rows((f"`{name}`", kind) for name, kind in (PART | BLOCK).items()),
         knobs=_rows(knobs),
         encoded=_rows((f"`{names[0]}`", _names(names)) for names in ENCODED.values()),
         encoded_training=_names(ENCODED_TRAINING),

@@ -21,9 +21,10 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from .. import files
-from ..errors import SampleError, SourceError, UnknownNameError
+from ..errors import SampleError, SourceError, UnknownNameError, counted
+from ._handles import Pinned
 from ._once import loads
-from ._table import Digested, digest_files
+from ._table import digest_files
 from .webdataset import SUFFIXES as TARS
 from .webdataset import open_source as open_tars
 
@@ -134,7 +135,7 @@ class LlavaPacked:
             raise SampleError(
                 "placeholder_mismatch",
                 f"{self._packs.where(number)}: member {place} has {found} {_PLACEHOLDER} and "
-                f"{len(refs)} images",
+                f"{counted(len(refs), 'images')}",
             )
         waiting = [{"type": "image", "image": ref} for ref in refs]
         messages: list[dict[str, Any]] = []
@@ -156,7 +157,7 @@ class LlavaPacked:
 class _Loose:
     """Packs as files of one folder."""
 
-    def __init__(self, folder: str, held: Sequence[Digested]) -> None:
+    def __init__(self, folder: str, held: Sequence[Pinned]) -> None:
         self._folder, self._held = folder, list(held)
         self.fingerprint = files.digest_json([[os.path.basename(one.path), one.sha256] for one in self._held])
 
@@ -213,7 +214,7 @@ def open_source(
     Args:
         path: a folder of `ps_00000000.json` with their images, or tars (a tar, a folder of them, a glob).
         task: `auto`, or `captions`: prompts are left out, as its training leaves them out.
-        cache_dir: where tables go when the folder is read-only.
+        cache_dir: where tables go.
         verify_content: hash every file again instead of trusting sizes and times.
 
     Raises:

@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError, SourceError, nearest, one_line
+from ..errors import ConfigError, SourceError, counted, nearest, one_line
 from ..extend import Source
 from ..files import MOST_YAML, digest_json, parse_yaml
 from ..moved import also_named
@@ -244,7 +244,7 @@ def _count(size: int, entry: Mapping[str, Any], what: str) -> int:
         raise ConfigError(f"{what}: weight is {weight!r}, not a number above 0", hint="leave the source out")
     count = math.floor(weight * size + 0.5)
     if not count:
-        raise ConfigError(f"{what}: weight {weight} leaves none of its {size} samples")
+        raise ConfigError(f"{what}: weight {weight} leaves none of its {counted(size, 'samples')}")
     return count
 
 

@@ -12,8 +12,7 @@ own name. What a stem is, exactly:
     no record       an image without a .json is no sample; they are counted and logged
 
 The fingerprint covers names inside the folder and the bytes of the records, not the place. A table of
-(name, size, mtime, SHA-256) is stored as `.packtrain-pairs` in the folder, or in the cache folder where it
-is read-only, so that reopening hashes only what has changed.
+stamps and digests in the cache folder saves reopening from hashing what has not changed (`_table.py`).
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import SampleError, SourceError, nearest
-from ._index import store_places
-from ._table import load_table, save_table
+from ..errors import SampleError, SourceError
+from ._paths import near
+from ._table import digest_files
 
 __all__ = ["Pairs", "open_source"]
 
@@ -43,11 +42,9 @@ TABLE = ".packtrain-pairs"
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One record file: its name, its state when it was hashed, and the images of its stem."""
+    """One record file: its name, the digest of its bytes, and the images of its stem."""
 
     name: str
-    size: int
-    mtime_ns: int
     sha256: str
     images: tuple[str, ...]
 
@@ -82,10 +79,10 @@ class Pairs:
         if not 0 <= number < len(self._entries):
             raise IndexError(f"record {number} of {len(self._entries)} ({self.folder})")
         entry = self._entries[number]
-        data, size, mtime_ns = _read(os.path.join(self.folder, entry.name))
-        if (size, mtime_ns) != (entry.size, entry.mtime_ns):
+        data = _read(os.path.join(self.folder, entry.name))
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise SourceError(
-                f"{entry.name} in {self.folder} changed after the source was opened",
+                f"the file changed: {entry.name} in {self.folder} changed after the source was opened",
                 hint="open the source again: its lengths and plan must be made anew",
             )
         try:
@@ -123,7 +120,7 @@ def open_source(
 
     Args:
         path: the folder. Folders inside it are not entered.
-        cache_dir: where the table goes when the folder is read-only.
+        cache_dir: where the table goes.
         verify_content: hash every record again instead of trusting sizes and times.
 
     Raises:
@@ -131,35 +128,21 @@ def open_source(
     """
     folder = os.path.abspath(os.fspath(path))
     if not os.path.isdir(folder):
-        raise SourceError(f"{folder} is not a folder", hint=_near(folder))
+        raise SourceError(f"{folder} is not a folder", hint=near(folder))
     names, images = _names(folder)
     if not names:
         deeper = next((p for p in sorted(Path(folder).rglob("*.json"))), None)
         hint = f"there are some deeper, such as {deeper}" if deeper else "each record is one .json file"
         raise SourceError(f"{folder} holds no .json files", hint=hint)
-    places = store_places(folder, TABLE, cache_dir)
-    known = {} if verify_content else load_table(places)
-    entries: list[_Entry] = []
-    changed = verify_content
-    for name in names:
-        status = os.stat(os.path.join(folder, name))
-        old = known.get(name)
-        if old is not None and old[:2] == [status.st_size, status.st_mtime_ns]:
-            digest = old[2]
-        else:
-            changed = True
-            data, size, mtime_ns = _read(os.path.join(folder, name))
-            digest = hashlib.sha256(data).hexdigest()
-            if (size, mtime_ns) != (status.st_size, status.st_mtime_ns):
-                raise SourceError(f"{name} in {folder} changed while it was read", hint="open it again")
-        entries.append(
-            _Entry(name, status.st_size, status.st_mtime_ns, digest, tuple(images.pop(_stem(name), ())))
-        )
+    paths = [os.path.join(folder, name) for name in names]
+    held = digest_files(paths, folder, TABLE, cache_dir=cache_dir, verify=verify_content)
+    entries = [
+        _Entry(name, file.sha256, tuple(images.pop(_stem(name), ())))
+        for name, file in zip(names, held, strict=True)
+    ]
     unpaired = sum(len(found) for found in images.values())
     if unpaired:
         log.warning("%s: %d images without a .json are no samples", folder, unpaired)
-    if changed or len(known) != len(entries):
-        save_table(places, {entry.name: [entry.size, entry.mtime_ns, entry.sha256] for entry in entries})
     return Pairs(folder, entries, unpaired)
 
 
@@ -190,18 +173,9 @@ def _stem(name: str) -> str:
     return unicodedata.normalize("NFC", os.path.splitext(name)[0])
 
 
-def _read(path: str) -> tuple[bytes, int, int]:
-    """(bytes, size, mtime_ns) of a file."""
+def _read(path: str) -> bytes:
     try:
         with open(path, "rb") as handle:
-            data = handle.read()
-            status = os.fstat(handle.fileno())
+            return handle.read()
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from None
-    return data, status.st_size, status.st_mtime_ns
-
-
-def _near(folder: str) -> str | None:
-    parent, name = os.path.split(folder)
-    close = nearest(name, sorted(os.listdir(parent))) if os.path.isdir(parent) else None
-    return f"did you mean {os.path.join(parent, close)}?" if close else None

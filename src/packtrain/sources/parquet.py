@@ -37,9 +37,10 @@ from ..errors import (
     UnknownNameError,
     one_line,
 )
+from ._handles import Pinned
 from ._paths import expand, root_of
 from ._records import Shard
-from ._table import Digested, digest_files, merkle
+from ._table import digest_files, merkle
 
 __all__ = ["SUFFIXES", "Table", "open_source"]
 
@@ -52,7 +53,7 @@ Group = tuple[int, int]  # file, group in the file
 class Table:
     """Rows of Parquet or Arrow files. Picklable; a worker opens the files itself."""
 
-    def __init__(self, root: str, held: Sequence[Digested], columns: Sequence[str] | None) -> None:
+    def __init__(self, root: str, held: Sequence[Pinned], columns: Sequence[str] | None) -> None:
         self.folder = root
         self._held = list(held)
         self._columns = list(columns) if columns is not None else None
@@ -205,7 +206,7 @@ def open_source(
         path: a file, a folder (entered deeply), a glob, braces, or a `save_to_disk` folder.
         split: which split of a `save_to_disk` folder of several.
         columns: read only these; all by default.
-        cache_dir: where digests go when the folder is read-only.
+        cache_dir: where digests go.
         verify_content: hash every file again instead of trusting sizes and times.
 
     Raises:

@@ -103,7 +103,7 @@ def open_source(
         path: a folder (its JSONL files, not those of folders inside it), a glob or braces. A glob may name
             `.json` files too, each one an array.
         known: names of shards that keep their place in front, in this order, as `Shard.name` gives them.
-        cache_dir: where indexes go when a folder is read-only.
+        cache_dir: where indexes go.
         verify_content: hash every file again instead of trusting sizes and times.
 
     Raises:

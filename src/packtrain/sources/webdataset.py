@@ -38,12 +38,12 @@ from .. import files
 from ..errors import InputError, SampleError, SourceError, UnknownNameError
 from ..media._tar import followed
 from ._handles import Pinned, read
-from ._index import store_places
+from ._index import cached
 from ._once import loads
 from ._packed import kind_of
 from ._paths import expand, root_of
 from ._records import Shard
-from ._table import Digested, digest_files, merkle
+from ._table import digest_files, merkle
 from .keys import FIELDS
 
 __all__ = ["SUFFIXES", "Tars", "open_source"]
@@ -87,7 +87,7 @@ class Tars:
     """Samples of tar files. Picklable; bytes are read through the bounded table of open files."""
 
     def __init__(
-        self, root: str, held: Sequence[Digested], samples: Sequence[list[_Sample]], prompt: str
+        self, root: str, held: Sequence[Pinned], samples: Sequence[list[_Sample]], prompt: str
     ) -> None:
         self.folder = root
         self._held = list(held)
@@ -172,8 +172,8 @@ class Tars:
         shard = bisect.bisect_right(self._stops, number)
         return shard, number - (self._stops[shard - 1] if shard else 0)
 
-    def _bytes(self, file: Digested, member: Member) -> bytes:
-        return read(Pinned(file.path, file.size, file.mtime_ns), member[1], member[2])
+    def _bytes(self, file: Pinned, member: Member) -> bytes:
+        return read(file, member[1], member[2])
 
 
 def open_source(
@@ -190,7 +190,7 @@ def open_source(
         path: a tar, a folder of them, a glob or braces (`shard-{000000..000099}.tar`).
         prompt: what the user says after the media of a sample that has only a caption.
         truncated: "error", or "keep": read what stands before the end of a tar that was cut short.
-        cache_dir: where tables go when the folder is read-only.
+        cache_dir: where tables go.
         verify_content: hash every tar again instead of trusting sizes and times.
 
     Raises:
@@ -209,20 +209,19 @@ def open_source(
 
 
 # --------------------------------------------------------------------------------------------
-def _members(file: Digested, cache_dir: str | os.PathLike[str] | None) -> tuple[list[Member], bool]:
+def _members(file: Pinned, cache_dir: str | os.PathLike[str] | None) -> tuple[list[Member], bool]:
     """(members in order, the tar has its end marker), from the stored table or from the tar."""
-    places = store_places(file.path, f".{os.path.basename(file.path)}.packtrain-members", cache_dir)
-    for place in places:
-        try:
-            stored = json.loads(place.read_bytes())
-            if (
-                stored["schema"] == _SCHEMA
-                and stored["sha256"] == file.sha256
-                and stored["digest"] == files.digest_json(stored["members"])
-            ):
-                return [(str(n), int(o), int(s)) for n, o, s in stored["members"]], bool(stored["whole"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
+    place = cached(file.path, ".packtrain-members", cache_dir)
+    try:
+        stored = json.loads(place.read_bytes())
+        if (
+            stored["schema"] == _SCHEMA
+            and stored["sha256"] == file.sha256
+            and stored["digest"] == files.digest_json(stored["members"])
+        ):
+            return [(str(n), int(o), int(s)) for n, o, s in stored["members"]], bool(stored["whole"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
     members, whole = _list(file)
     table = {
         "schema": _SCHEMA,
@@ -231,17 +230,15 @@ def _members(file: Digested, cache_dir: str | os.PathLike[str] | None) -> tuple[
         "digest": files.digest_json(members),
         "members": members,
     }
-    for place in places:
-        try:
-            with files.publish(place) as handle:
-                handle.write(files.canonical_json(table))
-            break
-        except (InputError, OSError) as error:
-            log.debug("no table at %s: %s", place, error)
+    try:
+        with files.publish(place) as handle:
+            handle.write(files.canonical_json(table))
+    except (InputError, OSError) as error:
+        log.debug("no table at %s: %s", place, error)
     return members, whole
 
 
-def _list(file: Digested) -> tuple[list[Member], bool]:
+def _list(file: Pinned) -> tuple[list[Member], bool]:
     members: list[Member] = []
     links: dict[str, str] = {}
     with open(file.path, "rb") as handle:
@@ -279,7 +276,7 @@ def _list(file: Digested) -> tuple[list[Member], bool]:
         return members, handle.read(len(_END)) == _END
 
 
-def _group(file: Digested, members: Sequence[Member], whole: bool, *, keep: bool) -> list[_Sample]:
+def _group(file: Pinned, members: Sequence[Member], whole: bool, *, keep: bool) -> list[_Sample]:
     """Members by key, in order of first appearance."""
     samples: dict[str, _Sample] = {}
     last = ""
@@ -311,7 +308,7 @@ def _group(file: Digested, members: Sequence[Member], whole: bool, *, keep: bool
     return found
 
 
-def _mark_cut(file: Digested, found: list[_Sample], *, keep: bool) -> None:
+def _mark_cut(file: Pinned, found: list[_Sample], *, keep: bool) -> None:
     """What a tar that was cut short means for its last sample."""
     lost = 0
     for sample in found:

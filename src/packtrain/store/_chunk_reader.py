@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import files
-from ..errors import ChecksumError, FormatError, MissingExtraError
+from ..errors import ChecksumError, FormatError, MissingExtraError, counted
 from ._chunk_fields import JSON, from_palette, from_tail, restore
 from ._chunk_media import MEDIA_BYTES, MEDIA_FIELDS, MEDIA_RECORD, encode_again
 from ._folders import check_seal
@@ -26,6 +26,8 @@ from .rows import joined
 __all__ = ["CHUNK_SCHEMA", "ChunkReader", "manifest_of"]
 
 CHUNK_SCHEMA = "packtrain-chunk-1"
+
+Failed = Callable[[Mapping[str, Any], Exception, str], Mapping[str, Any]]
 
 
 def manifest_of(path: str | Path) -> Path:
@@ -39,15 +41,22 @@ class ChunkReader:
     Args:
         path: the chunk's `.arrow` file.
         encode: makes media tensors of a sample again; needed where the chunk holds media as their bytes.
+        failed: (sample, what encoding it raised, where) -> what stands in its place; None: it is raised.
 
     Raises:
         FormatError: no manifest, or a file that is not as long as the manifest says.
         ChecksumError: the manifest was edited.
     """
 
-    def __init__(self, path: str | Path, *, encode: Callable[[Any], Mapping[str, Any]] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        encode: Callable[[Any], Mapping[str, Any]] | None = None,
+        failed: Failed | None = None,
+    ) -> None:
         self.path = Path(path)
-        self.encode = encode
+        self.encode, self.failed = encode, failed
         self.manifest = _manifest(self.path)
         self._map = _mapped(self.path, int(self.manifest["bytes"]))
         self._open()
@@ -70,13 +79,13 @@ class ChunkReader:
         self._column = {name: place for place, name in enumerate(self._file.schema.names)}
         if self._file.num_record_batches != self.manifest["packs"]:
             raise FormatError(
-                f"{self.path} holds {self._file.num_record_batches} packs, its manifest says "
+                f"{self.path} holds {counted(self._file.num_record_batches, 'packs')}, its manifest says "
                 f"{self.manifest['packs']}",
                 hint="the files belong to different chunks; make it again",
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_reopened, (self.path, self.encode))
+        return (_reopened, (self.path, self.encode, self.failed))
 
     @property
     def fields(self) -> list[str]:
@@ -153,7 +162,7 @@ class ChunkReader:
             segments, tokens = segments + len(lengths), tokens + int(lengths.sum())
         if (segments, tokens) != (self.manifest["segments"], self.manifest["tokens"]):
             raise ChecksumError(
-                f"{self.path} holds {segments} samples of {tokens} tokens, its manifest says "
+                f"{self.path} holds {counted(segments, 'samples')} of {tokens} tokens, its manifest says "
                 f"{self.manifest['segments']} of {self.manifest['tokens']}"
             )
 
@@ -224,11 +233,18 @@ class ChunkReader:
                 continue
             record, wanted = sample.pop(MEDIA_RECORD), sample.pop(MEDIA_FIELDS)
             where = f"sample {sample.get('sample_id')} (pack {number} of {self.path.name})"
-            sample.update(encode_again(record, held, self.encode, wanted, sample["input_ids"], where))
+            try:
+                sample.update(encode_again(record, held, self.encode, wanted, sample["input_ids"], where))
+            except Exception as error:  # what libraries raise on bytes
+                if self.failed is None:
+                    raise
+                instead = self.failed(sample, error, where)
+                sample.clear()
+                sample.update(instead)
 
 
-def _reopened(path: Path, encode: Callable[[Any], Mapping[str, Any]] | None) -> ChunkReader:
-    return ChunkReader(path, encode=encode)
+def _reopened(path: Path, encode: Callable[[Any], Mapping[str, Any]] | None, failed: Any) -> ChunkReader:
+    return ChunkReader(path, encode=encode, failed=failed)
 
 
 def _manifest(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..errors import counted
 from ..media.knobs import KNOB_KEYS
 
 __all__ = ["PLACEHOLDER", "placed", "refusal"]
@@ -49,7 +50,7 @@ def refusal(sample: Mapping[str, Any], task: str) -> str | None:
         return "an answer holds an image"
     images = sum(kind == "image" for held in kinds for kind in held)
     if images > 1:
-        return f"it has {images} images"
+        return f"it has {counted(images, 'images')}"
     if caption and (kinds[0][:1] != ["image"] or not images):
         return "its caption does not begin with the image"
     if task == "captions" and not caption and _said(messages[0]):

@@ -128,7 +128,9 @@ def check_folder(folder: Path, *, writing: bool = False) -> None:
         if name in _OTHERS or (writing and name.startswith("chunk_")):
             raise ForeignArtefactError(
                 f"{folder} is no folder of a stream: it holds {name}",
-                hint="name a folder that `packtrain produce` writes, or a new one",
+                hint="exported packs are trained with data.kind: exported"
+                if name == EXPORTED
+                else "name a folder that `packtrain produce` writes, or a new one",
             )
 
 

@@ -1,7 +1,8 @@
 """Packs of an export by number: where their files are, and the samples restored from them.
 
 Nothing is held but the manifests' places of packs (three numbers each), or the digests of loose records.
-Picklable; a worker opens files anew.
+A format that is a store of another library (`mds`, `litdata`, `lance`, `datasets`) is read through it; each
+of its files is hashed once in a process, before its first pack is read. Picklable; a worker opens files anew.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import bisect
 import hashlib
 import json
 import operator
+import os
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import ChecksumError, FormatError
+from .. import extend, files
+from ..errors import ChecksumError, FormatError, PacktrainError, one_line
 from . import shards
 from ._sums import crc32
-from .pack_records import MEMBER, pack_key, restore
+from .pack_records import MEMBER, members_of_row, pack_key, restore
 
 __all__ = ["PackFiles", "media_hold", "split_members"]
 
@@ -26,7 +29,7 @@ _BLOCK = 512
 
 
 class PackFiles:
-    """The packs of a finished raw, webdataset or energon export.
+    """The packs of a finished export of any format but `chunks`.
 
     Args:
         out: the export.
@@ -45,6 +48,7 @@ class PackFiles:
         self._starts: list[int] = []
         self._shards: list[tuple[str, int, list[list[int]]]] = []
         self._digests: list[bytes] = []  # of the records of packs, where they are loose files
+        self._stored: list[dict[str, Any]] = []  # files of another library's store
         for part in shards.read_parts(self.out, int(self.marker["parts"])):
             for row in part["files"]:
                 if self.format == "raw" and row["name"].endswith(".json"):
@@ -52,12 +56,25 @@ class PackFiles:
                 if row.get("packs"):
                     self._starts.append(row["packs"][0][0])
                     self._shards.append((row["name"], row["end"], row["packs"]))
+                elif "first_pack" in row:
+                    self._starts.append(row["first_pack"])
+                    self._stored.append({name: row[name] for name in ("name", "bytes", "sha256")})
+        self._rows: tuple[int, Any, set[str]] = (
+            0,
+            None,
+            set(),
+        )  # process, open store, files that were hashed
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_rows": (0, None, set())}
 
     def __len__(self) -> int:
         return int(self.marker["packs"])
 
     def where(self, number: int) -> str:
         """Shard and key of a pack, for messages."""
+        if self._stored:
+            return f"{pack_key(number)} in {self.out / self._file(number)['name']}"
         if not self._shards:
             return f"{pack_key(number)} in {self.out}"
         return f"{pack_key(number)} in {self.out / self._place(number)[0]}"
@@ -71,6 +88,8 @@ class PackFiles:
         number = operator.index(number)
         if not 0 <= number < len(self):
             raise IndexError(f"pack {number} of {len(self)} ({self.out})")
+        if self._stored:
+            return self._of_store(number)
         return self._of_tar(number) if self._shards else self._of_folder(number)
 
     def record(self, number: int, members: dict[str, bytes] | None = None) -> dict[str, Any]:
@@ -132,6 +151,45 @@ class PackFiles:
                 hint="copy the shard again, or remove it and export again",
             )
         return held[0]
+
+    def _file(self, number: int) -> dict[str, Any]:
+        return self._stored[bisect.bisect_right(self._starts, number) - 1]
+
+    def _of_store(self, number: int) -> dict[str, bytes]:
+        if self._rows[0] != os.getpid():  # a forked child opens the store anew
+            self._rows = (os.getpid(), None, set())
+        index = [] if self._rows[2] else self.marker["files"]
+        for row in [*index, self._file(number)]:
+            self._check_whole(row)
+        try:
+            if self._rows[1] is None:
+                rows = extend.lookup("export", self.format).open_rows(self.out)
+                self._rows = (self._rows[0], rows, self._rows[2])
+            row = self._rows[1][number]
+            if row["key"] != pack_key(number):
+                raise ValueError(f"it holds {row['key']!r:.40}")
+            return members_of_row(row)
+        except (PacktrainError, ImportError, MemoryError):
+            raise
+        except Exception as error:  # whatever the library says of an index that is torn
+            raise ChecksumError(
+                f"{self.where(number)} cannot be read: {one_line(error, 200)}",
+                hint="copy it again, or export again",
+            ) from error
+
+    def _check_whole(self, row: Mapping[str, Any]) -> None:
+        if row["name"] in self._rows[2]:
+            return
+        path = self.out / row["name"]
+        if not path.is_file():
+            raise ChecksumError(f"{path} is missing", hint="copy it again, or export again")
+        size = path.stat().st_size
+        if size != row["bytes"] or files.sha256_file(path) != row["sha256"]:
+            raise ChecksumError(
+                f"{path} was cut or edited: {size:,} of {row['bytes']:,} bytes, or not those exported",
+                hint="copy it again, or export again",
+            )
+        self._rows[2].add(row["name"])
 
     def _of_folder(self, number: int) -> dict[str, bytes]:
         key = pack_key(number)

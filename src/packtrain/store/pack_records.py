@@ -21,14 +21,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import accumulate, pairwise
 from typing import Any
 
-from ..errors import ChecksumError, FormatError, InputError, SampleError
+from ..errors import ChecksumError, FormatError, InputError, SampleError, counted
 from ..media.location import Ref, identity_name, read_bytes
 from ._llava import PLACEHOLDER, placed, refusal
 from ._sums import BESIDE, crc32
 
-__all__ = ["MEMBER", "SPELLINGS", "TASKS", "PackRecord", "pack_key", "restore", "task_of"]
+__all__ = ["MEMBER", "SPELLINGS", "TASKS", "PackRecord", "members_of_row", "pack_key", "restore", "task_of"]
 
 #: How samples are told apart by readers of the three plain fields.
 TASKS = ("captions", "vqa", "multi_turn")
@@ -133,9 +134,10 @@ class PackRecord:
             images = [one["member"] for one in media if one["member"].startswith("img")]
             if flat and (len(prompts) != 1 or len(images) != 1 or len(media) != 1):
                 raise InputError(
-                    f"sample {self.ids[len(kept)]} has {len(images)} images and {len(prompts)} turns: "
+                    f"sample {self.ids[len(kept)]} has "
+                    f"{counted(len(images), 'images')} and {len(prompts)} turns: "
                     f"not the one of {self.task}",
-                    hint="use --task multi_turn, or leave --task out",
+                    hint="use task='multi_turn', or leave task out",
                 )
             plain["images"].append(images[0] if flat else images)
             plain[self.prompts].append(prompts[0] if flat else prompts)
@@ -166,7 +168,7 @@ class PackRecord:
         if why is not None:
             raise InputError(
                 f"sample {self.ids[place]} cannot be written for LLaVA-OneVision ({self.task}): {why}",
-                hint="leave it out (packtrain plan --skip-samples), or use --layout packtrain",
+                hint="leave it out (packtrain plan --skip-samples), or use layout='packtrain'",
             )
 
     def _check_sum(self, row: dict[str, Any], data: bytes) -> None:
@@ -186,6 +188,25 @@ class PackRecord:
         number = counts[kind] = counts.get(kind, -1) + 1
         stem = f"{_SHORT[kind]}{place:0{self.width}d}" + (f"_{number}" if number else "")
         return f"{stem}.{'jpg' if self.llava else _suffix(ref, data)}"  # theirs is named so, whatever it is
+
+
+def members_of_row(row: Mapping[str, Any]) -> dict[str, bytes]:
+    """Name behind the key -> bytes, of a pack that is a row of a table (`export._rows`).
+
+    Raises:
+        KeyError, TypeError, ValueError: it is no such row.
+    """
+    text, media = row["json"], row["media"]
+    if isinstance(media, bytes | bytearray | memoryview):
+        held = memoryview(media)
+        told = [one for member in json.loads(text)[MEMBER]["media"] for one in member]
+        ends = [*accumulate((one["bytes"] for one in told), initial=0)]
+        if ends[-1] != len(held):
+            raise ValueError(f"{len(held)} bytes of media, told are {ends[-1]}")
+        members = {one["member"]: bytes(held[a:b]) for one, (a, b) in zip(told, pairwise(ends), strict=True)}
+    else:
+        members = {one["path"]: bytes(one["bytes"]) for one in media}
+    return {**members, "json": text.encode("utf-8")}
 
 
 def restore(

@@ -90,7 +90,10 @@ def joined(many: list[Part], start: int = 0) -> Part:
 def key_of(folder: Path) -> dict[str, Any] | None:
     """What the unfinished measurement in `folder` is of; None where there is none."""
     path = folder / "partial" / _KEY
-    return dict(files.read_json(path)) if path.is_file() else None
+    if not path.is_file():
+        return None
+    with files.reading(path, "the key of a measurement", "measure again with overwrite=True"):
+        return dict(files.read_json(path))
 
 
 def open_parts(folder: Path, key: Mapping[str, Any], start: int = 0) -> tuple[int, str | None]:

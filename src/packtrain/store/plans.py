@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import files
-from ..errors import ForeignArtefactError, FormatError
+from ..errors import ForeignArtefactError, FormatError, counted
 from ..planning.certificate import Certificate
 from ..planning.digests import block_digests
 from ..planning.ledger import Ledger
@@ -144,7 +144,8 @@ def _check_shape(folder: Path, plan: PackPlan, packs: int, samples: int) -> None
     ends = (int(plan.offsets[0]), int(plan.offsets[-1])) if len(plan.offsets) else (-1, -1)
     if len(plan) != packs or len(plan.indices) != samples or ends != (0, samples):
         raise FormatError(
-            f"{folder}: offsets {ends} and {len(plan)} packs do not fit {packs} packs of {samples} samples",
+            f"{folder}: offsets {ends} and {counted(len(plan), 'packs')} do not "
+            f"fit {counted(packs, 'packs')} of {counted(samples, 'samples')}",
             hint="the files belong to different plans; make the plan again",
         )
 
@@ -172,7 +173,7 @@ def _holds_this(folder: Path, marker: Mapping[str, Any], overwrite: bool) -> boo
         what = ", ".join(keys) or " and ".join(differs) + " differ"
         raise ForeignArtefactError(
             f"{folder} holds another plan: {what}",
-            hint="choose another folder (training.output_dir), or replace it with --overwrite",
+            hint="choose another folder (training.output_dir), or replace it with overwrite=True",
         )
     verify(folder)
     return True

@@ -20,8 +20,8 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import files
-from ..errors import FormatError, InputError
+from .. import extend, files
+from ..errors import FormatError, InputError, UnknownNameError
 from ._folders import check_seal, sealed
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "key_path",
     "part_of",
     "part_path",
+    "patterns",
     "publish_export",
     "publish_part",
     "read_parts",
@@ -86,7 +87,7 @@ def export_of(out: Path) -> dict[str, Any]:
         if is_export(out):
             raise FormatError(
                 f"{out} is an unfinished export",
-                hint="run the same command again; after --shard I/N, packtrain merge OUT",
+                hint="run the same command again; after a share of it: packtrain merge OUT",
             )
         raise FormatError(f"{out} holds no export", hint="name the OUT of packtrain export")
     marker = check_seal(path.parent, path.name)
@@ -129,13 +130,30 @@ def read_parts(out: Path, count: int) -> list[dict[str, Any]]:
     return [check_seal(hidden(out), part_path(out, number).name) for number in range(count)]
 
 
+def patterns(format: str) -> tuple[re.Pattern[str], re.Pattern[str]] | None:
+    """What readers of a format take for its data, and how an export names its files; None: nobody says.
+
+    A format that is a plug-in of its own says it as `FILES`, two patterns.
+    """
+    if format in _FILES:
+        return _FILES[format]
+    try:
+        taken, ours = extend.lookup("export", format).FILES
+    except (UnknownNameError, AttributeError):
+        return None
+    return re.compile(taken), re.compile(ours)
+
+
 def strays(out: Path, format: str, listed: Container[str] | None = None) -> list[str]:
     """Files that a reader would take for data of the export, but that are not of it; hidden ones are none.
 
     Args:
         listed: the names of its files; None: whatever is named as its files are.
     """
-    taken, ours = _FILES[format]
+    known_as = patterns(format)
+    if known_as is None:
+        return []
+    taken, ours = known_as
     found = []
     for path in Path(out).iterdir():
         name = path.name

@@ -14,6 +14,9 @@ from .layout import TRUNCATIONS
 TRAIN_ON = ("all", "last")
 REASONING = ("keep", "mask", "drop_history")
 
+#: Where what is trained of an answer ends: at its end mark, or with the line break behind it.
+ANSWER_ENDS = ("mark", "line")
+
 #: What a processor needs for each modality.
 PARTS = {"image": "image_processor", "video": "video_processor", "audio": "feature_extractor"}
 
@@ -92,6 +95,8 @@ def check_options(template: Any) -> None:
         raise UnknownNameError("train_on", str(template.train_on), TRAIN_ON)
     if template.reasoning not in REASONING:
         raise UnknownNameError("reasoning", str(template.reasoning), REASONING)
+    if template.answer_end not in ANSWER_ENDS:
+        raise UnknownNameError("answer_end", str(template.answer_end), ANSWER_ENDS)
     if not getattr(template.tokenizer, "is_fast", False):
         raise ConfigError(
             f"{type(template.tokenizer).__name__} cannot say which characters a token covers",

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import SampleError
+from ..errors import SampleError, counted
 from ..measuring.expansion import Block
 from .layout import Layout
 
@@ -135,6 +135,6 @@ def _mismatch(found: int, grids: Sequence[tuple[int, int]] | I64, merge: int) ->
     wanted = sum(int(h) * int(w) for h, w in grids) // merge**2
     return SampleError(
         "placeholder_mismatch",
-        f"the sample has {found} image tokens, its {len(grids)} images take {wanted}",
+        f"the sample has {found} image tokens, its {counted(len(grids), 'images')} take {wanted}",
         hint="each image needs its own run of image tokens",
     )

@@ -78,6 +78,8 @@ class HFTemplate:
         train_on: `all` answers, or the `last`: those behind the last question.
         reasoning: `keep`, `mask` (rendered and not trained), `drop_history` (taken out of answers in front
             of the last question).
+        answer_end: an answer is trained up to its end `mark`, or with the `line` break that the chat template
+            writes behind that, as ms-swift trains it.
         fps, max_frames: frames taken of a second of video, and the most of one video, instead of the
             processor's settings.
         max_aspect_ratio: a sample with a picture that is longer or narrower cannot be used.
@@ -104,6 +106,7 @@ class HFTemplate:
         allow_dropped: Sequence[str] = (),
         train_on: str = "all",
         reasoning: str = "keep",
+        answer_end: str = "mark",
         fps: float | None = None,
         max_frames: int | None = None,
         max_aspect_ratio: float | None = None,
@@ -127,6 +130,7 @@ class HFTemplate:
         self.allow_dropped = tuple(sorted(set(allow_dropped)))
         self.train_on = train_on
         self.reasoning = reasoning
+        self.answer_end = answer_end
         self.sampling = {k: v for k, v in (("fps", fps), ("max_frames", max_frames)) if v is not None}
         self.max_aspect_ratio = max_aspect_ratio
         check_options(self)
@@ -150,6 +154,7 @@ class HFTemplate:
             allow_dropped=self.allow_dropped,
             train_on=train_on,
             reasoning=reasoning,
+            answer_end=answer_end,
         )
         self._control = control_tokens(self.tokenizer, self.renderer.templates.values(), self.media)
         self._special = int(self.tokenizer.num_special_tokens_to_add(pair=False))
@@ -374,6 +379,8 @@ class HFTemplate:
             chosen["train_on"] = self.train_on
         if self.reasoning != "keep":
             chosen["reasoning"] = self.reasoning
+        if self.answer_end != "mark":
+            chosen["answer_end"] = self.answer_end
         if self.sampling:
             chosen["sampling"] = dict(self.sampling)
         if self.max_aspect_ratio is not None:
@@ -414,6 +421,7 @@ class HFTemplate:
             "allow_dropped": self.allow_dropped,
             "train_on": self.train_on,
             "reasoning": self.reasoning,
+            "answer_end": self.answer_end,
             "max_aspect_ratio": self.max_aspect_ratio,
             **self.sampling,
         }

@@ -93,6 +93,7 @@ class ChatRenderer:
         train_on: `all` answers, or the `last`: those behind the last question.
         reasoning: `keep`, `mask` (rendered, not trained) or `drop_history` (left out before the last
             question).
+        answer_end: what is trained of an answer ends at its end `mark`, or with the `line` break behind it.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class ChatRenderer:
         allow_dropped: Collection[str] = (),
         train_on: str = "all",
         reasoning: str = "keep",
+        answer_end: str = "mark",
     ) -> None:
         self.templates = _templates(processor, tokenizer, chat_template)
         self.takes = tuple(takes)
@@ -116,6 +118,7 @@ class ChatRenderer:
         self.allow_dropped = frozenset(allow_dropped)
         self.train_on = train_on
         self.reasoning = reasoning
+        self.answer_end = answer_end
         self._copies = copies_texts(self.templates["plain"], parts=bool(takes))
         self._marked = _MARKS.search(self.templates["plain"]) is not None
         self._skeletons: dict[Shape, Skeleton | None] = {}
@@ -188,6 +191,8 @@ class ChatRenderer:
             check_spans(spans, found, [place for place, one in enumerate(said) if one], self.name)
             if key is not None and len(self._vouched) < _SHAPES:
                 self._vouched.add(key)
+        if self.answer_end == "line":
+            spans = [self._with_line(span, text) for span in spans]
         spans = without_reasoning(spans, text, messages, found, mask=self.reasoning == "mask")
         if any(message["role"] == "assistant" and shows(message) for message in messages):
             spans = without_media(spans, text, self._around_media())
@@ -242,6 +247,12 @@ class ChatRenderer:
             if not said[place] or not speaks(message) or gone:
                 weights[place] = 0.0
         return weights
+
+    def _with_line(self, span: Span, text: str) -> Span:
+        """A span that ends at an end mark, with the line break that the template writes behind it."""
+        if not text.startswith("\n", span.last) or not text[: span.last].endswith(self._end_marks):
+            return span
+        return Span(span.first, span.last + 1, span.owner)
 
     def _around_media(self) -> re.Pattern[str]:
         """What the template writes for a medium of an answer: its placeholder and the marks around it.

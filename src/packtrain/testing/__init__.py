@@ -17,7 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .crash import Stopped, crash_points, snapshot
+    from .crash import Stopped, crash_points, snapshot, stopped_after
     from .demo import DemoSet, make_demo
     from .laws import (
         PackerLaws,
@@ -43,6 +43,7 @@ _HOMES = {
     "on_threads": "laws",
     "plain_path": "laws",
     "snapshot": "crash",
+    "stopped_after": "crash",
     "tiny_model": "tiny",
     "token_lists": "laws",
 }
@@ -60,6 +61,7 @@ __all__ = [
     "on_threads",
     "plain_path",
     "snapshot",
+    "stopped_after",
     "tiny_model",
     "token_lists",
 ]

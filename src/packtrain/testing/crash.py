@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .. import files
 
-__all__ = ["Stopped", "crash_points", "snapshot"]
+__all__ = ["Stopped", "crash_points", "snapshot", "stopped_after"]
 
 
 class Stopped(BaseException):
@@ -54,7 +54,8 @@ def crash_points(
     whole = snapshot(folder, ignore)
     for stop in sorted({*range(1, len(steps) + 1, every), len(steps)}):
         fresh()
-        _run_and_stop(verb, folder, stop)
+        with contextlib.suppress(Stopped), stopped_after(stop):
+            verb(folder)
         if check is not None:
             check(folder)
         verb(folder)
@@ -65,17 +66,19 @@ def crash_points(
     return len(steps)
 
 
-def _run_and_stop(verb: Callable[[Path], object], folder: Path, stop: int) -> None:
+@contextlib.contextmanager
+def stopped_after(steps: int) -> Iterator[None]:
+    """What runs in the block is stopped (`Stopped`) after so many durable steps."""
     seen = 0
 
     def observe(kind: str, path: Path) -> None:
         nonlocal seen
         seen += 1
-        if seen >= stop:
+        if seen >= steps:
             raise Stopped(f"{kind} {path}")
 
-    with _observed(observe), contextlib.suppress(Stopped):
-        verb(folder)
+    with _observed(observe):
+        yield
 
 
 @contextlib.contextmanager

@@ -65,12 +65,19 @@ def training_arguments(
         "report_to": "none",
         "use_cpu": not has_cuda,
     }
+    best = training.trainer.get("metric_for_best_model")
+    if best is None and training.early_stopping_patience is not None:
+        defaults["metric_for_best_model"] = best = "loss"
+    if "loss/" in str(best):  # of a source; Trainer takes the end of the name for what it is
+        defaults["greater_is_better"] = False
     apart = ("resume_from_checkpoint", *_COMPILE)  # Trainer would compile the whole model, row by row
     further = {key: value for key, value in training.trainer.items() if key not in apart}
+    if not further.get("dataloader_num_workers"):
+        further.pop("dataloader_prefetch_factor", None)  # told as without effect; Trainer would refuse it
     if world().size == 1:
         further.pop("ddp_backend", None)  # a single process has no group
     try:
-        return (kind or TrainingArguments)(
+        made = (kind or TrainingArguments)(
             **{**defaults, **further},
             output_dir=training.output_dir,
             seed=training.seed,
@@ -83,7 +90,20 @@ def training_arguments(
             remove_unused_columns=False,
         )
     except Exception as error:  # what it makes of the file's own values
+        from transformers.integrations import deepspeed
+
+        # A half-made config that transformers finds as long as the trace of this error lives: every model
+        # built meanwhile would ask it.
+        deepspeed.unset_hf_deepspeed_config()
         raise _refused(error) from error
+    if made.n_gpu > 1:  # Trainer would cut packs over them
+        logger.warning(
+            "%d GPUs are seen, and one process trains on one of them (%s): start it with torchrun "
+            "--nproc-per-node %d for all, or choose one with CUDA_VISIBLE_DEVICES",
+            *(made.n_gpu, made.device, made.n_gpu),
+        )
+        made._n_gpu = 1
+    return made
 
 
 def check_arguments(config: RunConfig, *, has_eval: bool, place: World | None = None) -> None:
@@ -117,7 +137,7 @@ def check_arguments(config: RunConfig, *, has_eval: bool, place: World | None = 
     _check_resumed(config)
     _check_ranks(config, made, place)
     _check_loaders(made)
-    _check_metric(made)
+    _check_metric(config, made)
     named = set(made.gradient_checkpointing_kwargs or {})
     unknown = named - set(inspect.signature(torch.utils.checkpoint.checkpoint).parameters)
     if made.gradient_checkpointing and unknown:
@@ -212,22 +232,34 @@ def _check_loaders(made: Any) -> None:
         )
 
 
-def _check_metric(made: Any) -> None:
-    """The metric by which the best checkpoint is known."""
+def _check_metric(config: RunConfig, made: Any) -> None:
+    """The metric by which the best checkpoint is known: Trainer looks for it after every evaluation."""
     best = str(getattr(made.save_strategy, "value", made.save_strategy)) == "best"
     name = made.metric_for_best_model
-    if not best and not made.load_best_model_at_end:
-        return
+    evaluates = str(getattr(made.eval_strategy, "value", made.eval_strategy)) != "no"
+    if config.training.early_stopping_patience is not None and not evaluates:
+        raise ConfigError(
+            "training.early_stopping_patience needs evaluations while training",
+            hint="set training.eval_steps (eval_strategy)",
+        )
     if name is None:
-        raise ConfigError(
-            "training.save_strategy best needs metric_for_best_model", hint="set it to loss, for example"
-        )
+        if best:
+            raise ConfigError(
+                "training.save_strategy best needs metric_for_best_model", hint="set it to loss, for example"
+            )
+        return
+    sets = [f"{held}_" if held else "" for held in config.data.validations()]
     plain = name.removeprefix("eval_")
-    if plain not in _METRICS and not plain.startswith("loss/"):
-        raise ConfigError(
-            f"training.metric_for_best_model is {name!r}, and no evaluation gives it",
-            hint=f"use {', '.join(_METRICS[:2])}, or loss/<source> with log_source_loss",
-        )
+    if not sets or any(
+        plain in (f"{held}{metric}" for metric in _METRICS) or plain.startswith(f"{held}loss/")
+        for held in sets
+    ):
+        return
+    named = ", ".join(f"{held}{metric}" for held in sets for metric in _METRICS[:2])
+    raise ConfigError(
+        f"training.metric_for_best_model is {name!r}, and no evaluation gives it",
+        hint=f"use {named}, or {sets[0]}loss/<source> with log_source_loss",
+    )
 
 
 def _check_hub(config: RunConfig, made: Any, place: World) -> None:

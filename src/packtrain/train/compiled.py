@@ -1,11 +1,12 @@
 """Compiled decoder layers: `training.compile`, with rows of any length and no padding for it.
 
-Each repeated layer of the language model is compiled in place, so all of them share a few graphs and names
-of weights stay. Boundaries are read once before the layers run and handed down as offsets: on the varlen
-kernel a layer is then one graph; elsewhere attention stays outside of it. The first lengths are static, the
-second make lengths dynamic: after two or three steps nothing is compiled again.
+Each repeated layer of the language model, and of a vision tower with offsets of its own, is compiled in
+place, so all of them share a few graphs and names of weights stay. Boundaries are read once before the layers
+run and handed down as offsets: on the varlen kernel a layer is then one graph; elsewhere, and in a tower,
+attention stays outside of it. The first lengths are static, the second make lengths dynamic: after two or
+three steps nothing is compiled again.
 
-Trade-off: towers, embeddings and the loss stay as they are; the layers hold nearly all of the work.
+Trade-off: other encoders, embeddings and the loss stay as they are; the layers hold nearly all of the work.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _GRAPHS = 32
 
 
 def compile_layers(model: Any, **options: Any) -> int:
-    """Compile every repeated layer of the language model in place; returns how many.
+    """Compile every repeated layer of the language model and of a tower in place; returns how many.
 
     Args:
         model: a loaded transformers model, adapters included; before it is wrapped for ranks.
@@ -41,14 +42,14 @@ def compile_layers(model: Any, **options: Any) -> int:
     names = set(getattr(bare, "_no_split_modules", None) or ())
     text, count = type(text_config(bare.config)), 0
     for parent in bare.modules():
-        if not isinstance(getattr(parent, "config", None), text):
-            continue
         lists = [child for child in parent.children() if isinstance(child, torch.nn.ModuleList)]
         layers = [layer for held in lists for layer in held if type(layer).__name__ in names]
+        if layers and isinstance(getattr(parent, "config", None), text):
+            parent.register_forward_pre_hook(_hand_down, with_kwargs=True)
+        else:
+            layers = [layer for layer in layers if any(map(varlen.has_offsets, layer.modules()))]
         for layer in layers:
             layer.compile(**options)
-        if layers:
-            parent.register_forward_pre_hook(_hand_down, with_kwargs=True)
         count += len(layers)
     if count:
         varlen.compiles()

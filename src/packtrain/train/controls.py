@@ -99,7 +99,9 @@ def run_controls(
     for backend in backends:
         for name, alter in CONTROLS.items():
             try:
-                report = prove_isolation(model, members, (backend,), alter=alter, gradients=False)
+                report = prove_isolation(
+                    model, members, (backend,), alter=alter, gradients=False, to_the_end=False
+                )
             except (ValueError, TypeError, RuntimeError, IndexError) as error:
                 refusal = str(error).splitlines()[0] if str(error) else type(error).__name__
                 found.append(Control(backend, name, None, f"the model refuses it: {refusal}"))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..collate.boundaries import attention_of, family_for, state_layers, text_config
-from ..errors import IsolationError
+from ..errors import IsolationError, counted
 from ..template import ensure_torchvision
 from ..testing.tiny import is_tiny, tiny_config
 from .attention import choose_backend, is_installed
@@ -161,7 +161,9 @@ def _prove(found: Diagnosis, name: str, attn: str, dtype: str) -> None:
     report = prove_isolation(model, _samples(model), (backend,), gradients=False)
     found.backend = backend
     if report.ok:
-        found.proof = f"{len(report.rows)} comparisons hold (packed against alone, tampered bitwise)"
+        found.proof = (
+            f"{counted(len(report.rows), 'comparisons')} hold (packed against alone, tampered bitwise)"
+        )
         found.settle("safe", f"proven on this machine: {found.proof}")
     else:
         found.proof = report.first_leak

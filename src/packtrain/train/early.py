@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,21 @@ from ..world import World, world
 from .arguments import check_arguments, refuse_auxiliary_loss
 from .attention import choose_backend, is_installed
 from .blind_mask import blind_mask_of
-from .config import RunConfig
-from .idle import check_towers
+from .config import RunConfig, validation_prefix
 from .match import check_match
 from .model import class_for, read_config
 from .trace import check_sources
 from .versions import missing_features
 from .weights import check_weights, outline, position_table
 
-__all__ = ["check_early", "check_folders", "check_planned", "check_template", "memory_floor"]
+__all__ = [
+    "check_early",
+    "check_folders",
+    "check_planned",
+    "check_template",
+    "memory_floor",
+    "missing_of_page",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +48,8 @@ _PACKAGES = {"torch": "train", "transformers": "train", "accelerate": "train"}
 _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
 
 #: What a run writes into its folder.
-_FILES = ("run.json", "report.html", "train_log.jsonl", "failed.jsonl")
-_FOLDERS = ("lengths", "plan", "val_lengths", "val_plan", "startup", "sample_loss", "model")
+_FILES = ("run.json", "run_config.json", "report.html", "train_log.jsonl", "failed.jsonl")
+_FOLDERS = ("lengths", "plan", "startup", "sample_loss", "model")
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
@@ -73,9 +80,11 @@ def check_early(
         ConfigError: the model cannot be found, keys do not go together, the output folder cannot be written.
     """
     place = place or world()
-    for package, extra in {**_PACKAGES, **({"jinja2": "report"} if page else {})}.items():
+    for package, extra in _PACKAGES.items():
         if not _is_there(package):
             raise MissingExtraError(package, extra)
+    if page and (lacking := missing_of_page()):
+        raise MissingExtraError(lacking, "report")
     by_epochs = config.data.kind in ("planned", "exported")
     check_arguments(config, has_eval=by_epochs and config.data.val is not None, place=place)
     warnings = missing_features()
@@ -101,12 +110,10 @@ def check_template(config: RunConfig, template: Any, source: Any = None) -> None
         source: samples of the run, where keys name their parts.
 
     Raises:
-        ConfigError: see `check_match`; `training.dummy_media` without media; a key names sources that the
-            data do not have.
+        ConfigError: see `check_match`; a key names sources that the data do not have.
     """
     if source is not None:
         check_sources(config, source)
-    check_towers(config.training.dummy_media, template)
     processor = getattr(template, "processor", None)
     found = _model_config(config, processor)
     if found is not None and processor is not None:
@@ -146,6 +153,11 @@ def _model_config(config: RunConfig, processor: Any) -> Any:
     if name is None:
         return None
     return tiny_config(name, processor) if is_tiny(name) else read_config(name)
+
+
+def missing_of_page() -> str | None:
+    """The first package that a `report.html` needs and that is not installed."""
+    return next((package for package in ("jinja2", "matplotlib") if not _is_there(package)), None)
 
 
 def _is_there(package: str) -> bool:
@@ -271,12 +283,14 @@ def check_folders(config: RunConfig, place: World) -> None:
     for key, folder in named.items():
         if folder is not None:
             _check_folder(key, Path(folder), place)
-    _check_names(Path(config.training.output_dir))
+    _check_names(Path(config.training.output_dir), config.data.validations())
 
 
-def _check_names(folder: Path) -> None:
+def _check_names(folder: Path, sets: Iterable[str]) -> None:
     """What a run writes under a name of its own finds no folder there, or no file."""
-    for path in [*map(folder.joinpath, (*_FILES, *_FOLDERS)), *folder.glob("checkpoint-*")]:
+    of_sets = [f"{validation_prefix(name)}{kind}" for name in sets for kind in ("lengths", "plan")]
+    names = (*_FILES, *_FOLDERS, *of_sets)
+    for path in [*map(folder.joinpath, names), *folder.glob("checkpoint-*")]:
         kind = "file" if path.name in _FILES else "folder"
         if path.exists() and path.is_dir() != (kind == "folder"):
             other = "folder" if kind == "file" else "file"

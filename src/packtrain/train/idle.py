@@ -10,11 +10,10 @@ import logging
 from typing import Any
 
 from ..collate import PaddingFreeCollator
-from ..errors import ConfigError
 from ..template import dummy_samples
 from .loss import bare_model
 
-__all__ = ["check_towers", "keep_towers_busy"]
+__all__ = ["keep_towers_busy"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,29 +26,16 @@ def keep_towers_busy(trainer: Any, wanted: bool, template: Any) -> None:
         wanted: `training.dummy_media`.
         template: an `HFTemplate` of a family with media.
 
-    Raises:
-        ConfigError: the template has no media, so that the option would have no effect.
+    A template without media has no towers: then the option has no effect, and that is told.
     """
+    family = getattr(template, "family", None)
+    if wanted and (family is None or not family.towers):
+        name = type(template).__name__ if family is None else f"family {family.name}"
+        logger.warning("training.dummy_media has no effect: %s has no media", name)
+        return
     if not wanted:
         return
-    check_towers(wanted, template)
     dummies = dummy_samples(template)
     trainer.packs_collator = PaddingFreeCollator(bare_model(trainer.model), dummy_media=dummies)
     tokens = [len(sample["input_ids"]) for sample in dummies]
     logger.info("rows without media get a weightless one of %s tokens", tokens)
-
-
-def check_towers(wanted: bool, template: Any) -> None:
-    """Refuse `training.dummy_media` for a template without media.
-
-    Raises:
-        ConfigError: names the template or its family.
-    """
-    if not wanted:
-        return
-    family = getattr(template, "family", None)
-    if family is None or not family.towers:
-        name = type(template).__name__ if family is None else f"family {family.name}"
-        raise ConfigError(
-            f"training.dummy_media has no effect: {name} has no media", hint="leave it out, or set false"
-        )

@@ -191,16 +191,13 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 def _loss(logits: torch.Tensor, pack: Sequence[Sample], places: Sequence[int]) -> torch.Tensor:
     """Each token but the first of the samples at `places` is predicted from those before it."""
-    total = logits.new_zeros((), dtype=torch.float32)
     wide = logits if logits.dtype is torch.float64 else logits.float()
-    parts = wide.split([size_of(member) for member in pack])
-    for number, (member, part) in enumerate(zip(pack, parts, strict=True)):
-        if number not in places:
-            continue
-        ids = torch.from_numpy(np.asarray(member["input_ids"]).reshape(-1).astype(np.int64)).to(part.device)
-        targets = ids[1:].clamp(min=0) % part.shape[-1]
-        total = total + functional.cross_entropy(part[:-1], targets, reduction="sum")
-    return total
+    targets = []
+    for number, member in enumerate(pack):
+        ids = torch.from_numpy(np.asarray(member["input_ids"]).reshape(-1).astype(np.int64))
+        ahead = functional.pad(ids[1:].clamp(min=0) % wide.shape[-1], (0, 1), value=-100)
+        targets.append(ahead if number in places else torch.full_like(ids, -100))
+    return functional.cross_entropy(wide, torch.cat(targets).to(wide.device), reduction="sum")
 
 
 def _few(model: Any) -> list[tuple[str, Any]]:

@@ -15,6 +15,7 @@ the head's weight, one more tensor of its size, lives until the backward pass ta
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -26,7 +27,6 @@ from torch.nn import functional
 from ..collate import IGNORE
 from ..collate.boundaries import text_config
 from ..errors import ConfigError, InputError
-from .recorded import count_correct, note
 from .reduction import Reduction
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "shift_labels",
     "step_share",
     "token_loss_sum",
+    "token_losses",
     "trained_places",
 ]
 
@@ -240,17 +241,19 @@ def fused_head(model: Any, *, chunk: int | None = None, count: int | None = None
         )  # fmt: skip
         return total.reshape(1, 1, 1)
 
-    def take(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    given = model.forward
+
+    @functools.wraps(given)
+    def forward(*args: Any, **kwargs: Any) -> Any:  # no hook: some versions of PEFT call it past the module
         row["labels"] = kwargs.get("labels")
         row["weights"] = kwargs.pop("token_weights", None)
-        return args, kwargs
+        return given(*args, **kwargs)
 
     def loss_function(logits: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return logits.sum()
 
     with contextlib.ExitStack() as stack:
-        handle = model.register_forward_pre_hook(take, with_kwargs=True)
-        stack.callback(handle.remove)
+        stack.enter_context(_replaced(model, "forward", forward))
         stack.enter_context(_replaced(head, "forward", head_forward))
         stack.enter_context(_replaced(model, "_loss_function", loss_function))
         yield
@@ -366,3 +369,42 @@ def step_share(total: torch.Tensor, normaliser: torch.Tensor | float, ranks: int
     """A row's weighted loss sum over the step's normaliser; no weight at all gives 0, never a division."""
     over = torch.as_tensor(normaliser, device=total.device)
     return (total * ranks / torch.where(over > 0, over, torch.ones_like(over))).to(total.dtype)
+
+
+# Trade-off: these are the module's, so one training loop a process; the figures then reach the caller
+# through any wrapper (DDP, FSDP, PEFT) without another output of the model.
+_hits: list[torch.Tensor] | None = None
+_losses: list[torch.Tensor] | None = None
+
+
+@contextlib.contextmanager
+def count_correct() -> Iterator[list[torch.Tensor]]:
+    """Inside, every loss adds to the list how many of its targets were the likeliest token (0-d int64)."""
+    global _hits
+    before, _hits = _hits, []
+    try:
+        yield _hits
+    finally:
+        _hits = before
+
+
+@contextlib.contextmanager
+def token_losses() -> Iterator[list[torch.Tensor]]:
+    """Inside, every loss adds the loss of its supervised targets, in row order, without weights ([K])."""
+    global _losses
+    before, _losses = _losses, []
+    try:
+        yield _losses
+    finally:
+        _losses = before
+
+
+def note(logits: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor | None = None) -> None:
+    """logits [K,V], targets [K] without ignored ones, losses [K]; called by the losses themselves.
+
+    Call it once with the logits and without losses, and once with both or the losses alone later.
+    """
+    if _hits is not None and losses is None:
+        _hits.append((logits.argmax(-1) == targets).sum())
+    if _losses is not None and losses is not None:
+        _losses.append(losses.detach())

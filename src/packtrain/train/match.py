@@ -14,7 +14,7 @@ import logging
 from typing import Any
 
 from ..collate.boundaries import family_for, text_config
-from ..errors import ConfigError, IsolationError, UnknownNameError
+from ..errors import ConfigError, IsolationError, UnknownNameError, counted
 from ..families import Family, family_of
 
 __all__ = ["check_match"]
@@ -66,7 +66,8 @@ def _check_family(config: Any, processor: Any, family: Family | None) -> None:
         raise ConfigError(f"the processor is of {theirs.name}, and {kind} takes no media", hint=_HINT)
     if theirs.position_rows != ours.position_rows:
         raise ConfigError(
-            f"the processor is of {theirs.name} ({theirs.position_rows} rows of positions), {kind} takes "
+            f"the processor is of {theirs.name} ({counted(theirs.position_rows, 'rows')} of "
+            f"positions), {kind} takes "
             f"{ours.position_rows}",
             hint=_HINT,
         )

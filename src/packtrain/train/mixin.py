@@ -26,7 +26,7 @@ from ..collate import PackBatch, PaddingFreeCollator, filler_pack, is_filler
 from ..collate.boundaries import text_config
 from ..collate.rotations import check_packs
 from ..data import PackedDataset
-from ..errors import ChecksumError, ConfigError, IsolationError
+from ..errors import ChecksumError, ConfigError, IsolationError, counted
 from ..packs.source import pack_source
 from ..planning.align import AlignedPlan
 from ..workers import worker_context
@@ -101,7 +101,8 @@ class PackingMixin(RestoresWeights):
         args = host.args
         if args.n_gpu > 1:
             raise ConfigError(
-                f"{args.n_gpu} GPUs in one process", hint="start one process per GPU with torchrun"
+                f"{counted(args.n_gpu, 'GPUs')} in one process",
+                hint="start one process per GPU with torchrun",
             )
         tell_without_effect(source, args)
         if source.kind == "growing":
@@ -242,7 +243,8 @@ class PackingMixin(RestoresWeights):
 
         None where no rank has anything but fillers: then no step is taken.
         """
-        batches, count = super().get_batch_samples(epoch_iterator, num_batches, *args, **kwargs)  # type: ignore[misc]
+        timed = self.packs_meter.fetched(epoch_iterator)
+        batches, count = super().get_batch_samples(timed, num_batches, *args, **kwargs)  # type: ignore[misc]
         for batch in batches:
             self.packs_check(batch)
         self.packs_meter.add(batches)

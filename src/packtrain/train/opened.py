@@ -55,6 +55,8 @@ def opened(config: RunConfig, samples: Any, template: Any, place: World) -> tupl
         run=training.output_dir,
         skip=skipped_samples(config),
         ledger_file=left_out_file(config),
+        on_error=config.data.on_error,
+        max_skip_fraction=config.data.max_skip_fraction,
         encode=None if template is None else template.encode,
     ), template
 
@@ -133,6 +135,7 @@ def _stream(config: RunConfig, source: Any, template: Any, place: World) -> Stre
         "long_samples": data.long_samples,
         "packer": data.packer,
         "shuffle_buffer": data.shuffle_buffer,
+        "splits": data.splits,
         "seed": config.training.seed,
         "rank": place.rank,
         "world_size": place.size,
@@ -143,7 +146,8 @@ def _stream(config: RunConfig, source: Any, template: Any, place: World) -> Stre
         "cyclic": True,
     }
     cut = getattr(template, "truncation", "error") != "error"
-    if data.on_error == "skip" or getattr(data, "drop_last", False) or data.skip_samples or cut:
+    left_out = data.on_error != "raise" or data.long_samples == "drop" or bool(data.skip_samples)
+    if left_out or getattr(data, "drop_last", False) or cut:
         further["ledger_file"] = left_out_file(config)
     if hasattr(template, "measure"):
         template = Checked(template)
@@ -169,7 +173,10 @@ def _stream(config: RunConfig, source: Any, template: Any, place: World) -> Stre
 
 def _warm_up(config: RunConfig, data: TokenBudget, length: int, place: World) -> dict[str, Any]:
     """The first rows hold fewer tokens, for a share of the run's micro steps."""
-    steps = data.warmup_steps(config.training.max_steps * config.accumulation(place.size))
+    micro_steps = config.training.max_steps * config.accumulation(place.size)
+    if data.splits is not None:  # of one split
+        micro_steps = -(-micro_steps * place.size // data.splits)
+    steps = data.warmup_steps(micro_steps)
     if not steps:
         return {}
     budget = data.micro_batch_size * length

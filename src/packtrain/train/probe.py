@@ -26,6 +26,7 @@ __all__ = [
     "as_it_was",
     "changed",
     "has_media",
+    "largest_gap",
     "media_fields",
     "name_of",
     "on_backend",
@@ -138,6 +139,14 @@ class Probe:
                 stack.callback(module.register_forward_hook(keep(name)).remove)
             self.logits(pack)
         return seen
+
+
+def largest_gap(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Largest difference; logits are wide, so no copy is made where the bits are equal."""
+    if torch.equal(one, other):
+        return 0.0
+    wide = [part if part.dtype is torch.float64 else part.float() for part in (one, other)]
+    return float(wide[0].sub(wide[1]).abs_().max())
 
 
 @contextlib.contextmanager

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
-from ..errors import InputError
+from ..errors import InputError, counted
 from .loss import bare_model
 from .probe import (
     Alter,
@@ -35,6 +36,7 @@ from .probe import (
     as_it_was,
     changed,
     has_media,
+    largest_gap,
     name_of,
     on_backend,
     opening,
@@ -110,6 +112,7 @@ def prove_isolation(
     *,
     alter: Alter | None = None,
     gradients: bool = True,
+    to_the_end: bool = True,
 ) -> IsolationReport:
     """Run the proof. Weights, gradients, mode and backend of the model are as before afterwards.
 
@@ -119,6 +122,7 @@ def prove_isolation(
         backends: attention implementations to try.
         alter: changes every collated batch before the model sees it.
         gradients: False leaves the gradient comparison out (it holds two gradients of the model).
+        to_the_end: False: the first leak ends it, and no further pass is made.
 
     Raises:
         InputError: fewer than two samples, or samples the collator refuses.
@@ -127,7 +131,8 @@ def prove_isolation(
     bare = bare_model(model)
     members = [dict(sample) for sample in samples]
     if len(members) < 2:
-        raise InputError(f"{len(members)} samples given to the proof", hint="give two or more")
+        raise InputError(f"{counted(len(members), 'samples')} given to the proof", hint="give two or more")
+    _check_vocabulary(bare, members)
     ordinary = ordinary_tokens(bare, members)
     if all(size_of(member) > 1 for member in members):
         members.append(single_token(members[0], ordinary))
@@ -135,15 +140,28 @@ def prove_isolation(
     with as_it_was(bare):
         for backend in backends:
             with on_backend(bare, backend):
-                probe = Probe(bare, alter, gradients)
-                _compare(probe, backend, members, report)
-                for order in ("in order", "reversed"):
-                    report.rows.append(_tamper(probe, backend, order, members, ordinary, report))
+                for row in _rows(Probe(bare, alter, gradients), backend, members, ordinary, report):
+                    report.rows.append(row)
+                    if not (row.ok or to_the_end):
+                        break
     if not report.ok:
         # A control is meant to fail.
         level = logging.WARNING if alter is None else logging.DEBUG
         logger.log(level, "isolation does not hold: %s", report.first_leak)
     return report
+
+
+def _check_vocabulary(model: Any, members: Sequence[Sample]) -> None:
+    """InputError where a sample holds tokens that the model has no embedding of."""
+    table = getattr(model.get_input_embeddings(), "weight", None) if hasattr(model, "config") else None
+    most = max(
+        (int(np.asarray(member["input_ids"]).max()) for member in members if size_of(member)), default=0
+    )
+    if table is not None and table.dim() == 2 and table.shape[0] and most >= table.shape[0]:
+        raise InputError(
+            f"the samples hold token {most}, the model has {table.shape[0]:,} tokens",
+            hint="give samples that the processor of this model encoded",
+        )
 
 
 def proof_samples(
@@ -182,7 +200,18 @@ def _orders(count: int) -> dict[str, list[int]]:
     }
 
 
-def _compare(probe: Probe, backend: str, members: list[Sample], report: IsolationReport) -> None:
+def _rows(
+    probe: Probe, backend: str, members: list[Sample], ordinary: list[int], report: IsolationReport
+) -> Iterator[ProofRow]:
+    """Every comparison on a backend; the next one is made when it is asked for."""
+    yield from _compare(probe, backend, members, report)
+    for order in ("in order", "reversed"):
+        yield _tamper(probe, backend, order, members, ordinary, report)
+
+
+def _compare(
+    probe: Probe, backend: str, members: list[Sample], report: IsolationReport
+) -> Iterator[ProofRow]:
     """Logits, loss and gradients of every order against the samples alone."""
     limit = _TOLERANCE[next(probe.model.parameters()).dtype]
     logits, loss, tokens = [], 0.0, 0
@@ -198,19 +227,20 @@ def _compare(probe: Probe, backend: str, members: list[Sample], report: Isolatio
         pad = sum(lengths) + _PAD if order == "padded" else None
         packed = probe.run([members[p] for p in places], pad_to_length=pad)
         parts = packed.logits[: sum(lengths)].split([lengths[p] for p in places])
-        gaps = {p: float((part - logits[p]).abs().max()) for p, part in zip(places, parts, strict=True)}
+        gaps = {p: largest_gap(part, logits[p]) for p, part in zip(places, parts, strict=True)}
         worst = max(gaps, key=lambda p: _rank(gaps[p]))
         where = name_of(members[worst], worst)
-        report.rows.append(ProofRow(backend, order, "logits", gaps[worst], limit, where))
-        if not report.rows[-1].ok and report.leaking_layer is None:
+        found = ProofRow(backend, order, "logits", gaps[worst], limit, where)
+        if not found.ok and report.leaking_layer is None:
             row, start = [members[p] for p in places], sum(lengths[p] for p in places[: places.index(worst)])
             part = slice(start, start + lengths[worst])
             report.leaking_layer = probe.first_layer(row, [members[worst]], part, alone=True, limit=limit)
+        yield found
         gap = abs(packed.loss - loss) / max(1, tokens)
-        report.rows.append(ProofRow(backend, order, "loss", gap, limit, "the mean token loss"))
+        yield ProofRow(backend, order, "loss", gap, limit, "the mean token loss")
         if probe.gradients:
             value, where = _gradient_gap(packed.gradients, reference, max(1, tokens))
-            report.rows.append(ProofRow(backend, order, "gradients", value, limit, where))
+            yield ProofRow(backend, order, "gradients", value, limit, where)
 
 
 def _gradient_gap(
@@ -249,7 +279,7 @@ def _tamper(
         for other in range(len(row)):
             if other == index or torch.equal(clean[other], after[other]):
                 continue
-            gap = float((clean[other].float() - after[other].float()).abs().max())
+            gap = largest_gap(clean[other], after[other])
             if _rank(gap) > _rank(worst):
                 worst, where = gap, f"{name_of(row[other], other)} reads {name_of(member, index)} and"
             if report.leaking_layer is None:

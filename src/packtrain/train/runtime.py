@@ -9,14 +9,15 @@ world size): no model, no process group, no torch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, counted
 from ..planning.align import AlignedPlan
 from ..planning.evenness import step_warnings
 from ..planning.packplan import PackPlan
+from ..report.contents import plan_words
 from .config import Planned, RunConfig
 from .epochs import epoch_checksums
 from .steps import accumulation_of
@@ -39,7 +40,7 @@ class Runtime:
         samples_per_step: mean over the plan; exact where the plan was made by steps of samples.
         repeated: raw pack ids that occur a second time to fill the last step of all ranks.
         steps_per_epoch: optimizer steps; a partial window at the end of an epoch is a step.
-        eval: the same figures of the validation plan, or None.
+        eval: the same figures of the validation plan, of several by name, or None.
         plan: (log) statistics of the raw plan.
         replan: None; "epoch": every epoch has a plan of its own, of as many packs (only then in `to_dict`).
         epoch_checksums: of the raw plans of the first epochs, where a dry run made them; else None.
@@ -105,9 +106,12 @@ class Runtime:
         plan = self.plan
         if plan["over_long_packs"]:
             logger.info(
-                "%d of %d packs exceed %d tokens, longest %d: each is one long sample",
-                plan["over_long_packs"], plan["packs"], self.packing_length, plan["longest_pack"],
-            )  # fmt: skip
+                "%d of %s exceed %d tokens, longest %d: each is one long sample",
+                plan["over_long_packs"],
+                counted(plan["packs"], "packs"),
+                self.packing_length,
+                plan["longest_pack"],
+            )
         logger.info(
             "static packing: N_raw_packs=%d N_aligned_packs=%d world_size=%d dataloader_drop_last=%s",
             self.n_raw_packs, self.n_aligned_packs, self.world_size, self.drop_last,
@@ -115,7 +119,7 @@ class Runtime:
         if self.pad_needed:
             logger.info("pad_needed=%d: packs %s are repeated", self.pad_needed, _short(self.repeated))
         if self.dropped_packs:
-            logger.info("the last %d packs are dropped in every epoch", self.dropped_packs)
+            logger.info("%s dropped at the end of every epoch", counted(self.dropped_packs, "packs"))
         logger.info("raw_plan checksum %s", self.raw_checksum)
         logger.info("aligned_plan checksum %s", self.aligned_checksum)
         if self.replan is not None:
@@ -128,11 +132,14 @@ class Runtime:
             plan["read"], plan["long_samples"], plan["dropped"], plan["dropped_by_reason"] or "none",
         )  # fmt: skip
         logger.info(
-            "packs per optimizer step: %d requested, %d realised (%d ranks x %d accumulated x 1 a device), "
-            "%.1f samples; %d steps an epoch",
-            self.packs_per_step_requested, self.packs_per_step_realised, self.world_size,
-            self.gradient_accumulation_steps, self.samples_per_step, self.steps_per_epoch,
+            "packs per optimizer step: %d requested, %d realised (%s x %d accumulated x 1 a device), "
+            "%.1f samples; %s an epoch",
+            self.packs_per_step_requested, self.packs_per_step_realised, counted(self.world_size, "ranks"),
+            self.gradient_accumulation_steps, self.samples_per_step, counted(self.steps_per_epoch, "steps"),
         )  # fmt: skip
+        if self.eval is not None:
+            for name, told in plan_words(self.eval):
+                logger.info("validation %s: %s", name, told)
         for warning in self.warnings:
             logger.warning("%s", warning)
 
@@ -157,11 +164,12 @@ def resolve_runtime(
     config: RunConfig,
     plan: PackPlan,
     world_size: int,
-    eval_plan: PackPlan | None = None,
+    eval_plan: PackPlan | Mapping[str, PackPlan] | None = None,
     lengths: Any = None,
 ) -> Runtime:
     """The runtime of a plan on `world_size` ranks.
 
+    `eval_plan` is the validation plan, or several by name (one without a name: "").
     With `lengths`, and `training.replan`, the plans of the next epochs are made too, for their checksums.
 
     Raises:
@@ -184,7 +192,9 @@ def resolve_runtime(
         gradient_accumulation_steps=accumulation,
         packs_per_step_requested=training.effective_batch_size or asked,
         packs_per_step_realised=realised,
-        samples_per_step=plan.spec.samples_per_step or realised * len(plan.indices) / len(plan),
+        samples_per_step=min(
+            plan.spec.samples_per_step or realised * len(plan.indices) / len(plan), len(plan.indices)
+        ),
         n_raw_packs=len(plan),
         n_aligned_packs=len(aligned),
         pad_needed=len(aligned.repeated),
@@ -192,8 +202,8 @@ def resolve_runtime(
         steps_per_epoch=steps,
         raw_checksum=plan.checksum,
         aligned_checksum=aligned.checksum,
-        warnings=_warnings(aligned, accumulation),
-        eval=None if eval_plan is None else _eval(config, eval_plan, world_size),
+        warnings=[*_warnings(aligned, accumulation), *_without_effect(config, aligned)],
+        eval=_eval_of(config, eval_plan, world_size),
         plan=stats,
         drop_last=training.dataloader_drop_last,
         dropped_packs=len(aligned.dropped),
@@ -214,12 +224,16 @@ def window_warnings(per_rank_batches: int, grad_accum: int, world_size: int = 1)
     realised, last = grad_accum * world_size, rest * world_size
     if not whole:
         return [
-            f"{per_rank_batches} packs per rank and epoch are fewer than gradient_accumulation_steps "
-            f"{grad_accum}: the one optimizer step of an epoch holds {last} packs instead of {realised}"
+            f"{counted(per_rank_batches, 'packs')} per rank and "
+            f"epoch are fewer than gradient_accumulation_steps "
+            f"{grad_accum}: the one optimizer step of an epoch "
+            f"holds {counted(last, 'packs')} instead of {realised}"
         ]
     return [
-        f"{per_rank_batches} packs per rank and epoch are {per_rank_batches / grad_accum:.2f} windows of "
-        f"gradient_accumulation_steps {grad_accum}: the last optimizer step of an epoch holds {last} packs "
+        f"{counted(per_rank_batches, 'packs')} per rank and epoch "
+        f"are {per_rank_batches / grad_accum:.2f} windows of "
+        f"gradient_accumulation_steps {grad_accum}: the last "
+        f"optimizer step of an epoch holds {counted(last, 'packs')} "
         f"instead of {realised}"
     ]
 
@@ -230,16 +244,41 @@ def _warnings(aligned: AlignedPlan, accumulation: int) -> list[str]:
     repeated = len(aligned.repeated)
     if repeated > len(aligned.plan):
         found.append(
-            f"{len(aligned.plan)} packs on {aligned.world_size} ranks: packs are repeated "
+            f"{counted(len(aligned.plan), 'packs')} on "
+            f"{counted(aligned.world_size, 'ranks')}: packs are repeated "
             f"{len(aligned) / len(aligned.plan):.1f} times in one micro step"
         )
     return found
 
 
+def _without_effect(config: RunConfig, aligned: AlignedPlan) -> list[str]:
+    """Keys that this plan on these ranks leaves without effect."""
+    training, found = config.training, []
+    if training.repeat_loss != "keep" and not training.dataloader_drop_last and not len(aligned.repeated):
+        found.append(f"data.repeat_loss: {training.repeat_loss} has no effect: no pack is repeated")
+    if training.balance == "step" and "balance" in config.data.model_fields_set and aligned.world_size == 1:
+        found.append("data.balance: step has no effect on one rank: it spreads a step over the ranks")
+    if training.balance not in (None, "step") and aligned.world_size == 1:
+        found.append(f"data.balance: {training.balance} evens out no ranks, there is one: it reorders packs")
+    return found
+
+
+def _eval_of(
+    config: RunConfig, plans: PackPlan | Mapping[str, PackPlan] | None, world_size: int
+) -> dict[str, Any] | None:
+    named = {"": plans} if isinstance(plans, PackPlan) else plans or {}
+    found = {name: _eval(config, plan, world_size) for name, plan in named.items()}
+    return found.get("", found or None)
+
+
 def _eval(config: RunConfig, plan: PackPlan, world_size: int) -> dict[str, Any]:
     """Evaluation drops nothing, whatever the training options say."""
-    aligned = plan.align(world_size, drop_last=False)
+    aligned, stats = plan.align(world_size, drop_last=False), plan.stats()
+    same = ("read", "samples", "packs", "over_long_packs", "longest_pack", "dropped", "dropped_by_reason")
     return {
+        "fill": stats["efficiency"],
+        "packing_length": plan.spec.pack_length,
+        **{name: stats[name] for name in same},
         "packing": config.training.eval_packing,
         "per_device_eval_batch_size": 1,
         "packing_drop_last": False,
@@ -250,7 +289,6 @@ def _eval(config: RunConfig, plan: PackPlan, world_size: int) -> dict[str, Any]:
         "repeated": _repeated(aligned),
         "raw_checksum": plan.checksum,
         "aligned_checksum": aligned.checksum,
-        "dropped_by_reason": plan.ledger.counts(),
     }
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,10 @@ from typing import Any
 
 from ..data import EncodeCache, PackedDataset
 from ..errors import ConfigError, InputError
-from ..files import make_folder, remove
+from ..files import make_folder, reading, remove
 from ..packs.source import is_packs, pack_source
 from ..planning.align import AlignedPlan
+from ..planning.order import seed_in_use
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
 from ..workers import start_early
@@ -43,9 +45,10 @@ from .idle import keep_towers_busy
 from .loss import bare_model, plain_head
 from .model import load_model, no_progress_bars
 from .opened import opened
+from .passes import is_sized
 from .proof import IsolationReport
 from .runtime import Runtime
-from .standing import checkpoint_of, load_position
+from .standing import checkpoint_of, keep_config, load_position
 from .start_up import prove_before_training
 from .steps import accumulation_of, announce_steps, balance_of
 from .trace import follow_losses
@@ -124,7 +127,7 @@ def train(
         ForeignArtefactError: the checkpoint is of other packs.
         DriftError, SampleError, WaitTimeoutError, FormatError: from fetching samples.
     """
-    from .trainer import PackTrainer  # transformers' Trainer loads only when something trains
+    from .trainer import EarlyStop, PackTrainer  # transformers' Trainer loads only when something trains
 
     place = place or world()
     if plan is not None and not isinstance(plan, PackPlan):
@@ -163,8 +166,10 @@ def train(
         packs = planned_packs(config, plan, source, template, lengths, place, accumulation)
         resumed = checkpoint_of(packs, asked, str(folder))
     log_file = folder / "train_log.jsonl"
-    if place.is_writer and resumed is None:
-        remove(log_file)
+    if place.is_writer:
+        keep_config(config.to_dict(), folder, resumed=resumed is not None)
+        if resumed is None:
+            remove(log_file)
     by_epochs = packs.kind in ("planned", "exported")
     arguments = training_arguments(config, accumulation, has_eval=by_epochs and val_data is not None)
     if packs.kind == "growing" and arguments.max_steps <= 0:
@@ -186,6 +191,9 @@ def train(
         progress=progress,
         banner=None if runtime is None else runtime.row(),
     )
+    patience = config.training.early_stopping_patience
+    if patience is not None:
+        trainer.add_callback(EarlyStop(patience, config.training.early_stopping_threshold))
     if not config.training.proof:
         known = setup.proven or all(len(pack) < 2 for pack in trainer.packs_first())
         prove_before_training(model, trainer.packs_first, proof=False, known=known)
@@ -223,16 +231,20 @@ def planned_packs(
         data,
         rank=place.rank,
         world_size=place.size,
-        seed=config.training.seed,
-        shuffle=getattr(config.data, "shuffle", True),
-        balance=balance_of(config, accumulation),
-        grad_accum=accumulation,
-        replan=plans,
+        **_order_of(config, accumulation, plans),
     )
     if not ahead:
         asked = config.training.trainer.get("resume_from_checkpoint")
         load_position(packs, checkpoint_of(packs, asked, config.training.output_dir))
     return packs
+
+
+def _order_of(config: RunConfig, accumulation: int, replan: Any = None) -> dict[str, Any]:
+    """How `pack_source` orders packs: shuffled by the seed of the run, or in plan order."""
+    shuffle, balance = bool(getattr(config.data, "shuffle", True)), balance_of(config, accumulation)
+    seed = seed_in_use(config.training.seed, shuffle, balance, replan)
+    order = {"shuffle": shuffle, "balance": balance, "grad_accum": accumulation, "replan": replan}
+    return {"seed": seed, **order}
 
 
 def _packs_of(config: RunConfig, data: Any, place: World) -> tuple[Any, int]:
@@ -248,10 +260,7 @@ def _packs_of(config: RunConfig, data: Any, place: World) -> tuple[Any, int]:
         data,
         rank=place.rank,
         world_size=place.size,
-        seed=config.training.seed,
-        shuffle=getattr(config.data, "shuffle", True),
-        balance=balance_of(config, accumulation),
-        grad_accum=accumulation,
+        **_order_of(config, accumulation),
     )
     return source, accumulation
 
@@ -292,6 +301,7 @@ def _dataset(
         template.encode,
         lengths=lengths,
         on_error=config.training.on_error,
+        max_skip_fraction=getattr(config.data, "max_skip_fraction", None),
         ledger_file=Path(config.training.output_dir) / "failed.jsonl",
         repeat_loss=config.training.repeat_loss,
         replan=replan,
@@ -314,10 +324,16 @@ def _validation_data(
 
 
 def _last_evaluation(trainer: Any) -> dict[str, float]:
-    """Metrics at the last step; evaluates where that has not been done. Empty without validation samples."""
+    """Metrics of the weights that are kept: those of the last step, or the best ones.
+
+    Evaluates where that has not been done. Empty without validation samples.
+    """
     if trainer.eval_dataset is None:
         return {}
-    rows = [row for row in trainer.state.log_history if row.get("step") == trainer.state.global_step]
+    state = trainer.state
+    best = trainer.args.load_best_model_at_end and state.best_model_checkpoint
+    kept = state.best_global_step if best else state.global_step
+    rows = [row for row in state.log_history if row.get("step") == kept]
     last = {key: value for row in rows for key, value in row.items()}
     found = last if any(key.startswith("eval_") for key in last) else trainer.evaluate()
     return {key: value for key, value in found.items() if key.startswith("eval_")}
@@ -331,9 +347,13 @@ def _run(
     log_file: Path,
 ) -> TrainResult:
     """Train, evaluate the end, keep the model beside its processor, and tell the result."""
-    outcome = trainer.train(resume_from_checkpoint=resumed)
+    metrics: dict[str, float] = {}
+    if resumed is not None and (done := _finished(trainer, resumed)):
+        logger.warning("%s is the end of this run, step %d: nothing is trained", resumed, done)
+    else:
+        metrics["train_loss"] = float(trainer.train(resume_from_checkpoint=resumed).training_loss)
     steps = trainer.state.global_step
-    metrics: dict[str, float] = {"train_loss": float(outcome.training_loss), "steps": steps}
+    metrics["steps"] = steps
     if trainer.unsupervised_steps:
         metrics["unsupervised_steps"] = trainer.unsupervised_steps
     metrics.update(_last_evaluation(trainer))
@@ -342,6 +362,55 @@ def _run(
     bare = bare_model(trainer.model)
     rows = [dict(row) for row in trainer.state.log_history]
     return TrainResult(bare, rows, metrics, trainer.proof, log_file)
+
+
+def _finished(trainer: Any, resumed: str) -> int | None:
+    """The last step of a run that ends with the checkpoint `resumed`, which is then loaded; None: it goes on.
+
+    Trainer itself would train one step more, or tell a loss of 0.
+
+    Raises:
+        ForeignArtefactError: the checkpoint is of other packs.
+    """
+    from transformers import TrainerState
+
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:  # they load while training begins
+        return None
+    path = Path(resumed) / "trainer_state.json"
+    if not load_position(trainer.packs, resumed) or not path.is_file():
+        return None
+    with reading(path, "the state of a trainer", "resume from another checkpoint"):
+        state = TrainerState.load_from_json(str(path))
+    last, packs = trainer.args.max_steps, trainer.packs
+    if last <= 0 and is_sized(packs):
+        steps = -(-len(packs) // trainer.args.gradient_accumulation_steps)
+        last = math.ceil(trainer.args.num_train_epochs * steps)
+    if not (0 < last <= state.global_step or _stopped_early(trainer, state)):
+        return None
+    trainer._load_from_checkpoint(resumed)
+    trainer.state = state
+    if trainer.args.load_best_model_at_end and state.best_model_checkpoint:
+        best = Path(resumed).parent / Path(state.best_model_checkpoint).name  # the folder may have moved
+        if not best.is_dir():
+            raise ConfigError(
+                f"the best checkpoint of this run is gone: {best}",
+                hint="training.resume: null begins anew",
+            )
+        state.best_model_checkpoint = str(best)
+        trainer._load_best_model()
+    return int(state.global_step)
+
+
+def _stopped_early(trainer: Any, state: Any) -> bool:
+    """Did the run of this state end because its metric got no better?"""
+    from .trainer import EarlyStop
+
+    held = state.stateful_callbacks.get(EarlyStop.__name__)
+    if not isinstance(held, dict):
+        return False
+    waited = held["attributes"]["early_stopping_patience_counter"]
+    stops = [one for one in trainer.callback_handler.callbacks if isinstance(one, EarlyStop)]
+    return any(waited >= one.early_stopping_patience for one in stops)
 
 
 def _save(trainer: Any, template: Any, folder: Path) -> None:

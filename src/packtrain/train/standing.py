@@ -10,19 +10,24 @@ from __future__ import annotations
 import json
 import logging
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import ConfigError, FormatError
+from ..errors import ConfigError, FormatError, counted
 from ..template import ensure_torchvision
+from .config import RunConfig
 from .passes import is_sized, replans
 
 ensure_torchvision()  # transformers imports torchvision with its callbacks
 
 from transformers import TrainerCallback  # noqa: E402
 
-__all__ = ["Standing", "checkpoint_of", "load_position", "state_file"]
+__all__ = ["CONFIG", "Standing", "checkpoint_of", "keep_config", "load_position", "state_file"]
+
+#: File in the output folder that holds the configuration of the run.
+CONFIG = "run_config.json"
 
 logger = logging.getLogger(__name__)
 
@@ -61,18 +66,53 @@ def checkpoint_of(source: Any, asked: Any, output_dir: str) -> str | None:
             f"there is no checkpoint folder {folder}",
             hint=f"name one, or set it to true for the last one in {output_dir}",
         )
-    if not (folder / state_file(source)).is_file():
+    names = {state_file(source), *([state_file(source, 0)] if source.per_rank_state else [])}
+    if not any((folder / name).is_file() for name in names):
         _without_state(source, folder)
     return str(folder)
 
 
+def keep_config(values: Mapping[str, Any], folder: Path, *, resumed: bool) -> list[str]:
+    """Write down with which configuration a folder is trained; a run that goes on names what changed.
+
+    Args:
+        values: the configuration as plain JSON, by section.
+
+    Returns:
+        The dotted keys that are not as they were.
+    """
+    changed: list[str] = []
+    path = folder / CONFIG
+    now = _dotted(values)
+    if resumed and path.is_file():
+        with files.reading(path, "a configuration", f"remove {path}"):
+            before = _dotted(files.read_json(path))
+        plain = _dotted(RunConfig().to_dict())
+        before |= {key: plain.get(key) for key in now.keys() - before.keys()}  # an older version wrote fewer
+        changed = sorted(key for key in {*before, *now} - _OF_RESUME if before.get(key) != now.get(key))
+        told = [f"{key} {json.dumps(before.get(key))} -> {json.dumps(now.get(key))}" for key in changed]
+        if changed:
+            logger.warning("the run goes on with another configuration than before: %s", ", ".join(told))
+    files.publish_json(path, dict(values))
+    return changed
+
+
+#: Keys that say whether a run goes on.
+_OF_RESUME = {"training.resume", "training.resume_from_checkpoint", "training.output_dir"}
+
+
+def _dotted(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _dotted(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
+    return found
+
+
 def _without_state(source: Any, folder: Path) -> None:
     if source.per_rank_state:
-        held = len(list(folder.glob(source.state_file.format(rank="*"))))
-        what = f"was saved by {held} ranks" if held else "holds no state of a stream"
         raise ConfigError(
-            f"{folder} {what}, this is rank {source.rank} of {source.world_size}",
-            hint="resume a stream with as many ranks as saved it: each packs its own part",
+            f"{folder} holds no state of a stream",
+            hint="name a checkpoint that was saved while a stream was trained on",
         )
     if not is_sized(source):
         raise ConfigError(
@@ -91,15 +131,21 @@ def _last_whole(source: Any, folder: Path) -> str | None:
     middle of one leaves a part of it. The positions are written last."""
     found = [path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdigit()]
     names = ["trainer_state.json"]
-    if source.per_rank_state:
-        names += [state_file(source, rank) for rank in range(source.world_size)]
     for path in sorted(found, key=lambda path: int(path.name.partition("-")[2]), reverse=True):
-        torn = [name for name in names if not (path / name).is_file()]
+        needed = names + (_of_ranks(source, path) if source.per_rank_state else [])
+        torn = [name for name in needed if not (path / name).is_file()]
         torn += [one.name for one in sorted(path.iterdir()) if not _is_whole(one)]
         if not torn:
             return str(path)
         logger.warning("%s has no whole %s: it was not finished, and is passed over", path, ", ".join(torn))
     return None
+
+
+def _of_ranks(source: Any, folder: Path) -> list[str]:
+    """The state files of all ranks that saved a checkpoint, which may be other than these."""
+    first = folder / state_file(source, 0)
+    told = files.read_json(first) if first.is_file() and _is_whole(first) else None
+    return [state_file(source, rank) for rank in range(source.ranks_of(told) or source.world_size)]
 
 
 def _is_whole(path: Path) -> bool:
@@ -135,17 +181,35 @@ def load_position(source: Any, checkpoint: str | None) -> bool:
     Raises:
         ForeignArtefactError: names what differs. FormatError: the position cannot be read.
     """
-    path = None if checkpoint is None else Path(checkpoint) / state_file(source)
-    if path is None or not path.is_file():
+    folder = None if checkpoint is None else Path(checkpoint)
+    if folder is None:
         return False
+    own = folder / state_file(source)
+    state: Any = _read(own) if own.is_file() else None
+    if source.per_rank_state and (state is None or source.ranks_of(state) != source.world_size):
+        names = _of_ranks(source, folder)
+        lacking = [name for name in names if not (folder / name).is_file()]
+        if lacking:
+            raise ConfigError(
+                f"{folder} was saved by {counted(len(names), 'ranks')} and lacks {', '.join(lacking)}, "
+                f"this is rank {source.rank} of {source.world_size}",
+                hint="another number of ranks needs the states of all that saved it, in one folder",
+            )
+        state = [_read(folder / name) for name in names]
+    if state is None:
+        return False
+    source.check_state(state)
+    source.load_state_dict(state)
+    return True
+
+
+def _read(path: Path) -> dict[str, Any]:
     state = files.read_json(path)
     if not isinstance(state, dict):
         raise FormatError(
             f"{path} holds a {type(state).__name__}, not a position", hint="resume from another checkpoint"
         )
-    source.check_state(state)
-    source.load_state_dict(state)
-    return True
+    return state
 
 
 class Standing(TrainerCallback):  # type: ignore[misc]

@@ -41,7 +41,7 @@ from .controls import one_segment
 from .culprit import Culprit, eagerly, find_culprit, foreign_functions
 from .live import COMPARED, Live, Passes, base_tolerance, is_sharded, unwrapped
 from .loss import bare_model, logits_loss, plain_head, token_loss_sum
-from .probe import Sample, changed, name_of, ordinary_tokens, size_of
+from .probe import Sample, changed, largest_gap, name_of, ordinary_tokens, size_of
 from .proof import IsolationReport, ProofRow
 from .proof_row import any_row, backend_of, proof_row
 from .segments import states_isolated
@@ -240,18 +240,18 @@ def _compare(live: Live, row: list[Sample], report: StartUpReport, gradients: bo
     found = live.passes(row, gradients)
     report.rows = _held(live, row, found, tampered, report)
     if _ranks() > 1 or not report.ok:  # every rank makes the same passes
-        noise = _gap(found.packed, live.logits(row, seed=1, graph=found.graph))
+        noise = largest_gap(found.packed, live.logits(row, seed=1, graph=found.graph))
         stopped, noisy = _any_rank(live.bare, False, noise > live.base * found.scale)
         if stopped:
             raise _StoppedElsewhere
         shown, moved = [one for one in report.rows if one.check == "tamper"], report.moved
         if noisy:  # the same numbers give the same noise: tampering is shown in training mode too
             report.mode = "evaluation"
-            if _gap(found.packed, live.logits(row, graph=found.graph)) > 0:
+            if largest_gap(found.packed, live.logits(row, graph=found.graph)) > 0:
                 shown = []
             live.model.eval()
             found = live.passes(row, gradients)
-            noise = _gap(found.packed, live.logits(row, seed=1, graph=found.graph))
+            noise = largest_gap(found.packed, live.logits(row, seed=1, graph=found.graph))
         if noisy or noise:
             report.rows = _held(live, row, found, tampered, report, repeats=noise == 0)
         if noisy and not all(one.ok for one in shown):
@@ -291,13 +291,13 @@ def _held(
     sizes, scale = [size_of(member) for member in row], found.scale
     live.base = base_tolerance(live.model, found.packed)
     parts = found.packed.split(sizes)
-    gaps = [_gap(a, b) for a, b in zip(parts, found.alone, strict=False)]
+    gaps = [largest_gap(a, b) for a, b in zip(parts, found.alone, strict=False)]
     names = [name_of(member, number) for number, member in enumerate(row)]
     rows: list[ProofRow] = []
     has_power, first_reads, report.moved = False, False, []
     for number, other in enumerate(tampered):
         after = live.logits(other, graph=found.graph).split(sizes)
-        changes = [_gap(one, two) for one, two in zip(parts, after, strict=True)]
+        changes = [largest_gap(one, two) for one, two in zip(parts, after, strict=True)]
         has_power = has_power or changes[number] > 0
         first_reads = first_reads or (number > 0 and changes[0] != 0)
         beside = [place for place in range(len(row)) if place % COMPARED != number]
@@ -337,16 +337,16 @@ def relative_limit(base: float, rounded: float) -> float:
 
 
 def _control(live: Live, row: list[Sample], tampered: list[Sample], report: StartUpReport) -> None:
-    """The row as one segment: the second sample must then read the first."""
-    second = slice(size_of(row[0]), size_of(row[0]) + size_of(row[1]))
+    """The first two samples as one segment: the second must then read the first."""
+    second = slice(size_of(row[0]), None)
     try:
-        spoiled = live.logits(row, one_segment)[second]
-        after = live.logits(tampered, one_segment)[second]
+        spoiled = live.logits(row[:2], one_segment)[second]
+        after = live.logits(tampered[:2], one_segment)[second]
     except (ValueError, TypeError, RuntimeError, IndexError, IsolationError) as error:
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
         report.control = f"refused by the model ({line})"
         return
-    gap = _gap(spoiled, after)
+    gap = largest_gap(spoiled, after)
     if gap > 0:
         report.control = f"caught (a row without boundaries leaks {gap:.2g})"
         return
@@ -403,10 +403,6 @@ def _order(gap: float) -> float:
 def _size(values: torch.Tensor) -> float:
     """Root of the mean square."""
     return float(values.norm()) / math.sqrt(max(1, values.numel()))
-
-
-def _gap(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float((one.double() - other.double()).abs().max())
 
 
 def _looks_at_the_row(model: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError, InputError
+from ..errors import ConfigError, InputError, counted
 from ..planning.align import AlignedPlan
 from ..planning.balance import Balance
 from ..planning.order import EpochOrder
@@ -93,7 +93,8 @@ def balance_of(config: RunConfig, accumulation: int) -> Balance | None:
 
 def announce_steps(aligned: AlignedPlan, accumulation: int, seed: int) -> None:
     """Log `step_lines`; as a warning where packing changed how many samples a step holds."""
-    changed = aligned.block == 1 and len(aligned.plan.indices) > len(aligned.plan)
+    by_packs = aligned.plan.spec.samples_per_step is None
+    changed = by_packs and len(aligned.plan.indices) > len(aligned.plan)
     for line in step_lines(aligned, accumulation, seed):
         logger.log(logging.WARNING if changed else logging.INFO, "%s", line)
 
@@ -102,14 +103,16 @@ def step_lines(aligned: AlignedPlan, accumulation: int, seed: int = 0) -> list[s
     """What packing does to the optimizer steps of an epoch, one fact a line."""
     plan = aligned.plan
     steps = -(-aligned.steps // accumulation)
-    if aligned.block > 1:
+    if plan.spec.samples_per_step is not None:
         lines = [
-            f"steps of samples: an epoch has {steps:,} steps of {plan.spec.samples_per_step:,} samples, "
-            f"{aligned.block:,} packs on {aligned.world_size:,} ranks ({accumulation:,} micro steps)"
+            f"steps of samples: an epoch has {counted(steps, 'steps')} of "
+            f"{counted(plan.spec.samples_per_step, 'samples')}, "
+            f"{counted(aligned.block, 'packs')} on "
+            f"{counted(aligned.world_size, 'ranks')} ({counted(accumulation, 'micro steps')})"
         ]
-        rest = len(plan.indices) % (plan.spec.samples_per_step or 1)
+        rest = len(plan.indices) % plan.spec.samples_per_step
         if rest and not aligned.drop_last:
-            lines.append(f"the last step of every epoch holds {rest:,} samples")
+            lines.append(f"the last step of every epoch holds {counted(rest, 'samples')}")
         if len(fillers := aligned.fillers):
             lines.append(f"{len(fillers):,} places are fillers: one untrained token each")
         return lines
@@ -117,10 +120,11 @@ def step_lines(aligned: AlignedPlan, accumulation: int, seed: int = 0) -> list[s
     held = _samples(aligned, accumulation, seed)
     unpacked = -(-len(plan.indices) // width)
     return [
-        f"steps of packs: an epoch has {steps:,} steps of {width:,} packs, "
-        f"{unpacked / steps:.1f} times fewer than the {unpacked:,} of {width:,} unpacked samples",
+        f"steps of packs: an epoch has {counted(steps, 'steps')} of {counted(width, 'packs')}, "
+        f"{unpacked / steps:.1f} times fewer than the {unpacked:,} of {counted(width, 'unpacked samples')}",
         f"a step holds {held.mean():.1f} samples (sd {held.std():.1f}, {held.min():,} to {held.max():,})",
-        f"to keep the batch set training.samples_per_step: {width} (a step then holds {width:,} samples)",
+        f"to keep the batch set training.samples_per_step: {width} (a "
+        f"step then holds {counted(width, 'samples')})",
     ]
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,12 +21,13 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigError
 from ..files import append_line, publish, remove
 from .loss import trained_places
 from .reduction import SourceOf, owners, reduction_of, source_names
 
 __all__ = ["LossTrace", "check_sources", "follow_losses", "sample_sums", "trace_file"]
+
+logger = logging.getLogger(__name__)
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 
@@ -39,7 +41,7 @@ def cut_back(path: Path | None, stop: int) -> None:
         return
     with open(path, "rb") as lines, publish(path) as out:
         for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError):
+            with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
                 if json.loads(line)["step"] < stop:
                     out.write(line)
 
@@ -78,6 +80,9 @@ class LossTrace:
         source_of: sample id -> source name.
         rank: this rank.
         means: `means` is asked for; False leaves the sums out.
+
+    Attributes:
+        others: files of ranks that an earlier start had and this one has not; rank 0 cuts them back.
     """
 
     def __init__(
@@ -90,6 +95,7 @@ class LossTrace:
         means: bool = True,
     ) -> None:
         self.path, self.names, self.rank = path, tuple(names), rank
+        self.others: list[Path] = []
         self.source_of = source_of
         self.with_means = means
         self._places = {name: place for place, name in enumerate(self.names)}
@@ -166,11 +172,6 @@ def check_sources(config: Any, source: Any) -> None:
     """
     training = config.training
     reduction_of(training.loss_reduction, training.source_weights, source)
-    if training.log_source_loss and len(source_names(source)[0]) < 2:
-        raise ConfigError(
-            "training.log_source_loss has no effect: the data are one source",
-            hint="use custom.fusion_config for several sources, or remove the key",
-        )
 
 
 def follow_losses(trainer: Any, config: Any, source: Any) -> None:
@@ -188,12 +189,20 @@ def follow_losses(trainer: Any, config: Any, source: Any) -> None:
     check_sources(config, source)
     trainer.reduction = reduction_of(training.loss_reduction, training.source_weights, source)
     names, source_of = source_names(source)
-    if not (training.log_sample_loss or training.log_source_loss):
+    by_source = training.log_source_loss and len(names) > 1
+    if training.log_source_loss and not by_source and trainer.rank == 0:
+        logger.warning("training.log_source_loss has no effect: the data are one source")
+    if not (training.log_sample_loss or by_source):
         return
     path = trace_file(Path(training.output_dir), trainer.rank) if training.log_sample_loss else None
+    trace = LossTrace(path, names, source_of, rank=trainer.rank, means=by_source)
+    if path is not None and trainer.rank == 0:
+        own = {trace_file(Path(training.output_dir), rank) for rank in range(trainer.packs.world_size)}
+        trace.others = sorted({*path.parent.glob("rank-*.jsonl")} - own)
     if path is not None and not training.trainer.get("resume_from_checkpoint"):
-        remove(path)
-    trainer.trace_losses(LossTrace(path, names, source_of, rank=trainer.rank, means=training.log_source_loss))
+        for one in (path, *trace.others):
+            remove(one)
+    trainer.trace_losses(trace)
 
 
 def _mean(total: float, count: float) -> float | None:

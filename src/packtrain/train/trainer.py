@@ -27,20 +27,26 @@ from ..errors import ConfigError, InputError
 from ..files import append_line
 from ..packs.source import pack_source
 from ..planning.balance import Balance
+from ..planning.order import seed_in_use
 from ..template import ensure_torchvision
 from .attention import check_batch
-from .loss import bare_model, count_correct, step_share, token_loss_sum
-from .recorded import token_losses
+from .loss import bare_model, count_correct, step_share, token_loss_sum, token_losses
 from .reduction import Reduction, loss_normaliser, source_names
 from .trace import LossTrace, cut_back
 
 ensure_torchvision()  # transformers imports torchvision with its Trainer
 
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
+from transformers import (  # noqa: E402
+    EarlyStoppingCallback,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from .mixin import PackingMixin  # noqa: E402
 
-__all__ = ["PackTrainer"]
+__all__ = ["EarlyStop", "PackTrainer"]
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +110,7 @@ class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
             train_data,
             rank=place[0],
             world_size=place[1],
-            seed=args.seed,
+            seed=seed_in_use(args.seed, shuffle, balance),
             shuffle=shuffle,
             balance=balance,
             grad_accum=args.gradient_accumulation_steps,
@@ -268,6 +274,21 @@ def _place(data: Any, args: TrainingArguments, rank: int | None) -> tuple[int | 
     return int(args.process_index), int(args.world_size)
 
 
+class EarlyStop(EarlyStoppingCallback):  # type: ignore[misc]
+    """transformers' own, with one metric of several sets; a resume goes on counting."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        held = state.stateful_callbacks.get(type(self).__name__)
+        if isinstance(held, dict):  # of a checkpoint
+            self.early_stopping_patience_counter = held["attributes"]["early_stopping_patience_counter"]
+        super().on_train_begin(args, state, control, **kwargs)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        name = "eval_" + str(args.metric_for_best_model).removeprefix("eval_")
+        if name in metrics:  # sets are evaluated one after another
+            super().on_evaluate(args, state, control, metrics, **kwargs)
+
+
 class _Flush(TrainerCallback):  # type: ignore[misc]
     """Writes the losses of a step's samples when the step is done; steps count from 0 there."""
 
@@ -276,7 +297,8 @@ class _Flush(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step:
-            cut_back(self.trace.path, state.global_step)
+            for path in (self.trace.path, *self.trace.others):
+                cut_back(path, state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trace.flush(state.global_step - 1)

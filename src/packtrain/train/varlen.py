@@ -27,11 +27,19 @@ from typing import Any
 import torch
 
 from ..collate.boundaries import text_config
-from ..errors import IsolationError, MissingExtraError
+from ..errors import IsolationError, MissingExtraError, counted
 from .row_segments import Segments, of_offsets, of_positions
 from .varlen_kernel import attend, kernel, kernel_available, kernel_takes
 
-__all__ = ["TOWER", "VARLEN", "compiles", "register_varlen_attention", "use_varlen", "varlen_refusal"]
+__all__ = [
+    "TOWER",
+    "VARLEN",
+    "compiles",
+    "has_offsets",
+    "register_varlen_attention",
+    "use_varlen",
+    "varlen_refusal",
+]
 
 #: Attention name of the language layers.
 VARLEN = "varlen"
@@ -98,15 +106,15 @@ def use_varlen(model: Any) -> Any:
         config = getattr(module, "config", None)
         if config is None or config is text or config is model.config:
             continue
-        if _is_tower(module):
+        if has_offsets(module):
             config._attn_implementation_internal = TOWER
         elif getattr(config, "_attn_implementation", None) == VARLEN:
             config._attn_implementation_internal = "sdpa"
     return model
 
 
-def _is_tower(module: Any) -> bool:
-    """An attention module that is not causal and takes its own offsets."""
+def has_offsets(module: Any) -> bool:
+    """Is this attention of a tower: not causal, with offsets of its own?"""
     return (
         getattr(module, "is_causal", True) is False
         and "cu_seqlens" in inspect.signature(type(module).forward).parameters
@@ -200,7 +208,7 @@ def _boundaries(kwargs: dict[str, Any], batch: int, length: int) -> Segments:
         positions = positions.expand(batch, -1)
     if positions.shape[-1] != length:
         raise IsolationError(
-            f"position_ids have {positions.shape[-1]} entries, the row has {length} tokens",
+            f"position_ids have {counted(positions.shape[-1], 'entries')}, the row has {length} tokens",
             hint="give one position per token",
         )
     return of_positions(positions)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import ConfigError, one_line
+from ..errors import ConfigError, counted, one_line
 from .model import class_for
 from .segments import isolate_states
 
@@ -115,7 +115,8 @@ def _files(folder: Path) -> list[Path]:
         missing = [name for name in named if not (folder / name).is_file()]
         if missing:
             raise ConfigError(
-                f"{folder} lacks {missing[0]}, one of {len(named)} files of its weights", hint=_HINT
+                f"{folder} lacks {missing[0]}, one of {counted(len(named), 'files')} of its weights",
+                hint=_HINT,
             )
     return sorted(folder.glob("*.safetensors"))
 

@@ -38,6 +38,7 @@ def follow(
     timeout_s: float,
     who: str = "this process",
     writer: str = "rank 0",
+    what: str | None = None,
     stale_s: float = STALE_S,
     give_up_s: float | None = None,
     clock: Clock | None = None,
@@ -50,6 +51,7 @@ def follow(
         timeout_s: longest wait; 0 = for ever.
         who: this process, for messages.
         writer: the process that is waited for, for messages.
+        what: what it makes, for messages.
         stale_s: see the module.
         give_up_s: return None when nobody has answered after so many seconds.
         clock: this process's time.
@@ -62,6 +64,7 @@ def follow(
     clock = clock or SystemClock()
     follower = _Follower(folder, writer, stale_s, clock, seen)
     began = told = clock.now()
+    named = f"{what} ({follower.path})" if what else str(follower.path)
     try:
         for pause in pauses(follower.me.nonce):
             result = follower.look()
@@ -72,7 +75,7 @@ def follow(
             doing = _doing(follower.beat or {})
             if timeout_s and waited >= timeout_s:
                 raise WaitTimeoutError(
-                    f"{who} waited {waited:.2f} s for {follower.path}; last seen of {writer}: {doing}",
+                    f"{who} waited {waited:.2f} s for {named}; last seen of {writer}: {doing}",
                     hint="raise training.packing_wait_timeout_s (0 = for ever)",
                 )
             if clock.now() - told >= _TELL_S:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .data import CacheConfig, Exported, Growing, Planned, Stream, TokenBudget
+from .data import CacheConfig, Exported, Growing, Planned, Stream, TokenBudget, validation_prefix
 from .load import load_config
 from .run_config import RunConfig
 from .sections import ATTENTIONS, ExportConfig, ModelConfig, ReportConfig, TemplateConfig, TrainingConfig
@@ -22,4 +22,5 @@ __all__ = [
     "TokenBudget",
     "TrainingConfig",
     "load_config",
+    "validation_prefix",
 ]

@@ -12,7 +12,7 @@ from typing import Any
 
 from .data import KINDS
 
-__all__ = ["ALIASES", "IGNORED", "MOVED", "Alias", "alias_of", "aliases_of", "old_names"]
+__all__ = ["ALIASES", "FOREIGN", "IGNORED", "MOVED", "Alias", "alias_of", "aliases_of", "old_names"]
 
 _SAMPLES = ("planned", "stream", "token_budget")
 _PLAN = ("planned", "exported")
@@ -92,6 +92,7 @@ ALIASES: tuple[Alias, ...] = (
     Alias("custom.val_jsonl", "data.val", of="CoordExp"),
     Alias("custom.kind", "data.source"),
     *_same("custom", "media_root columns shape placeholders media_without_placeholder media_prefix"),
+    *_same("custom", "allow_outside allow_remote"),
     *_same("custom", "source_options trust_hints ignore_keys frame_rate long_audio text_options"),
     # how packs are made
     Alias("training.packing", "data.packing", of="CoordExp, ms-swift"),
@@ -121,7 +122,11 @@ ALIASES: tuple[Alias, ...] = (
     Alias("training.dataset_num_proc", "data.measure_workers", of="ms-swift"),
     Alias("training.num_proc", "data.measure_workers", of="ms-swift"),
     Alias(
-        "training.strict", "data.on_error", {True: "raise", False: "zero"}, kinds=("planned",), of="ms-swift"
+        "training.strict",
+        "data.on_error",
+        {True: "raise", False: "zero"},
+        kinds=(*_PLAN, "growing"),
+        of="ms-swift",
     ),
     Alias("training.strict", "data.on_error", {True: "raise", False: "skip"}, kinds=_STREAMS, of="ms-swift"),
     Alias("training.static_packing_cache", "data.cache", of="CoordExp"),
@@ -130,6 +135,8 @@ ALIASES: tuple[Alias, ...] = (
     # what comes when
     Alias("training.train_dataloader_shuffle", "data.shuffle", of="Megatron-SWIFT"),
     Alias("training.shuffle", "data.shuffle"),
+    Alias("training.early_stop_interval", "training.early_stopping_patience", of="ms-swift"),
+    Alias("training.early_stopping_steps", "training.early_stopping_patience", of="LLaMA-Factory"),
     Alias("training.torch_compile", "training.compile", of="transformers"),
     Alias("training.dataloader_drop_last", "data.drop_last", kinds=_PLAN, of="CoordExp, transformers"),
     # a directory of chunks
@@ -143,6 +150,7 @@ ALIASES: tuple[Alias, ...] = (
     Alias("training.stream_shuffle_buffer", "data.shuffle_buffer"),
     Alias("training.shuffle_buffer_size", "data.shuffle_buffer", of="ms-swift"),
     Alias("training.stream_encode_workers", "data.encode_workers"),
+    Alias("training.stream_splits", "data.splits"),
     Alias(
         "training.dataloader_num_workers",
         "data.encode_workers",
@@ -199,6 +207,43 @@ _LENGTH_HINT = "set template.max_length (or global_max_length): it is the pack l
 MOVED = {
     "training.packing_length": _LENGTH_HINT,
     "training.rescan_files": "use data.kind: growing: files are read as they come, each once",
+}
+
+_LENGTH, _MODEL, _PATH = (
+    "write global_max_length: it is the pack length",
+    "write model.name_or_path",
+    "write data.path",
+)
+_VAL = "write data.val: a file, or several as {name: file}"
+_ROWS = "packs fill themselves: write training.samples_per_step for samples of an optimizer step"
+_LORA = "the run's trainer trains all weights: LoRA is packtrain.hosts.transformers or hosts.trl with peft"
+_ATTN = "write model.attn, for example flash_attention_2"
+
+#: Keys of LLaMA-Factory's and axolotl's YAML, and of scripts, that are not taken -> what to write here.
+FOREIGN = {
+    **dict.fromkeys(("cutoff_len", "sequence_len", "max_seq_length", "max_seq_len", "pack_length"), _LENGTH),
+    **dict.fromkeys(("packing_length", "max_length", "seq_length", "seq_len", "block_size"), _LENGTH),
+    **dict.fromkeys(("model_name_or_path", "base_model", "model_id", "model_name", "model_path"), _MODEL),
+    **dict.fromkeys(("dataset", "datasets", "dataset_path", "train_file", "train_data", "path"), _PATH),
+    **dict.fromkeys(("val_set_size", "val_size", "eval_dataset", "test_datasets"), _VAL),
+    **dict.fromkeys(("sample_packing", "neat_packing", "packing"), "write data.packing; it is on"),
+    **dict.fromkeys(("flash_attn", "flash_attention", "attn_implementation", "sdp_attention"), _ATTN),
+    **dict.fromkeys(("micro_batch_size", "batch_size", "train_batch_size"), _ROWS),
+    **dict.fromkeys(
+        ("adapter", "finetuning_type", "lora_r", "lora_rank", "lora_alpha", "lora_target"), _LORA
+    ),
+    **dict.fromkeys(("media_dir", "image_folder", "image_dir"), "write data.media_root"),
+    **dict.fromkeys(("dataset_processes", "preprocessing_num_workers"), "write data.measure_workers"),
+    **dict.fromkeys(("train_on_inputs", "train_on_prompt"), "answers are trained, prompts are not"),
+    "dataset_dir": "write the whole path under data.path",
+    "image_max_pixels": "write template.max_pixels",
+    "image_min_pixels": "write template.min_pixels",
+    "mask_history": "write template.train_on: last",
+    "num_epochs": "write training.num_train_epochs",
+    "pad_to_sequence_len": "write data.pad_to_length",
+    "tokenizer_config": "write template.processor",
+    "video_fps": "write template.fps",
+    "video_maxlen": "write template.max_frames",
 }
 
 _BY_OLD: dict[str, list[Alias]] = {}

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ...errors import ConfigError, nearest
+from ...errors import ConfigError, counted, nearest
 from .data import KINDS
 
 __all__ = ["check_together", "effect", "kind_of", "reason_of"]
@@ -102,7 +102,8 @@ def _kind_of_stream(budget: Any, size: Any) -> str:
     if budget is None and size not in (None, 1):
         raise ConfigError(
             f"training.micro_batch_size {size} has no effect without training.dyn_bsz",
-            hint=f"set dyn_bsz: true (rows of {size} * max_length tokens) or false (rows of {size} samples)",
+            hint=f"set dyn_bsz: true (rows of {size} * max_length "
+            f"tokens) or false (rows of {counted(size, 'samples')})",
         )
     return "stream"
 

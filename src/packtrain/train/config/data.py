@@ -23,6 +23,7 @@ from .sections import Count, Fill, Fraction, Seconds, Section, Tokens, Whole
 
 __all__ = [
     "KINDS",
+    "OF_ROWS",
     "CacheConfig",
     "DataConfig",
     "Exported",
@@ -31,7 +32,15 @@ __all__ = [
     "Records",
     "Stream",
     "TokenBudget",
+    "validation_prefix",
 ]
+
+
+#: Keys of `Records` that say what becomes of rows that are trained; the others read records.
+OF_ROWS = ("pad_to_length", "skip_samples", "on_error", "max_skip_fraction")
+
+#: Name of a validation set: part of the names of metrics and folders.
+_SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 
 
 class CacheConfig(Section):
@@ -44,10 +53,14 @@ class CacheConfig(Section):
 class Records(Section):
     """Keys of every kind: how records are read, the validation samples, and rows."""
 
-    val: str | None = None
-    """validation samples: `.jsonl` or `.json`, or `demo:formulas-val`; measured and planned for every kind"""
+    val: str | Annotated[dict[_SetName, str], Field(min_length=1)] | None = None
+    """validation samples: `.jsonl` or `.json`, or `demo:formulas-val`, or several sets, `{name: file}`; measured and planned for every kind"""  # noqa: E501
     media_root: str | None = None
-    """folder of relative media paths; not set: the file's"""
+    """folder or URL of relative media paths; not set: the file's, and absolute paths are read as written"""
+    allow_outside: bool = False
+    """media paths and links may leave `media_root`"""
+    allow_remote: bool = False
+    """fetch media that records name by a URL"""
     columns: dict[str, str] = Field(default_factory=dict)
     """plain pairs: `{prompt: question, response: answer}`"""
     shape: str = "auto"
@@ -86,8 +99,23 @@ class Records(Section):
     """`{root_dir: folder}` of lengths and plans that runs share, named by content"""
     skip_samples: str | None = None
     """file of ids of samples that are not trained, one a line or a JSON list (ledger, `skipped`)"""
+    on_error: Literal["raise", "skip", "zero"] = "raise"
+    """a sample that cannot be encoded: `raise` stops the run; `skip`: it leaves its pack; `zero`: a segment without weight in its place (a stream has no places: `skip`); written into `failed.jsonl`, without a plan of the run's own `left_out.jsonl`"""  # noqa: E501
+    max_skip_fraction: Fraction | None = None
+    """with `skip` or `zero`: stop when a larger share fails, of the planned samples, or of those read"""
     pad_to_length: Tokens | None = None
     """tokens that every row is padded to, as one further segment; a longer row is an error"""
+
+    def validations(self) -> dict[str, str]:
+        """Files of validation samples by the name of their set; one without a name has the name ""."""
+        if self.val is None:
+            return {}
+        return {"": self.val} if isinstance(self.val, str) else dict(self.val)
+
+
+def validation_prefix(name: str) -> str:
+    """What the folders of a validation set begin with; "": the set without a name."""
+    return f"val_{name}_" if name else "val_"
 
 
 class Planned(Records):
@@ -112,8 +140,8 @@ class Planned(Records):
     """further hard caps of a pack by measured cost, such as `{images: 8}`"""
     max_samples: Count | None = None
     """samples of a pack, at most"""
-    long_samples: Literal["single", "drop"] = "single"
-    """a sample of `length >= cap` gets a pack of its own, or goes to the ledger (`over_long`)"""
+    long_samples: Literal["single", "drop", "error"] = "single"
+    """a sample of `length >= cap` gets a pack of its own, goes to the ledger (`over_long`), or stops; `packtrain plan` has `>` ([planning.md](planning.md#long-samples))"""  # noqa: E501
     drop_under_filled: bool = False
     """drop packs filled less than `min_fill_ratio`, into the ledger (`under_filled`)"""
     min_fill_ratio: Fill = 0.65
@@ -134,8 +162,6 @@ class Planned(Records):
     """folder of encoded packs: made before the first step, read in every epoch and by later runs"""
     encode_cache_workers: Count = 1
     """processes of each rank that encode ahead"""
-    on_error: Literal["raise", "zero"] = "raise"
-    """a sample that fails at fetch: `raise`, or `zero`: weightless, in `failed.jsonl`"""
     max_drop_fraction: Fraction | None = None
     """stop when a larger share of the samples is left out"""
 
@@ -152,10 +178,10 @@ class Planned(Records):
             self._steps_of_samples(self.samples_per_step)
         if self.replan is not None:
             self._new_plans(self.replan)
-        if self.encode_cache is not None and self.on_error == "zero":
+        if self.encode_cache is not None and self.on_error != "raise":
             raise ConfigError(
-                "training.encode_cache and training.on_error 'zero' (data.on_error): encoded packs would "
-                "not stay true",
+                f"training.encode_cache and training.on_error {self.on_error!r} (data.on_error): "
+                "encoded packs would not stay true",
                 hint="remove one of them",
             )
         return self
@@ -182,9 +208,10 @@ class Planned(Records):
                     f"data.samples_per_row {self.samples_per_row} and data.{name}: rows count samples",
                     hint=f"remove data.{name}",
                 )
-        if rows and self.long_samples == "drop":
+        if rows and self.long_samples != "single":
             raise ConfigError(
-                "data.long_samples 'drop' with samples_per_row: such a row has no length to be longer than",
+                f"data.long_samples {self.long_samples!r} with samples_per_row: such a row has no length to "
+                "be longer than",
                 hint="set model.max_model_len: longer samples go to the ledger (beyond_model)",
             )
 
@@ -264,18 +291,16 @@ class _Samples(Records):
     """a static mixture instead of `path`"""
     packer: str = "auto"
     """packing strategy of a window"""
-    long_samples: Literal["single", "error"] = "single"
-    """a sample longer than a pack gets a pack of its own, or stops the run"""
+    long_samples: Literal["single", "drop", "error"] = "single"
+    """a sample longer than a pack gets a pack of its own, goes to the ledger (`over_long`), or stops"""
     shuffle: bool = True
     """false: the order of the source"""
     shuffle_buffer: Whole = 10_000
     """samples that are mixed; a source that can be indexed is permuted as a whole; 0: its order"""
+    splits: Count | None = None
+    """parts of the stream, which any number of ranks that divides it may go on with; not set: the ranks"""
     encode_workers: Whole = 0
     """processes that encode; the packs are the same for any number"""
-    on_error: Literal["raise", "skip"] = "raise"
-    """a sample that cannot be encoded stops the run, or is left out and written to `left_out.jsonl`"""
-    max_skip_fraction: Fraction | None = None
-    """with `on_error: skip`: stop when a larger share of the samples read is left out"""
 
     @model_validator(mode="before")
     @classmethod
@@ -303,11 +328,6 @@ class _Samples(Records):
     @model_validator(mode="after")
     def _agree(self) -> Any:
         _known_packer(self.packer)
-        if self.max_skip_fraction is not None and self.on_error != "skip":
-            raise ConfigError(
-                "data.max_skip_fraction has no effect with data.on_error 'raise'",
-                hint="set data.on_error: skip",
-            )
         if self.path is not None and self.mixture is not None:
             raise ConfigError(
                 "custom.train_jsonl and custom.fusion_config are both set (data.path, data.mixture)",
@@ -371,15 +391,6 @@ class TokenBudget(_Samples):
                 )
             given.setdefault("long_samples", "error")
         return given
-
-    @model_validator(mode="after")
-    def _budget(self) -> TokenBudget:
-        if self.warmup_tokens is not None and not self.warmup_ratio:
-            raise ConfigError(
-                f"data.warmup_tokens {self.warmup_tokens} without data.warmup_ratio: nothing says how long",
-                hint="set data.warmup_ratio (bsz_warmup_ratio), or remove the key",
-            )
-        return self
 
     def longest_row(self, length: int) -> int:
         """The most tokens of a row under this budget, for a pack length."""

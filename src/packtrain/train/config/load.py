@@ -26,12 +26,13 @@ from pydantic import ValidationError
 from ... import files
 from ...errors import ConfigError, nearest
 from ...world import world
-from .aliases import ALIASES, IGNORED, MOVED, alias_of, aliases_of, old_names
+from .aliases import ALIASES, FOREIGN, IGNORED, MOVED, alias_of, aliases_of, old_names
 from .conflicts import check_together, effect, kind_of, reason_of
-from .data import KINDS, Records
+from .data import KINDS, OF_ROWS, Records
 from .run_config import RunConfig
 from .sections import ExportConfig, ModelConfig, ReportConfig, Section, TemplateConfig, TrainingConfig
 from .trainer_keys import check_trainer_keys, trainer_fields
+from .without_effect import without_effect
 
 __all__ = ["load_config"]
 
@@ -119,7 +120,7 @@ class _Reading:
         for name in _NAMES:
             held = values.get(name)
             if held is not None and not isinstance(held, Mapping):
-                raise ConfigError(f"{name} is {held!r}, expected a section with keys")
+                raise _no_section(name, held)
             self.written[name] = {str(key): value for key, value in (held or {}).items()}
             further = instead.get(name, {})
             self.written[name].update(further)
@@ -150,6 +151,7 @@ class _Reading:
             config = RunConfig.model_validate({"global_max_length": self.length, **self.sections})
         except ValidationError as error:
             raise self._one_line(error) from None
+        self.told += without_effect(config, self.names)
         self._tell()
         return config
 
@@ -258,14 +260,12 @@ class _Reading:
             return
         for section, keys in _PATHS.items():
             for key in keys:
-                value = self.sections[section].get(key)
-                if not isinstance(value, str) or value.startswith(("demo:", "tiny:")):
-                    continue
-                path = Path(value).expanduser()
-                if not path.is_absolute() and not path.exists() and (base / path).exists():
-                    path = base / path
-                if path.exists():
-                    self.sections[section][key] = str(path)
+                held = self.sections[section]
+                value = held.get(key)
+                if key == "val" and isinstance(value, Mapping):  # several sets by name
+                    held[key] = {name: _resolved(one, base) for name, one in value.items()}
+                elif isinstance(value, str):
+                    held[key] = _resolved(value, base)
 
     def _only_of_validation(self) -> None:
         """Packs that were made before need no reading of records; validation samples would."""
@@ -275,7 +275,7 @@ class _Reading:
         defaults = {
             key: held.get_default(call_default_factory=True)
             for key, held in Records.model_fields.items()
-            if key not in ("pad_to_length", "skip_samples")  # of the rows that are trained
+            if key not in OF_ROWS
         }
         found = [key for key, default in defaults.items() if key in data and data[key] != _dumped(default)]
         if found:
@@ -308,15 +308,31 @@ class _Reading:
         inner = first.get("ctx", {}).get("error")
         if isinstance(inner, ConfigError):
             return inner
-        path = [str(part) for part in first["loc"]]
-        if path[:1] == ["data"] and path[1:2] == [self.kind]:
-            del path[1]  # pydantic names the member of the union
-        name = self.names.get(".".join(path[:2]), ".".join(path[:2]))
-        dotted = ".".join([name, *path[2:]])
+        dotted = self._dotted(first)
         if first["type"] == "extra_forbidden":
             return ConfigError(f"unknown key {dotted!r}", hint="see docs/config.md for the keys")
-        more = f" (and {len(others)} more)" if others else ""
+        further = dict.fromkeys(self._dotted(other) for other in others)
+        further.pop(dotted, None)
+        more = f"; also wrong: {', '.join(further)}" if further else ""
         return ConfigError(f"{dotted} is {first['input']!r}: {_plain(first)}{more}", hint=f"correct {dotted}")
+
+    def _dotted(self, error: Any) -> str:
+        """The key an error of pydantic speaks of, under the name that the file has for it."""
+        path = [str(part) for part in error["loc"]]
+        if path[:1] == ["data"] and path[1:2] == [self.kind]:
+            del path[1]  # pydantic names the member of the union
+        return ".".join([self.names.get(".".join(path[:2]), ".".join(path[:2])), *path[2:]])
+
+
+def _no_section(name: str, held: Any) -> ConfigError:
+    """A value where a section belongs, with the key that it most likely is."""
+    key = {"data": "path", "model": "name_or_path", "template": "processor"}.get(name)
+    hint = "a section holds keys, one a line, indented"
+    if key and isinstance(held, str):
+        hint = f"write {name}: {{{key}: {held}}}"
+    elif name == "data" and isinstance(held, list):
+        hint = "one path, or a pattern as in data: {path: 'part-*.jsonl'}; several sets: data.mixture"
+    return ConfigError(f"{name} is {held!r}, expected a section with keys", hint=hint)
 
 
 def _unknown(section: str, key: str, known: Iterable[str]) -> ConfigError:
@@ -327,11 +343,16 @@ def _unknown(section: str, key: str, known: Iterable[str]) -> ConfigError:
         "custom": old_names("custom"),
     }
     elsewhere = [name for name, keys in places.items() if key in keys and name != section]
+    elsewhere += [name for name in _SECTIONS if section and key in old_names(name) and name != section]
     close = nearest(key, known)
-    if elsewhere:
+    if key in FOREIGN and not (section and elsewhere):
+        hint = FOREIGN[key]
+    elif elsewhere:
         hint = f"did you mean {elsewhere[0]}.{key}?"
     elif close:
         hint = f"did you mean {section + '.' if section else ''}{close}?"
+    elif not section and key in trainer_fields():
+        hint = f"did you mean training.{key}?"
     else:
         hint = f"keys: {', '.join(list(known)[:24])}"
     return ConfigError(f"unknown key {dotted!r}", hint=hint)
@@ -345,6 +366,16 @@ def _joined(train: Any, training: Any) -> Any:
     if both:
         raise ConfigError(f"train.{both[0]} and training.{both[0]} are one key", hint="keep one of them")
     return {**train, **training}
+
+
+def _resolved(value: Any, base: Path) -> Any:
+    """A path that is there, as it stands or beside the file; anything else as it is."""
+    if not isinstance(value, str) or value.startswith(("demo:", "tiny:")):
+        return value
+    path = Path(value).expanduser()
+    if not path.is_absolute() and not path.exists() and (base / path).exists():
+        path = base / path
+    return str(path) if path.exists() else value
 
 
 def _dumped(value: Any) -> Any:

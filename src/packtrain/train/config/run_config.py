@@ -138,11 +138,17 @@ class RunConfig(Section):
         """The run as it is with, or without, validation samples: keys without effect are told and left out.
 
         Raises:
-            ConfigError: the best model is asked for, and nothing says which is.
+            ConfigError: the best model or an early stop is asked for, and nothing says which is the best.
         """
         trainer = self.training.trainer
         if has_val:
             return self
+        if self.training.early_stopping_patience is not None:
+            raise ConfigError(
+                "training.early_stopping_patience has no effect without validation samples: training would "
+                "not stop",
+                hint="set custom.val_jsonl (data.val), or remove the key",
+            )
         if trainer.get("load_best_model_at_end"):
             raise ConfigError(
                 "training.load_best_model_at_end has no effect without validation samples: the last model "

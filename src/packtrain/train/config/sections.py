@@ -79,7 +79,8 @@ PROCESSOR_OPTIONS = ("min_pixels", "max_pixels")
 
 #: Options of the template beside its lengths.
 TEMPLATE_OPTIONS = (
-    *("chat_template", "allow_dropped", "train_on", "reasoning", "fps", "max_frames", "max_aspect_ratio"),
+    *("chat_template", "allow_dropped", "train_on", "reasoning", "answer_end"),
+    *("fps", "max_frames", "max_aspect_ratio"),
     *PROCESSOR_OPTIONS,
 )
 
@@ -103,6 +104,8 @@ class TemplateConfig(Section):
     """all answers, or those behind the last question"""
     reasoning: Literal["keep", "mask", "drop_history"] = "keep"
     """`mask`: rendered, not trained; `drop_history`: taken out of answers in front of the last question"""
+    answer_end: Literal["mark", "line"] = "mark"
+    """an answer is trained up to its end mark, or with the line break behind that, as ms-swift trains it"""
     min_pixels: Tokens | None = None
     """smallest area of an image, instead of the processor's"""
     max_pixels: Tokens | None = None
@@ -160,6 +163,10 @@ class TrainingConfig(Section):
     """optimizer steps; -1: `num_train_epochs` decide. Streams need it"""
     resume: Literal["auto"] | None = "auto"
     """`auto`: from the last whole checkpoint in `output_dir` where there is one; null: from the beginning"""
+    early_stopping_patience: Count | None = None
+    """end after so many evaluations without a better `metric_for_best_model` (not set: `loss`)"""
+    early_stopping_threshold: _Weight = 0.0
+    """better by more than this"""
     proof: bool = True
     """prove on the first packs, before training, that packed samples do not read each other"""
     compile: bool = False
@@ -184,13 +191,15 @@ class ReportConfig(Section):
     """The page of a run."""
 
     html: bool = True
-    """write `report.html` (`packtrain run`)"""
+    """write `report.html` (`packtrain run`, `train`)"""
 
 
 class ExportConfig(Section):
     """Write the packs as files instead of training; the options of `packtrain export`."""
 
-    format: Literal["raw", "webdataset", "energon", "chunks"] | None = None
+    format: (
+        Literal["raw", "webdataset", "energon", "chunks", "mds", "litdata", "lance", "datasets"] | None
+    ) = None
     """not set: train; else the packs are exported and nothing is trained"""
     out: str | None = None
     """folder of the export; not set: `export` in `training.output_dir`"""

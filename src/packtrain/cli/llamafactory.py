@@ -1,0 +1,35 @@
+"""`packtrain llamafactory`: the YAML file of `llamafactory-cli train`, trained on packs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import click
+
+from ._app import emit, end_of_training
+
+__all__ = ["command"]
+
+
+@click.command("llamafactory")
+@click.argument("config", type=click.Path(exists=True, dir_okay=False))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def command(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Train CONFIG of LLaMA-Factory (stage sft) on packs; run it in LLaMA-Factory's environment.
+
+    Options of packing may stand under `packtrain:` in the file, such as `pack_length`.
+
+    \b
+    Example:
+      packtrain llamafactory examples/train_lora/qwen2_5vl_lora_sft.yaml
+      torchrun --nproc_per_node 8 -m packtrain llamafactory train.yaml learning_rate=1e-5
+    """
+    from ..hosts.llamafactory import launch
+
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        launch(config, overrides)
+    if as_json:
+        emit({"config": config, "overrides": list(overrides)})
+    end_of_training()

@@ -1,0 +1,88 @@
+"""Lance datasets, read by `lance` itself: the newest version, or the one that `version=` names.
+
+A row's columns are the record's fields; structs are dicts, so `{"bytes", "path"}` is a medium. Deleted rows
+are left out, as Lance leaves them out. The fingerprint is over the data files and deletions of the version.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import SourceError, UnknownNameError, one_line, optional
+from ._stores import Rows, Stored
+
+__all__ = ["open_source"]
+
+_library = functools.partial(optional, "lance", "pylance", "lance")
+
+
+def open_source(
+    path: str | os.PathLike[str],
+    *,
+    version: int | None = None,
+    columns: Sequence[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    verify_content: bool = False,
+) -> Stored:
+    """Open a Lance dataset.
+
+    Args:
+        path: its folder.
+        version: number of a version; the newest by default, then fixed.
+        columns: read only these; all by default.
+        cache_dir: where digests go.
+        verify_content: hash every file again instead of trusting sizes and times.
+
+    Raises:
+        SourceError: missing, torn, no rows.
+        UnknownNameError: a column it does not have.
+        MissingExtraError: pylance is not installed.
+    """
+    lance = _library()
+    folder = os.path.abspath(os.fspath(path))
+    if not os.path.isdir(os.path.join(folder, "_versions")):
+        raise SourceError(f"{folder} is no Lance dataset", hint="name the folder that holds _versions")
+    try:
+        data = lance.dataset(folder, version=version)
+        fragments = data.get_fragments()
+        counts = [(fragment, int(fragment.count_rows())) for fragment in fragments]
+    except Exception as error:  # whatever the library says of a version that is torn or not there
+        raise SourceError(f"{folder} cannot be opened: {one_line(error, 300)}") from None
+    for column in columns or ():
+        if column not in data.schema.names:
+            raise UnknownNameError("column", column, data.schema.names)
+    held, also = [], []
+    for fragment, rows in counts:
+        paths = [str(Path("data", file.path)) for file in fragment.data_files()]
+        held.append((paths[0], rows))
+        also += paths[1:]
+        deleted = fragment.deletion_file()
+        also += [str(deleted)] if deleted else []
+    opened = functools.partial(_opened, version=int(data.version), columns=list(columns) if columns else None)
+    return Stored(
+        "lance",
+        folder,
+        held,
+        opened,
+        also=also,
+        chosen=list(columns) if columns else None,
+        cache_dir=cache_dir,
+        verify=verify_content,
+    )
+
+
+def _opened(folder: str, version: int, columns: list[str] | None) -> Rows:
+    return _Rows(_library().dataset(folder, version=version), columns)
+
+
+class _Rows:
+    def __init__(self, data: Any, columns: list[str] | None) -> None:
+        self._data, self._columns = data, columns
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        row: dict[str, Any] = self._data.take([number], columns=self._columns).to_pylist()[0]
+        return row

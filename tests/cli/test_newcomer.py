@@ -1,0 +1,172 @@
+"""What a newcomer types first: every wrong word is answered with the right one, in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from packtrain.cli import main
+from packtrain.train.config import load_config
+from packtrain.train.config.aliases import FOREIGN, aliases_of
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as caught:
+        main([str(word) for word in words])
+    return int(caught.value.code or 0), capsys.readouterr().err
+
+
+def counts(tmp_path: Path, *tokens: int) -> Path:
+    path = tmp_path / "lengths.csv"
+    path.write_text("tokens\n" + "".join(f"{value}\n" for value in tokens))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model:\n\tname_or_path: x\n", "line 2, column 1: a tab"),
+        ("data: s.jsonl\n", "write data: {path: s.jsonl}"),
+        ("data: [a.jsonl, b.jsonl]\n", "data.mixture"),
+        ("model: tiny:qwen3\n", "write model: {name_or_path: tiny:qwen3}"),
+        ("template: qwen2_vl\n", "write template: {processor: qwen2_vl}"),
+        ("training: 3\n", "a section holds keys"),
+        ("learning_rate: 1.0\n", "did you mean training.learning_rate?"),
+        (
+            "model: {dtype: 3}\ntraining: {seed: y, samples_per_step: -1}\n",
+            "also wrong: training.samples_per_step, training.seed",
+        ),
+    ],
+)
+def test_the_hint_of_a_file_says_what_to_write(
+    text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    code, said = told(capsys, "run", path)
+    assert code == 2 and words in said, said
+
+
+@pytest.mark.parametrize("key", sorted(FOREIGN))
+def test_keys_of_other_trainers_have_their_name_here(key: str) -> None:
+    with pytest.raises(ValueError, match="unknown key") as caught:
+        load_config({key: 1})
+    assert caught.value.hint == FOREIGN[key]  # type: ignore[attr-defined]
+
+
+def test_the_names_that_hints_give_are_keys() -> None:
+    values = {"data.val": "v.jsonl", "template.train_on": "last", "model.attn": "sdpa", "data.packing": True}
+    values |= {"template.max_pixels": 8, "template.min_pixels": 8, "template.fps": 1.0}
+    values |= {"template.max_frames": 2, "data.pad_to_length": 8, "data.measure_workers": 1}
+    values |= {"training.num_train_epochs": 1, "training.samples_per_step": 4, "data.media_root": "m"}
+    values |= {"data.path": "x.jsonl", "model.name_or_path": "x", "template.processor": "x"}
+    named = {
+        word.rstrip(":,;.") for hint in FOREIGN.values() for word in hint.split() if word.count(".") == 1
+    }
+    named = {word for word in named if word.partition(".")[0] in ("model", "data", "template", "training")}
+    assert named <= values.keys(), named - values.keys()
+    for name in named:
+        section, _, key = name.partition(".")
+        assert aliases_of(name) or load_config({section: {key: values[name]}})
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (
+            ["measure", "x.jsonl", "-o", "l", "--packing_length", "8"],
+            "--pack-length is an option of packtrain",
+        ),
+        (["measure", "x.jsonl", "-o", "l", "--num_proc", "8"], "did you mean --workers?"),
+        (["plan", "l", "-o", "p", "--packing-length", "8"], "did you mean --pack-length?"),
+        (["run", "x.yaml", "--cutoff_len", "8"], "write global_max_length"),
+        (["show", "plan", "--samples_per_step", "8"], "--samples-per-step is an option of packtrain"),
+    ],
+)
+def test_an_option_of_another_verb_or_system_is_named(
+    words: list[str], hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if words[0] == "run":
+        (tmp_path / "x.yaml").write_text("{}")
+        words = ["run", str(tmp_path / "x.yaml"), *words[2:]]
+    code, said = told(capsys, *words)
+    assert code == 2 and hint in said, said
+
+
+def test_options_may_have_underscores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = counts(tmp_path, 5, 6, 7)
+    code, _ = told(capsys, "plan", lengths, "--pack_length", 12, "--out", tmp_path / "p", "--max_samples", 1)
+    assert code == 0
+    spec = json.loads((tmp_path / "p" / "plan.json").read_text())["spec"]
+    assert spec["pack_length"] == 12 and spec["max_samples"] == 1
+
+
+def test_a_pack_length_below_every_sample_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(capsys, "plan", counts(tmp_path, 50, 60), "-n", 40, "-o", tmp_path / "p")[0] == 0
+    assert "every sample is longer than the pack length of 40 tokens: nothing is packed" in caplog.text
+    caplog.clear()
+    assert told(capsys, "plan", counts(tmp_path, 50, 60, 40), "-n", 40, "-o", tmp_path / "q")[0] == 0
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"role": "user", "contents": "hi"}, "message 0 (user) has no content, only 'contents': rename it"),
+        ({"role": "user", "content": None}, "message 0 (user) has null content"),
+        ({"role": "user"}, "message 0 (user) has no content"),
+    ],
+)
+def test_a_misspelt_content_is_named(message: dict[str, str], words: str) -> None:
+    import packtrain as pt
+
+    source = pt.open_chats([{"messages": [message, {"role": "assistant", "content": "ho"}]}])
+    with pytest.raises(ValueError, match="message 0") as caught:
+        source[0]
+    assert words in str(caught.value)
+
+
+def test_a_scheduler_that_ends_a_verb_gets_a_closing_line(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.jsonl").write_text('{"input_ids": [1, 2], "labels": [1, 2]}\n')
+    words = ["produce", tmp_path / "raw", tmp_path / "out", "--kind", "encoded", "-n", "8", "--watch"]
+    going = subprocess.Popen(
+        [sys.executable, "-m", "packtrain", *map(str, words)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    while not (tmp_path / "out").exists() and going.poll() is None:
+        time.sleep(0.05)
+    going.send_signal(signal.SIGTERM)
+    _, said = going.communicate(timeout=120)
+    assert going.returncode == 143, said
+    assert "packtrain: stopped by SIGTERM\n  hint: run the same command again" in said
+
+
+def test_warnings_of_the_file_stand_in_run_json(
+    text_run: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = text_run(max_steps=1, save_strategy="no", packing_buffer=8)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
+    code, said = told(capsys, "run", tmp_path / "run.yaml", "--no-html")
+    assert code == 0, said
+    stored = json.loads((Path(values["training"]["output_dir"]) / "run.json").read_text())
+    assert (
+        "training.packing_buffer has no effect: a static plan has no buffer" in stored["result"]["warnings"]
+    )
