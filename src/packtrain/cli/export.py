@@ -22,7 +22,7 @@ __all__ = ["command"]
     "-f",
     default="webdataset",
     show_default=True,
-    help="`raw`, `webdataset`, `energon`, `chunks`, `mds`, `litdata`, `lance`, `datasets`.",
+    help="`raw`, `webdataset`, `energon`, `chunks`, `mds`, `litdata`, `lance`, `datasets`, `megatron`.",
 )
 @click.option(
     "--task",
@@ -43,7 +43,7 @@ __all__ = ["command"]
     help="Bytes after which the next pack opens a new shard.",
 )
 @click.option("--prompts", help="Name of the field of prompts: `prompt` or `prompts`.")
-@click.option("--layout", help="`energon`: `packtrain`, or `llava`.")
+@click.option("--layout", help="`energon`: `packtrain` or `llava`; `megatron`: `parquet` or `npy`.")
 @click.option("--media", help="`chunks`: `uint8` (default), `tensor`, `source`. Not given: as OUT was begun.")
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes; parts are their unit.")
 @click.option("--executor", default="local", show_default=True, help="Where parts are written: local ray.")
@@ -57,13 +57,14 @@ __all__ = ["command"]
 def command(
     plan: Path, out: Path, shard: str | None, address: str | None, as_json: bool, **given: Any
 ) -> None:
-    """Write the packs of PLAN to OUT: whole samples with their media, or encoded packs (chunks).
+    """Write the packs of PLAN to OUT: whole samples with their media, or encoded packs (chunks, megatron).
 
     \b
     Example:
       packtrain export runs/demo/plan shards --format webdataset
       packtrain export plan energon -f energon --layout llava --workers 8
       packtrain export plan mds -f mds && packtrain verify mds
+      packtrain export plan packed -f megatron
       packtrain export plan chunks -f chunks --media tensor --shard $SLURM_ARRAY_TASK_ID/64
     """
     from ..pipeline.export import export

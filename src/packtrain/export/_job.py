@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, SampleError
+from ..errors import DriftError, InputError, SampleError
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..store.pack_records import PackRecord, pack_key
@@ -45,7 +45,7 @@ class Job:
         format: option name.
         plan_folder, lengths_folder: where plan and lengths are.
         source: samples by id.
-        template: encodes samples; only `chunks` needs it.
+        template: encodes samples, for formats that hold them so.
         task: see `store.pack_records`.
         maxcount: packs of a part (and of a shard at most).
         maxsize: bytes after which the next pack opens a new shard.
@@ -94,6 +94,32 @@ class Job:
                 raise self.fault(error, number, sample_id) from error
         tokens = None if self.tokens is None else self.tokens[ids].tolist()
         return Pack(number=number, ids=ids, samples=samples, tokens=tokens)
+
+    def encoded(self, pack: Pack) -> list[dict[str, Any]]:
+        """The samples of a pack as the template gives them, with their ids.
+
+        Raises:
+            DriftError: one encodes to another length than it was planned with.
+        """
+        out = []
+        for place, (sample_id, sample) in enumerate(zip(pack.ids, pack.samples, strict=True)):
+            try:
+                encoded = {**self.template.encode(sample), "sample_id": sample_id}
+            except SampleError as error:
+                raise self.fault(error, pack.number, sample_id) from error
+            length = int(np.shape(encoded["input_ids"])[-1])
+            if pack.tokens is not None and length != pack.tokens[place]:
+                raise DriftError(
+                    f"sample {sample_id} ({self.source.where(sample_id)}) was planned with "
+                    f"{pack.tokens[place]} tokens but encodes to {length}",
+                    hint="source, template or processor changed since it was measured: measure it again",
+                )
+            out.append(encoded)
+        total = sum(int(np.shape(one["input_ids"])[-1]) for one in out)
+        planned = int(self.plan.pack_tokens[pack.number])
+        if total != planned:
+            raise DriftError(f"pack {pack.number} was planned with {planned} tokens but encodes to {total}")
+        return out
 
     def record(self, pack: Pack, **options: Any) -> PackRecord:
         return PackRecord(

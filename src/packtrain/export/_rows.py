@@ -10,6 +10,7 @@ and moved to their place; what its index must say of them is kept in the manifes
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -35,23 +36,26 @@ def write_files(
     write: Callable[[Path, Iterator[Row]], Iterable[Made]],
     *,
     below: str = "",
+    rows: Iterator[Row] | None = None,
 ) -> list[dict[str, Any]]:
     """The files of a part: `pack-PART-NUMBER` and the suffix.
 
     Args:
         write: writes all rows into a folder, and says which files they are in, in order.
         below: folder of the export that they go to, with its slash.
+        rows: of the part, where a row is none of the above.
 
     Returns:
         What the manifest says about each file.
     """
     stem = f"pack-{part:06d}"
     first = job.packs_of(part).start
-    rows: list[dict[str, Any]] = []
-    with files.scratch(job.out / stem) as folder, members_ahead(job, part) as members:
-        for path, packs, told in write(folder, _rows(members)):
+    made: list[dict[str, Any]] = []
+    with files.scratch(job.out / stem) as folder, contextlib.ExitStack() as held:
+        given = _rows(held.enter_context(members_ahead(job, part))) if rows is None else rows
+        for path, packs, told in write(folder, given):
             row: dict[str, Any] = {
-                "name": f"{below}{stem}-{len(rows):03d}{suffix}",
+                "name": f"{below}{stem}-{len(made):03d}{suffix}",
                 "bytes": path.stat().st_size,
                 "sha256": files.sha256_file(path),
                 "count": packs,
@@ -61,12 +65,12 @@ def write_files(
                 "told": told,
             }
             files.take(path, job.out / row["name"])
-            rows.append(row)
+            made.append(row)
             first += packs
     assert first == job.packs_of(part).stop, f"{stem}: {first} rows"
-    names = {Path(row["name"]).name for row in rows}
+    names = {Path(row["name"]).name for row in made}
     drop_unlisted(job.out / below, f"{stem}-*{suffix}", names)
-    return rows
+    return made
 
 
 def joined(row: Row) -> Row:

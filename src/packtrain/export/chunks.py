@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from ..errors import DriftError, SampleError, UnknownNameError
+from ..errors import UnknownNameError
 from ..files import sha256_file
 from ..store.chunks import DEFAULT_MEDIA, MEDIA, ChunkWriter, manifest_of
-from ._job import Job, Pack
+from ._job import Job
 
 __all__ = ["check_options", "finish", "needs_template", "write_part"]
 
@@ -41,7 +39,7 @@ def write_part(job: Job, part: int) -> list[dict[str, Any]]:
     with ChunkWriter(path, media=job.options["media"], meta=meta) as writer:
         for number in numbers:
             pack = job.read(number)
-            encoded = _encoded(job, pack)
+            encoded = job.encoded(pack)
             records = None if getattr(job.source, "encoded", False) else pack.samples
             writer.add(encoded, records)
     manifest = writer.manifest
@@ -54,25 +52,3 @@ def write_part(job: Job, part: int) -> list[dict[str, Any]]:
 def finish(job: Job, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Nothing beside the chunks."""
     return []
-
-
-def _encoded(job: Job, pack: Pack) -> list[dict[str, Any]]:
-    out = []
-    for place, (sample_id, sample) in enumerate(zip(pack.ids, pack.samples, strict=True)):
-        try:
-            encoded = {**job.template.encode(sample), "sample_id": sample_id}
-        except SampleError as error:
-            raise job.fault(error, pack.number, sample_id) from error
-        length = int(np.shape(encoded["input_ids"])[-1])
-        if pack.tokens is not None and length != pack.tokens[place]:
-            raise DriftError(
-                f"sample {sample_id} ({job.source.where(sample_id)}) was planned with {pack.tokens[place]} "
-                f"tokens but encodes to {length}",
-                hint="source, template or processor changed since it was measured; measure and plan again",
-            )
-        out.append(encoded)
-    total = sum(int(np.shape(one["input_ids"])[-1]) for one in out)
-    planned = int(job.plan.pack_tokens[pack.number])
-    if total != planned:
-        raise DriftError(f"pack {pack.number} was planned with {planned} tokens but encodes to {total}")
-    return out

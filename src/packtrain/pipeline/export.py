@@ -73,12 +73,14 @@ def export(
     Args:
         plan_folder: a plan; it says where its lengths and source are.
         out: the folder to write. Complete and equal: nothing is done. Of another plan: refused.
-        format: `raw`, `webdataset`, `energon`, `chunks`, `mds`, `litdata`, `lance` or `datasets`.
+        format: `raw`, `webdataset`, `energon`, `chunks`, `mds`, `litdata`, `lance`, `datasets` or
+            `megatron`.
         task: how plain readers take the samples: `captions`, `vqa`, `multi_turn`, or `auto`: the narrowest
             that holds all.
         maxcount: packs of a part and at most of a shard.
         maxsize: bytes after which the next pack opens a new shard.
-        options: of the format: `prompts` (prompt, prompts), `layout` (packtrain, llava), `media`.
+        options: of the format: `prompts` (prompt, prompts), `layout` (packtrain, llava; of `megatron`:
+            parquet, npy), `media`.
         source, template: instead of those that the plan names.
         shard: (number from 0, how many): only these parts; `finish_export` completes the folder.
         executor, executor_options, workers: as for `measure`.
@@ -91,7 +93,7 @@ def export(
 
     Raises:
         ForeignArtefactError: `out` holds something else, or the source changed since it was measured.
-        DriftError: a sample encodes to another length than planned (`chunks`).
+        DriftError: a sample encodes to another length than planned (`chunks`, `megatron`).
         InputError: a planned sample cannot be exported; it is named, and nothing stands in for it.
     """
     out = Path(out)
@@ -270,7 +272,7 @@ def _task(job: Job, asked: str) -> str:
         if asked not in TASKS:
             raise UnknownNameError("task", asked, ("auto", *TASKS))
         return asked
-    if job.format == "chunks":
+    if job.template is not None and extend.lookup("export", job.format).needs_template:
         return "multi_turn"
     found = "captions"
     for number in range(len(job.plan)):

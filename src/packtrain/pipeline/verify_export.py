@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import files
+from .. import extend, files
 from ..errors import (
     ChecksumError,
     FormatError,
@@ -99,6 +99,12 @@ def _verified(
         lost = ""
     if marker["key"]["format"] == "chunks":
         return {**done, **_check_chunks(out, plan, source, template, encode, progress), **_said(lost)}
+    module = extend.lookup("export", marker["key"]["format"])
+    if hasattr(module, "packed_row"):
+        names = [row["name"] for part in parts for row in part["files"]]
+        chosen = _spread(len(plan), encode) if source is not None and template is not None else []
+        want = {n: [(one, template.encode(source[one])) for one in plan[n].tolist()] for n in chosen}
+        return {**done, **_check_packed(out, plan, module, names, want), **_said(lost)}
     if any(row.get("packs") for row in rows):
         done["shards"] = _check_members(out, rows)
     else:
@@ -318,6 +324,38 @@ def _check_chunks(
         "encoding": f"{counted(samples, 'samples')} of "
         f"{counted(len(chosen), 'packs')} equal the source's, bit for bit",
     }
+
+
+def _check_packed(
+    out: Path, plan: PackPlan, module: Any, names: list[str], want: dict[int, Any]
+) -> dict[str, str]:
+    """Rows of encoded packs: as many samples and tokens as planned, some equal to what they encode to."""
+    number = -1
+    for name in names:
+        for row in module.read_rows(out / name):
+            number += 1
+            planned = (len(plan[number]), int(plan.pack_tokens[number])) if number < len(plan) else (0, 0)
+            held = (len(row["seq_start_id"]), len(row["input_ids"]))
+            if held != planned:
+                raise LawError(
+                    f"{out / name}: row {number} holds {held[1]} tokens of {counted(held[0], 'samples')}, "
+                    f"planned are {planned[1]} of {planned[0]}"
+                )
+            if number not in want:
+                continue
+            equal = module.packed_row([{**encoded, "sample_id": one} for one, encoded in want[number]])
+            for field, value in equal.items():
+                if not np.array_equal(value, row[field]):
+                    raise LawError(
+                        f"{out / name}: {field} of row {number} is not what its samples encode to",
+                        hint="the source changed since, or another template was used",
+                    )
+    if number + 1 != len(plan):
+        raise LawError(f"{out} holds {counted(number + 1, 'rows')} of {counted(len(plan), 'packs')}")
+    done = {"samples": f"{len(plan.indices):,} planned, rows of as many samples and tokens"}
+    if want:
+        done["encoding"] = f"{counted(len(want), 'rows')} equal the source's, bit for bit"
+    return done
 
 
 def _compare_encoded(sample: Any, want: Any, packs: Any, number: int) -> None:

@@ -59,6 +59,11 @@ class PackFiles:
                 elif "first_pack" in row:
                     self._starts.append(row["first_pack"])
                     self._stored.append({name: row[name] for name in ("name", "bytes", "sha256")})
+        if self._stored and not hasattr(extend.lookup("export", self.format), "open_rows"):
+            raise FormatError(
+                f"{out} holds {self.format}: rows for another reader, without samples",
+                hint="train on the plan, or export it in another format too",
+            )
         self._rows: tuple[int, Any, set[str]] = (
             0,
             None,

@@ -198,7 +198,8 @@ class ExportConfig(Section):
     """Write the packs as files instead of training; the options of `packtrain export`."""
 
     format: (
-        Literal["raw", "webdataset", "energon", "chunks", "mds", "litdata", "lance", "datasets"] | None
+        Literal["raw", "webdataset", "energon", "chunks", "mds", "litdata", "lance", "datasets", "megatron"]
+        | None
     ) = None
     """not set: train; else the packs are exported and nothing is trained"""
     out: str | None = None
@@ -211,8 +212,8 @@ class ExportConfig(Section):
     """bytes a part"""
     prompts: Literal["prompt", "prompts"] | None = None
     """name of the prompt's key"""
-    layout: Literal["packtrain", "llava"] | None = None
-    """layout of records"""
+    layout: Literal["packtrain", "llava", "parquet", "npy"] | None = None
+    """layout of records; of `megatron`: `parquet`, `npy`"""
     media: Literal["source", "uint8", "tensor"] | None = None
     """how chunks hold media"""
     workers: Count = 1

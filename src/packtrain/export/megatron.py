@@ -1,0 +1,180 @@
+"""megatron: packs as packed data of Megatron-Bridge, which its own readers open without a tokenizer.
+
+    pack-000000-000.idx.parquet   a row a pack, row groups of 500; the next file begins behind `maxsize` bytes
+    pack-000000-000.npy           `layout: npy`: the rows as one object array, for releases before Parquet
+    packing.json                  `packed_metadata_path`: what `pad_cu_seqlens` asks for
+
+A row holds `input_ids` (int32), `loss_mask` (int8: 1 where the next token is trained, 0 at the end of every
+sample) and `seq_start_id` (int32: where samples begin). Its readers take the last token of a sample for a
+target only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import files
+from ..errors import ChecksumError, ConfigError, InputError, UnknownNameError, optional
+from ._job import Job
+from ._rows import Made, Row, published, write_files
+
+__all__ = ["check_options", "finish", "needs_template", "packed_row", "read_rows", "write_part"]
+
+LAYOUTS = ("parquet", "npy")
+OPTIONS = {"layout": "parquet"}
+FILES = (
+    r".*\.(parquet|pq|npy)|packing\.json",
+    r"pack-\d{6,}-\d{3,}\.(idx\.parquet|npy)|packing\.json",
+)
+
+needs_template = True
+
+_TYPES = {"input_ids": "int32", "loss_mask": "int8", "seq_start_id": "int32"}
+_GROUP = 500  # rows: its readers hold one group
+_IGNORE = -100
+#: Fields of an encoded sample that a row says, or that say nothing more.
+_SAID = {"input_ids", "labels", "position_ids", "attention_mask", "sample_id", "length", "source", "channel"}
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse settings that cannot be, before anything is written."""
+    if options["layout"] not in LAYOUTS:
+        raise UnknownNameError("layout", str(options["layout"]), LAYOUTS)
+
+
+def write_part(job: Job, part: int) -> list[dict[str, Any]]:
+    """Write the files of a part.
+
+    Raises:
+        DriftError: a sample encodes to another length than it was planned with.
+        InputError: a sample that a row cannot say, by name.
+    """
+    rows = (packed_row(job.encoded(job.read(number))) for number in job.packs_of(part))
+    if job.options["layout"] == "npy":
+        if job.parts > 1:
+            raise ConfigError(
+                f"layout npy is one file, {len(job.plan):,} packs are {job.parts} parts",
+                hint=f"--maxcount {len(job.plan)}; or layout parquet, which newer releases read",
+            )
+        return write_files(job, part, ".npy", _write_npy, rows=rows)
+    return write_files(job, part, ".idx.parquet", _write_parquet(job.maxsize), rows=rows)
+
+
+def finish(job: Job, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Write what static shapes of boundaries are made from."""
+    counts, tokens = np.diff(job.plan.offsets), job.plan.pack_tokens
+    told = {
+        "dataset_max_seqlen": max(row["told"]["longest"] for part in parts for row in part["files"]),
+        "max_samples_per_bin": int(counts.max()),
+        "packing_factor": round(float(counts.mean()), 2),
+        "packing_efficiency": round(100.0 * float(tokens.mean()) / job.plan.spec.pack_length, 2),
+        "pack_size": job.plan.spec.pack_length,
+        "min_packed_seqlen": int(tokens.min()),
+    }
+    return [published(job.out, "packing.json", json.dumps([told], indent=2))]
+
+
+def packed_row(samples: Sequence[Mapping[str, Any]]) -> Row:
+    """The row of a pack.
+
+    Args:
+        samples: encoded.
+
+    Raises:
+        InputError: a sample with media, weights or positions of its own, or of one token.
+    """
+    ids, masks, starts, begin = [], [], [], 0
+    for sample in samples:
+        tokens, trained = _said(sample)
+        ids.append(tokens)
+        masks.append(trained)
+        starts.append(begin)
+        begin += len(tokens)
+    held = (np.concatenate(ids), np.concatenate(masks), np.array(starts))
+    return {name: value.astype(kind) for (name, kind), value in zip(_TYPES.items(), held, strict=True)}
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of a file, in order.
+
+    Raises:
+        ChecksumError: it holds something else.
+    """
+    try:
+        if path.suffix == ".npy":
+            rows = np.load(path, allow_pickle=True).tolist()
+        else:
+            parquet = optional("pyarrow.parquet", "pyarrow", "arrow").parquet
+            with parquet.ParquetFile(path) as table:
+                rows = [row for group in table.iter_batches(_GROUP) for row in group.to_pylist()]
+        for row in rows:
+            yield {name: np.asarray(row[name], dtype=kind) for name, kind in _TYPES.items()}
+    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+        raise ChecksumError(f"{path} holds no packed rows: {error}", hint="export it again") from None
+
+
+def _said(sample: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Token ids, and where the next one is trained."""
+    ids, labels = (np.asarray(sample[name]).reshape(-1) for name in ("input_ids", "labels"))
+    for name, value in sample.items():
+        if name not in _SAID and not (name in ("weight", "loss_scale") and (np.asarray(value) == 1).all()):
+            raise _cannot(sample, f"has {name}")
+    places = np.asarray(sample.get("position_ids", np.arange(len(ids))))
+    if places.shape[-1:] != ids.shape or (places != np.arange(len(ids))).any():
+        raise _cannot(sample, "has position_ids of its own")
+    trained = labels[1:] != _IGNORE
+    if (labels[1:] != ids[1:])[trained].any():
+        raise _cannot(sample, "has labels that are not its tokens")
+    if len(ids) < 2:
+        raise _cannot(sample, "has one token")
+    return ids, np.append(trained, False)
+
+
+def _cannot(sample: Mapping[str, Any], what: str) -> InputError:
+    return InputError(
+        f"sample {sample.get('sample_id')} {what}: a packed row of Megatron-Bridge cannot say that",
+        hint="leave it out (packtrain plan --skip-samples), or use another format",
+    )
+
+
+def _write_npy(folder: Path, rows: Iterator[Row]) -> Iterator[Made]:
+    held = [{name: value.tolist() for name, value in row.items()} for row in rows]
+    path = folder / "rows.npy"
+    with files.publish(path) as handle:
+        np.save(handle, np.array(held, dtype=object), allow_pickle=True)
+    yield path, len(held), {"longest": max(map(_longest, held))}
+
+
+def _write_parquet(maxsize: int) -> Any:
+    def write(folder: Path, rows: Iterator[Row]) -> Iterator[Made]:
+        arrow = optional("pyarrow.parquet", "pyarrow", "arrow")
+        types = {"int32": arrow.int32(), "int8": arrow.int8()}
+        schema = arrow.schema([(name, arrow.list_(types[kind])) for name, kind in _TYPES.items()])
+        row = next(rows, None)
+        number = 0
+        while row is not None:
+            path, packs, size, longest = folder / f"{number}.parquet", 0, 0, 0
+            with arrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+                while row is not None and (not packs or size < maxsize):
+                    group: list[Row] = []
+                    while row is not None and len(group) < _GROUP and (not packs or size < maxsize):
+                        group.append(row)
+                        size += sum(value.nbytes for value in row.values())
+                        longest = max(longest, _longest(row))
+                        packs += 1
+                        row = next(rows, None)
+                    columns = {name: [one[name] for one in group] for name in _TYPES}
+                    writer.write_table(arrow.table(columns, schema=schema), row_group_size=_GROUP)
+            number += 1
+            yield path, packs, {"longest": longest}
+
+    return write
+
+
+def _longest(row: Mapping[str, Any]) -> int:
+    return int(np.diff([*row["seq_start_id"], len(row["input_ids"])]).max())
