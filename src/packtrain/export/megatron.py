@@ -146,7 +146,7 @@ def _write_npy(folder: Path, rows: Iterator[Row]) -> Iterator[Made]:
     held = [{name: value.tolist() for name, value in row.items()} for row in rows]
     path = folder / "rows.npy"
     with files.publish(path) as handle:
-        np.save(handle, np.array(held, dtype=object), allow_pickle=True)
+        np.lib.format.write_array(handle, np.array(held, dtype=object), allow_pickle=True)
     yield path, len(held), {"longest": max(map(_longest, held))}
 
 
