@@ -5,9 +5,10 @@ BIN    := $(VENV)/bin
 FUZZ_SECONDS ?= 600
 SOAK_KILLS ?= 100
 DOCS   := $(or $(PACKTRAIN_HOSTS),$(HOME)/.cache/packtrain-hosts)/docs
+S3     := $(or $(PACKTRAIN_HOSTS),$(HOME)/.cache/packtrain-hosts)/s3
 STAMP  := $(VENV)/.packtrain-ready
 
-.PHONY: demo docs test test-hosts test-versions test-install fuzz soak lint bench clean
+.PHONY: demo docs test test-s3 test-hosts test-versions test-install fuzz soak lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 	PYTHON=$(PYTHON) VENV=$(VENV) sh scripts/setup.sh
@@ -18,6 +19,11 @@ demo: $(STAMP)  ## measure, plan, train and report on data the project makes its
 
 test: $(STAMP)  ## the whole test suite
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+
+test-s3: $(STAMP)  ## remote files from a bucket of moto's server, through s3fs in an environment of its own
+	$(PYTHON) -m venv $(S3)
+	$(S3)/bin/pip install -q -c constraints.txt s3fs 'moto[server]'
+	PYTHONPATH=$$($(S3)/bin/python -c 'import site; print(site.getsitepackages()[0])') $(BIN)/python -m pytest tests/packs/test_remote_s3.py
 
 test-hosts: $(STAMP)  ## tests in virtual environments of other packages, made once in PACKTRAIN_HOSTS
 	$(BIN)/python -m pytest tests/hosts -m hosts

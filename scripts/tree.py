@@ -25,6 +25,7 @@ ORDER = [
         "world",
         "files",
         "version",
+        "remote",
         "waiting",
         "workers",
         "packers",

@@ -143,8 +143,16 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_terminal_summary(terminalreporter) -> None:  # type: ignore[no-untyped-def]
-    ran = sum(1 for report in terminalreporter.stats.get("passed", []) if "realdata" in report.keywords)
-    skipped = sum(1 for report in terminalreporter.stats.get("skipped", []) if "realdata" in report.keywords)
+    ran = sum(
+        1
+        for report in terminalreporter.stats.get("passed", [])
+        if "realdata" in getattr(report, "keywords", ())
+    )
+    skipped = sum(
+        1
+        for report in terminalreporter.stats.get("skipped", [])
+        if "realdata" in getattr(report, "keywords", ())
+    )
     terminalreporter.write_line(f"real-data tests: {ran} ran, {skipped} skipped ({DATA})")
 
 
@@ -153,5 +161,5 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or not DATA.is_dir():
         return
-    if any("realdata" in report.keywords for report in reporter.stats.get("skipped", [])):
+    if any("realdata" in getattr(report, "keywords", ()) for report in reporter.stats.get("skipped", [])):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

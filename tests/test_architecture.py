@@ -24,6 +24,7 @@ LAYERS = [
     ["checks"],
     ["moved"],
     ["extend", "world", "files"],
+    ["remote"],
     ["waiting"],
     ["workers"],
     ["packers"],

@@ -31,6 +31,7 @@ __all__ = [
     "append_line",
     "canonical_json",
     "digest_json",
+    "locked",
     "make_folder",
     "move",
     "parse_yaml",
@@ -285,6 +286,22 @@ def make_folder(folder: str | Path) -> None:
             raise InputError(f"{taken} is a file, not a folder", hint="choose another folder") from None
         except PermissionError:
             raise InputError(f"no permission to create {folder}", hint="choose a writable folder") from None
+
+
+@contextlib.contextmanager
+def locked(path: str | Path) -> Iterator[None]:
+    """One process of a machine at a time is in here for the lock file `path`; a killed one lets go.
+
+    Systems without such locks let all in: who works here does what may be done twice.
+    """
+    path = Path(path)
+    make_folder(path.parent)
+    with open(path, "ab") as handle:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            fcntl.flock(handle.fileno(), fcntl.LOCK_EX)  # closing the file unlocks it
+        yield
 
 
 def private_folder(name: str) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ __all__ = [
     "Node",
     "World",
     "cache_dir",
+    "copies_limit",
     "environment",
     "environment_for_children",
     "jit_allowed",
@@ -107,6 +109,21 @@ def cache_dir() -> Path:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "packtrain"
+
+
+def copies_limit(folder: str) -> float:
+    """Bytes that copies of remote files may take: `PACKTRAIN_REMOTE_GB`, else half of the folder's disk."""
+    text = os.environ.get("PACKTRAIN_REMOTE_GB")
+    if text:
+        try:
+            if (limit := float(text)) > 0:
+                return limit * 1e9
+        except ValueError:
+            pass
+        raise InputError(f"environment variable PACKTRAIN_REMOTE_GB={text!r} is no number above 0")
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return shutil.disk_usage(folder).total / 2
 
 
 def jit_allowed() -> bool:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from made_images import MADE
 from test_media_tar import make_tar
 
 from packtrain.errors import MissingExtraError, SampleError
-from packtrain.media import _remote, location
+from packtrain.media import location
 from packtrain.media.image import open_image, read_header
+from packtrain.remote import ranges
+from remote_site import Site, serving
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
@@ -25,76 +24,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 LARGE = MADE["bmp"]() + bytes(1 << 20)
 
 
-class Site(ThreadingHTTPServer):
-    """Files of a dict. `ranges=False` sends the whole file whatever is asked for."""
-
-    def __init__(self, *, ranges: bool = True) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.files: dict[str, bytes] = {}
-        self.ranges = ranges
-        self.sent = 0
-        self.fail: list[int] = []
-        self.requests = 0
-        self.stop = threading.Event()
-        self.odd: list[str] = []  # of the next answers with a body: drop, stall, short, more
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Site
-
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def _answer(self, *, body: bool) -> None:
-        site = self.server
-        site.requests += 1
-        data = site.files.get(self.path)
-        status = site.fail.pop(0) if site.fail else 200 if data is not None else 404
-        asked = re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
-        part = data or b""
-        if asked and site.ranges and status == 200:
-            status, part = 206, part[int(asked[1]) : int(asked[2]) + 1]
-        odd = site.odd.pop(0) if site.odd and body and status < 300 else ""
-        part = part[: len(part) // 2] if odd == "short" else part + b"more" if odd == "more" else part
-        self.send_response(status)
-        if status < 300:
-            self.send_header("Content-Length", str(len(part)))
-            if site.ranges:
-                self.send_header("Accept-Ranges", "bytes")
-        else:
-            part = b""
-            self.send_header("Content-Length", "0")
-        self.end_headers()
-        if body:
-            site.sent += len(part)  # before the client can have it
-            if odd in ("drop", "stall"):
-                self.wfile.write(part[: len(part) // 2])
-                self.wfile.flush()
-                if odd == "stall":
-                    site.stop.wait(20)
-                self.close_connection = True
-                return
-            self.wfile.write(part)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture(params=[True, False], ids=["ranges", "no-ranges"])
 def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(_remote, "PAUSE", 0.001)
-    server = Site(ranges=request.param)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.stop.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    monkeypatch.setattr(ranges, "PAUSE", 0.001)
+    with serving(ranges=request.param) as server:
+        yield server
 
 
 @pytest.fixture
@@ -158,7 +92,7 @@ def test_a_server_that_drops_stalls_truncates_or_lies(
     site: Site, odd: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: asked again. Always: a network fault in the ledger, never other bytes or a damaged medium."""
-    monkeypatch.setattr(_remote, "STALL", 0.2)
+    monkeypatch.setattr(ranges, "STALL", 0.2)
     data = MADE["jpeg"]()
     site.files["/a.jpg"] = data
     url = f"{site.url}/a.jpg"

@@ -192,7 +192,7 @@ def _figures(config: RunConfig, named: dict[str, Any], trained: Any) -> dict[str
     """What stands in `run.json` of packs that were not planned here."""
     figures = {"packtrain": __version__, **named, "world_size": world().size, "metrics": trained.metrics}
     if config.data.kind == "exported":
-        plan = shards.hidden(Path(config.data.path), "plan")
+        plan = shards.hidden(shards.at(config.data.path), "plan")
         figures |= {"plan_folder": str(plan.resolve())} if (plan / "plan.json").is_file() else {}
     if trained.losses:
         figures |= {"loss_first": trained.losses[0][1], "loss_last": trained.losses[-1][1]}

@@ -17,7 +17,7 @@ from ..pipeline.which import read_run
 from ..planning.distribution import quantiles
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
-from ..store.shards import is_export
+from ..store.shards import at, is_export
 
 __all__ = [
     "artefact_kind",
@@ -63,7 +63,9 @@ def artefact_kind(folder: Path) -> str:
 
 
 def of_host(folder: Path) -> Path:
-    """The newest training plan that `pack(trainer)` left in a run (or its `packs`); else `folder`."""
+    """The newest training plan that `pack(trainer)` left in a run (or its `packs`); else `folder`, or the
+    copies of what is behind a URL."""
+    folder = at(folder)
     if folder.is_dir() and not any((folder / f"{name}.json").exists() for name in ("run", "plan", "lengths")):
         for place in (folder / "packs" / "train", folder / "train", folder):
             made = sorted(place.glob("plan-*/plan.json"), key=lambda path: path.stat().st_mtime)

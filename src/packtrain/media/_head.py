@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import SampleError, counted
-from ._remote import Remote
+from ..remote.ranges import Remote
 
 __all__ = ["HEAD_BYTES", "STEPS", "Head", "as_file"]
 

@@ -2,7 +2,7 @@
 
 A *ref* is what a record names: a path (str or Path), a `file://` URL, a member of a tar
 (`tar:shard.tar!000.jpg`), a base64 or percent-encoded `data:` URL, the bytes themselves, or a URL of a
-remote file system (`_remote.SCHEMES`: s3, gs, https, …; needs the extra `remote`). `resolve` turns a ref
+remote file system (`ranges.SCHEMES`: s3, gs, https, …; needs the extra `remote`). `resolve` turns a ref
 of a record into one that can be opened (it needs the media root, which may be a URL too); everything else
 takes a resolved ref.
 
@@ -32,7 +32,9 @@ from urllib.parse import unquote, unquote_to_bytes
 
 from ..errors import SampleError
 from ..files import Stamp
-from . import _remote, _tar
+from ..remote import ranges
+from ..remote.copies import url_of
+from . import _tar
 from ._head import HEAD_BYTES, Head, as_file
 
 __all__ = [
@@ -72,8 +74,9 @@ def open_head(ref: Ref) -> Head:
         data = _decode_data_url(str(ref))
         return Head(data, len(data), name_of(ref))
     base = 0
+    path = _at(path)
     inner = _tar.split(path)
-    if _remote.is_remote(path if inner is None else inner[0]):
+    if ranges.is_remote(path if inner is None else inner[0]):
         return _open_remote(path, inner)
     descriptor, status = _open(path if inner is None else inner[0])
     size = status.st_size
@@ -93,7 +96,8 @@ def open_head(ref: Ref) -> Head:
 def read_bytes(ref: Ref) -> bytes:
     """All bytes of a medium. Errors as `open_head`."""
     path = None if isinstance(ref, bytes) else _file_path(ref)
-    if path is not None and not _remote.is_remote(path) and _tar.split(path) is None:
+    path = None if path is None else _at(path)
+    if path is not None and not ranges.is_remote(path) and _tar.split(path) is None:
         descriptor, status = _open(path)
         with Head(b"", status.st_size, path, descriptor) as whole:  # one read: no header is asked for
             return whole.at(0, status.st_size)
@@ -107,7 +111,8 @@ def exists(ref: Ref) -> bool:
         return True
     try:
         path = _file_path(ref)
-        if path is not None and (_tar.split(path) is not None or _remote.is_remote(path)):
+        path = None if path is None else _at(path)
+        if path is not None and (_tar.split(path) is not None or ranges.is_remote(path)):
             with open_head(ref):
                 return True
         return True if path is None else stat.S_ISREG(os.stat(path).st_mode)
@@ -132,8 +137,8 @@ def identity_name(ref: Ref, root: str | os.PathLike[str] | None = None) -> str:
     if isinstance(ref, bytes) or (path := _file_path(ref)) is None:
         return ""
     path, member = _tar.split(path) or (path, "")
-    if _remote.is_remote(path):
-        below = _remote.inside(path, os.fspath(root)) if root is not None and is_url(root) else None
+    if ranges.is_remote(path):
+        below = ranges.inside(path, os.fspath(root)) if root is not None and is_url(root) else None
         return (below or path) + (f"!{member}" if member else "")
     if root is not None and (inside := _inside(os.path.abspath(path), os.path.abspath(os.fspath(root)))):
         path = inside
@@ -148,7 +153,7 @@ def ref_of(name: str, root: str | os.PathLike[str] | None = None) -> str:
     """
     path, member = _tar.split(_tar.PREFIX + name) or (name, "")
     if root is not None and not is_url(path) and not os.path.isabs(path):
-        path = _remote.join(str(root), path) if is_url(root) else os.path.join(os.path.abspath(root), path)
+        path = ranges.join(str(root), path) if is_url(root) else os.path.join(os.path.abspath(root), path)
     return f"{_tar.PREFIX}{path}!{member}" if member else path
 
 
@@ -188,7 +193,7 @@ def resolve(
     if given is None:
         return ref
     given, member = _tar.split(given) or (given, "")
-    if _remote.is_remote(given) or (media_root is not None and is_url(media_root)):
+    if ranges.is_remote(given) or (media_root is not None and is_url(media_root)):
         path = _resolve_url(given, media_root, allow_outside, absolute_ok, allow_remote)
         return f"{_tar.PREFIX}{path}!{member}" if member else path
     root = os.path.abspath(os.fspath(media_root)) if media_root is not None else os.getcwd()
@@ -204,7 +209,7 @@ def resolve(
 
 def is_url(path: str | os.PathLike[str]) -> bool:
     """Whether a path or media root is a URL of a remote file system."""
-    return isinstance(path, str) and _remote.is_remote(path)
+    return isinstance(path, str) and ranges.is_remote(path)
 
 
 def name_of(ref: Ref) -> str:
@@ -216,9 +221,16 @@ def name_of(ref: Ref) -> str:
 
 
 # --------------------------------------------------------------------------------------------
+def _at(path: str) -> str:
+    """A path, or the URL that it stands for where it is a copy of a remote file that is not here."""
+    file = file_of(path)
+    url = url_of(file)
+    return path if url is None or os.path.isfile(file) else path.replace(file, url, 1)
+
+
 def _open_remote(path: str, inner: tuple[str, str] | None) -> Head:
     """The head of a remote file, or of a member of a remote tar."""
-    remote = _remote.open_remote(path if inner is None else inner[0], _short(path))
+    remote = ranges.open_remote(path if inner is None else inner[0], _short(path))
     base, size = 0, remote.size
     if inner is not None:
         whole = Head(b"", size, _short(inner[0]), remote=remote)
@@ -235,17 +247,17 @@ def _resolve_url(
     allow_remote: bool,
 ) -> str:
     """`resolve` where the medium, the media root or both are URLs."""
-    if not _remote.is_remote(given):
+    if not ranges.is_remote(given):
         if os.path.isabs(given):  # a local file beside a remote root
             if allow_outside or absolute_ok:
                 return os.path.normpath(given)
             raise _outside(given, root)
-        path = _remote.join(str(root), given)
-        if not allow_outside and _remote.inside(path, str(root)) is None:
+        path = ranges.join(str(root), given)
+        if not allow_outside and ranges.inside(path, str(root)) is None:
             raise _outside(given, root)
         return path
     if root is not None and is_url(root):
-        if _remote.inside(given, os.fspath(root)) is not None:
+        if ranges.inside(given, os.fspath(root)) is not None:
             return given
         if not allow_outside and not absolute_ok:
             raise _outside(given, root)
@@ -294,7 +306,7 @@ def _file_path(ref: str | os.PathLike[str]) -> str | None:
     if text.startswith("data:"):
         return None
     if "://" in text[:32] and _SCHEME.match(text):
-        if _remote.is_remote(text):
+        if ranges.is_remote(text):
             return text
         if not text.startswith("file://"):
             raise SampleError(

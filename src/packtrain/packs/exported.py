@@ -51,12 +51,13 @@ def open_packs(out: str | Path, encode: Encode | None = None, **options: Any) ->
     """The dataset over an export of any format.
 
     Args:
-        out: the export's folder.
+        out: the export's folder, or a URL.
         encode: `template.encode`; chunks need it only where they hold media as bytes.
         options: `task`, `aligned`, `skip`, `ledger_file`, `on_error` and `max_skip_fraction`, as for
             `ShardedPacks`; of chunks also `verify`, see `ChunkedPacks`.
     """
-    if shards.export_of(Path(out))["key"]["format"] == "chunks":
+    out = shards.at(out)
+    if shards.export_of(out)["key"]["format"] == "chunks":
         check_task(None, options.pop("task", None))
         return ChunkedPacks(out, encode, **options)
     if encode is None:
@@ -205,7 +206,7 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
         max_skip_fraction: float | None = None,
     ) -> None:
         self.verify = verify
-        self.out = Path(out).absolute()
+        self.out = shards.at(out).absolute()
         self.marker = shards.export_of(self.out)
         if self.marker["key"]["format"] != "chunks":
             raise FormatError(f"{out} holds no chunks", hint="packtrain.data.open_packs reads every format")

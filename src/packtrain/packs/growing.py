@@ -25,6 +25,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from ..errors import InputError
 from ..moved import also_named, renamed
+from ..remote.copies import place_of
 from ..store.growing import Order, raw_place
 from ..waiting.poll import Clock
 from ..world import world
@@ -56,7 +57,7 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
     `DataLoader(ds.stream(), …)`.
 
     Args:
-        directory: what `packtrain produce` writes; it may be empty or absent as yet.
+        directory: what `packtrain produce` writes, or its URL; it may be empty or absent as yet.
         rank, world_size: this reader among all; None: from the launcher.
         timeout_s: longest wait for one pack in seconds of this process; 0 = for ever.
         poll_s: seconds between two looks at the folder.
@@ -110,7 +111,8 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
             raise InputError(f"start is {start!r}", hint=f"use one of {', '.join(_STARTS)}")
         if total_steps is not None and total_steps < 1:
             raise InputError(f"total_steps is {total_steps}, expected >= 1")
-        if Path(directory).is_file():
+        directory = Path(place_of(directory))
+        if directory.is_file():
             raise InputError(f"{directory} is a file", hint="name the folder that `packtrain produce` writes")
         if not timeout_s >= 0 or not poll_s > 0 or cache_chunks < 1:
             raise InputError(
@@ -118,7 +120,7 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
                 hint="timeout_s >= 0 (0 = for ever), poll_s > 0, cache_chunks >= 1",
             )
         super().__init__(
-            Path(directory),
+            directory,
             world(rank, world_size),
             timeout_s,
             poll_s,

@@ -33,7 +33,7 @@ def open_exported(config: RunConfig, data: Exported) -> tuple[Any, Any]:
     from ..train.opened import left_out_file
     from ..train.steps import skipped_samples
 
-    folder = Path(data.path)
+    folder = shards.at(data.path)
     chunks = shards.export_of(folder)["key"]["format"] == "chunks"
     template = _template(config, folder, chunks)
     options: dict[str, Any] = {"verify": data.verify} if chunks else {}

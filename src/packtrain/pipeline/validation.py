@@ -66,7 +66,7 @@ def _with_pack_length(config: RunConfig, place: World) -> RunConfig:
     if named is not None or config.data.kind not in ("exported", "growing"):
         return config
     if config.data.kind == "exported":
-        length = PackPlan.load(shards.hidden(Path(config.data.path), "plan")).spec.pack_length
+        length = PackPlan.load(shards.hidden(shards.at(config.data.path), "plan")).spec.pack_length
         return _capped(config, length)
     from ..data import LazyShardedDataset
 

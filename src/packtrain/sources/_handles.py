@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from ..errors import SourceError
 from ..files import Stamp, sha256_file
+from ..remote.copies import present
 
 __all__ = ["LIMIT", "Pinned", "open_count", "read"]
 
@@ -59,6 +60,8 @@ class Pinned:
             SourceError: it is gone, or another one.
         """
         try:
+            if not os.path.exists(self.path):
+                present(self.path)
             status = os.stat(self.path)
         except OSError as error:
             raise SourceError(f"{self.path} is gone since it was opened: {error.strerror}") from None
@@ -132,8 +135,11 @@ def _descriptor(path: str) -> int:
     while len(_table) >= LIMIT:
         _, oldest = _table.popitem(last=False)
         os.close(oldest)
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+        if not os.path.exists(path):
+            present(path)  # a copy of a remote file that was let go
+        descriptor = os.open(path, flags)
     except FileNotFoundError:
         raise SourceError(f"{path} is gone since it was opened") from None
     except OSError as error:

@@ -5,6 +5,7 @@
     folder     `save_to_disk`, MDS, litdata, Lance, Parquet or Arrow, tars, sound clips, JSONL shards, pairs
     pattern    wildcards or braces: by the suffix of its files; several JSONL or JSON files are shards
 
+A URL (s3://, gs://, hf://, https:// …) is brought here first: copies in the cache folder (`remote.copies`).
 A folder that could be several of these is refused with the kinds it could be.
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 
 from ..errors import ConfigError, SourceError, nearest
 from ..extend import Source, lookup, names
+from ..remote.copies import bring
 from ._paths import expand, is_pattern
 
 __all__ = ["kind_of", "open_source"]
@@ -33,7 +35,7 @@ def open_source(path: str | os.PathLike[str], *, kind: str | None = None, **opti
     """Open a source of samples.
 
     Args:
-        path: a file, a folder, a glob or braces.
+        path: a file, a folder, a glob or braces, also as a URL.
         kind: name of a module in `packtrain.sources`; default: by name, then by content.
         **options: passed to the plug-in, for example `cache_dir` and `verify_content`.
 
@@ -47,7 +49,8 @@ def open_source(path: str | os.PathLike[str], *, kind: str | None = None, **opti
             hint="`packtrain.open_chats` takes a list of records or a `datasets.Dataset`; write a one-shot "
             "generator's to a JSONL file first",
         )
-    module = lookup("sources", kind if kind is not None else kind_of(os.fspath(path)))
+    path = bring(path, options.get("cache_dir"))
+    module = lookup("sources", kind if kind is not None else _kind_of(path))
     known = inspect.signature(module.open_source).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
         for option in options:
@@ -67,6 +70,10 @@ def kind_of(path: str) -> str:
     Raises:
         SourceError: none, or several, fit.
     """
+    return _kind_of(bring(path))
+
+
+def _kind_of(path: str) -> str:
     if os.path.isdir(path):
         return _of_folder(path)
     if is_pattern(path):

@@ -33,6 +33,8 @@ from ..extend import Source
 from ..files import MOST_YAML, digest_json, parse_yaml
 from ..moved import also_named
 from ..planning.permutation import Permutation
+from ..remote.copies import bring
+from ..remote.ranges import is_remote
 from ._once import loads
 from .chat import ChatSource
 
@@ -216,8 +218,9 @@ def _part(entry: Any, what: str, full: str, shared: Mapping[str, Any], within: t
     if not isinstance(entry, Mapping) or not isinstance(entry.get("path"), str):
         raise ConfigError(f"{what} has no path")
     _check_keys(entry, _ENTRY, what)
-    path = os.path.join(os.path.dirname(full), entry["path"])
     options = {**shared, **_mapping(entry, "options", what)}
+    path = entry["path"] if is_remote(entry["path"]) else os.path.join(os.path.dirname(full), entry["path"])
+    path = bring(path, options.get("cache_dir"))
     kind = entry.get("kind") or kind_of(path)
     if kind == "mixture":
         options["within"] = (*within, full)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from .. import files
 from ..errors import ChecksumError, FormatError, MissingExtraError, counted
+from ..remote.copies import present
 from ._chunk_fields import JSON, from_palette, from_tail, restore
 from ._chunk_media import MEDIA_BYTES, MEDIA_FIELDS, MEDIA_RECORD, encode_again
 from ._folders import check_seal
@@ -249,7 +250,7 @@ def _reopened(path: Path, encode: Callable[[Any], Mapping[str, Any]] | None, fai
 
 def _manifest(path: Path) -> dict[str, Any]:
     manifest = manifest_of(path)
-    if not manifest.is_file():
+    if not manifest.is_file() and not present(manifest):
         raise FormatError(
             f"{manifest} is missing", hint="its writer was stopped before the chunk was whole: run it again"
         )
@@ -261,6 +262,8 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 def _mapped(path: Path, size: int) -> mmap.mmap:
     try:
+        if not path.exists():
+            present(path)
         with open(path, "rb") as handle:
             found = handle.seek(0, 2)
             if found != size:

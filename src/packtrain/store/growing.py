@@ -25,13 +25,13 @@ from __future__ import annotations
 
 import bisect
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from .. import files
 from ..errors import ForeignArtefactError, FormatError, InputError
+from ..remote.copies import present, send, size_of
 from ..waiting.poll import Clock, SystemClock, Watch, fresh_json, fresh_names
 from ._chunk_reader import CHUNK_SCHEMA
 from ._folders import sealed
@@ -141,6 +141,7 @@ def register(folder: Path, stream: str, marks: Path) -> None:
     told = {"stream": stream, "marks": str(marks)}
     if fresh_json(path) != told:
         files.publish_json(path, told)
+        send(path)
 
 
 def readers(folder: Path, stream: str) -> dict[Path, Mapping[str, Any] | None]:
@@ -330,7 +331,7 @@ class View:
             return None
         self._check_stream(told["meta"], manifest)
         try:
-            size = os.stat(self.folder / name).st_size
+            size = size_of(self.folder / name)
         except OSError:
             self._fault = f"{self.folder / name} is missing"
             return None
@@ -366,6 +367,8 @@ class View:
 def _listed_json(path: Path) -> dict[str, Any] | None:
     """`fresh_json` of a file whose folder was just listed: thousands of names are not listed again."""
     try:
+        if not path.exists():
+            present(path)
         told = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None

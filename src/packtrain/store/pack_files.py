@@ -19,6 +19,7 @@ from typing import Any
 
 from .. import extend, files
 from ..errors import ChecksumError, FormatError, PacktrainError, one_line
+from ..remote.copies import present
 from . import shards
 from ._sums import crc32
 from .pack_records import MEMBER, members_of_row, pack_key, restore
@@ -39,7 +40,7 @@ class PackFiles:
     """
 
     def __init__(self, out: str | Path) -> None:
-        self.out = Path(out).absolute()
+        self.out = shards.at(out).absolute()
         self.marker = shards.export_of(self.out)
         self.format = str(self.marker["key"]["format"])
         self.task = str(self.marker["key"]["task"])
@@ -141,6 +142,8 @@ class PackFiles:
     def _of_tar(self, number: int) -> dict[str, bytes]:
         name, start, stop, crc = self._place(number)
         try:
+            if not (self.out / name).exists():
+                present(self.out / name)
             with open(self.out / name, "rb") as handle:
                 handle.seek(start)
                 data = handle.read(stop - start)
@@ -186,7 +189,7 @@ class PackFiles:
         if row["name"] in self._rows[2]:
             return
         path = self.out / row["name"]
-        if not path.is_file():
+        if not path.is_file() and not present(path):
             raise ChecksumError(f"{path} is missing", hint="copy it again, or export again")
         size = path.stat().st_size
         if size != row["bytes"] or files.sha256_file(path) != row["sha256"]:
@@ -199,7 +202,7 @@ class PackFiles:
     def _of_folder(self, number: int) -> dict[str, bytes]:
         key = pack_key(number)
         try:
-            record = (self.out / f"{key}.json").read_bytes()
+            record = _bytes(self.out / f"{key}.json")
             if hashlib.sha256(record).digest() != self._digests[number]:
                 raise ChecksumError(
                     f"{self.out / key}.json was cut or edited: {len(record):,} bytes, exported were others",
@@ -207,11 +210,17 @@ class PackFiles:
                 )
             media = json.loads(record)["packtrain"]["media"]
             names = [one["member"] for held in media for one in held]
-            return {name: (self.out / f"{key}.{name}").read_bytes() for name in names} | {"json": record}
+            return {name: _bytes(self.out / f"{key}.{name}") for name in names} | {"json": record}
         except FileNotFoundError as error:
             raise ChecksumError(f"{error.filename} is missing", hint="export again") from None
         except (ValueError, KeyError, TypeError) as error:
             raise ChecksumError(f"{key}.json in {self.out} is torn: {error}", hint="export again") from None
+
+
+def _bytes(path: Path) -> bytes:
+    if not path.exists():
+        present(path)  # a copy of a remote file
+    return path.read_bytes()
 
 
 def split_members(data: bytes, key: str) -> tuple[dict[str, bytes], int] | None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from .. import extend, files
 from ..errors import FormatError, InputError, UnknownNameError
+from ..remote.copies import bring
 from ._folders import check_seal, sealed
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "FOLDER",
     "FORMATS",
     "SCHEMA_EXPORT",
+    "at",
     "export_of",
     "hidden",
     "is_export",
@@ -54,6 +56,8 @@ _FILES = {
     "chunks": (re.compile(r"chunk_.*|.*\.arrow"), re.compile(r"chunk_\d{8,}\.(arrow|json)")),
 }
 
+_PACKS = re.compile(r"(pack-\d+-\d+\.tar|chunk_\d+\.arrow|ps_\d+\.[^/]*)$")
+
 #: Names of formats.
 FORMATS = tuple(_FILES)
 
@@ -69,6 +73,14 @@ def key_path(out: Path) -> Path:
 
 def part_path(out: Path, number: int) -> Path:
     return hidden(out, f"part-{number:06d}.json")
+
+
+def at(out: str | Path) -> Path:
+    """The folder that an export, or another artefact, is read from.
+
+    One behind a URL: the copies of its manifests and plan; those of its packs come when they are opened.
+    """
+    return Path(bring(out, later=_PACKS.match))
 
 
 def is_export(folder: Path) -> bool:

@@ -14,6 +14,7 @@ import torch
 
 from ..collate.boundaries import text_config
 from ..errors import ConfigError, one_line
+from ..remote.copies import bring
 from ..template import ensure_torchvision
 from ..world import World, world
 from .config import RunConfig
@@ -186,7 +187,7 @@ def _check_resumed(config: RunConfig) -> None:
         return
     if not asked:
         return
-    folder = Path(str(asked))
+    folder = Path(bring(str(asked)))
     if not folder.is_dir():
         raise ConfigError(
             f"there is no checkpoint folder {folder}",

@@ -16,6 +16,7 @@ from typing import Any
 
 from .. import files
 from ..errors import ConfigError, FormatError, counted
+from ..remote.copies import bring
 from ..template import ensure_torchvision
 from .config import RunConfig
 from .passes import is_sized, replans
@@ -46,7 +47,8 @@ def checkpoint_of(source: Any, asked: Any, output_dir: str) -> str | None:
     """The checkpoint folder to go on from.
 
     Args:
-        asked: as Trainer's `resume_from_checkpoint`; True: the last one in `output_dir` that was finished.
+        asked: as Trainer's `resume_from_checkpoint`, or a URL; True: the last one in `output_dir` that was
+            finished.
 
     Raises:
         ConfigError: there is no such checkpoint, or it holds no state of such packs.
@@ -60,7 +62,7 @@ def checkpoint_of(source: Any, asked: Any, output_dir: str) -> str | None:
             )
     if not asked:
         return None
-    folder = Path(str(asked))
+    folder = Path(bring(str(asked)))
     if not folder.is_dir():
         raise ConfigError(
             f"there is no checkpoint folder {folder}",

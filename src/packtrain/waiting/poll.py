@@ -9,6 +9,7 @@ clock; no time stamp that another host wrote is ever read.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import time
@@ -16,7 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..errors import SourceError
+from ..remote.copies import names, renew, url_of
+
 __all__ = ["Clock", "SystemClock", "Watch", "fresh_json", "fresh_names", "pauses"]
+
+_log = logging.getLogger(__name__)
 
 #: Seconds between two looks: from the first to the last, growing.
 FIRST_PAUSE, LAST_PAUSE = 0.05, 2.0
@@ -59,20 +65,31 @@ class Watch:
 
 
 def fresh_names(folder: Path) -> list[str]:
-    """The names in a folder, sorted; none when it is absent or unreadable for the moment."""
+    """The names in a folder, sorted; none when it is absent or unreadable for the moment.
+
+    For a folder of copies (`remote.copies`) those that are behind its URL now.
+    """
     try:
+        if (held := names(folder)) is not None:
+            return held
         return sorted(os.listdir(folder))
     except OSError:
+        return []
+    except SourceError as error:
+        _log.warning("%s", error)
         return []
 
 
 def fresh_json(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file; None while it is absent, torn or unreadable for the moment."""
-    fresh_names(path.parent)
     try:
+        if url_of(path) is None:
+            fresh_names(path.parent)
+        else:
+            renew(path)
         with open(path, "rb") as handle:
             value = json.loads(handle.read())
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # also a remote one that is not there, or not to be reached now
         return None
     return value if isinstance(value, dict) else None
 

@@ -1,11 +1,10 @@
-"""Media behind a URL (`s3://`, `gs://`, `https://`, …) through the optional package fsspec.
+"""One file behind a URL (`s3://`, `gs://`, `https://`, …), read by ranges through fsspec (extra `remote`).
 
-Only ranges are read: the head, and what a header parser asks for. A server that ignores ranges sends the
-whole file; it is then kept and not asked for again. Requests that fail for another reason than the file
-itself (refused connections, stalls, other bytes than were asked for) are tried `TRIES` times; then the medium
-is `unreachable_media`, so that a network fault in the ledger is told from a file that is not there. Requests
-of file systems that need a package of their own (s3fs, gcsfs) stop the run with the name of the package: no
-sample is at fault.
+A server that ignores ranges sends the whole file; it is then kept and not asked for again. Requests that
+fail for another reason than the file itself (refused connections, stalls, other bytes than were asked for)
+are tried `TRIES` times, with pauses that double; then the medium is `unreachable_media`, so that a network
+fault in the ledger is told from a file that is not there. File systems that need a package of their own
+(s3fs, gcsfs) stop the run with the name of the package: no sample is at fault.
 """
 
 from __future__ import annotations
@@ -13,11 +12,25 @@ from __future__ import annotations
 import posixpath
 import time
 import zlib
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from ..errors import MissingExtraError, SampleError, one_line
 
-__all__ = ["SCHEMES", "Remote", "inside", "is_remote", "join", "open_remote", "scheme_of"]
+__all__ = [
+    "SCHEMES",
+    "Remote",
+    "inside",
+    "is_remote",
+    "join",
+    "open_remote",
+    "scheme_of",
+    "stamp_of",
+    "system_of",
+    "tried",
+]
+
+T = TypeVar("T")
 
 #: Schemes that are read. Chained and local schemes of fsspec are left out on purpose.
 SCHEMES = (
@@ -40,7 +53,14 @@ TRIES = 3
 PAUSE = 0.2  # seconds before the second try; doubled each time
 STALL = 30.0  # seconds without a byte of an HTTP server, after which a request has failed
 
-_STAMPS = ("ETag", "etag", "mtime", "LastModified", "updated", "created")
+LONGEST = 10.0  # seconds of a pause between two tries
+
+#: What file systems say of a file that changes with its content; the first that is there counts.
+_STAMPS = (
+    *("ETag", "etag", "md5Hash", "blob_id", "content_hash", "mtime"),
+    *("LastModified", "Last-Modified", "last_modified", "updated", "created"),
+)
+_LOCKED = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "GatedRepoError")
 _ABSENT = (404, 410)
 _REFUSED = (400, 401, 403, 405, 414, 416, 451)
 
@@ -51,36 +71,42 @@ class Remote:
     Attributes:
         size: bytes.
         stamp: an integer that changes when the file does, as far as the file system tells.
+        info: what the file system says of the file.
     """
 
-    __slots__ = ("_path", "_system", "_whole", "name", "size", "stamp")
+    __slots__ = ("_path", "_system", "_whole", "info", "name", "size", "stamp")
 
-    def __init__(self, system: Any, path: str, name: str) -> None:
+    def __init__(
+        self,
+        system: Any,
+        path: str,
+        name: str,
+        info: Mapping[str, Any] | None = None,
+        tries: int | None = None,
+    ) -> None:
         self._system = system
         self._path = path
         self.name = name
         self._whole: bytes | None = None
-        info = self._try(lambda: system.info(path))
+        if info is None:
+            info = tried(name, lambda: dict(system.info(path)), tries)
         if info.get("type") == "directory":
             raise SampleError("unreadable_media", f"{name} is a folder")
         size = info.get("size")
         if size is None:  # a server that does not tell: the file is read once
-            self._whole = self._try(lambda: system.cat_file(path))
-            assert self._whole is not None
+            self._whole = tried(name, lambda: bytes(system.cat_file(path)))
             size = len(self._whole)
         self.size = int(size)
-        marks = (
-            str(info.get(key)) for key in ("ETag", "etag", "mtime", "LastModified", "updated", "created")
-        )
-        self.stamp = zlib.crc32(" ".join(marks).encode("utf-8", "backslashreplace"))
+        self.info = info
+        self.stamp = zlib.crc32(stamp_of(info).encode("utf-8", "backslashreplace"))
 
-    def read(self, offset: int, count: int) -> bytes:
+    def read(self, offset: int, count: int, tries: int | None = None) -> bytes:
         """Up to `count` bytes from `offset` on; fewer only where the file ends."""
         stop = min(offset + count, self.size)
         if offset >= stop:
             return b""
         if self._whole is None:
-            data: bytes = self._try(lambda: self._range(offset, stop))
+            data: bytes = tried(self.name, lambda: self._range(offset, stop), tries)
             if len(data) == stop - offset:
                 return data
             self._whole = data
@@ -93,16 +119,33 @@ class Remote:
             return data
         raise OSError(f"{len(data):,} bytes came, {stop - offset:,} of {self.size:,} were asked for")
 
-    def _try(self, call: Any) -> Any:
-        for attempt in range(TRIES):
-            try:
-                return call()
-            except Exception as error:
-                fault = _fault(self.name, error)
-                if fault.reason != "unreachable_media" or attempt == TRIES - 1:
-                    raise fault from None
-                time.sleep(PAUSE * 2**attempt)
-        raise AssertionError  # the loop returns or raises
+
+def tried(name: str, call: Callable[[], T], tries: int | None = None) -> T:
+    """What a request gives, tried again where the way to the file is at fault.
+
+    Args:
+        name: of the file, for messages.
+        call: the request.
+        tries: at most; `TRIES`.
+
+    Raises:
+        SampleError: missing_media, unreadable_media, unreachable_media.
+    """
+    tries = tries or TRIES
+    for attempt in range(tries):
+        try:
+            return call()
+        except Exception as error:
+            fault = _fault(name, error, tries)
+            if fault.reason != "unreachable_media" or attempt == tries - 1:
+                raise fault from None
+            time.sleep(min(LONGEST, PAUSE * 2**attempt))
+    raise AssertionError  # the loop returns or raises
+
+
+def stamp_of(info: Mapping[str, Any]) -> str:
+    """What a file system says that changes with a file's content; "" where it says nothing."""
+    return next((f"{key} {info[key]}" for key in _STAMPS if info.get(key) is not None), "")
 
 
 def open_remote(url: str, name: str) -> Remote:
@@ -116,21 +159,26 @@ def open_remote(url: str, name: str) -> Remote:
         SampleError: missing_media, unreadable_media, unreachable_media.
         MissingExtraError: fsspec, or the package of this scheme, is not installed.
     """
+    return Remote(*system_of(url, name), name)
+
+
+def system_of(url: str, name: str) -> tuple[Any, str]:
+    """(file system, path in it) of a URL. Errors as `open_remote`."""
     try:
         import fsspec.core
     except ImportError:
         raise MissingExtraError("fsspec", "remote") from None
     try:
         system, path = fsspec.core.url_to_fs(url, **_options(url))
+        return system, str(path)
     except ImportError as error:
-        missing = MissingExtraError(f"what fsspec needs for {scheme_of(url)}:// media", "remote")
+        missing = MissingExtraError(f"what fsspec needs for {scheme_of(url)}://", "remote")
         missing.hint = one_line(error)
         raise missing from None
     except Exception as error:
         raise SampleError(
             "unreadable_media", f"{name} is no URL that can be opened: {type(error).__name__}: {error}"
         ) from None
-    return Remote(system, path, name)
 
 
 def _options(url: str) -> dict[str, Any]:
@@ -173,7 +221,7 @@ def inside(url: str, root: str) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------
-def _fault(name: str, error: Exception) -> SampleError:
+def _fault(name: str, error: Exception, tries: int) -> SampleError:
     """Which reason an exception of a file system stands for."""
     while isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # fsspec's HTTP says "not found" whatever went wrong
@@ -183,12 +231,13 @@ def _fault(name: str, error: Exception) -> SampleError:
         return SampleError("missing_media", f"{name} does not exist")
     if isinstance(error, (IsADirectoryError, NotADirectoryError)):
         return SampleError("unreadable_media", f"{name} is a folder")
-    if isinstance(error, PermissionError) or status in _REFUSED:
+    locked = isinstance(error, PermissionError) or type(error).__name__ in _LOCKED
+    if locked or status in _REFUSED:
         return SampleError("unreadable_media", f"{name} may not be read: {said}")
     if isinstance(error, (ValueError, NotImplementedError)):
         return SampleError("unreadable_media", f"{name} cannot be read: {type(error).__name__}: {said}")
     return SampleError(
         "unreachable_media",
-        f"{name} could not be reached in {TRIES} tries: {type(error).__name__}: {said}",
+        f"{name} could not be reached in {tries} tries: {type(error).__name__}: {said}",
         hint="measure again when the network is up: only samples that failed need it",
     )

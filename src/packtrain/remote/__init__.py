@@ -1,0 +1,1 @@
+"""Files behind URLs: read by ranges, or brought here as copies in the cache folder."""
