@@ -133,7 +133,8 @@ def test_a_run_goes_on_where_it_was(
     assert told.get("metrics", told).get("steps") == 4, told
     assert "another configuration than before: training.max_steps 3 -> 4" in caplog.text
     whole = text_run(output_dir=tmp_path / "whole", max_steps=4, lr_scheduler_type="constant")
-    assert call("train", whole)["code"] == 0
+    at_once = call("train", whole)
+    assert told["consumed"] == at_once["consumed"] and told["consumed"]["packs"] == 4
     assert losses(run) == losses(tmp_path / "whole")
     for name in ("train_log.jsonl", "sample_loss/rank-0.jsonl"):
         steps = [
@@ -161,6 +162,8 @@ def test_a_finished_run_trains_no_further(
     rows = losses(tmp_path / "run")
     again = call("train", values)
     assert again["code"] == 0 and again["metrics"]["steps"] == first["metrics"]["steps"] == len(rows)
+    assert again["proof"] == first["proof"] > 0 and again["consumed"] == first["consumed"] is not None
+    assert "proven before training" in (tmp_path / "run" / "report.html").read_text()
     assert "is the end of this run" in caplog.text and "train_loss" not in again["metrics"]
     assert "another configuration" not in caplog.text
     assert losses(tmp_path / "run") == rows
@@ -212,6 +215,13 @@ def test_every_kind_leaves_a_run_that_show_reads(
     with pytest.raises(SystemExit):
         main(["show", str(tmp_path / "run")])
     shown = capsys.readouterr().out
+    rows = [json.loads(line) for line in (tmp_path / "run" / "train_log.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if "loss" in row]
+    consumed = run["result"]["consumed"]
+    assert consumed["packs"] == sum(row["packs"] for row in rows)
+    assert consumed["samples"] == pytest.approx(sum(row["packs"] * row["samples_per_pack"] for row in rows))
+    assert f"{consumed['samples']:,} samples in {consumed['packs']:,} packs" in shown
+    assert "efficiency" in shown and "samples per pack" in shown and "isolation" in shown
     assert "optimizer steps" in shown and "training loss" in shown and "has no effect" in shown
     assert not any(f" {name} " in shown for name in run["result"] if "_" in name)
     with pytest.raises(SystemExit):
@@ -224,6 +234,9 @@ def test_every_kind_leaves_a_run_that_show_reads(
     for page in (tmp_path / "run" / "report.html", tmp_path / "page.html"):
         told = json.loads(re.search(r'id="figures">(.*?)</script>', page.read_text(), re.S)[1])
         assert told == figures["report"] or (kind == "exported" and page.name == "report.html")
+        if page.name == "page.html":
+            assert told["consumed"] == consumed and told["proof"] == run["result"]["proof"]
+        assert "stats" in told or f">{consumed['samples']:,}</div>" in page.read_text()
         assert len(told["curves"]["loss"]) == 2 and "Step time" in page.read_text()
         assert ("Plan checksum" in page.read_text()) == ("stats" in told)
         assert "stats" in told or told["metrics"] == run["result"]["metrics"]

@@ -251,3 +251,53 @@ def test_keys_of_rows_that_measuring_does_not_read_are_told(caplog: pytest.LogCa
     turns = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]
     found = _by_template([{"messages": turns, "mood": 1}] * 3, Words(), ChatReader(), None)
     assert found == [3, 3, 3] and "not read: mood (3)" in caplog.text
+
+
+def shown(capsys: Any, *words: str) -> Any:
+    """What `packtrain` prints, as JSON with `--json`."""
+    import json
+
+    from packtrain.cli import main
+
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    assert stop.value.code in (0, None)
+    told = capsys.readouterr().out
+    return json.loads(told.splitlines()[-1]) if "--json" in words else told
+
+
+def test_what_it_leaves_is_shown_as_a_run(
+    make: Callable[..., Any],
+    files: Any,  # noqa: F811
+    tmp_path: Path,
+    capsys: Any,
+) -> None:
+    """Steps, losses, step time, proof, evaluation; `which` names a step's samples; a resume adds up."""
+    settings = {"logging_steps": 1, "save_steps": 2, "save_strategy": "steps", "eval_path": files["few_text"]}
+    trainer = pack(make(**settings), audited=2)
+    order = order_of(trainer)
+    trainer.train()
+    told = shown(capsys, "show", str(tmp_path), "--json")
+    steps = [[float(row["step"]), row["loss"]] for row in trainer.state.log_history if "loss" in row]
+    assert told["report"]["curves"]["loss"] == steps and len(steps) == 3
+    result = told["run"]["result"]
+    assert result["consumed"]["samples"] == 24 and result["consumed"]["packs"] == len(trainer.packs.plan)
+    assert result["proof"] == len(trainer.proof.rows) and result["eval"]["samples"] == 24
+    text = shown(capsys, "show", str(tmp_path))
+    for line in (
+        "optimizer steps",
+        "training loss",
+        "step time",
+        "isolation",
+        "validation packs",
+        "trained on",
+    ):
+        assert line in text, line
+    found = [shown(capsys, "which", str(tmp_path), "--step", str(i), "--json")["ids"] for i in range(3)]
+    assert found == [sorted(order[8 * i : 8 * i + 8]) for i in range(3)]
+    shown(capsys, "show", str(tmp_path), "--html", str(tmp_path / "page.html"))
+    assert "proven before training" in (tmp_path / "page.html").read_text()
+    again = pack(make(**settings), audited=2)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert shown(capsys, "show", str(tmp_path), "--json")["run"]["result"]["consumed"] == result["consumed"]

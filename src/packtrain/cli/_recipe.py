@@ -164,11 +164,11 @@ def train_packs(
         if page:
             path = made.write(folder / "report.html", title=f"packtrain run {folder.name}")
             figures["report"] = str(path)
-        finish_run(folder, config, figures)
+        finish_run(folder, config.to_dict(), figures)
         if as_json:
             emit({"run": str(folder), **trained.metrics, **figures})
         else:
-            print_run(folder, figures, trained.losses, None)
+            print_run(folder, figures, None)
     end_of_training()
 
 
@@ -196,4 +196,4 @@ def _figures(config: RunConfig, named: dict[str, Any], trained: Any) -> dict[str
         figures |= {"plan_folder": str(plan.resolve())} if (plan / "plan.json").is_file() else {}
     if trained.losses:
         figures |= {"loss_first": trained.losses[0][1], "loss_last": trained.losses[-1][1]}
-    return {**figures, "proof": None if trained.proof is None else len(trained.proof.rows)}
+    return {**figures, "consumed": trained.consumed, "proof": trained.proven}

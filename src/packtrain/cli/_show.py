@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +63,11 @@ def artefact_kind(folder: Path) -> str:
 
 
 def of_host(folder: Path) -> Path:
-    """The newest training plan that `pack(trainer)` left in a run (or its `packs`); else `folder`, or the
+    """What `pack(trainer)` left in a run: its record, else its newest training plan; else `folder`, or the
     copies of what is behind a URL."""
     folder = at(folder)
+    if (folder / "packs" / "run.json").is_file() and not (folder / "run.json").exists():
+        return folder / "packs"
     if folder.is_dir() and not any((folder / f"{name}.json").exists() for name in ("run", "plan", "lengths")):
         for place in (folder / "packs" / "train", folder / "train", folder):
             made = sorted(place.glob("plan-*/plan.json"), key=lambda path: path.stat().st_mtime)
@@ -196,19 +198,19 @@ def plan_rows(plan: PackPlan) -> dict[str, str]:
 def print_run(
     folder: Path,
     figures: Mapping[str, Any],
-    losses: Sequence[tuple[int, float]],
     plan: PackPlan | None,
     config: Mapping[str, Any] | None = None,
 ) -> None:
-    """The closing table of a run, and the path of its report as the last line.
+    """The closing table of a run with the losses of its log, and the path of its report as the last line.
 
     Args:
         figures: as they stand in `run.json`; what an older version did not write is left out.
-        losses: (step, loss) of its log.
         plan: None: its packs were not planned.
         config: of the run, where its samples and model are to be named and its warnings told again.
     """
-    from ..report.contents import loss_words, plan_words
+    from ..pipeline.step_times import read_history
+    from ..report.contents import consumed_words, loss_words, plan_words, speed_words
+    from ..report.numbers import curves
 
     rows: dict[str, Any] = {} if plan is None else {**plan_rows(plan)}
     if config is not None:
@@ -216,6 +218,7 @@ def print_run(
     for name in ("source", "dataset"):
         if plan is None and name in figures:
             rows[name] = figures[name]
+    rows.update(consumed_words(figures.get("consumed"), plan is not None))
     if "padding_saved" in figures:
         rows["padding saved"] = (
             f"{figures['padding_saved']:.1%} of the slots of padded batches, "
@@ -241,7 +244,11 @@ def print_run(
         rows["optimizer steps"] = f"{int(metrics['steps']):,}{ranks}"
         if metrics.get("unsupervised_steps"):
             rows["optimizer steps"] += f", {int(metrics['unsupervised_steps']):,} without a trained token"
-    if words := loss_words({"train_loss": [(float(x), y) for x, y in losses]}):
+    lines = curves(read_history(folder))
+    if words := speed_words(lines):
+        rows["step time"] = words
+    losses = lines.get("loss", [])
+    if words := loss_words({"train_loss": losses}):
         rows["training loss"] = words.removeprefix("train loss ")
         if len(losses) == 1 and "train_loss" in metrics:
             rows["training loss"] += f"; {metrics['train_loss']:.3f} in the mean of all steps"

@@ -14,7 +14,6 @@ from ..errors import FormatError, InputError, counted
 from ..pipeline.length_files import lengths_of
 from ..pipeline.page import Report, sample_figures, source_of, where_of
 from ..pipeline.plan_table import write_plan_table
-from ..pipeline.step_times import read_history
 from ..pipeline.which import read_run
 from ..planning.device import DeviceProfile
 from ..planning.lengths import Lengths
@@ -213,8 +212,7 @@ def _is_planned(artefact: Path, run: dict[str, Any]) -> bool:
 
 
 def _print_run(artefact: Path, run: dict[str, Any], plan: PackPlan | None) -> None:
-    losses = [(int(row["step"]), float(row["loss"])) for row in read_history(artefact) if "loss" in row]
-    print_run(artefact, run.get("result", {}), losses, plan, run.get("config") or {})
+    print_run(artefact, run.get("result", {}), plan, run.get("config") or {})
 
 
 def _print_sample(artefact: Path, kind: str, sample: int, as_json: bool) -> None:

@@ -107,7 +107,7 @@ def command(
         if as_json:
             emit({"run": str(result.folder), **result.figures})
         else:
-            print_run(result.folder, result.figures, result.loss_curve, result.plan)
+            print_run(result.folder, result.figures, result.plan)
     end_of_training()
 
 

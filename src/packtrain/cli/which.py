@@ -9,6 +9,7 @@ import click
 
 from ..errors import InputError, counted
 from ._app import emit, without_effect
+from ._show import of_host
 
 __all__ = ["command"]
 
@@ -57,6 +58,7 @@ def command(
 
     if (step is None) == (sample is None):
         raise InputError("name either --step or --sample", hint="for example --step 0")
+    artefact = of_host(artefact)
     if losses and (step is None or not (artefact / "run.json").is_file()):
         raise InputError(
             "--losses needs --step of a run", hint="for example which runs/demo --step 100 --losses"

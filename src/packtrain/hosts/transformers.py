@@ -49,6 +49,7 @@ from ._checks import (
 )
 from ._encode import HostEncoder
 from ._plan import pack_rows, say
+from ._record import record_run
 from ._rows import ChatReader
 from ._unread import Reads, columns_of, unread_rows
 
@@ -194,6 +195,7 @@ def _pack_rows(
     same = args.per_device_train_batch_size * args.gradient_accumulation_steps * ranks
     per_step = same if samples_per_step == "same" else samples_per_step
     in_order = _put_before(trainer, mixin, measure=measure, audited=audited, timeout_s=timeout_s)
+    trainer.packs_given = Path(plan) if isinstance(plan, (str, Path)) else None
     reader: ChatReader = trainer.packs_made["reader"]
     reader = replace(reader, source={**reader.source, **reads})
     trainer.packs_made["reader"] = reader
@@ -245,6 +247,12 @@ class HostMixin(PackingMixin):
     packs_options: dict[str, Any]
     packs_eval: dict[int, tuple[Any, PackedDataset]] | None
     packs_loss_known = False
+    #: The folder of a plan that was given to `pack`.
+    packs_given: Path | None = None
+
+    def packs_start(self, source: Any, collate: Any = None, *, prove: bool = True) -> None:
+        super().packs_start(source, collate, prove=prove)
+        record_run(self)
 
     def packs_found(self, report: Any) -> None:
         super().packs_found(report)
@@ -351,6 +359,11 @@ class HostMixin(PackingMixin):
         if self.packs_eval is None or rows is None or not indexable(rows):
             return None
         return self._eval_packs(rows, name)
+
+    def packs_eval_plans(self) -> dict[str, Any]:
+        """Plans of the evaluation sets by name; one without a name: ""."""
+        held = {str(data.samples.name): data.plan for _, data in (self.packs_eval or {}).values()}
+        return {"" if name == "eval" else name: plan for name, plan in held.items()}
 
     def _eval_packs(self, rows: Any, name: str) -> PackedDataset:
         assert self.packs_eval is not None

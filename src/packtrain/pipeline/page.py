@@ -47,6 +47,8 @@ class Report:
         validation: figures of the validation plan.
         config: of the run, plain.
         metrics: of the run, where it has no plan.
+        consumed: what the run consumed; None: not known.
+        proof: comparisons of its isolation proof; None: there was none.
     """
 
     artefact: Path
@@ -61,6 +63,8 @@ class Report:
     validation: Mapping[str, Any] | None = None
     config: Any = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    consumed: Mapping[str, Any] | None = None
+    proof: int | None = None
 
     @classmethod
     def of_run(cls, artefact: Path, config: Any, figures: Mapping[str, Any]) -> Report:
@@ -71,6 +75,8 @@ class Report:
             validation=figures.get("eval"),
             config=config,
             metrics=figures.get("metrics") or {},
+            consumed=figures.get("consumed"),
+            proof=figures.get("proof"),
         )
 
     @classmethod
@@ -99,6 +105,7 @@ class Report:
 
             made.config, figures = read_run(artefact)
             made.comparison, made.validation = figures.get("loss"), figures.get("eval")
+            made.consumed, made.proof = figures.get("consumed"), figures.get("proof")
             made.history = read_history(artefact)
             made.order = order_of(artefact).packs_order
         return made
@@ -118,6 +125,8 @@ class Report:
             keys=keys,
             metrics=self.metrics,
             left_out=None if self.plan is not None else self._left_out(),
+            consumed=self.consumed,
+            proof=self.proof,
         )
 
     def _left_out(self) -> Counter[str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,7 +132,7 @@ def run(
                 report = _page(folder, config, prepared, trained, figures)
                 page = report.write(folder / "report.html", title=f"packtrain run {folder.name}")
                 figures["report"] = str(page)
-            finish_run(folder, config, figures)
+            finish_run(folder, config.to_dict(), figures)
     return RunResult(
         folder=folder, plan=prepared.plan, figures=figures, report=page, loss_curve=trained.losses
     )
@@ -188,11 +188,11 @@ def begin_run(folder: Path) -> None:
     files.remove_leftovers(folder)
 
 
-def finish_run(folder: Path, config: RunConfig, figures: dict[str, Any]) -> None:
+def finish_run(folder: Path, config: Mapping[str, Any], figures: Mapping[str, Any]) -> None:
     """The folder is a finished run: its configuration and what it found, plain JSON."""
     files.publish_json(
         folder / "run.json",
-        {"schema": "packtrain.run/1", "config": config.to_dict(), "result": figures},
+        {"schema": "packtrain.run/1", "config": dict(config), "result": dict(figures)},
     )
 
 
@@ -285,7 +285,8 @@ def _figures(
         "padding_saved_to_cap": slots.saved(slots.capped),
         "metrics": trained.metrics,
         "loss": comparison,
-        "proof": None if trained.proof is None else len(trained.proof.rows),
+        "consumed": trained.consumed,
+        "proof": trained.proven,
     }
     if curve:
         figures["loss_first"], figures["loss_last"] = curve[0][1], curve[-1][1]
@@ -307,4 +308,6 @@ def _page(
         comparison=figures["loss"],
         validation=figures["eval"],
         config=config.to_dict(),
+        consumed=figures["consumed"],
+        proof=figures["proof"],
     )

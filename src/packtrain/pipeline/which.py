@@ -221,11 +221,17 @@ def _of_run(folder: Path, written: Mapping[str, Any], figures: Mapping[str, Any]
         if not place.is_dir() and "plan_folder" in figures:
             place = Path(figures["plan_folder"])  # in a shared cache
     plan = PackPlan.load(place)
-    return order_of_config(config, plan, ranks, place)
+    return order_of_config(config, plan, ranks, place, sync=figures.get("sync"))
 
 
-def order_of_config(config: Any, plan: PackPlan, ranks: int, folder: Path) -> Order:
-    """The order in which a run of `config` on `ranks` ranks consumes a plan that lies in `folder`."""
+def order_of_config(
+    config: Any, plan: PackPlan, ranks: int, folder: Path, *, sync: str | None = None
+) -> Order:
+    """The order in which a run of `config` on `ranks` ranks consumes a plan that lies in `folder`.
+
+    Args:
+        sync: where the ranks of another trainer wait for each other; None: as our own trainer does.
+    """
     from ..train.steps import accumulation_of, balance_of
 
     accumulation = accumulation_of(config, plan, ranks)
@@ -238,7 +244,7 @@ def order_of_config(config: Any, plan: PackPlan, ranks: int, folder: Path) -> Or
         seed=training.seed,
         shuffle=bool(training.train_dataloader_shuffle),
         grad_accum=accumulation,
-        balance=balance_of(config, accumulation),
+        balance=balance_of(config, accumulation, sync),
         replan=None if training.replan is None else EpochPlans(plan, lengths_of(folder)),
     )
     return Order(packs_order=order, run_steps=max(1, asked), folder=folder)

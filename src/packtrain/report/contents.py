@@ -14,14 +14,17 @@ __all__ = [
     "buckets",
     "comparison_rows",
     "config_text",
+    "consumed_words",
     "facts",
     "headline",
     "ledger_groups",
     "loss_words",
     "plan_words",
     "slot_rows",
+    "speed_words",
     "spread",
     "step_rows",
+    "trained_words",
 ]
 
 Points = Sequence[Sequence[float]]
@@ -68,14 +71,67 @@ def headline(figures: Mapping[str, Any]) -> list[dict[str, str]]:
 def _of_training(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     """Those of a run whose packs were not planned."""
     metrics, lines, left = figures["metrics"], figures["curves"], sum(figures["ledger"].values())
-    tiles = [("Optimizer steps", f"{int(metrics['steps']):,}", "")] if "steps" in metrics else []
+    told = figures["consumed"]
+    tiles = _of_packs(told) if told else []
+    if "steps" in metrics:
+        tiles.append(("Optimizer steps", f"{int(metrics['steps']):,}", ""))
     for name in sorted(key for key in lines if key.endswith("loss")):
-        told = "Training loss" if name == "loss" else name.replace("_", " ").capitalize()
-        tiles.append((told, f"{lines[name][-1][1]:.4f}", loss_words({name: lines[name]})))
+        title = "Training loss" if name == "loss" else name.replace("_", " ").capitalize()
+        tiles.append((title, f"{lines[name][-1][1]:.4f}", loss_words({name: lines[name]})))
     if speeds := sorted(value for _, value in lines.get("tokens_per_s", ())):
         tiles.append(("Throughput", f"{speeds[len(speeds) // 2]:,.0f}", "tokens a second, median of the log"))
     tiles.append(("Left out", f"{left:,}", f"{counted(left, 'samples')} in left_out.jsonl"))
     return [{"name": name, "value": value, "note": note} for name, value, note in tiles]
+
+
+def _of_packs(told: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Tiles of the packs that a run consumed."""
+    cap, packs, over = told["pack_length"], told["packs"], told["over_long_packs"]
+    longest = f"exceed {cap:,} tokens, each one long sample; longest {told['longest_pack']:,}"
+    tiles = [("Over-long packs", f"{over:,} of {packs:,}", longest)] if over else []
+    return [
+        *tiles,
+        ("Samples trained", f"{told['samples']:,}", "handed to the model, each time that they were"),
+        ("Packs trained", f"{packs:,}", f"{told['tokens'] // max(1, packs):,} tokens in a pack of {cap:,}"),
+        (
+            "Packing efficiency",
+            percent(told["efficiency"]),
+            f"{told['tokens']:,} real tokens in {told['slots']:,} slots",
+        ),
+        ("Samples per pack", f"{told['samples_per_pack']:,.2f}", "mean of the packs trained"),
+    ]
+
+
+def consumed_words(told: Mapping[str, Any] | None, planned: bool) -> list[tuple[str, str]]:
+    """The lines of what a run consumed, as a plan has them: over-long first.
+
+    Args:
+        planned: a plan tells the rest.
+    """
+    if not told:
+        return []
+    cap, packs = told["pack_length"], counted(told["packs"], "packs")
+    words = f"{counted(told['samples'], 'samples')} in {packs}, {counted(told['tokens'], 'tokens')}"
+    lines = [("trained on", words)]
+    if planned:
+        return lines
+    if told["over_long_packs"]:
+        long = f"{told['over_long_packs']:,} of {packs} exceed {cap:,} tokens"
+        lines.insert(0, ("over-long", f"{long}, longest {told['longest_pack']:,}"))
+    return [
+        *lines,
+        ("efficiency", f"{told['efficiency']:.2%} of slots are real tokens, packs of {cap:,}"),
+        ("samples per pack", f"{told['samples_per_pack']:.2f}"),
+    ]
+
+
+def trained_words(figures: Mapping[str, Any]) -> list[str]:
+    """What was trained on, where a plan tells no more than its own packs, and the isolation proof."""
+    told = consumed_words(figures["consumed"], "stats" in figures) if "stats" in figures else []
+    lines = [f"Trained on {words}." for _, words in told]
+    if figures["proof"] is not None:
+        lines.append(f"Isolation: proven before training ({counted(figures['proof'], 'comparisons')}).")
+    return lines
 
 
 def slot_rows(slots: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -137,6 +193,16 @@ def loss_words(lines: Mapping[str, Points]) -> str:
                 return f"{word} {first:.3f} at step {step:,.0f}"
             return f"{word} {first:.3f} to {last:.3f} ({change:+.1f} %) over {step:,.0f} steps"
     return ""
+
+
+def speed_words(lines: Mapping[str, Points]) -> str:
+    """Seconds of a step and real tokens a second: medians of a log; empty where it has none."""
+    seconds, tokens = (
+        sorted(value for _, value in lines.get(name, ())) for name in ("step_s", "tokens_per_s")
+    )
+    if not seconds or not tokens:
+        return ""
+    return f"{seconds[len(seconds) // 2]:.3g} s, {tokens[len(tokens) // 2]:,.0f} tokens a second (medians)"
 
 
 def plan_words(told: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -85,6 +85,7 @@ def write_report(
         ),
         in_ledger=told["stats"]["dropped"] if "stats" in told else sum(told["ledger"].values()),
         loss_words=contents.loss_words(told["curves"]),
+        trained=contents.trained_words(told),
         step_rows=contents.step_rows(told["steps"]),
         comparison=contents.comparison_rows(told["comparison"]),
         validation=contents.plan_words(told["validation"] or {}),

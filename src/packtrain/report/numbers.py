@@ -168,6 +168,8 @@ def report_figures(
     keys: str = "",
     metrics: Mapping[str, Any] | None = None,
     left_out: Mapping[str, int] | None = None,
+    consumed: Mapping[str, Any] | None = None,
+    proof: int | None = None,
 ) -> dict[str, Any]:
     """All figures of a report, plain JSON.
 
@@ -181,6 +183,8 @@ def report_figures(
         keys: which keys of the records were not read.
         metrics: without a plan: closing metrics of the run.
         left_out: without a plan: samples that were left out, by reason.
+        consumed: of a run, see `train.consumed`; None: not known.
+        proof: comparisons of the isolation proof; None: it was not made.
     """
     trained = {
         "curves": curves(history),
@@ -188,6 +192,8 @@ def report_figures(
         "comparison": None if not comparison else dict(comparison),
         "validation": None if not validation else dict(validation),
         "keys": keys or "all read",
+        "consumed": None if not consumed else dict(consumed),
+        "proof": proof,
     }
     if plan is None:
         return {"metrics": dict(metrics or {}), "ledger": dict(left_out or {}), **trained}

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..collate import IGNORE, PackBatch
+from .consumed import Consumed
 
 __all__ = ["Meter", "supervised"]
 
@@ -27,13 +28,16 @@ class Meter:
     """Sums since the last `row`.
 
     Args:
-        pack_length: slots of a pack; a longer single sample has as many as it takes.
+        pack_length: as of `Consumed`.
         reduce: sums a float64 tensor over the ranks (a collective: every rank calls `row` together).
         clock: seconds, monotonic.
+
+    Attributes:
+        consumed: counts of the whole run.
     """
 
     def __init__(self, pack_length: int, reduce: Reduce, clock: Callable[[], float] = time.monotonic) -> None:
-        self.pack_length = pack_length
+        self.consumed = Consumed(pack_length)
         self._correct: list[torch.Tensor] = []
         self._judged = 0
         self._reduce = reduce
@@ -41,7 +45,6 @@ class Meter:
         self._since, self._between = clock(), True
         self._steps, self._waited = 0, 0.0
         self._sums = [0, 0, 0, 0]
-        self.samples = 0  # of this rank, since training began
 
     def fetched(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The batches of one optimizer step; the time that each takes to come is waited for data."""
@@ -65,10 +68,9 @@ class Meter:
             if batch.filler:
                 continue
             tokens = sum(batch.lengths) - batch.tail
-            slots = max(self.pack_length, tokens)
+            slots = self.consumed.add(tokens, len(batch.sample_ids))
             values = (tokens, slots, 1, len(batch.sample_ids))
             self._sums = [a + b for a, b in zip(self._sums, values, strict=True)]
-            self.samples += len(batch.sample_ids)
 
     def judge(self, hits: Sequence[torch.Tensor], batch: Any) -> None:
         """How many targets of a batch were the likeliest token: 0-d tensors, left on their device."""

@@ -32,6 +32,7 @@ from ..planning.align import AlignedPlan
 from ..workers import worker_context
 from .at_begin import ProofAtBegin
 from .attention import check_attention, check_batch
+from .consumed import read_found
 from .culprit import foreign_methods
 from .evaluate import ExactSums
 from .growing import steps_of
@@ -59,6 +60,7 @@ class PackingMixin(RestoresWeights):
         packs_collator: pack -> batch.
         packs_meter: figures of the packs between two log rows.
         proof: what the start-up proof found, once training has begun.
+        packs_proven: comparisons it made; of a run that had ended, those of before.
         unsupervised_steps: optimizer steps without any supervised token.
     """
 
@@ -80,6 +82,7 @@ class PackingMixin(RestoresWeights):
     packs_begun: list[list[Any]] | None = None
     packs_steps: bool = False
     proof: StartUpReport | None = None
+    packs_proven: int | None = None
     packs_evaluating: ExactSums | None = None
     unsupervised_steps: int = 0
     #: What a host's loss divides by in a step without any supervised token.
@@ -136,7 +139,8 @@ class PackingMixin(RestoresWeights):
         self.packs_loaded = load_position(self.packs, checkpoint)
         self.packs_same()
         self.packs_begun, self.packs_steps = None, False
-        self.packs_meter.samples = 0
+        self.packs_recall(checkpoint)
+        self.packs_proven = None  # it is proven anew
         if self.packs.kind == "growing" and self.args.max_steps <= 0:
             begun = int(self.packs.state_dict()["step"])
             self.args.max_steps = steps_of(
@@ -161,6 +165,8 @@ class PackingMixin(RestoresWeights):
     def packs_found(self, report: StartUpReport | None) -> None:
         """What the proof found; it runs when training begins, on the model as it was wrapped."""
         self.proof = report
+        if report is not None:
+            self.packs_proven = len(report.rows)
 
     def packs_prove(self) -> None:
         """Prove isolation now as well, where the model stands where it trains: refused as early as can be.
@@ -231,6 +237,17 @@ class PackingMixin(RestoresWeights):
         total: torch.Tensor = self.accelerator.reduce(values.to(self.args.device), "sum")
         return total
 
+    def packs_recall(self, checkpoint: str | None) -> None:
+        """What the run had consumed and proven when a checkpoint was saved; None: nothing."""
+        before, self.packs_proven = read_found(checkpoint)
+        self.packs_meter.consumed.begin(before)
+
+    def packs_consumed(self) -> dict[str, Any] | None:
+        """What the run has consumed on all ranks (a collective); None: a checkpoint did not know."""
+        return self.packs_meter.consumed.figures(
+            lambda row: self.accelerator.gather(row.to(self.args.device))
+        )
+
     def get_train_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
         """The packs of this rank, from where the source stands."""
         options = loader_options(self.args, self.packs_workers)
@@ -299,7 +316,7 @@ class PackingMixin(RestoresWeights):
         if "loss" in logs:
             logs.update(self.packs_meter.row())
         if logs.get("train_runtime"):  # Trainer counts packs where max_steps is set
-            samples = int(self.packs_summed(torch.tensor([self.packs_meter.samples])))
+            samples = int(self.packs_summed(torch.tensor([self.packs_meter.consumed.samples])))
             logs["train_samples_per_second"] = round(samples / logs["train_runtime"], 3)
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from ..data import EncodeCache, PackedDataset
 from ..errors import ConfigError, InputError
-from ..files import make_folder, reading, remove
+from ..files import make_folder, reading
 from ..packs.source import is_packs, pack_source
 from ..planning.align import AlignedPlan
 from ..planning.order import seed_in_use
@@ -42,6 +42,7 @@ from .config import RunConfig
 from .epochs import epoch_plans
 from .growing import check_beginning, steps_of, warn_of_another_template
 from .idle import keep_towers_busy
+from .log_file import LOG
 from .loss import bare_model, plain_head
 from .model import load_model, no_progress_bars
 from .opened import opened
@@ -74,6 +75,8 @@ class TrainResult:
         history: every row that was logged, in order.
         metrics: `train_loss` (mean over steps), `steps`, `unsupervised_steps` (if any), the last evaluation.
         proof: report of the start-up proof, or None when it did not run.
+        proven: comparisons of it; of a run that had ended before, those of then; None: it did not run.
+        consumed: what all ranks consumed, see `consumed.Consumed`; None: an older checkpoint did not know.
         log_file: the same rows as JSON lines.
     """
 
@@ -81,6 +84,8 @@ class TrainResult:
     history: list[dict[str, Any]]
     metrics: dict[str, float]
     proof: IsolationReport | None
+    proven: int | None
+    consumed: dict[str, Any] | None
     log_file: Path
 
     @property
@@ -165,11 +170,9 @@ def train(
     if packs is None:
         packs = planned_packs(config, plan, source, template, lengths, place, accumulation)
         resumed = checkpoint_of(packs, asked, str(folder))
-    log_file = folder / "train_log.jsonl"
+    log_file = folder / LOG
     if place.is_writer:
         keep_config(config.to_dict(), folder, resumed=resumed is not None)
-        if resumed is None:
-            remove(log_file)
     by_epochs = packs.kind in ("planned", "exported")
     arguments = training_arguments(config, accumulation, has_eval=by_epochs and val_data is not None)
     if packs.kind == "growing" and arguments.max_steps <= 0:
@@ -361,7 +364,9 @@ def _run(
         _save(trainer, template, folder / "model")
     bare = bare_model(trainer.model)
     rows = [dict(row) for row in trainer.state.log_history]
-    return TrainResult(bare, rows, metrics, trainer.proof, log_file)
+    return TrainResult(
+        bare, rows, metrics, trainer.proof, trainer.packs_proven, trainer.packs_consumed(), log_file
+    )
 
 
 def _finished(trainer: Any, resumed: str) -> int | None:
@@ -388,6 +393,7 @@ def _finished(trainer: Any, resumed: str) -> int | None:
     if not (0 < last <= state.global_step or _stopped_early(trainer, state)):
         return None
     trainer._load_from_checkpoint(resumed)
+    trainer.packs_recall(resumed)
     trainer.state = state
     if trainer.args.load_best_model_at_end and state.best_model_checkpoint:
         best = Path(resumed).parent / Path(state.best_model_checkpoint).name  # the folder may have moved

@@ -1,8 +1,8 @@
 """Where a run stands in its packs: saved with checkpoints, acknowledged, and read back on resume.
 
 A checkpoint folder gets the state file of the source (`packs.json`, `stream.json`, or `stream.<rank>.json` of
-every rank). A resume loads it before anything is trained, and refuses packs that are not those of the saved
-run. Trainer then skips placeholders (`passes`).
+every rank), and what the run found so far (`consumed`). A resume loads them before anything is trained, and
+refuses packs that are not those of the saved run. Trainer then skips placeholders (`passes`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ..errors import ConfigError, FormatError, counted
 from ..remote.copies import bring
 from ..template import ensure_torchvision
 from .config import RunConfig
+from .consumed import FOUND
 from .passes import is_sized, replans
 
 ensure_torchvision()  # transformers imports torchvision with its callbacks
@@ -277,6 +278,9 @@ class Standing(TrainerCallback):  # type: ignore[misc]
             files.make_folder(folder)
         if writes and folder.is_dir():
             files.publish_json(folder / state_file(source), told)
+        found = {"consumed": self.trainer.packs_consumed(), "proof": self.trainer.packs_proven}
+        if state.is_world_process_zero and folder.is_dir():
+            files.publish_json(folder / FOUND, found)
         source.acknowledge(told)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

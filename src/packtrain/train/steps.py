@@ -77,17 +77,20 @@ def accumulation_of(config: RunConfig, plan: PackPlan, world_size: int) -> int:
     return plan.align(world_size).block // world_size
 
 
-def balance_of(config: RunConfig, accumulation: int) -> Balance | None:
+def balance_of(config: RunConfig, accumulation: int, sync: str | None = None) -> Balance | None:
     """The sampler's balance. Where `step` has nothing to rearrange: None.
 
     Data-parallel ranks of the Trainer meet once an optimizer step, so their step totals are evened out.
     Sharded ones (fsdp, deepspeed) gather weights in every micro step, so every micro step is.
+
+    Args:
+        sync: None: as these two say.
     """
     mode = config.training.balance
     if mode is None or (mode == "step" and accumulation == 1):
         return None
     sharded = any(config.training.trainer.get(key) for key in ("fsdp", "fsdp_config", "deepspeed"))
-    sync = "step" if mode == "step" and not sharded else "micro"
+    sync = sync or ("step" if mode == "step" and not sharded else "micro")
     return Balance(grad_accum=accumulation, mode=mode, sync=sync)
 
 

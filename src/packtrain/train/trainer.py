@@ -13,7 +13,6 @@ Written for W ranks: the counts are summed over them, and gradients that DDP ave
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +23,6 @@ import torch
 from ..collate import PackBatch, PaddingFreeCollator
 from ..data import PackedDataset
 from ..errors import ConfigError, InputError
-from ..files import append_line
 from ..packs.source import pack_source
 from ..planning.balance import Balance
 from ..planning.order import seed_in_use
@@ -44,6 +42,7 @@ from transformers import (  # noqa: E402
     TrainingArguments,
 )
 
+from .log_file import LogFile  # noqa: E402
 from .mixin import PackingMixin  # noqa: E402
 
 __all__ = ["EarlyStop", "PackTrainer"]
@@ -120,7 +119,7 @@ class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
             args=args,
             train_dataset=getattr(source, "data", source),
             eval_dataset=eval_data,
-            callbacks=[_Log(log_file, progress)],
+            callbacks=[LogFile(log_file, progress)],
         )
         self.remove_callback(PrinterCallback)
         collate = None if pad_to_length is None else PaddingFreeCollator(bare_model(model), pad_to_length)
@@ -307,23 +306,3 @@ class _Flush(TrainerCallback):  # type: ignore[misc]
         self.trace.settle()
 
     on_train_end = on_save
-
-
-class _Log(TrainerCallback):  # type: ignore[misc]
-    """Writes what is logged as JSON lines and reports progress."""
-
-    def __init__(self, path: Path | None, progress: Progress | None) -> None:
-        self.path, self.progress = path, progress
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step and state.is_world_process_zero:
-            cut_back(self.path, state.global_step + 1)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if self.path is not None and state.is_world_process_zero:
-            row = {"step": state.global_step, **(logs or {})}
-            append_line(self.path, json.dumps(row, sort_keys=True))
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.progress is not None and state.is_world_process_zero:
-            self.progress(state.global_step, state.max_steps)
