@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .. import files
-from ..errors import InputError
+from ..errors import InputError, counted
 from ..store import shards
 from ..version import __version__
-from ..world import world
+from ..world import World, world
 from ._app import emit, end_of_training, progress
 from ._show import plan_rows, print_run, table
 from ._stream import stream_figures, stream_rows
@@ -85,16 +85,20 @@ def refuse_streams(config: RunConfig) -> None:
 
 
 def train_packs(
-    config: RunConfig, *, dry_run: bool, overwrite: bool, as_json: bool, page: bool, told: Sequence[str] = ()
+    config: RunConfig,
+    *,
+    dry_run: World | None,
+    overwrite: bool,
+    as_json: bool,
+    page: bool,
+    told: Sequence[str] = (),
 ) -> None:
     """Train on packs that are not planned here, and write `run.json`; a dry run shows what they are.
 
     Args:
+        dry_run: the ranks that a dry run is for; None: training.
         page: write report.html.
         told: warnings of reading the configuration, for run.json.
-
-    Raises:
-        InputError: a dry run of a stream.
     """
     from ..measuring.run import drained
     from ..pipeline.exported import open_exported
@@ -111,11 +115,6 @@ def train_packs(
     template: Any = None
     data = config.data
     streamed = data.kind in ("stream", "token_budget")
-    if dry_run and streamed:
-        raise InputError(
-            f"a dry run resolves a plan, and data of kind {data.kind} have none",
-            hint="run packtrain forecast on measured lengths, or start training",
-        )
     if streamed:
         inputs = Inputs.of_config(config)
         source = inputs.open_source()
@@ -127,16 +126,11 @@ def train_packs(
         source, template = open_exported(config, data)
     if data.kind != "growing":
         check_template(config, template)
-    if dry_run and data.kind == "growing":
-        figures = stream_figures(Path(named["dataset"]))
-        emit(figures) if as_json else table(f"Chunks in {named['dataset']}", stream_rows(figures))
-    elif dry_run:
-        plan = source.plan
-        figures = {"packs": len(plan), "checksum": plan.checksum, **plan.stats()}
-        emit(figures) if as_json else table(f"Packs in {named['dataset']}", plan_rows(plan))
-    if dry_run:
-        return
     stage = _stage(as_json)
+    if dry_run is not None:
+        with validation(config, overwrite=overwrite, stage=stage, place=World(0, 1)):
+            _dry_run(config, named, source, template, dry_run, as_json)
+        return
     folder = Path(config.training.output_dir)
     if world().is_writer:
         begin_run(folder)
@@ -170,6 +164,51 @@ def train_packs(
         else:
             print_run(folder, figures, None)
     end_of_training()
+
+
+def _dry_run(
+    config: RunConfig, named: Mapping[str, Any], source: Any, template: Any, place: World, as_json: bool
+) -> None:
+    """What the packs are, or of a stream the first one; where they would go on is checked as in a run.
+
+    Raises:
+        InputError: the stream has no pack.
+        ForeignArtefactError: the checkpoint to resume from is of other packs.
+    """
+    from ..train.sft import unplanned_packs
+    from ..train.standing import checkpoint_of, load_position
+
+    if config.data.kind == "growing":
+        figures = stream_figures(Path(named["dataset"]))
+        emit(figures) if as_json else table(f"Chunks in {named['dataset']}", stream_rows(figures))
+        return
+    packs, _, accumulation = unplanned_packs(config, source, template, place)
+    asked = config.training.trainer.get("resume_from_checkpoint")
+    load_position(packs, checkpoint_of(packs, asked, config.training.output_dir))
+    if config.data.kind == "exported":
+        plan = source.plan
+        figures = {"packs": len(plan), "checksum": plan.checksum, **plan.stats()}
+        emit(figures) if as_json else table(f"Packs in {named['dataset']}", plan_rows(plan))
+        return
+    first = packs.peek(1)
+    if not first:
+        raise InputError(f"{named['source']} gives no pack", hint="packtrain measure tells why")
+    figures = {
+        "source": named["source"],
+        "world_size": place.size,
+        "packing_length": packs.pack_length,
+        "gradient_accumulation_steps": accumulation,
+        "packs_per_step_realised": accumulation * place.size,
+        "steps": config.training.max_steps,
+        "first_pack": {"samples": len(first[0].ids), "tokens": int(sum(first[0].lengths))},
+    }
+    if as_json:
+        emit(figures)
+        return
+    pack = figures.pop("first_pack")
+    words = f"{counted(pack['samples'], 'samples')}, {counted(pack['tokens'], 'tokens')}"
+    rows = {name.replace("_", " "): value for name, value in figures.items()}
+    table(f"Packs of kind {config.data.kind}, nothing written", {**rows, "first pack": words})
 
 
 def no_page(config: RunConfig, told: list[str]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from ..waiting.claim import look
 from ._show import artefact_kind
 
 __all__ = ["follow_stream", "kind_to_follow", "ledger_of", "stream_figures", "stream_rows", "verify_stream"]
+
+Progress = Callable[[int, int], None]
 
 
 def stream_figures(folder: Path, view: View | None = None) -> dict[str, Any]:
@@ -132,17 +134,20 @@ def ledger_of(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def verify_stream(folder: Path) -> dict[str, str]:
+def verify_stream(folder: Path, progress: Progress = lambda done, total: None) -> dict[str, str]:
     """Hash every chunk and check the laws over all of them.
+
+    Args:
+        progress: called with (chunks done, chunks in all).
 
     Raises:
         LawError: a sample is in two packs, a pack is over its cap, or the counts do not add up.
     """
     with files.reading(folder, "a growing directory as it was written", "produce it again"):
-        return _verified(folder)
+        return _verified(folder, progress)
 
 
-def _verified(folder: Path) -> dict[str, str]:
+def _verified(folder: Path, progress: Progress) -> dict[str, str]:
     from ..export._housekeeping import Housekeeping
     from ..store.chunks import ChunkReader
 
@@ -156,6 +161,7 @@ def _verified(folder: Path) -> dict[str, str]:
         raise FormatError(f"{view.fault}, though the stream has ended", hint="copy it again")
     used = Housekeeping(folder, view.stream["stream"], view.counts).used_up()
     for number in range(len(view.counts)):
+        progress(number, len(view.counts))
         path = folder / chunk_name(number)
         if number in used and not path.exists() and not path.with_suffix(".json").exists():
             continue  # acknowledged and removed

@@ -25,7 +25,8 @@ __all__ = ["command"]
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Measure and plan, print the resolved runtime, stop before a model is built.",
+    help="Check all that a run checks, measure and plan, print the resolved runtime (of a stream its first "
+    "pack), stop before a model is built.",
 )
 @click.option(
     "--world-size", type=int, help="Ranks to resolve for; default as launched; only with `--dry-run`."
@@ -80,21 +81,27 @@ def command(
         settings = load_config(config, recipe_of(recipe, ctx.args))
     told = heard.lines
     settings = settings.resumed()
-    lacking = not dry_run and no_page(settings, told)
-    if settings.data.kind != "planned":
-        settings = settings.evaluated(settings.data.val is not None)
-        check_early(settings, needs_model=not dry_run)
-        page = settings.report.html and not lacking
-        train_packs(settings, dry_run=dry_run, overwrite=overwrite, as_json=as_json, page=page, told=told)
-        return
-    if dry_run:
-        _dry_run(settings, world_size, overwrite, as_json)
-        return
-    if world_size is not None:
+    place = world()
+    if world_size is not None and not dry_run:
         raise InputError(
             "--world-size needs --dry-run",
             hint="the launcher says how many ranks train, for example torchrun",
         )
+    if world_size is not None:
+        place = World(0, whole("--world-size", world_size, 1))
+    if dry_run and not place.is_writer:
+        return
+    lacking = not dry_run and no_page(settings, told)
+    if settings.data.kind != "planned":
+        settings = settings.evaluated(settings.data.val is not None)
+        check_early(settings, needs_model=not dry_run, place=place)
+        page = settings.report.html and not lacking
+        dry = place if dry_run else None
+        train_packs(settings, dry_run=dry, overwrite=overwrite, as_json=as_json, page=page, told=told)
+        return
+    if dry_run:
+        _dry_run(settings, place, overwrite, as_json)
+        return
     result = run(
         settings,
         overwrite=overwrite,
@@ -111,14 +118,9 @@ def command(
     end_of_training()
 
 
-def _dry_run(settings: RunConfig, world_size: int | None, overwrite: bool, as_json: bool) -> None:
+def _dry_run(settings: RunConfig, place: World, overwrite: bool, as_json: bool) -> None:
     from ..pipeline.run import dry_run
 
-    place = world()
-    if world_size is not None:
-        place = World(0, whole("--world-size", world_size, 1))
-    if not place.is_writer:
-        return
     runtime = dry_run(
         settings, overwrite=overwrite, stage=lambda name: progress(name, quiet=as_json), place=place
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -86,7 +88,9 @@ def command(
     if kind == "stream":
         from ._stream import verify_stream
 
-        _print(artefact, verify_stream(artefact), as_json)
+        with progress("verifying", quiet=as_json) as report:
+            held = verify_stream(artefact, report)
+        _print(artefact, held, as_json)
         return
     if kind == "export":
         from ..pipeline.verify_export import verify_export
@@ -98,16 +102,18 @@ def command(
         return
     done: dict[str, str] = {}
     folders = {"run": ("lengths", "plan")}.get(kind, ("",))
-    for name in folders:
-        folder = folder_of_run(artefact, name) if name else artefact
-        done.update(_verify_lengths(folder) if (name or kind) == "lengths" else _verify_plan(folder))
+    with progress("verifying", quiet=as_json) as report:
+        for place, name in enumerate(folders):
+            report(place, len(folders))
+            folder = folder_of_run(artefact, name) if name else artefact
+            done.update(_verify_lengths(folder) if (name or kind) == "lengths" else _verify_plan(folder))
     if model is not None:
         if kind == "lengths":
             raise InputError(
                 "a proof needs packs, this is a lengths folder", hint="name a plan or run folder"
             )
         plan_folder = folder_of_run(artefact, "plan") if kind == "run" else artefact
-        done.update(_prove(plan_folder, model, samples, backends or ("sdpa", "eager"), dtype))
+        done.update(_prove(plan_folder, model, samples, backends or ("sdpa", "eager"), dtype, as_json))
     _print(artefact, done, as_json)
 
 
@@ -165,7 +171,9 @@ def _verify_plan(folder: Path) -> dict[str, str]:
     return done
 
 
-def _prove(folder: Path, model: str, count: int, backends: tuple[str, ...], dtype: str) -> dict[str, str]:
+def _prove(
+    folder: Path, model: str, count: int, backends: tuple[str, ...], dtype: str, quiet: bool
+) -> dict[str, str]:
     """The proof and its negative controls, on samples of the plan's first packs."""
     from ..pipeline.inputs import Inputs
     from ..planning.packplan import PackPlan
@@ -179,24 +187,27 @@ def _prove(folder: Path, model: str, count: int, backends: tuple[str, ...], dtyp
     template = inputs.open_template(source)
     plan = PackPlan.load(folder)
     ids = sorted(plan.indices[: max(2, count)].tolist())
-    encoded = [{**template.encode(source[i]), "sample_id": i} for i in ids]
+    encoded = []
+    with progress("encoding samples", quiet=quiet) as report:
+        for place, i in enumerate(ids):
+            report(place, len(ids))
+            encoded.append({**template.encode(source[i]), "sample_id": i})
     network = load_model(model, dtype=dtype, processor=getattr(template, "processor", None))
     if sum(map(size_of, encoded)) > PROOF_TOKENS:
         encoded = proof_samples([encoded], network, PROOF_TOKENS)
-    report = prove_isolation(network, encoded, backends=backends)
-    if not report.ok:
-        raise LawError(f"packed samples read each other: {report.first_leak}", hint="use another --attn")
-    done = {}
-    for backend in backends:
-        done[f"isolation ({backend})"] = f"holds for {counted(len(encoded), 'samples')}"
-        for check in ("logits", "loss", "gradients", "tamper"):
-            rows = [row for row in report.rows if (row.backend, row.check) == (backend, check)]
-            if rows:
-                worst = max(rows, key=lambda row: row.worst)
-                done[f"{check} ({backend})"] = (
-                    f"differ by at most {worst.worst:.2g} (limit {worst.limit:.2g})"
+    done, controls, parts = {}, [], 2 * len(backends)
+    with progress("proving", quiet=quiet) as tell:
+        tell(0, parts)
+        for place, backend in enumerate(backends):
+            found = prove_isolation(network, encoded, backends=(backend,))
+            if not found.ok:
+                raise LawError(
+                    f"packed samples read each other: {found.first_leak}", hint="use another --attn"
                 )
-    controls = run_controls(network, encoded, backends)
+            tell(2 * place + 1, parts)
+            done |= _proof_rows(backend, len(encoded), found.rows)
+            controls += run_controls(network, encoded, (backend,))
+            tell(2 * place + 2, parts)
     told = {True: "caught", False: "not caught", None: "refused"}
     done |= {f"control {c.name} ({c.backend})": f"{told[c.caught]}: {c.what}" for c in controls}
     for backend in backends:
@@ -205,4 +216,15 @@ def _prove(folder: Path, model: str, count: int, backends: tuple[str, ...], dtyp
                 f"no leaking set-up was caught on {backend}: the proof shows nothing there",
                 hint="give it more samples with --samples, or another --attn",
             )
+    return done
+
+
+def _proof_rows(backend: str, samples: int, rows: Sequence[Any]) -> dict[str, str]:
+    """The largest difference of every check of the proof on a backend."""
+    done = {f"isolation ({backend})": f"holds for {counted(samples, 'samples')}"}
+    for check in ("logits", "loss", "gradients", "tamper"):
+        held = [row for row in rows if row.check == check]
+        if held:
+            worst = max(held, key=lambda row: row.worst)
+            done[f"{check} ({backend})"] = f"differ by at most {worst.worst:.2g} (limit {worst.limit:.2g})"
     return done

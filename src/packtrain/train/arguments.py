@@ -42,11 +42,17 @@ _OF_MODEL = ("galore", "apollo", "lomo")
 
 
 def training_arguments(
-    config: RunConfig, accumulation: int, *, has_eval: bool, kind: type | None = None
+    config: RunConfig,
+    accumulation: int,
+    *,
+    has_eval: bool,
+    steps: int | None = None,
+    kind: type | None = None,
 ) -> Any:
     """TrainingArguments of the run: ours first, then what the file passes through.
 
     Args:
+        steps: of an epoch; None: not known.
         kind: a class derived from TrainingArguments; None: itself.
 
     Raises:
@@ -62,7 +68,7 @@ def training_arguments(
         "eval_strategy": "epoch" if has_eval else "no",
         "logging_first_step": True,
         "logging_nan_inf_filter": False,  # it waits for the device in every step, and hides what went wrong
-        "logging_steps": 10,
+        "logging_steps": _rows_every(config, steps),
         "report_to": "none",
         "use_cpu": not has_cuda,
     }
@@ -105,6 +111,13 @@ def training_arguments(
         )
         made._n_gpu = 1
     return made
+
+
+def _rows_every(config: RunConfig, steps: int | None) -> int:
+    """Steps of a row of the log: 10, fewer where the run would have less than about 10 rows."""
+    training = config.training
+    whole = training.max_steps if training.max_steps > 0 else (steps or 100) * training.num_train_epochs
+    return max(1, min(10, int(whole / 10)))
 
 
 def check_arguments(config: RunConfig, *, has_eval: bool, place: World | None = None) -> None:

@@ -54,7 +54,7 @@ from .start_up import prove_before_training
 from .steps import accumulation_of, announce_steps, balance_of
 from .trace import follow_losses
 
-__all__ = ["TrainResult", "planned_packs", "train"]
+__all__ = ["TrainResult", "planned_packs", "train", "unplanned_packs"]
 
 logger = logging.getLogger(__name__)
 
@@ -137,15 +137,11 @@ def train(
     place = place or world()
     if plan is not None and not isinstance(plan, PackPlan):
         plan, source, template = None, plan, source if template is None else template
-    if plan is None and config.data.kind in _OPENED and not is_packs(source):
-        source, template = opened(config, source, template, place)
-    if source is None:
-        raise InputError("nothing to train on", hint="pass a plan with its samples, or a dataset of packs")
     config = config.evaluated(val is not None)
     folder = Path(config.training.output_dir)
     asked = config.training.trainer.get("resume_from_checkpoint")
     if plan is None:
-        packs, accumulation = _packs_of(config, source, place)
+        packs, template, accumulation = unplanned_packs(config, source, template, place)
     else:
         packs, accumulation = None, accumulation_of(config, plan, place.size)
     resumed, begun = None, 0
@@ -156,9 +152,9 @@ def train(
         load_position(packs, resumed)
     if packs is not None and packs.kind == "growing":
         start = config.training.sharded_lazy_start
-        begun = check_beginning(packs, resumed, start, getattr(source, "directory", "this stream"))
+        begun = check_beginning(packs, resumed, start, getattr(packs, "directory", "this stream"))
         if val is not None and place.is_writer:
-            _compare_templates(source, val_template or template)
+            _compare_templates(packs, val_template or template)
     val_data = _validation_data(config, val, val_template or template, place)
     if config.training.trainer.get("dataloader_num_workers"):
         start_early(template, val_template)  # while the model loads
@@ -174,7 +170,9 @@ def train(
     if place.is_writer:
         keep_config(config.to_dict(), folder, resumed=resumed is not None)
     by_epochs = packs.kind in ("planned", "exported")
-    arguments = training_arguments(config, accumulation, has_eval=by_epochs and val_data is not None)
+    steps = -(-len(packs) // accumulation) if is_sized(packs) else None
+    has_eval = by_epochs and val_data is not None
+    arguments = training_arguments(config, accumulation, has_eval=has_eval, steps=steps)
     if packs.kind == "growing" and arguments.max_steps <= 0:
         arguments.max_steps = steps_of(packs, begun, accumulation, resumed)
 
@@ -250,8 +248,16 @@ def _order_of(config: RunConfig, accumulation: int, replan: Any = None) -> dict[
     return {"seed": seed, **order}
 
 
-def _packs_of(config: RunConfig, data: Any, place: World) -> tuple[Any, int]:
-    """A dataset of packs as its source, and the micro steps of an optimizer step."""
+def unplanned_packs(config: RunConfig, data: Any, template: Any, place: World) -> tuple[Any, Any, int]:
+    """Packs that no plan of the run makes, the template of their samples, and micro steps of an optimizer step.
+
+    Args:
+        data: as `train` takes it without a plan.
+    """
+    if config.data.kind in _OPENED and not is_packs(data):
+        data, template = opened(config, data, template, place)
+    if data is None:
+        raise InputError("nothing to train on", hint="pass a plan with its samples, or a dataset of packs")
     plan = getattr(data, "plan", None)
     accumulation = (
         config.accumulation(place.size) if plan is None else accumulation_of(config, plan, place.size)
@@ -265,7 +271,7 @@ def _packs_of(config: RunConfig, data: Any, place: World) -> tuple[Any, int]:
         world_size=place.size,
         **_order_of(config, accumulation),
     )
-    return source, accumulation
+    return source, template, accumulation
 
 
 def _compare_templates(data: Any, template: Any) -> None:
