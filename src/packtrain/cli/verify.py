@@ -195,7 +195,9 @@ def _prove(
     network = load_model(model, dtype=dtype, processor=getattr(template, "processor", None))
     if sum(map(size_of, encoded)) > PROOF_TOKENS:
         encoded = proof_samples([encoded], network, PROOF_TOKENS)
-    done, controls, parts = {}, [], 2 * len(backends)
+    done: dict[str, str] = {}
+    controls: list[Any] = []
+    parts = 2 * len(backends)
     with progress("proving", quiet=quiet) as tell:
         tell(0, parts)
         for place, backend in enumerate(backends):

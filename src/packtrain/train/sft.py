@@ -249,7 +249,7 @@ def _order_of(config: RunConfig, accumulation: int, replan: Any = None) -> dict[
 
 
 def unplanned_packs(config: RunConfig, data: Any, template: Any, place: World) -> tuple[Any, Any, int]:
-    """Packs that no plan of the run makes, the template of their samples, and micro steps of an optimizer step.
+    """Packs that no plan of the run makes, the template of their samples, and micro steps of a step.
 
     Args:
         data: as `train` takes it without a plan.
