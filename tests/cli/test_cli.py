@@ -88,6 +88,10 @@ def test_few_records_left_out_for_a_key_are_told_with_it(
     told = [shell(*given, tmp_path / "l", "--json")[1], shell("show", tmp_path / "l", "--json")[1]]
     for figures in map(json.loads, told):
         assert figures["keys"] == keys and figures["unusable"] == {"unread_key": 1}
+        assert figures["usable"] == figures["samples"] - 1
+        length = figures["length"]
+        assert length["p50"] <= length["p95"] <= length["max"] <= figures["tokens"]
+        assert length["mean"] == pytest.approx(figures["tokens"] / figures["usable"])
     for table in (shell(*given, tmp_path / "m")[1], shell("show", tmp_path / "l")[1]):
         assert "hue (1)" in table and "left out for: objects (1)" in table.replace("\n", " ")
 

@@ -37,6 +37,8 @@ def test_table_json_and_plots(lengths: Path, tmp_path: Path, capsys: pytest.Capt
         capsys, "forecast", lengths, "--pack-length", "auto", "--samples-per-step", 100, "--json"
     )
     assert code == 0 and all(row["samples_per_step_sd"] == 0 for row in json.loads(out)["rows"])
+    _, out, _ = call(capsys, "forecast", lengths, "--pack-lengths", "2048", "--samples-per-step", 64)
+    assert "64 (the last 56)" in out and "47 steps of 64 (the last 56) samples" in " ".join(out.split())
 
 
 def test_bad_input(lengths: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,10 +86,22 @@ def test_the_yaml_it_writes_is_a_configuration(model: Path, gsm8k: Path, tmp_pat
 
 
 def test_what_it_refuses(
-    model: Path, gsm8k: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    gsm8k: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert init(gsm8k, "--model", model, "--host", "hf", "-o", tmp_path / "out") == 0
     assert init(gsm8k, "--model", model, "--host", "hf", "-o", tmp_path / "out") == 0  # equal: nothing to say
+    with monkeypatch.context() as patch:  # before anything is read
+        patch.setattr("packtrain.sources.open_source", None)
+        capsys.readouterr()
+        assert (
+            init(gsm8k, "--model", model, "--host", "hf", "-o", tmp_path / "out", "--pack-length", 512) == 2
+        )
+        told = capsys.readouterr().err
+    assert "is there and differs" in told and "--pack-length 512" in told and "--overwrite" in told
     (tmp_path / "out" / "train.py").write_text("mine")
     cases: list[tuple[list[Any], str]] = [
         ([gsm8k, "--model", model, "--host", "hf", "-o", tmp_path / "out"], "is there and differs"),
@@ -133,6 +145,7 @@ def test_the_template_type_of_ms_swift_stands_in_its_script(
     from packtrain.hosts._scaffold import files_for
 
     values = {
+        "by": "# packtrain init",
         "data": "d.jsonl", "model": "m", "out": "o", "pack_length": 1024, "samples": 1, "kinds": "text",
         "looked": 1, "mean": 1, "longest": 1,
     }  # fmt: skip

@@ -268,6 +268,51 @@ def test_the_page_of_a_stream_has_its_ledger(
     assert all(f"<b>{row['sample_id']}</b>" in page for row in rows[:40])
 
 
+@pytest.mark.parametrize("kind", ["stream", "token_budget"])
+def test_a_dry_run_of_a_stream_reads_its_first_pack_and_writes_nothing(
+    call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path, kind: str
+) -> None:
+    """What a run refuses it refuses: a sample, a checkpoint of other packs."""
+    data = {"kind": kind, **({"micro_batch_size": 2} if kind == "token_budget" else {})}
+    values = {**text_run(max_steps=2, save_strategy="steps", save_steps=2), "data": data}
+    told = call("train", values, "--dry-run", "--world-size", "2")
+    assert told["code"] == 0 and told["world_size"] == 2 and told["steps"] == 2
+    assert 0 < told["first_pack"]["tokens"] <= told["packing_length"] and told["first_pack"]["samples"] > 0
+    assert not list((tmp_path / "run").glob("*"))
+    assert call("train", values, "--world-size", "2")["code"] == 2
+    assert call("train", values)["code"] == 0
+    other = {**values, "training": {**values["training"], "seed": 9}}
+    for word in ((), ("--dry-run",)):
+        refused = call("train", other, *word)
+        assert refused["code"] == 2 and "seed" in refused["error"], refused
+    path = Path(values["custom"]["train_jsonl"])
+    path.write_text("{" + path.read_text())
+    assert (
+        call("train", {**values, "training": {**values["training"], "resume": None}}, "--dry-run")["code"]
+        == 2
+    )
+
+
+@pytest.mark.parametrize(("steps", "rows"), [(3, 3), (25, 13)])
+def test_a_short_run_logs_about_ten_rows(
+    text_run: Callable[..., dict[str, Any]], steps: int, rows: int
+) -> None:
+    from packtrain.train.arguments import training_arguments
+    from packtrain.train.config import load_config
+
+    values = text_run(max_steps=steps)
+    explicit = training_arguments(load_config(values), 1, has_eval=False)
+    assert explicit.logging_steps == 1
+    del values["training"]["logging_steps"]
+    every = training_arguments(load_config(values), 1, has_eval=False).logging_steps
+    assert -(-steps // every) == rows
+    values["training"]["max_steps"] = -1
+    config = load_config(values)
+    found = [training_arguments(config, 1, has_eval=False, steps=n).logging_steps for n in (7, 40, 100, 9000)]
+    assert found == [1, 4, 10, 10]
+    assert training_arguments(config, 1, has_eval=False).logging_steps == 10
+
+
 @pytest.mark.parametrize("kind", ["planned", "stream", "token_budget"])
 def test_a_long_sample_stops_every_kind_where_that_is_asked(
     call: Call, text_run: Callable[..., dict[str, Any]], kind: str

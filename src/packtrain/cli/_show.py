@@ -15,7 +15,7 @@ from ..pipeline.truncated import told_truncated, truncated_figures, truncated_ro
 from ..pipeline.unread import read_keys, told
 from ..pipeline.which import read_run
 from ..planning.distribution import quantiles
-from ..planning.lengths import Lengths
+from ..planning.lengths import STATUS_OK, Lengths
 from ..planning.packplan import PackPlan
 from ..store.shards import at, is_export
 
@@ -54,7 +54,9 @@ def artefact_kind(folder: Path) -> str:
         raise FormatError(f"{folder} is an unfinished measurement", hint="run the same measure command again")
     if any(folder.glob("shard_*_of_*/partial")):
         raise FormatError(f"{folder} holds shards that are not merged", hint=f"run packtrain merge {folder}")
-    held = sorted({path.parent for name in ("run", "plan") for path in folder.glob(f"*/{name}.json")})
+    found = ("*/run.json", "*/plan.json", "*/plan/plan.json")  # the last one: of a run that has not ended
+    held = sorted({path.parent for name in found for path in folder.glob(name)})
+    held = [path for path in held if path.parent not in held]
     held += sorted(path.parent for path in folder.glob("*/packs"))  # what pack(trainer) left
     told = f"{folder} holds no lengths, plan or run, and no stream"
     if held:
@@ -109,19 +111,17 @@ def table(title: str, rows: Mapping[str, Any]) -> None:
 
 
 def print_lengths(folder: Path, lengths: Lengths, *, audited: int | None = None) -> None:
-    usable = np.asarray(lengths.tokens)[np.asarray(lengths.status) == 0]
-    rows: dict[str, Any] = {"samples": f"{len(lengths):,}", "usable": f"{len(usable):,}"}
+    sums, spread = _usable(lengths)
+    rows: dict[str, Any] = {"samples": f"{len(lengths):,}", "usable": f"{sums['usable']:,}"}
     counts: dict[str, int] = {}
     for index in np.flatnonzero(np.asarray(lengths.status) != 0).tolist():
         reason = lengths.reason(index)
         counts[reason] = counts.get(reason, 0) + 1
     rows.update({f"  {reason}": f"{count:,}" for reason, count in sorted(counts.items())})
-    if len(usable):
-        p50, p95, longest = quantiles(usable, 50, 95, 100)
-        rows["tokens"] = f"{int(usable.sum(dtype=np.int64)):,}"
-        rows["length"] = f"mean {usable.mean():,.0f}, p50 {p50:,}, p95 {p95:,}, max {longest:,}"
-    for name, values in lengths.costs.items():
-        rows[name] = f"{int(np.asarray(values).sum(dtype=np.int64)):,}"
+    if spread:
+        rows["tokens"] = f"{sums['tokens']:,}"
+        rows["length"] = ", ".join(f"{name} {value:,.0f}" for name, value in spread.items())
+    rows.update({name: f"{value:,}" for name, value in sums["costs"].items()})
     if audited is not None:
         rows["audit"] = (
             f"{counted(audited, 'samples')} encoded for real: 0 mismatches" if audited else "not run"
@@ -134,16 +134,30 @@ def print_lengths(folder: Path, lengths: Lengths, *, audited: int | None = None)
     table(f"Lengths in {folder}", rows)
 
 
+def _usable(lengths: Lengths) -> tuple[dict[str, Any], dict[str, float]]:
+    """Of the usable samples: their count, tokens and costs; mean, median, 95th percentile and longest."""
+    here = np.asarray(lengths.status) == STATUS_OK
+    tokens = np.asarray(lengths.tokens)[here]
+    costs = {name: int(np.asarray(held)[here].sum(dtype=np.int64)) for name, held in lengths.costs.items()}
+    sums = {"usable": len(tokens), "tokens": int(tokens.sum(dtype=np.int64)), "costs": costs}
+    if not len(tokens):
+        return sums, {}
+    p50, p95, longest = quantiles(tokens, 50, 95, 100)
+    return sums, {"mean": float(tokens.mean()), "p50": p50, "p95": p95, "max": longest}
+
+
 def lengths_figures(folder: Path, lengths: Lengths) -> dict[str, Any]:
     """What machines are told of a lengths folder."""
     counts = {reason: 0 for reason in sorted(set(lengths.reasons.values()))}
     for reason in lengths.reasons.values():
         counts[reason] += 1
     cut = truncated_rows(folder, lengths)
+    sums, spread = _usable(lengths)
     return {
         "lengths": str(folder),
         "samples": len(lengths),
-        "tokens": int(lengths.tokens.sum(dtype=np.int64)),
+        **sums,
+        "length": spread,
         "digest": lengths.digest,
         "unusable": counts,
         "keys": read_keys(folder),

@@ -79,13 +79,15 @@ def _print(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from ..planning.forecast import samples_words
+
     grid = Table(title=f"Forecast for {counted(rows[0]['samples'], 'samples')}", title_justify="left")
     grid.add_column("pack length", style="cyan")
     for row in rows:
         mark = " *" if row["recommended"] else ""
         grid.add_column(f"{row['pack_length']:,}{mark}", justify="right")
     for name, text in _LINES.items():
-        cells = [_cell(row, text) for row in rows]
+        cells = [_cell({**row, "samples_of_step": samples_words(row)}, text) for row in rows]
         if any(cells):
             grid.add_row(name, *cells)
     Console().print(grid)
@@ -116,7 +118,7 @@ _LINES = {
     "repeated packs": "{repeated:,}",
     "fillers": "{fillers:,}",
     "tokens per step": "{tokens_per_step_mean:,.0f} (sd {tokens_per_step_sd:,.0f})",
-    "samples per step": "{samples_per_step_mean:,.1f} (sd {samples_per_step_sd:,.1f})",
+    "samples per step": "{samples_of_step}",
     "saved, padded to the cap": "{saved_padded:.1%}",
     "saved, padded batches": "{saved_batched:.1%}",
     "saved, bucketed batches": "{saved_bucketed:.1%}",

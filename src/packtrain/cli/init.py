@@ -94,10 +94,18 @@ def command(
         raise InputError(f"--pack-length {pack_length}, expected >= 1", hint="for example 4096")
     if host != "swift":
         without_effect(f"with --host {host}", "template")
-    from ..hosts._scaffold import files_for
+    from ..hosts._scaffold import command_line, files_for, places_of
     from ..sources import open_source
     from ..sources.chat import ChatSource
 
+    words = [str(data.resolve()), "--model", model, "--host", host]
+    for name, value in {"template": template, "media-root": media_root, "pack-length": pack_length}.items():
+        words += [] if value is None else [f"--{name}", str(value)]
+    words += ["--allow-remote"] * allow_remote
+    words += [word for key in ignore_keys for word in ("--ignore-key", key)]
+    by = command_line(*words)
+    if not overwrite:
+        _refuse_others(places_of(host, out), by)
     if model.startswith("tiny:"):
         model = _tiny(model, out)
 
@@ -123,6 +131,7 @@ def command(
         "template": template,
         "options": options,
         "sees": seen["template"].media is not None,
+        "by": by,
     }
     folder = Path(values["model"])
     if folder.is_dir() and not (folder / "config.json").is_file():
@@ -162,6 +171,16 @@ def command(
     click.echo(f"pack length {values['pack_length']:,}")
     for name in written:
         click.echo(f"wrote {name}")
+
+
+def _refuse_others(places: list[Path], by: str) -> None:
+    """Refuse to write over files that other words, or another hand, have written, before anything is read."""
+    for path in places:
+        if path.is_file() and by not in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            raise ForeignArtefactError(
+                f"{path} is there and differs: it was not written by {by.removeprefix('# ')}",
+                hint="--overwrite, or another --out",
+            )
 
 
 def _tiny(name: str, out: Path) -> str:

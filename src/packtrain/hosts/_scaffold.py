@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-__all__ = ["files_for"]
+__all__ = ["command_line", "files_for", "places_of"]
 
 _YAML = """\
 # Written by `packtrain init`. `packtrain measure`, `plan`, `forecast` and `run` read the same data by it.
+{by}
 # {samples} samples, {kinds}; of {looked} measured: mean {mean} tokens, longest {longest}.
 global_max_length: {pack_length}        # cap of a pack, in tokens
 model:
@@ -32,6 +34,7 @@ template:
 
 _SCRIPT = '''\
 """{title} on packs. Written by `packtrain init`; run: python {script}, or torchrun {script}"""
+{by}
 
 from packtrain.hosts.{module} import pack
 from packtrain.sources import open_source
@@ -103,6 +106,7 @@ _TRL = {
 _SWIFT = """\
 #!/usr/bin/env bash
 # ms-swift on packs. Written by `packtrain init`; runs in ms-swift's environment, with packtrain installed.
+{by}
 set -euo pipefail
 {root_line}swift sft \\
   --model {model} \\{template_line}
@@ -129,6 +133,16 @@ install(samples_per_step="same")
 '''
 
 
+def command_line(*words: str) -> str:
+    """The comment that says with which words `init` wrote a file."""
+    return "# packtrain init " + " ".join(shlex.join(words).split())
+
+
+def places_of(host: str, folder: Path) -> list[Path]:
+    """The files that hold `command_line`."""
+    return [folder / "packtrain.yaml", folder / ("train.sh" if host == "swift" else "train.py")]
+
+
 def files_for(host: str, folder: Path, values: dict[str, Any]) -> dict[Path, str]:
     """Files to write, by path.
 
@@ -136,7 +150,8 @@ def files_for(host: str, folder: Path, values: dict[str, Any]) -> dict[Path, str
         host: "hf", "trl" or "swift".
         values: data, model, out, pack_length, samples, kinds, looked, mean, longest, template, options
             (of `ChatSource`), answer_end (of the YAML's template), sees (whether the model takes
-            media). `kinds` are those that any sample declares: no column of media is dropped.
+            media), by (`command_line`). `kinds` are those that any sample declares: no column of media is
+            dropped.
     """
     options = dict(values.get("options") or {})
     values = {**values, "given": "".join(f", {name}={value!r}" for name, value in options.items())}
@@ -145,16 +160,15 @@ def files_for(host: str, folder: Path, values: dict[str, Any]) -> dict[Path, str
         key: yaml.safe_dump(value).split("\n")[0] if isinstance(value, str) else value
         for key, value in values.items()
     }
-    plain["more_yaml"] = values["more_yaml"]
+    plain |= {"more_yaml": values["more_yaml"], "by": values["by"]}
     end = values.get("answer_end", "mark")
     plain["template_yaml"] = "" if end == "mark" else _ENDS.format(end=end)
     plain["own"] = yaml.safe_dump(str(Path(values["out"]).with_name("packtrain"))).split("\n")[0]
     made = {folder / "packtrain.yaml": _YAML.format(**plain)}
     if host == "swift":
-        import shlex
-
         quoted = {
-            key: shlex.quote(value) if isinstance(value, str) else value for key, value in values.items()
+            key: shlex.quote(value) if isinstance(value, str) and key != "by" else value
+            for key, value in values.items()
         }
         root = options.get("media_root")
         quoted["root_line"] = f"export ROOT_IMAGE_DIR={shlex.quote(root)}\n" if root else ""

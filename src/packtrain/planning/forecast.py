@@ -26,7 +26,7 @@ from .lengths import STATUS_OK, Lengths, as_lengths
 from .order import EpochOrder
 from .packplan import PackPlan
 
-__all__ = ["AUTO", "forecast"]
+__all__ = ["AUTO", "forecast", "samples_words"]
 
 I64 = NDArray[np.int64]
 
@@ -126,6 +126,8 @@ def _counts(made: PackPlan, aligned: AlignedPlan, accum: int, batch: int | None)
         "samples_per_pack": stats["samples_per_pack"],
         "world_size": aligned.world_size,
         "grad_accum": accum,
+        "samples_per_step": None if batch is None else min(batch, stats["samples"]),
+        "samples_of_last_step": 0 if batch is None else stats["samples"] % min(batch, stats["samples"] or 1),
         "micro_steps": aligned.steps,
         "optimizer_steps": -(-aligned.steps // accum),
         "optimizer_steps_unpacked": -(-stats["samples"] // unpacked),
@@ -239,5 +241,13 @@ def _recommend(rows: list[dict[str, Any]], device: DeviceProfile | None) -> None
     chosen["why"] = (
         f"shortest rows within {TOLERANCE:.0%} of the fastest epoch (by {by}); "
         f"max/mean {chosen['max_over_mean_balanced']:.3f}, "
-        f"{counted(chosen['optimizer_steps'], 'steps')} of {chosen['samples_per_step_mean']:.0f} samples"
+        f"{counted(chosen['optimizer_steps'], 'steps')} of {samples_words(chosen)} samples"
     )
+
+
+def samples_words(row: Mapping[str, Any]) -> str:
+    """How many samples a step of a row has: as many as were asked for, or their mean."""
+    asked, rest = row["samples_per_step"], row["samples_of_last_step"]
+    if asked is None:
+        return f"{row['samples_per_step_mean']:,.1f} (mean, sd {row['samples_per_step_sd']:,.1f})"
+    return f"{asked:,}" + (f" (the last {rest:,})" if rest else "")
