@@ -45,13 +45,17 @@ def headline(figures: Mapping[str, Any]) -> list[dict[str, str]]:
         verdict = f"provably the fewest: bound {stats['bound']:,}, gap 0"
     longest = f"exceed {cap:,} tokens, each one long sample; longest {stats['longest_pack']:,}"
     tiles = [("Over-long packs", f"{over:,} of {packs:,}", longest)] if over else []
+    slots_of = f"{stats['tokens']:,} real tokens in {stats['slots']:,} slots"
+    if "steps" in stats:  # steps of samples: their packs are as many as the largest step needs
+        asked = counted(stats["samples_per_step"], "samples")
+        slots_of += f"; every step of {asked} takes {counted(stats['packs_per_step'], 'packs')}, full or not"
     tiles += [
         ("Samples", f"{packed:,}", f"{stats['read']:,} read = {packed:,} packed + {left:,} in the ledger"),
         ("Packs", f"{packs:,}", verdict),
         (
             "Packing efficiency",
             percent(stats["efficiency"]),
-            f"{stats['tokens']:,} real tokens in {stats['slots']:,} slots",
+            slots_of,
         ),
         (
             "Padding saved",
