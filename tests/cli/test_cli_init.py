@@ -200,7 +200,7 @@ def test_media_that_are_not_there_name_the_root(
     )
     told = capsys.readouterr()
     if code:
-        assert f"media of {absent} of the 61 samples looked at are not there" in told.err
+        assert f"media of {absent} of the 61 samples looked at are not there, the first" in told.err
         assert "train.json[0]: " in told.err and "--media-root" in told.err
         assert not (tmp_path / "o" / "train.py").exists()
 

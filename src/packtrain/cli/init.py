@@ -160,9 +160,7 @@ def command(
     if failed:
         named = ", ".join(f"{where} ({reason})" for where, reason in failed[:3])
         more = ", …" if len(failed) > 3 else ""
-        click.echo(
-            f"cannot be used: {len(failed)} of the {counted(seen['of'], 'samples')} looked at: {named}{more}"
-        )
+        click.echo(f"cannot be used: {seen['unusable']}: {named}{more}")
     if keys := told(seen["keys"]):
         click.echo(f"keys: {keys}")
     click.echo(f"{host} and packtrain agree: {agreed:,} tokens in {seen['where']}")
@@ -211,6 +209,7 @@ def _look(source: Any, model: str) -> dict[str, Any]:
     template = HFTemplate(load_processor(model))
     lengths: list[int] = []
     failed: list[tuple[str, str]] = []
+    unmeasured = 0  # of them
     unread: list[tuple[int, str, str]] = []
     kinds: set[str] = set()
     chosen: Any = None
@@ -238,6 +237,7 @@ def _look(source: Any, model: str) -> dict[str, Any]:
             length = int(template.measure(sample))
         except SampleError as error:
             failed.append((source.where(index), error.reason))
+            unmeasured += 1
             why = why or error.message
             continue
         lengths.append(length)
@@ -254,20 +254,18 @@ def _look(source: Any, model: str) -> dict[str, Any]:
             f"not take, the first {blind[0]}",
             hint="name a model that takes them, or leave these rows out",
         )
-    seen = len(failed) + len(lengths)
-    of = len(source) if seen > LOOKED else seen
+    looked = _looked(unmeasured + len(lengths), count)
     absent = [where for where, reason in failed if reason == "missing_media"]
-    if chosen is not None and len(absent) > MISSING * of:
+    if chosen is not None and len(absent) > MISSING * (unmeasured + len(lengths)):
         raise InputError(
-            f"media of {len(absent):,} of the {counted(of, 'samples')} looked at are not there, the first at "
-            f"{absent[0]}: {why}",
+            f"media of {len(absent):,} of {looked} are not there, the first at {absent[0]}: {why}",
             hint="--media-root names the folder of relative media paths",
         )
     if chosen is None:
         reasons = {reason for _, reason in failed}
         first = f"{failed[0][1]} at {failed[0][0]}: {why}" if failed else ""
         raise InputError(
-            f"none of the {counted(len(failed), 'samples')} looked at can be used: {first}"
+            f"none of {_looked(len(failed), count)} can be used: {first}"
             if failed
             else "the data hold no sample",
             hint="--media-root names the folder of relative media paths"
@@ -278,13 +276,25 @@ def _look(source: Any, model: str) -> dict[str, Any]:
         "template": template,
         "lengths": lengths,
         "failed": failed,
-        "of": of,
+        "unusable": ", ".join(
+            f"{number:,} of {of}"
+            for number, of in (
+                (len(failed) - unmeasured, _looked(count, count)),
+                (unmeasured, looked),
+            )
+            if number
+        ),
         "keys": drained(source),
         "kinds": " and ".join(sorted(kinds)) or "text",
         "sample": chosen[1],
         "where": source.where(chosen[0]),
         "compared": {source.where(at): one for at, one in ({chosen[0]: chosen[1]} | usable).items()},
     }
+
+
+def _looked(number: int, count: int) -> str:
+    """`the 64 samples looked at (of 200)`: rows are all read, and so many measured."""
+    return f"the {counted(number, 'samples')} looked at" + (f" (of {count:,})" if number < count else "")
 
 
 def _cap(lengths: list[int]) -> int:
