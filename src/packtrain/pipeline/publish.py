@@ -118,7 +118,9 @@ def publish(
         _, reason, detail = next(parts.reason_rows(paths))
         raise InputError(
             f"none of the {counted(len(whole.status), 'samples')} can be used; the first: {reason}: {detail}",
-            hint="check the processor, the columns and the media folder",
+            hint="media_root names the folder of relative media paths"
+            if reason == "missing_media"
+            else "check the processor, the columns and the media folder",
         )
     reasons = {i: sys.intern(reason) for i, reason, _ in parts.reason_rows(paths) if reason != CUT}
     files.remove(folder / lengths_store.MARKER)
