@@ -180,6 +180,9 @@ def test_a_host_has_the_losses_of_the_own_trainer(
     losses, ids = _losses(make, kind, folders, tmp_path, more)
     assert ids == order
     assert losses == pytest.approx(expected, abs=1e-5)
+    told = json.loads((tmp_path / "packs" / "run.json").read_text())
+    assert told["config"]["data"]["kind"] == kind and told["result"]["metrics"]["steps"] == len(losses)
+    assert told["result"]["consumed"]["samples"] == len(ids) and told["result"]["proof"] > 0
     record_property("kind", (host, kind))
 
 

@@ -95,6 +95,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
         lengths,
         history=history,
         steps=step_figures(order, history),
+        consumed={"packs": 40, "samples": 250, "tokens": 39_999, "pack_length": 1024},
+        proof=8,
         comparison={"packed": 3.25, "unpacked": 3.2500001, "tolerance": 1e-4},
         validation={**plan.stats(), "packing_length": 1024, "fill": 0.987654},
     )
@@ -131,7 +133,7 @@ def test_nothing_scrolls_sideways_and_no_label_is_cut(
     assert (min(ink) > 120) == dark
 
 
-@pytest.mark.parametrize("width", [360, 1440])
+@pytest.mark.parametrize("width", [360, 390, 768, 1440])
 def test_the_page_of_a_training_without_a_plan(width: int, browser: Browser, tmp_path: Path) -> None:
     history = [
         {
@@ -145,7 +147,11 @@ def test_the_page_of_a_training_without_a_plan(width: int, browser: Browser, tmp
         for k in range(1, 11)
     ]
     rows = [{"id": f"{'long-' * 30}{k}", "reason": "over_long", "detail": "x" * 200} for k in range(9)]
-    figures = report_figures(None, None, history=history, metrics={"steps": 10}, left_out={"over_long": 9})
+    counts = {"packs": 69, "samples": 12_345, "tokens": 987_654_321, "slots": 1_234_567_890}
+    over = {"over_long_packs": 13, "longest_pack": 299_217, "pack_length": 2048}
+    shares = {"efficiency": 0.8, "samples_per_pack": 178.91}
+    told = {"metrics": {"steps": 10}, "left_out": {"over_long": 9}, "proof": 8}
+    figures = report_figures(None, None, history=history, consumed={**counts, **over, **shares}, **told)
     page = tmp_path / "page.html"
     write_report(page, title="Run", plan=None, lengths=None, ledger_rows=rows, figures=figures)
     browser.open(page, width)
@@ -153,6 +159,8 @@ def test_the_page_of_a_training_without_a_plan(width: int, browser: Browser, tmp
     shown = browser.run("document.body.innerText")
     assert "made no plan" in shown and "9 samples left out" in shown and "NaN" not in shown
     assert browser.run("document.querySelectorAll('svg').length") == 4
+    for words in ("13 of 69", "longest 299,217", "12,345", "987,654,321 real tokens", "8 comparisons"):
+        assert words in shown, words
 
 
 def test_the_tab_key_reaches_every_control_in_order(browser: Browser, shown: Any) -> None:

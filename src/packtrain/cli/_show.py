@@ -278,7 +278,7 @@ def print_run(
             rows[f"validation loss{of}"] = f"{value:.4f}{over}"
     if figures.get("left_out"):
         told_out = ", ".join(f"{reason} {count:,}" for reason, count in figures["left_out"].items())
-        rows["left out"] = f"{told_out} (left_out.jsonl)"
+        rows["left out"] = f"{told_out} ({figures.get('ledger_file', 'left_out.jsonl')})"
     if config is not None and figures.get("warnings"):
         rows["warnings"] = "\n".join(figures["warnings"])
     table(f"Run in {folder}", rows)

@@ -16,6 +16,7 @@ from typing import Any
 from .. import files
 from ..errors import FormatError, PacktrainError
 from ..pipeline.inputs import lengths_of_plan
+from ..pipeline.page import Report
 from ..pipeline.run import begin_run, finish_run
 from ..planning.packplan import PackPlan
 from ..template import ensure_torchvision
@@ -101,6 +102,10 @@ def _of_packs(trainer: Any, config: Mapping[str, Any], folder: Path) -> dict[str
     figures: dict[str, Any] = {"packtrain": __version__, "world_size": trainer.args.world_size}
     packs = trainer.packs
     if packs.kind not in ("planned", "exported"):
+        ledger = getattr(packs, "ledger_file", None)
+        if ledger is not None:
+            figures["ledger_file"] = str(Path(ledger).absolute())
+        figures["left_out"] = Report.of_run(folder, config, figures).figures()["ledger"]
         return figures
     plan: PackPlan = packs.plan
     figures |= {**plan.stats(), "checksum": plan.checksum}

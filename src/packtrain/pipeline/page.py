@@ -49,6 +49,7 @@ class Report:
         metrics: of the run, where it has no plan.
         consumed: what the run consumed; None: not known.
         proof: comparisons of its isolation proof; None: there was none.
+        ledger_file: of a run without a plan, what it left out; None: `left_out.jsonl` of the run.
     """
 
     artefact: Path
@@ -65,6 +66,7 @@ class Report:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     consumed: Mapping[str, Any] | None = None
     proof: int | None = None
+    ledger_file: Path | None = None
 
     @classmethod
     def of_run(cls, artefact: Path, config: Any, figures: Mapping[str, Any]) -> Report:
@@ -77,6 +79,7 @@ class Report:
             metrics=figures.get("metrics") or {},
             consumed=figures.get("consumed"),
             proof=figures.get("proof"),
+            ledger_file=None if "ledger_file" not in figures else Path(figures["ledger_file"]),
         )
 
     @classmethod
@@ -138,7 +141,7 @@ class Report:
             source = self.source
             where = self.where or (None if source is None else source.where)
             return ledger_rows(self.plan, self.lengths_folder, where)
-        path = self.artefact / "left_out.jsonl"
+        path = self.ledger_file or self.artefact / "left_out.jsonl"
         if not path.is_file():
             return []
         with files.reading(path, "a ledger of samples", None):

@@ -84,7 +84,8 @@ def _of_training(figures: Mapping[str, Any]) -> list[dict[str, str]]:
         tiles.append((title, f"{lines[name][-1][1]:.4f}", loss_words({name: lines[name]})))
     if speeds := sorted(value for _, value in lines.get("tokens_per_s", ())):
         tiles.append(("Throughput", f"{speeds[len(speeds) // 2]:,.0f}", "tokens a second, median of the log"))
-    tiles.append(("Left out", f"{left:,}", f"{counted(left, 'samples')} in left_out.jsonl"))
+    note = "the ledger below names them" if left else "every sample that was read is in a pack"
+    tiles.append(("Left out", f"{left:,}", note))
     return [{"name": name, "value": value, "note": note} for name, value, note in tiles]
 
 
