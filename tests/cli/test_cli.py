@@ -109,6 +109,12 @@ def test_plan_show_verify(shell: Shell, lengths: Path, tmp_path: Path) -> None:
     assert code == 0 and checks["capacity"] == "holds for every pack"
 
 
+def test_steps_without_a_seed_hold_neighbours(shell: Shell, lengths: Path, tmp_path: Path) -> None:
+    words = ["plan", lengths, "-n", 256, "--samples-per-step", 8]
+    assert "--seed 0 draws" in shell(*words, "-o", tmp_path / "a")[2]
+    assert "--seed 0 draws" not in shell(*words, "--seed", 0, "-o", tmp_path / "b")[2]
+
+
 def test_a_changed_byte_is_exit_code_1(shell: Shell, lengths: Path, tmp_path: Path) -> None:
     shell("plan", lengths, "-n", 80, "-o", tmp_path / "plan")
     raw = bytearray((tmp_path / "plan" / "indices.npy").read_bytes())

@@ -12,7 +12,7 @@ from ..planning.diff import PlanDiff, diff_plans
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ._app import emit
-from ._show import artefact_kind, of_host, table
+from ._show import artefact_kind, folder_of_run, of_host, table
 
 __all__ = ["command"]
 
@@ -50,7 +50,7 @@ def _plan_folder(path: Path) -> Path:
     kind = artefact_kind(path)
     if kind == "lengths":
         raise FormatError(f"{path} holds lengths, not a plan", hint="name two plan or run folders")
-    return path / "plan" if kind == "run" else path
+    return folder_of_run(path, "plan") if kind == "run" else path
 
 
 def _lengths_of(a: Path, b: Path, first: PackPlan, second: PackPlan) -> tuple[Lengths, Lengths] | None:

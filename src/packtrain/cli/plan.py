@@ -75,7 +75,12 @@ def _numbers(option: str, values: tuple[str, ...]) -> dict[str, int]:
     help="Every sample is later padded to a multiple of this; counted into the cap.",
 )
 @click.option("--window", type=int, help="Samples planned together; default all.")
-@click.option("--seed", type=int, help="Shuffle samples of equal cost among their places.")
+@click.option(
+    "--seed",
+    type=int,
+    help="Shuffle samples of equal cost among their places; with `--samples-per-step` also which "
+    "samples a step holds.",
+)
 @click.option("--samples-per-step", type=int, help="Exactly this many samples in each optimizer step.")
 @click.option(
     "--packs-multiple", type=int, help="Packs of such a step are a multiple of this: ranks × accumulation."
@@ -138,6 +143,11 @@ def command(
         limits=_numbers("--limit", limits),
         **options,
     )
+    if plan.spec.samples_per_step is not None and plan.spec.seed is None:
+        click.echo(
+            "note: steps hold neighbours of the file; --seed 0 draws their samples at random, as a run does",
+            err=True,
+        )
     if as_json:
         emit({"plan": str(out), "checksum": plan.checksum, **plan.stats()})
         return
