@@ -9,7 +9,8 @@ the isolation proof. `run.json` goes when training begins and comes when it has 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from transformers import TrainerCallback  # noqa: E402
 
 __all__ = ["RunRecord", "record_run"]
 
+logger = logging.getLogger(__name__)
+
 
 def record_run(trainer: Any) -> None:
     """Let `trainer`, which has its packs, leave the record of its run."""
@@ -54,17 +57,28 @@ class RunRecord(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            files.make_folder(self.folder)
-            begin_run(self.folder)
+            with self._told():
+                files.make_folder(self.folder)
+                begin_run(self.folder)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         consumed = self.trainer.packs_consumed()
-        if state.is_world_process_zero:
+        if not state.is_world_process_zero:
+            return
+        with self._told():
             config = _config(self.trainer)
             figures = {**_of_packs(self.trainer, config, self.folder), **_of_training(state)}
             figures |= {"consumed": consumed, "proof": self.trainer.packs_proven}
             finish_run(self.folder, config, figures)
             say("trained: packtrain show %s", self.folder.parent)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """A record that cannot be written ends no training: it is a warning."""
+        try:
+            yield
+        except (PacktrainError, OSError) as error:
+            logger.warning("this run leaves no record in %s: %s", self.folder, error)
 
 
 def _config(trainer: Any) -> dict[str, Any]:
