@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gc
 import json
 import sys
 import tempfile
@@ -51,6 +52,7 @@ MIX = (
 PICTURES = {"vl3b": "images_qwen2_5_vl_max1280", "qwen3vl": "images_qwen3_vl"}
 BASES = ("one", "padded_8", "padded_16", "bucketed_16", "trl")
 WARM, TIMED, TRACED = 8, 12, 10
+_ABOUT = ("card", "date", "torch", "transformers")
 _TOLD = ("tokens_per_s", "busy_share", "mfu", "peak_gib", "first_step_s")
 STEPS = WARM + TIMED + TRACED
 
@@ -194,6 +196,7 @@ class Measured(transformers.Trainer):  # type: ignore[misc]
 
 def run(group: str, name: str, data: Samples, capacity: int, tiny: bool, rate: float) -> dict[str, Any]:
     """One case; a case that does not fit says so."""
+    gc.collect()  # the model of the case before
     lengths = data.lengths
     mode, _, compiled = name.partition("_compiled")
     cuda, compiled = torch.cuda.is_available(), name.endswith("_compiled")
@@ -208,6 +211,7 @@ def run(group: str, name: str, data: Samples, capacity: int, tiny: bool, rate: f
     if compiled:
         compile_layers(model, **({} if cuda else {"backend": "eager"}))
     if cuda:
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as folder:
         args = transformers.TrainingArguments(
@@ -233,7 +237,7 @@ def run(group: str, name: str, data: Samples, capacity: int, tiny: bool, rate: f
     return {"case": f"{group}/sft/{name}", **row}
 
 
-def ratios(rows: dict[str, dict[str, Any]], about: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def ratios(rows: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Packed, plain and compiled, over each baseline, plain and compiled, per real token."""
     for name, packed in rows.items():
         prefix, _, mode = name.rpartition("/")
@@ -244,7 +248,7 @@ def ratios(rows: dict[str, dict[str, Any]], about: dict[str, Any]) -> Iterator[d
             if "wall_ns_token" not in other:
                 continue
             yield {
-                "case": f"{prefix}/{mode}_vs_{base}", **about,
+                "case": f"{prefix}/{mode}_vs_{base}", **{key: packed[key] for key in _ABOUT},
                 "wall_ratio": round(other["wall_ns_token"] / packed["wall_ns_token"], 2),
                 "busy_ratio": round(other["busy_ns_token"] / max(packed["busy_ns_token"], 1e-9), 2),
                 **{key: packed.get(key) for key in _TOLD},
@@ -279,7 +283,8 @@ def main() -> None:
             rows[row["case"]] = {**row, **about}
             print(json.dumps(row), flush=True)
             publish_text(held, json.dumps(list(rows.values()), indent=1))
-    table = list(ratios(rows, about))
+            publish_text(asked.out / "headline.json", json.dumps(list(ratios(rows)), indent=1))
+    table = list(ratios(rows))
     publish_text(asked.out / "headline.json", json.dumps(table, indent=1))
     for one in table:
         told = f"wall {one['wall_ratio']:6.2f}x   busy {one['busy_ratio']:6.2f}x   mfu {one['mfu']}"

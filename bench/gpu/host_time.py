@@ -9,8 +9,10 @@ on the card already. `lora7b`: the shape of a 7 B Qwen2.5 with adapters of rank 
 
 One line of JSON a case: *wall* and *busy* (union of kernel times) a step, kernels, and the places in which
 the host waited for the card, with how often in a step. Cases that end in `_compiled` compile the layers
-(`training.compile`; `trainer_layers`: `compile_layers` before the Trainer; `trainer_compiled`: the Trainer's
-own `torch_compile`); `graphs` are those made while warming up and at the end. `mfu` is model FLOPs of a step
+(`training.compile`; `own_padded`: rows padded to 8,192, `own_recorded`: and CUDA graphs by
+`torch_compile_mode: reduce-overhead`; `trainer_layers`: `compile_layers` before the Trainer;
+`trainer_compiled`: the Trainer's own `torch_compile`); `step_sd` is the spread of single steps, in wall time,
+over their mean; `graphs` are those made while warming up and at the end. `mfu` is model FLOPs of a step
 over its busy time and the rate of a bf16 matmul here. `--tiny` tries the script itself on a CPU.
 """
 
@@ -46,8 +48,8 @@ from packtrain.train.loss import bare_model, token_loss_sum
 from packtrain.train.sft import train
 from packtrain.train.varlen import use_varlen
 
-CAPACITY, WARM, TIMED, TRACED, WATCHED = 8192, 12, 20, 3, 3
-STEPS = WARM + TIMED + TRACED + WATCHED + 1
+CAPACITY, WARM, TIMED, TRACED, WATCHED, SPREAD = 8192, 20, 20, 3, 3, 30
+STEPS = WARM + TIMED + TRACED + WATCHED + SPREAD + 1
 SEVEN = {
     **TEXT, "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,
     "num_key_value_heads": 4, "head_dim": 128, "tie_word_embeddings": False,
@@ -65,6 +67,7 @@ class Watch:
         self.cuda = torch.cuda.is_available()
         self.row: dict[str, Any] = {}
         self.waits: collections.Counter[str] = collections.Counter()
+        self.moments: list[float] = []
         self.tracer = profile(activities=[ProfilerActivity.CUDA] if self.cuda else [ProfilerActivity.CPU])
 
     def now(self) -> float:
@@ -96,6 +99,11 @@ class Watch:
                 torch.cuda.set_sync_debug_mode("warn")
         elif done == WARM + TIMED + TRACED + WATCHED and self.cuda:
             torch.cuda.set_sync_debug_mode("default")
+        if done >= WARM + TIMED + TRACED + WATCHED:
+            self.moments.append(self.now())
+            took = np.diff(self.moments)
+            if len(took) == SPREAD:
+                self.row["step_sd"] = round(float(took.std() / took.mean()), 3)
 
     def note(self, message: Any, *given: Any, **more: Any) -> None:
         if "synchroniz" not in str(message):
@@ -182,8 +190,13 @@ def main() -> None:
             if case == "own":
                 mine = {**known, "output_dir": folder, "compile": bool(compiled)}
                 del mine["per_device_train_batch_size"]
+                data = {"kind": "planned"}
+                if compiled in ("padded", "recorded"):
+                    data["pad_to_length"] = capacity
+                if compiled == "recorded":
+                    mine["torch_compile_mode"] = "reduce-overhead"
                 train(
-                    load_config({"training": mine}),
+                    load_config({"training": mine, "data": data}),
                     planned,
                     samples,
                     EncodedTemplate(),

@@ -40,7 +40,8 @@ TEXT = {
 }  # fmt: skip
 ensure_torchvision()
 
-SMALL = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "num_key_value_heads": 2}  # fmt: skip
 
 
 def text_model(tiny: bool, size: dict[str, Any] | None = None) -> Any:

@@ -30,6 +30,7 @@ from proof import text_model
 
 import packtrain as pt
 from packtrain.collate import PaddingFreeCollator
+from packtrain.planning.costs import costs_of
 from packtrain.sources.encoded import EncodedTemplate
 from packtrain.train.config import load_config
 from packtrain.train.loss import token_loss_sum
@@ -97,7 +98,7 @@ def balance(tiny: bool) -> dict[str, Any]:
     device = next(model.parameters()).device
     planned = pt.plan(lengths.tolist(), capacity)
     collate, measured = PaddingFreeCollator(model), np.zeros(len(planned))
-    chosen = range(len(planned)) if CUDA else range(4)
+    chosen = range(len(planned))
     for k in [*chosen[:2], *chosen]:  # the first are warm-up
         row = [
             {"input_ids": (ids := torch.arange(int(lengths[n])) % 500 + 1), "labels": ids, "sample_id": n}
@@ -113,11 +114,11 @@ def balance(tiny: bool) -> dict[str, Any]:
         measured[k] = time.perf_counter() - begun
         model.zero_grad()
     told: dict[str, Any] = {"case": "balance", "packs": len(planned)}
-    cost = np.array([float((lengths[pack] * (1 + lengths[pack] / 6144)).sum()) for pack in planned])
+    cost = np.asarray(costs_of(planned, "flops")[0], dtype=np.float64)
     told["cost_to_time"] = round(float(np.corrcoef(cost[list(chosen)], measured[list(chosen)])[0, 1]), 3)
     for mode in (None, "window", "global"):
         order = [
-            list(pt.data.PackSampler(planned.align(2), rank=rank, seed=0, balance=mode)) for rank in (0, 1)
+            list(pt.data.PackSampler(planned.align(2, True), rank=rank, seed=0, balance=mode)) for rank in (0, 1)
         ]
         steps = np.array(order)
         told[str(mode)] = {

@@ -184,3 +184,15 @@ def test_a_model_without_repeated_layers_is_told(caplog: pytest.LogCaptureFixtur
     model._no_split_modules = None
     assert compile_layers(model) == 0
     assert "training.compile has no effect" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("mode", "used"), [("reduce-overhead", "default"), ("max-autotune", "max-autotune-no-cudagraphs")]
+)
+def test_modes_that_record_graphs_are_told_and_compile_without_them(
+    mode: str, used: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: seen.append(options["mode"]))
+    compile_layers(tiny_model("tiny:qwen3"), mode=mode)
+    assert set(seen) == {used} and f"it is '{used}'" in caplog.text

@@ -1,13 +1,20 @@
-"""`packtrain doctor`: will packed samples stay apart on this model and attention backend?"""
+"""`packtrain doctor`: will packed samples stay apart on this model and backend, and what do packs cost here?"""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from ._app import completed, emit
+from ..errors import InputError
+from ._app import completed, emit, progress, without_effect
 from ._show import table
+
+if TYPE_CHECKING:
+    from ..train.calibrate import Calibration
+    from ..train.config import RunConfig
 
 __all__ = ["command"]
 
@@ -15,48 +22,118 @@ _EXIT = {"safe": 0, "unsafe": 1, "unknown": 2}
 
 
 @click.command("doctor")
+@click.argument("config", type=click.Path(path_type=Path), metavar="[CONFIG]", required=False)
 @click.option(
     "--model",
-    required=True,
-    help="Folder, hub name or `tiny:…`.",
+    help="Folder, hub name or `tiny:…`; without CONFIG.",
     shell_complete=completed("families", "tiny:"),
 )
-@click.option("--attn", default="auto", show_default=True, help="Backend, as `model.attn`.")
+@click.option("--attn", help="Backend, as `model.attn`; default: auto, or what CONFIG says.")
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    default="auto",
-    show_default=True,
-    help="As `model.dtype`; `auto` attention depends on it.",
+    help="As `model.dtype`; `auto` attention depends on it. Default: auto, or what CONFIG says.",
 )
 @click.option("--prove", is_flag=True, help="Load the model and run the isolation proof on random text.")
+@click.option(
+    "--calibrate",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Train some packs of CONFIG on this device, fit what they cost in time and memory, and write the "
+    "device profile that `forecast --profile` and `training.device_profile` read.",
+)
+@click.option(
+    "--overwrite", is_flag=True, help="With `--calibrate`: replace what the output folder holds of another run."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def command(model: str, attn: str, dtype: str, prove: bool, as_json: bool) -> int:
+def command(
+    config: Path | None,
+    model: str | None,
+    attn: str | None,
+    dtype: str | None,
+    prove: bool,
+    calibrate: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> int:
     """Say before any training whether packed samples stay apart, why, and what to do.
 
-    Exit code 0: safe; 1: unsafe; 2: unknown (or bad input).
+    CONFIG is a run's YAML: its model, attention and type are looked at. Exit code 0: safe; 1: unsafe;
+    2: unknown (or bad input).
 
     \b
     Example:
       packtrain doctor --model tiny:qwen2_5_vl --attn varlen
       packtrain doctor --model tiny:qwen3 --prove
+      packtrain doctor examples/demo.yaml --calibrate device.json
     """
-    from ..train.config import ATTENTIONS
+    from ..train.config import ATTENTIONS, load_config
     from ..train.doctor import diagnose
 
+    settings = None if config is None else load_config(config)
+    if (settings is None) == (model is None):
+        raise click.UsageError("give CONFIG or --model" if model is None else "give CONFIG or --model, not both")
+    if calibrate is not None and settings is None:
+        raise InputError(
+            "--calibrate trains packs of a run, and no CONFIG is given",
+            hint="packtrain doctor run.yaml --calibrate device.json",
+        )
+    if calibrate is None and overwrite:
+        without_effect("without --calibrate", "overwrite")
+    if settings is not None:
+        model, attn, dtype = settings.model.name_or_path, attn or settings.model.attn, dtype or settings.model.dtype
+        if model is None:
+            raise InputError(f"{config} names no model", hint="set model.name_or_path")
+    attn, dtype = attn or "auto", dtype or "auto"
     if attn not in ATTENTIONS:
         raise click.BadParameter(f"{attn!r} is none of {', '.join(ATTENTIONS)}", param_hint="--attn")
-    found = diagnose(model, attn, dtype=dtype, prove=prove)
+    found = diagnose(str(model), attn, dtype=dtype, prove=prove)
+    figures = {**asdict(found), "exit_code": _EXIT[found.verdict]}
+    made = None
+    if calibrate is not None and settings is not None and found.verdict != "unsafe":
+        made = _calibrated(settings, calibrate, overwrite, as_json)
+        figures["calibration"] = {"profile": str(calibrate), **asdict(made)}
     if as_json:
-        emit({**asdict(found), "exit_code": _EXIT[found.verdict]})
-    else:
-        rows = {
-            "verdict": found.verdict,
-            "model type": found.model_type,
-            "attention": found.backend,
-            "family": found.family or "none",
-            "versions": "; ".join(found.versions),
-            "why": "; ".join(found.reasons),
-        }
-        table(f"Packing {model}", {**rows, "fix": found.fix} if found.fix else rows)
+        emit(figures)
+        return _EXIT[found.verdict]
+    rows = {
+        "verdict": found.verdict,
+        "model type": found.model_type,
+        "attention": found.backend,
+        "family": found.family or "none",
+        "versions": "; ".join(found.versions),
+        "why": "; ".join(found.reasons),
+    }
+    table(f"Packing {model}", {**rows, "fix": found.fix} if found.fix else rows)
+    if made is not None:
+        table(f"{made.profile.name}: {calibrate}", calibration_rows(made))
     return _EXIT[found.verdict]
+
+
+def _calibrated(settings: RunConfig, path: Path, overwrite: bool, quiet: bool) -> Calibration:
+    from ..files import publish_json
+    from ..pipeline.run import calibrate_run
+
+    made = calibrate_run(settings, overwrite=overwrite, stage=lambda name: progress(name, quiet=quiet))
+    publish_json(path, made.profile.to_dict())
+    return made
+
+
+def calibration_rows(made: Calibration) -> dict[str, str]:
+    """What was fitted, and how far it is off on packs that the fit has not seen."""
+    profile, unseen = made.profile, "of packs that the fit has not seen"
+    rows = {
+        "micro step": f"{profile.seconds_per_token * 1e6:.3g} us a token, {profile.fixed_seconds * 1e3:.3g} ms fixed",
+        "attention": f"doubles a sample of {profile.l_star:,} tokens",
+        "patches": f"{profile.patch / 1000:.3g} tokens each",
+        "optimizer": f"{profile.step_seconds * 1e3:.3g} ms a step",
+    }
+    if profile.base_bytes is not None and profile.bytes_per_token is not None:
+        rows["memory"] = (
+            f"{profile.base_bytes / 2**30:.1f} GiB, and {profile.bytes_per_token * 1e-6:.3g} MB a token"
+            + (f", {profile.bytes_per_patch * 1e-6:.3g} MB a patch" if profile.bytes_per_patch else "")
+        )
+    for name, error in (("time", made.time_error), ("memory", made.memory_error)):
+        if error is not None:
+            rows[f"{name} off by"] = f"{error:.1%} at most {unseen}"
+    return rows

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
+from ..planning.device import DeviceProfile
 from ..planning.packplan import PackPlan
 from ..version import __version__
 from ..world import World, world
@@ -33,11 +34,12 @@ from .unread import read_keys
 from .which import order_of_config
 
 if TYPE_CHECKING:
+    from ..train.calibrate import Calibration
     from ..train.config import RunConfig
     from ..train.runtime import Runtime
     from ..train.sft import TrainResult
 
-__all__ = ["Heard", "Prepared", "RunResult", "begin_run", "dry_run", "finish_run", "prepare", "run"]
+__all__ = ["Heard", "Prepared", "RunResult", "begin_run", "calibrate_run", "dry_run", "finish_run", "prepare", "run"]
 
 #: Packed and unpacked loss of the trained model differ by less, or something leaks (float32 noise is 1e-7).
 TOLERANCE = 1e-4
@@ -130,7 +132,12 @@ def run(
         if place.is_writer:
             if config.report.html if html is None else html:
                 report = _page(folder, config, prepared, trained, figures)
-                page = report.write(folder / "report.html", title=f"packtrain run {folder.name}")
+                told_by = config.training.device_profile
+                page = report.write(
+                    folder / "report.html",
+                    title=f"packtrain run {folder.name}",
+                    profile=None if told_by is None else DeviceProfile.load(told_by),
+                )
                 figures["report"] = str(page)
             finish_run(folder, config.to_dict(), figures)
     return RunResult(
@@ -180,6 +187,33 @@ def dry_run(
         ahead=False,
     )
     return runtime
+
+
+def calibrate_run(config: RunConfig, *, overwrite: bool = False, stage: Stage | None = None) -> Calibration:
+    """Measure and plan as `run` would, and train some packs to tell what they cost on this device.
+
+    Raises:
+        PacktrainError: what any stage raises; see `train.calibrate`.
+    """
+    from ..train.calibrate import calibrate
+    from ..train.early import check_early
+    from ..train.runtime import check_runtime
+
+    alone = World(0, 1)
+    check_runtime(config, 1)
+    check_early(config, page=False, place=alone)
+    folder = Path(config.training.output_dir)
+    files.make_folder(folder)
+    shown = stage or silent
+    with StartUp(folder, place=alone, timeout_s=config.data.wait_timeout_s) as start:
+        keep = config.training.samples_per_step is None
+        prepared, _ = prepare_ranks(
+            config, start, overwrite=overwrite, stage=shown, world_size=1, keep_plan=keep
+        )
+    with shown("calibrating") as done:
+        return calibrate(
+            config, prepared.plan, prepared.source, prepared.template, prepared.lengths, progress=done
+        )
 
 
 def begin_run(folder: Path) -> None:

@@ -1,10 +1,13 @@
 """DeviceProfile: what a step costs on a device, measured once and kept as a JSON file.
 
     {"schema": "packtrain.device/1", "name": "H100, 0.5B", "seconds_per_token": 1.5e-5, "l_star": 24000,
-     "fixed_seconds": 0.01, "memory_bytes": 8.0e10, "base_bytes": 9.0e9, "bytes_per_token": 1.6e6}
+     "patch": 400, "fixed_seconds": 0.01, "step_seconds": 0.004, "memory_bytes": 8.0e10, "base_bytes": 9.0e9,
+     "bytes_per_token": 1.6e6, "bytes_per_patch": 2.0e5}
 
-Seconds of a micro step = fixed_seconds + seconds_per_token * (tokens + sum(length**2) / l_star + patches).
-Peak memory = base_bytes (weights, gradients, optimizer) + bytes_per_token * tokens of the longest row.
+Seconds of a micro step = fixed_seconds + seconds_per_token * (tokens + sum(length**2) / l_star + patches *
+patch / 1000); of an optimizer step step_seconds more. Peak memory = base_bytes (weights, gradients,
+optimizer) + bytes_per_token * tokens + bytes_per_patch * patches of a row. `packtrain doctor --calibrate`
+measures it.
 """
 
 from __future__ import annotations
@@ -12,12 +15,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import InputError, UnknownNameError
 from .costs import L_STAR, FlopsCost
+from .raw_plan import RawPlan
 
 __all__ = ["SCHEMA", "DeviceProfile"]
 
@@ -31,10 +37,13 @@ class DeviceProfile:
     name: str = "device"
     seconds_per_token: float
     l_star: int = L_STAR
+    patch: int = FlopsCost().patch
     fixed_seconds: float = 0.0
+    step_seconds: float = 0.0
     memory_bytes: float | None = None
     base_bytes: float | None = None
     bytes_per_token: float | None = None
+    bytes_per_patch: float | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -47,7 +56,8 @@ class DeviceProfile:
                 raise InputError(
                     f"device profile: {field.name} is {value!r}", hint="expected a number > 0, or >= 0"
                 )
-        object.__setattr__(self, "l_star", round(self.l_star))
+        for name in ("l_star", "patch"):
+            object.__setattr__(self, name, round(getattr(self, name)))
 
     @classmethod
     def load(cls, path: str | Path) -> DeviceProfile:
@@ -74,21 +84,40 @@ class DeviceProfile:
             raise InputError("the device profile lacks seconds_per_token")
         return cls(**values)
 
+    def to_dict(self) -> dict[str, Any]:
+        """What `load` reads; figures that are not known are left out."""
+        return {
+            "schema": SCHEMA,
+            **{name: value for name, value in asdict(self).items() if value is not None},
+        }
+
     @property
     def cost(self) -> FlopsCost:
-        return FlopsCost(l_star=self.l_star)
+        return FlopsCost(l_star=self.l_star, patch=self.patch)
 
-    def seconds(self, token_equivalents: float, micro_steps: float) -> float:
-        return self.seconds_per_token * token_equivalents + self.fixed_seconds * micro_steps
+    def seconds(self, token_equivalents: float, micro_steps: float, steps: float = 1) -> float:
+        """Of optimizer steps that hold so much."""
+        micro = self.seconds_per_token * token_equivalents + self.fixed_seconds * micro_steps
+        return micro + self.step_seconds * steps
 
-    def peak_bytes(self, row: int) -> float | None:
-        """Peak memory with rows of up to `row` tokens, or None when the profile does not say."""
+    def peak_bytes(self, plan: RawPlan) -> float | None:
+        """Peak memory of the heaviest pack (of a full one at least); None when the profile does not say."""
         if self.base_bytes is None or self.bytes_per_token is None:
             return None
-        return self.base_bytes + self.bytes_per_token * row
+        held = self.bytes_per_token * np.asarray(plan.pack_tokens, dtype=np.float64)
+        least = self.bytes_per_token * plan.spec.pack_length
+        if self.bytes_per_patch and "patches" in plan.pack_costs:
+            patches = self.bytes_per_patch * np.asarray(plan.pack_costs["patches"], dtype=np.float64)
+            held, least = held + patches, least + float(patches.mean()) if len(patches) else least
+        return self.base_bytes + max(float(held.max(initial=0.0)), least)
+
+    def fits(self, plan: RawPlan) -> bool | None:
+        """Does the heaviest pack fit? None when the profile does not say."""
+        peak = self.peak_bytes(plan)
+        return None if peak is None or self.memory_bytes is None else peak <= self.memory_bytes
 
     def longest_row(self) -> int | None:
-        """Tokens of the longest row that fits, or None when the profile does not say."""
+        """Tokens of the longest row of text that fits, or None when the profile does not say."""
         if self.memory_bytes is None or self.base_bytes is None or not self.bytes_per_token:
             return None
         return max(0, int((self.memory_bytes - self.base_bytes) / self.bytes_per_token))

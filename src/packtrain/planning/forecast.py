@@ -211,9 +211,8 @@ def _epoch(aligned: AlignedPlan, accum: int, seed: int, device: DeviceProfile | 
         seconds = device.seconds(most, accum)
         row["step_seconds"] = seconds
         row["epoch_hours"] = seconds * aligned.steps / accum / 3600
-        longest = max(aligned.plan.spec.pack_length, int(np.asarray(aligned.plan.pack_tokens).max(initial=0)))
-        row["peak_bytes"] = device.peak_bytes(longest)
-        row["fits"] = device.longest_row() is None or longest <= (device.longest_row() or 0)
+        row["peak_bytes"] = device.peak_bytes(aligned.plan)
+        row["fits"] = device.fits(aligned.plan) is not False
     return row
 
 

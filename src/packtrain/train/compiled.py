@@ -27,6 +27,10 @@ __all__ = ["compile_layers"]
 
 logger = logging.getLogger(__name__)
 
+#: Modes of torch.compile that record CUDA graphs, and what stands in for them. A recorded layer leaves its
+#: gradients in memory that its next replay overwrites, while they are still summed over micro steps.
+_RECORDING = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
+
 #: Graphs of one layer: training, evaluation and proof, each with static and dynamic lengths.
 _GRAPHS = 32
 
@@ -38,6 +42,12 @@ def compile_layers(model: Any, **options: Any) -> int:
         model: a loaded transformers model, adapters included; before it is wrapped for ranks.
         options: of `torch.compile` (`backend`, `mode`).
     """
+    if (mode := options.get("mode")) in _RECORDING:
+        options["mode"] = _RECORDING[mode]
+        logger.warning(
+            "compile mode %r records CUDA graphs, which layers of packs cannot use: it is %r",
+            *(mode, _RECORDING[mode]),
+        )
     bare = bare_model(model)
     names = set(getattr(bare, "_no_split_modules", None) or ())
     text, count = type(text_config(bare.config)), 0

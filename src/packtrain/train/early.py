@@ -20,6 +20,7 @@ from ..collate.boundaries import family_for, text_config
 from ..collate.rotations import check_packs
 from ..errors import ConfigError, InputError, MissingExtraError, one_line
 from ..testing.tiny import is_tiny, tiny_config
+from ..planning.device import DeviceProfile
 from ..world import World, world
 from .arguments import check_arguments, refuse_auxiliary_loss
 from .attention import choose_backend, is_installed
@@ -97,6 +98,8 @@ def check_early(
     if template is not None:
         check_template(config, template)
     check_folders(config, place)
+    if config.training.device_profile is not None:
+        DeviceProfile.load(config.training.device_profile)
     if place.is_writer:
         for line in warnings:
             logger.warning("%s", line)

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import ConfigError, counted
 from ..planning.align import AlignedPlan
+from ..planning.device import DeviceProfile
 from ..planning.evenness import step_warnings
 from ..planning.packplan import PackPlan
 from ..report.contents import plan_words
@@ -202,7 +203,11 @@ def resolve_runtime(
         steps_per_epoch=steps,
         raw_checksum=plan.checksum,
         aligned_checksum=aligned.checksum,
-        warnings=[*_warnings(aligned, accumulation), *_without_effect(config, aligned)],
+        warnings=[
+            *_warnings(aligned, accumulation),
+            *_without_effect(config, aligned),
+            *_memory_warnings(training.device_profile, plan),
+        ],
         eval=_eval_of(config, eval_plan, world_size),
         plan=stats,
         drop_last=training.dataloader_drop_last,
@@ -235,6 +240,19 @@ def window_warnings(per_rank_batches: int, grad_accum: int, world_size: int = 1)
         f"gradient_accumulation_steps {grad_accum}: the last "
         f"optimizer step of an epoch holds {counted(last, 'packs')} "
         f"instead of {realised}"
+    ]
+
+
+def _memory_warnings(path: str | None, plan: PackPlan) -> list[str]:
+    """What to say of packs that the device would not hold, where a profile tells."""
+    profile = None if path is None else DeviceProfile.load(path)
+    if profile is None or profile.fits(plan) is not False:
+        return []
+    peak, there = profile.peak_bytes(plan), profile.memory_bytes
+    assert peak is not None and there is not None  # or it would not say that it does not fit
+    return [
+        f"the heaviest pack needs about {peak / 2**30:.1f} GiB, and {profile.name} has {there / 2**30:.1f}: "
+        "use a shorter pack length (packtrain forecast --profile), checkpointing, or long_samples: drop"
     ]
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,7 @@ def train(
     place: World | None = None,
     runtime: Runtime | None = None,
     progress: Progress | None = None,
+    callbacks: Sequence[Any] = (),
 ) -> TrainResult:
     """Train on packs.
 
@@ -125,6 +126,7 @@ def train(
         place: rank and world size; None: from the launcher's environment.
         runtime: the resolved runtime; its figures are the first row that is logged.
         progress: called with (steps done, steps in total).
+        callbacks: transformers' TrainerCallbacks.
 
     Raises:
         IsolationError: the setup would let packed samples read each other.
@@ -193,8 +195,9 @@ def train(
         banner=None if runtime is None else runtime.row(),
     )
     patience = config.training.early_stopping_patience
-    if patience is not None:
-        trainer.add_callback(EarlyStop(patience, config.training.early_stopping_threshold))
+    stop = () if patience is None else [EarlyStop(patience, config.training.early_stopping_threshold)]
+    for callback in (*stop, *callbacks):
+        trainer.add_callback(callback)
     if not config.training.proof:
         known = setup.proven or all(len(pack) < 2 for pack in trainer.packs_first())
         prove_before_training(model, trainer.packs_first, proof=False, known=known)

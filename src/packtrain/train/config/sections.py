@@ -171,6 +171,8 @@ class TrainingConfig(Section):
     """prove on the first packs, before training, that packed samples do not read each other"""
     compile: bool = False
     """compile the layers of the language model: the first steps take longer, later ones less; rows keep their lengths"""  # noqa: E501
+    device_profile: str | None = None
+    """what `packtrain doctor --calibrate` wrote: a pack that would not fit is a warning before training, and the report forecasts in seconds"""  # noqa: E501
     trainer: dict[str, Any] = Field(default_factory=dict)
     """further TrainingArguments; in the YAML they stand directly under `training`"""
 
