@@ -118,7 +118,8 @@ def balance(tiny: bool) -> dict[str, Any]:
     told["cost_to_time"] = round(float(np.corrcoef(cost[list(chosen)], measured[list(chosen)])[0, 1]), 3)
     for mode in (None, "window", "global"):
         order = [
-            list(pt.data.PackSampler(planned.align(2, True), rank=rank, seed=0, balance=mode)) for rank in (0, 1)
+            list(pt.data.PackSampler(planned.align(2, True), rank=rank, seed=0, balance=mode))
+            for rank in (0, 1)
         ]
         steps = np.array(order)
         told[str(mode)] = {

@@ -1,4 +1,4 @@
-"""`packtrain doctor`: will packed samples stay apart on this model and backend, and what do packs cost here?"""
+"""`packtrain doctor`: will packed samples stay apart on this model and backend? What do packs cost here?"""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ _EXIT = {"safe": 0, "unsafe": 1, "unknown": 2}
     "device profile that `forecast --profile` and `training.device_profile` read.",
 )
 @click.option(
-    "--overwrite", is_flag=True, help="With `--calibrate`: replace what the output folder holds of another run."
+    "--overwrite",
+    is_flag=True,
+    help="With `--calibrate`: replace what the output folder holds of another run.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
@@ -71,17 +73,23 @@ def command(
     from ..train.doctor import diagnose
 
     settings = None if config is None else load_config(config)
-    if (settings is None) == (model is None):
-        raise click.UsageError("give CONFIG or --model" if model is None else "give CONFIG or --model, not both")
     if calibrate is not None and settings is None:
         raise InputError(
             "--calibrate trains packs of a run, and no CONFIG is given",
             hint="packtrain doctor run.yaml --calibrate device.json",
         )
+    if settings is None and model is None:
+        raise click.UsageError("give CONFIG or --model")
+    if settings is not None and model is not None:
+        raise click.UsageError("give CONFIG or --model, not both")
     if calibrate is None and overwrite:
         without_effect("without --calibrate", "overwrite")
     if settings is not None:
-        model, attn, dtype = settings.model.name_or_path, attn or settings.model.attn, dtype or settings.model.dtype
+        model, attn, dtype = (
+            settings.model.name_or_path,
+            attn or settings.model.attn,
+            dtype or settings.model.dtype,
+        )
         if model is None:
             raise InputError(f"{config} names no model", hint="set model.name_or_path")
     attn, dtype = attn or "auto", dtype or "auto"
@@ -106,7 +114,7 @@ def command(
     }
     table(f"Packing {model}", {**rows, "fix": found.fix} if found.fix else rows)
     if made is not None:
-        table(f"{made.profile.name}: {calibrate}", calibration_rows(made))
+        table(f"{made.profile.name}: {calibrate}", _fitted_rows(made))
     return _EXIT[found.verdict]
 
 
@@ -119,11 +127,12 @@ def _calibrated(settings: RunConfig, path: Path, overwrite: bool, quiet: bool) -
     return made
 
 
-def calibration_rows(made: Calibration) -> dict[str, str]:
+def _fitted_rows(made: Calibration) -> dict[str, str]:
     """What was fitted, and how far it is off on packs that the fit has not seen."""
     profile, unseen = made.profile, "of packs that the fit has not seen"
     rows = {
-        "micro step": f"{profile.seconds_per_token * 1e6:.3g} us a token, {profile.fixed_seconds * 1e3:.3g} ms fixed",
+        "micro step": f"{profile.seconds_per_token * 1e6:.3g} us a token, "
+        f"{profile.fixed_seconds * 1e3:.3g} ms fixed",
         "attention": f"doubles a sample of {profile.l_star:,} tokens",
         "patches": f"{profile.patch / 1000:.3g} tokens each",
         "optimizer": f"{profile.step_seconds * 1e3:.3g} ms a step",

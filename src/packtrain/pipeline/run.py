@@ -39,7 +39,17 @@ if TYPE_CHECKING:
     from ..train.runtime import Runtime
     from ..train.sft import TrainResult
 
-__all__ = ["Heard", "Prepared", "RunResult", "begin_run", "calibrate_run", "dry_run", "finish_run", "prepare", "run"]
+__all__ = [
+    "Heard",
+    "Prepared",
+    "RunResult",
+    "begin_run",
+    "calibrate_run",
+    "dry_run",
+    "finish_run",
+    "prepare",
+    "run",
+]
 
 #: Packed and unpacked loss of the trained model differ by less, or something leaks (float32 noise is 1e-7).
 TOLERANCE = 1e-4

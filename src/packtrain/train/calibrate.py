@@ -16,7 +16,7 @@ import logging
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +40,7 @@ __all__ = ["Calibration", "calibrate", "fit_seconds"]
 
 F64 = NDArray[np.float64]
 
-#: The rows are trained so often at most, twice at least, and again while a pass ended before half of the time:
+#: The rows are trained so often at most, twice at least, again while a pass ended before half of the time:
 #: the quickest pass of a row counts, so the first is a warm-up where it was slower.
 _PASSES, _SECONDS = 6, 40.0
 
@@ -58,8 +58,8 @@ _NOT_HERE = (
 class Calibration:
     """Attributes:
     profile: the fitted figures.
-    rows: of each kind of row: tokens, squares, patches, seconds, peak_bytes (or None), and whether the fit has
-        seen it (`fitted`); a row is the sum of the micro steps of a step.
+    rows: of each kind of row: tokens, squares, patches, seconds, peak_bytes (or None), what was predicted,
+        and whether the fit has seen it (`fitted`); a row is the sum of the micro steps of a step.
     time_error, memory_error: largest |predicted / measured - 1| of the rows that the fit has not seen.
     """
 
@@ -184,7 +184,9 @@ def _alone(config: RunConfig, folder: str, micro: int) -> RunConfig:
         "resume": None, "log_sample_loss": False, "proof": False, "save_strategy": "no",
         "eval_strategy": "no", "logging_strategy": "no",
     }  # fmt: skip
-    data |= dict.fromkeys(("balance", "encode_cache", "replan", "samples_per_step", "val", "global_batch_size"))
+    data |= dict.fromkeys(
+        ("balance", "encode_cache", "replan", "samples_per_step", "val", "global_batch_size")
+    )
     data |= {"shuffle": False, "drop_last": False}
     return load_config(values)
 
@@ -307,18 +309,12 @@ def _fitted(
         memory |= {"bytes_per_patch": float(found[2])} if with_patches else {}
         memory["memory_bytes"] = float(torch.cuda.get_device_properties(0).total_memory)
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu"
-    profile = DeviceProfile(
-        name=f"{where}, {config.model.name_or_path or 'model'}",
-        step_seconds=optimizer,
-        **time_of,  # type: ignore[arg-type]
-        **memory,
-    )
-    factor = np.array([profile.l_star, 1.0, profile.l_star * profile.patch / 1000]) / profile.l_star
+    name = f"{where}, {config.model.name_or_path or 'model'}"
+    profile = DeviceProfile.of({"name": name, "step_seconds": optimizer, **time_of, **memory})
+    factor = np.array([1.0, 1 / profile.l_star, profile.patch / 1000])
     predicted = np.array([profile.seconds(value, micro, 0) for value in (sums * factor).sum(axis=1)])
-    room = np.full(len(rows), np.nan)
-    if memory:
-        room = profile.base_bytes + rows[:, 0] * profile.bytes_per_token  # type: ignore[operator]
-        room = room + rows[:, 2] * (profile.bytes_per_patch or 0.0)
+    per_row = [memory.get(key, np.nan) for key in ("base_bytes", "bytes_per_token")]
+    room = per_row[0] + rows[:, 0] * per_row[1] + rows[:, 2] * memory.get("bytes_per_patch", 0.0)
     told = [
         {
             "tokens": int(t), "squares": int(s), "patches": int(p), "fitted": bool(fitted),
@@ -330,13 +326,12 @@ def _fitted(
             sums, seen, seconds, predicted, peaks, room, strict=True
         )
     ]  # fmt: skip
+    unseen = ~seen
     errors = [
-        _largest(row[guess] / row[real] - 1 for row in told if not row["fitted"] and row[real])
-        for guess, real in (("predicted_seconds", "seconds"), ("predicted_bytes", "peak_bytes"))
+        _largest(guess[unseen] / real[unseen] - 1) for guess, real in ((predicted, seconds), (room, peaks))
     ]
     return Calibration(profile=profile, rows=told, time_error=errors[0], memory_error=errors[1])
 
 
-def _largest(errors: Iterable[float]) -> float | None:
-    held = [abs(error) for error in errors]
-    return max(held) if held else None
+def _largest(errors: F64) -> float | None:
+    return float(np.abs(errors).max()) if len(errors) and not np.isnan(errors).any() else None

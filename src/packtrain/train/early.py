@@ -19,8 +19,8 @@ from .. import files
 from ..collate.boundaries import family_for, text_config
 from ..collate.rotations import check_packs
 from ..errors import ConfigError, InputError, MissingExtraError, one_line
-from ..testing.tiny import is_tiny, tiny_config
 from ..planning.device import DeviceProfile
+from ..testing.tiny import is_tiny, tiny_config
 from ..world import World, world
 from .arguments import check_arguments, refuse_auxiliary_loss
 from .attention import choose_backend, is_installed
