@@ -59,7 +59,7 @@ def write_part(job: Job, part: int) -> list[dict[str, Any]]:
         if job.parts > 1:
             raise ConfigError(
                 f"layout npy is one file, {len(job.plan):,} packs are {job.parts} parts",
-                hint=f"--maxcount {len(job.plan)}; or layout parquet, which newer releases read",
+                hint=f"maxcount {len(job.plan)}; or layout parquet, which newer releases read",
             )
         return write_files(job, part, ".npy", _write_npy, rows=rows)
     return write_files(job, part, ".idx.parquet", _write_parquet(job.maxsize), rows=rows)
