@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from packtrain.errors import ConfigError, SourceError
+from packtrain.errors import ConfigError, SampleError, SourceError
 from packtrain.extend import Source
-from packtrain.sources import _handles, open_source
+from packtrain.sources import _handles, _small, open_source
 from packtrain.sources._paths import expand, natural, ordered
 from packtrain.sources.chat import ChatSource
 from packtrain.sources.shards import Shards
@@ -222,3 +222,47 @@ def test_folders_of_several_kinds(folder: Path, tmp_path: Path, write: Write) ->
     (tmp_path / "nothing").mkdir()
     with pytest.raises(SourceError, match=r"no \.json files"):
         open_source(tmp_path / "nothing")
+
+
+def test_very_many_small_files_are_what_few_are(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Known by one table instead of an index each: the same records, ids, places and fingerprint."""
+    odd = {
+        "bom": b"\xef\xbb\xbf" + text(rows(0, 2)),
+        "blank": b"\n \t\n" + text(rows(2, 2)) + b"\r\n\n" + text(rows(4, 1)).rstrip(),
+        "crlf": text(rows(5, 2)).replace(b"\n", b"\r\n"),
+        "array": json.dumps(rows(7, 3)).encode(),
+        "bad": b'{"a": 1}\n{"a": \n',
+        "large": text(rows(10, 4000)),
+    }
+    for name, data in odd.items():
+        write(f"set/{name}.jsonl", data)
+    write("set/packed.jsonl.gz", gzip.compress(text(rows(3, 3))))
+    few = open_source(tmp_path / "set")
+    monkeypatch.setattr(_small, "MANY", 1)
+    many = open_source(tmp_path / "set")
+    assert sum(isinstance(file, _small.SmallFile) for file in many._files) == 4
+    assert (many.fingerprint, many.shards, many.fields()) == (few.fingerprint, few.shards, few.fields())
+
+    def told(source: Any, number: int) -> Any:
+        try:
+            return source[number], source.where(number)
+        except SampleError as error:
+            return str(error)
+
+    for source in (many, pickle.loads(pickle.dumps(many))):
+        assert [told(source, n) for n in range(len(few))] == [told(few, n) for n in range(len(few))]
+    assert not list((tmp_path / "set").glob(".*"))
+    with monkeypatch.context() as unread:
+        unread.setattr(_small, "_counted", None)
+        assert open_source(tmp_path / "set").fingerprint == few.fingerprint  # nothing is read again
+    write("set/crlf.jsonl", text(rows(6, 2)).replace(b"\n", b"\r\n"))
+    _small._open.clear()
+    with pytest.raises(SourceError, match="the file changed"):
+        [told(many, n) for n in range(len(many))]
+    assert open_source(tmp_path / "set").fingerprint != few.fingerprint
+    assert "the file changed" in caplog.text
+    write("set/crlf.jsonl", b"\n\n")
+    with pytest.raises(SourceError, match="empty"):
+        open_source(tmp_path / "set")

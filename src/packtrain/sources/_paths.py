@@ -8,10 +8,11 @@ underscore (markers such as `_SUCCESS`) are passed over in folders and globs.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..errors import SourceError, nearest
@@ -42,9 +43,9 @@ def natural(name: str) -> tuple[tuple[tuple[int, int, str], ...], ...]:
 
 def ordered(names: Iterable[str], known: Sequence[str] = ()) -> list[str]:
     """Names in natural order; those in `known` first, in the order they have there."""
-    found = sorted(set(names), key=natural)
-    first = [name for name in known if name in set(found)]
-    return first + [name for name in found if name not in set(first)]
+    held = set(names)
+    first = [name for name in known if name in held]
+    return first + sorted(held.difference(first), key=natural)
 
 
 def is_pattern(path: str) -> bool:
@@ -76,14 +77,7 @@ def expand(path: str | os.PathLike[str], suffixes: Sequence[str], *, deep: bool 
         return [full]
     if not os.path.isdir(full):
         raise SourceError(f"{text} does not exist", hint=near(full))
-    walk = sorted(Path(full).rglob("*") if deep else Path(full).iterdir())
-    names = [
-        str(p.relative_to(full))
-        for p in walk
-        if p.name.lower().endswith(tuple(suffixes))
-        and not any(part.startswith((".", "_")) for part in p.relative_to(full).parts)
-        and p.is_file()
-    ]
+    names = list(_below(full, tuple(suffixes), deep))
     if not names:
         raise SourceError(f"{full} holds no {' or '.join(suffixes)} files", hint=_deeper(full, suffixes))
     return [os.path.join(full, name) for name in ordered(names)]
@@ -111,6 +105,19 @@ def _glob(pattern: str, *, exact: bool) -> list[str]:
         for p in glob.glob(pattern, recursive=True)
         if os.path.isfile(p) and not os.path.basename(p).startswith((".", "_"))
     ]
+
+
+def _below(folder: str, suffixes: tuple[str, ...], deep: bool) -> Iterator[str]:
+    """Names of the files that count in a folder, relative to it."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith((".", "_")):
+                continue
+            if deep and entry.is_dir(follow_symlinks=False):
+                with contextlib.suppress(PermissionError):
+                    yield from (os.path.join(entry.name, name) for name in _below(entry.path, suffixes, deep))
+            elif entry.name.lower().endswith(suffixes) and entry.is_file():
+                yield entry.name
 
 
 def _braces(text: str) -> list[str]:

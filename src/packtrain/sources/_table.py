@@ -11,8 +11,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from ..errors import InputError, SourceError, counted
 from ._handles import Pinned
 from ._index import cached, pin
 
-__all__ = ["digest_files", "merkle"]
+__all__ = ["digest_files", "merkle", "rows_of"]
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +36,29 @@ def digest_files(
     cache_dir: str | os.PathLike[str] | None = None,
     verify: bool = False,
 ) -> list[Pinned]:
-    """The files with their content digests.
+    """The files with their content digests, see `rows_of`."""
+    rows = rows_of(
+        paths, root, table, lambda path: (files.sha256_file(path),), cache_dir=cache_dir, verify=verify
+    )
+    return [file for file, _ in rows]
+
+
+def rows_of(
+    paths: Sequence[str],
+    root: str,
+    table: str,
+    read: Callable[[str], tuple[Any, ...]],
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    verify: bool = False,
+) -> list[tuple[Pinned, tuple[Any, ...]]]:
+    """The files, pinned with their digests, and what was read of each.
 
     Args:
         paths: absolute.
         root: folder that names in the table are relative to.
         table: file name of the table, `.packtrain-…`.
+        read: path -> (SHA-256, and what else is to be known); always as much.
         cache_dir: where the table is stored.
         verify: hash every file again.
 
@@ -51,25 +67,25 @@ def digest_files(
     """
     place = cached(root, table, cache_dir)
     known = _load(place)
-    out: dict[str, Pinned] = {}
-    stale = False
+    out: dict[str, tuple[Pinned, tuple[Any, ...]]] = {}
+    stale, start = False, os.path.join(root, "")
     for path in paths:
-        name = os.path.relpath(path, root)
+        name = path[len(start) :] if path.startswith(start) else os.path.relpath(path, root)
         before = pin(path)
         noted = known.pop(name, None)
-        if not verify and noted is not None and noted[:-1] == list(before.stamp):
-            out[name] = replace(before, sha256=str(noted[-1]))
+        if not verify and noted is not None and noted[:4] == list(before.stamp):
+            out[name] = Pinned(before.path, before.stamp, str(noted[4])), tuple(noted[4:])
             continue
         stale = True
         log.info("hashing %s", path)
         try:
-            digest = files.sha256_file(path)
+            row = read(path)
         except OSError as error:
             raise SourceError(f"{path} cannot be read: {error.strerror}") from None
         if pin(path) != before:
             raise SourceError(f"{path} changed while it was read", hint="open it again")
-        out[name] = replace(before, sha256=digest)
-        if noted is not None and noted[-1] != digest:
+        out[name] = Pinned(before.path, before.stamp, row[0]), row
+        if noted is not None and noted[4] != row[0]:
             log.warning("the file changed: %s holds other content than when it was read before", path)
     others = islice(known, _LOOKED_AT)
     gone = [name for name in others if not os.path.lexists(os.path.join(root, name))]
@@ -78,7 +94,7 @@ def digest_files(
         log.warning("%s of %s gone since it was read before: %s", counted(len(gone), "files"), root, told)
     if stale or gone or verify:
         kept = {name: row for name, row in known.items() if name not in gone}
-        _save(place, {**kept, **{name: [*one.stamp, one.sha256] for name, one in out.items()}})
+        _save(place, {**kept, **{name: [*one.stamp, *row] for name, (one, row) in out.items()}})
     return list(out.values())
 
 
@@ -93,7 +109,7 @@ def _load(place: Path) -> dict[str, list[Any]]:
     try:
         stored = json.loads(place.read_bytes())
         if stored["digest"] == files.digest_json(stored["files"]):
-            return {str(name): row for name, row in stored["files"].items() if len(row) == 5}
+            return {str(name): row for name, row in stored["files"].items() if len(row) > 4}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         pass
     return {}

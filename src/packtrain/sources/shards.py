@@ -23,6 +23,7 @@ from . import jsonl as jsonl_source
 from ._index import KEEP
 from ._paths import expand, ordered, root_of
 from ._records import RecordFile, Shard
+from ._small import SmallFile, small_files
 from ._table import merkle
 
 __all__ = ["SUFFIXES", "Shard", "Shards", "open_source"]
@@ -31,17 +32,26 @@ __all__ = ["SUFFIXES", "Shard", "Shards", "open_source"]
 FILES = jsonl_source.SUFFIXES
 SUFFIXES: tuple[str, ...] = ()
 
+_PLAIN = tuple(name for name in FILES if not name.endswith(jsonl_source.PACKED))
+
+
+def _names(paths: Sequence[str], folder: str) -> list[str]:
+    """The paths relative to the folder, with `/` on every system."""
+    start = os.path.join(folder, "")
+    below = (p[len(start) :] if p.startswith(start) else os.path.relpath(p, folder) for p in paths)
+    return [name.replace(os.sep, "/") for name in below]
+
 
 class Shards:
     """Records of several files. Picklable; items as `RecordFile` gives them."""
 
-    def __init__(self, folder: str, files: Sequence[RecordFile]) -> None:
+    def __init__(self, folder: str, files: Sequence[RecordFile | SmallFile]) -> None:
         self.folder = folder
         self._files = list(files)
         self._stops: list[int] = []
         for file in self._files:
             self._stops.append((self._stops[-1] if self._stops else 0) + len(file))
-        self._names = [os.path.relpath(file.path, folder).replace(os.sep, "/") for file in self._files]
+        self._names = _names([file.path for file in self._files], folder)
         self._fingerprint = merkle("shards", [file.fingerprint for file in self._files])
 
     @property
@@ -112,7 +122,7 @@ def open_source(
     text = os.fspath(path)
     paths = expand(text, FILES)
     folder = root_of(text)
-    names = {os.path.relpath(p, folder).replace(os.sep, "/"): p for p in paths}
+    names = dict(zip(_names(paths, folder), paths, strict=True))
     gone = [name for name in known if name not in names]
     if gone:
         raise SourceError(
@@ -120,8 +130,13 @@ def open_source(
             hint="ids of later shards would move: put it back, or measure the source anew",
         )
     keep = KEEP // max(1, len(paths) // 16)
-    opened: list[RecordFile] = []
-    for name in ordered(names, known):
+    opened: list[RecordFile | SmallFile] = []
+    plain = [path for path in paths if path.lower().endswith(_PLAIN)]
+    small = small_files(plain, folder, cache_dir=cache_dir, verify=verify_content)
+    for name in ordered(names, known) if known else names:
+        if names[name] in small:
+            opened.append(small[names[name]])
+            continue
         module = json_source if names[name].lower().endswith(json_source.SUFFIXES) else jsonl_source
         file = module.open_source(names[name], cache_dir=cache_dir, verify_content=verify_content, keep=keep)
         opened.append(file)
