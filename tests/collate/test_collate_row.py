@@ -401,3 +401,29 @@ def test_the_row_that_packing_row_makes() -> None:
         wanted = [-100 if key == "labels" and at in firsts else value for at, value in enumerate(values)]
         assert batch[key][0].tolist() == wanted, key
     assert sum(batch.lengths) == 6
+
+
+def test_a_plain_sample_is_read_as_any_other() -> None:
+    """Ids and labels of int64 are taken as they are: the segment of the full reading, and its refusals."""
+    from packtrain.collate import fields
+
+    ids = torch.arange(5)
+    for sample in (
+        {"input_ids": ids, "labels": ids},
+        {"input_ids": ids, "labels": ids[1:], "sample_id": 3},
+        {"input_ids": ids[:0], "labels": ids[:0]},
+        {"input_ids": ids, "labels": ids.float()},
+        {"input_ids": ids, "labels": None},
+        {"input_ids": ids[None], "labels": ids[None]},
+        {"labels": ids},
+        {"input_ids": ids, "labels": ids, "sample_id": 7},
+    ):
+        told = []
+        for one in (sample, {**sample, "position_ids": None}):
+            try:
+                read = fields.read_sample(one, "here", token_fields=fields.TOKEN_FIELDS, media={})
+                tokens = {name: value.tolist() for name, value in read.tokens.items()}
+                told.append((read.sample_id, read.where, read.length, tokens, read.weightless, read.values))
+            except (InputError, KeyError) as error:
+                told.append(str(error))
+        assert told[0] == told[1]

@@ -61,6 +61,9 @@ SAMPLE_FIELDS = frozenset({"sample_id", "source", "channel", "weight", "length",
 #: Those that travel on `PackBatch.sample_values`.
 CARRIED_FIELDS = ("source", "channel", "weight")
 
+#: Fields of a sample of plain text.
+_TEXT = frozenset({"sample_id", "input_ids", "labels"})
+
 #: What the collator makes itself, or must never send: no field of a sample may take these names.
 _OWN_KEYS = frozenset(
     {"position_ids", "attention_mask", "use_cache", "padding_mask", "seq_idx"}
@@ -160,6 +163,8 @@ def read_sample(
     Raises:
         InputError: a field is missing, undeclared, of another length, or not of the declared type.
     """
+    if type(sample) is dict and sample.keys() <= _TEXT and (plain := _plain(sample, where)) is not None:
+        return plain
     if type(sample) is not dict and not isinstance(sample, Mapping):
         raise InputError(
             f"{where} is a {type(sample).__name__}, not a mapping of fields",
@@ -206,6 +211,21 @@ def read_sample(
             hint="length is that of the encoded sample; leave it out, or encode again",
         )
     return segment
+
+
+def _plain(sample: dict[str, Any], where: str) -> Segment | None:
+    """A sample of text, ids and labels as they enter the row: nothing of it needs a look; else None."""
+    ids, labels = sample.get("input_ids"), sample.get("labels")
+    if type(ids) is not torch.Tensor or type(labels) is not torch.Tensor:
+        return None
+    shape = ids.shape
+    if ids.dtype is not torch.int64 or labels.dtype is not torch.int64:
+        return None
+    if len(shape) != 1 or labels.shape != shape or not shape[0]:
+        return None
+    sample_id = sample.get("sample_id")
+    where = where if sample_id is None else f"sample {sample_id}"
+    return Segment(sample_id, where, shape[0], {"input_ids": ids, "labels": labels})
 
 
 def _single(name: str, value: Any, length: int, where: str) -> Any:
