@@ -215,7 +215,8 @@ def read_sample(
 
 def _plain(sample: dict[str, Any], where: str) -> Segment | None:
     """A sample of text, ids and labels as they enter the row: nothing of it needs a look; else None."""
-    ids, labels = sample.get("input_ids"), sample.get("labels")
+    ids: Any = sample.get("input_ids")
+    labels: Any = sample.get("labels")
     if type(ids) is not torch.Tensor or type(labels) is not torch.Tensor:
         return None
     shape = ids.shape
