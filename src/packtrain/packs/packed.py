@@ -52,7 +52,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
             pack_length=8192)`.
         samples: anything indexable by sample id.
         encode: sample -> encoded sample, or a template; None when `samples` already holds encoded samples.
-        pack_length: without a plan: hard cap of a pack in tokens; None: the template's `max_length`.
+        pack_length: without a plan: cap of a pack of several samples; None: the template's `max_length`.
         lengths: the Lengths (or int[n]) of the plan: checks each sample rather than the pack's sum.
         on_error: "raise"; "skip": a sample that cannot be encoded is left out of its pack; or "zero": it
             becomes a weightless segment of its planned length (of 1 token when `lengths` is not given). A

@@ -74,7 +74,7 @@ class RunConfig(Section):
 
     @property
     def pack_length(self) -> int:
-        """Hard cap of a pack: template.max_length, else model.max_model_len.
+        """Cap of a pack of several samples: template.max_length, else model.max_model_len.
 
         Raises:
             ConfigError: neither is set.
