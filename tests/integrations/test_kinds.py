@@ -241,6 +241,10 @@ def test_what_packs_of_a_source_cannot_keep_is_refused(folders: Path, tmp_path: 
     with pytest.raises(ConfigError, match="max_steps is not set, and nobody knows how many packs"):
         pack(trainer, source=open_kind("stream", folders))
     assert type(trainer) is Trainer
+    trainer.eval_dataset = data
+    told = pack(trainer).evaluate()  # before any training: the log of the run begins with it
+    rows = (tmp_path / "packs" / "train_log.jsonl").read_text().splitlines()
+    assert [json.loads(row)["eval_loss"] for row in rows] == [told["eval_loss"]]
 
 
 def test_a_step_of_fillers_alone_is_not_taken(folders: Path, tmp_path: Path) -> None:

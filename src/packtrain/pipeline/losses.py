@@ -29,7 +29,8 @@ def losses_of(folder: Path, step: int) -> list[dict[str, Any]]:
     paths = sorted((folder / "sample_loss").glob("rank-*.jsonl"))
     if not paths:
         raise InputError(
-            f"{folder} holds no losses of samples", hint="packtrain train writes them: training.log_sample_loss: true"
+            f"{folder} holds no losses of samples",
+            hint="packtrain train writes them: training.log_sample_loss: true",
         )
     mark = f'"step": {step},'
     found: list[dict[str, Any]] = []
