@@ -20,8 +20,8 @@ from planner import facts, lengths_of
 import packtrain as pt
 from packtrain.planning.balance import Balance
 from packtrain.planning.costs import costs_of
+from packtrain.planning.epoch_order import EpochOrder
 from packtrain.planning.evenness import step_evenness
-from packtrain.planning.order import EpochOrder
 from packtrain.planning.permutation import Permutation
 
 

@@ -27,8 +27,8 @@ from speed import image_model
 
 import packtrain as pt
 from packtrain.planning.balance import Balance
+from packtrain.planning.epoch_order import EpochOrder
 from packtrain.planning.lengths import Lengths
-from packtrain.planning.order import EpochOrder
 from packtrain.train.calibrate import calibrate
 from packtrain.train.config import load_config
 from packtrain.train.loss import bare_model

@@ -11,9 +11,9 @@ import pytest
 
 from packtrain.errors import InputError, SampleError
 from packtrain.families import family_of
-from packtrain.measuring.audio import AudioRule
+from packtrain.measuring.audio_tokens import AudioRule
 from packtrain.measuring.expansion import Expansion, splice
-from packtrain.measuring.video import Clip, chunk_bounds
+from packtrain.measuring.video_tokens import Clip, chunk_bounds
 from packtrain.template import load_processor
 from packtrain.template.binding import bind_media
 

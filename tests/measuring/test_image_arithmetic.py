@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packtrain.errors import ConfigError, SampleError
-from packtrain.measuring.image import PixelRule, grids, rule_of, smart_resize, verify_limits
+from packtrain.measuring.image_tokens import PixelRule, grids, rule_of, smart_resize, verify_limits
 
 QWEN2 = PixelRule(patch=14, merge=2, minimum=3136, maximum=12_845_056)
 QWEN3 = PixelRule(patch=16, merge=2, minimum=65_536, maximum=16_777_216)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import packtrain as pt
 from packtrain.errors import PlanError
-from packtrain.planning.order import EpochOrder
+from packtrain.planning.epoch_order import EpochOrder
 
 
 def test_worked_examples() -> None:

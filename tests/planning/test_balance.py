@@ -14,7 +14,7 @@ import packtrain as pt
 from packtrain.errors import InputError, PlanError, UnknownNameError
 from packtrain.planning.balance import Balance, deal, rank_totals
 from packtrain.planning.costs import FlopsCost, costs_of
-from packtrain.planning.order import EpochOrder
+from packtrain.planning.epoch_order import EpochOrder
 
 
 def sft(n: int, cap: int = 8192, seed: int = 0) -> np.ndarray:

@@ -15,7 +15,7 @@ from browser import CHROMIUM, Browser
 import packtrain as pt
 from packtrain.pipeline.step_times import step_figures
 from packtrain.planning.balance import Balance
-from packtrain.planning.order import EpochOrder
+from packtrain.planning.epoch_order import EpochOrder
 from packtrain.report.html import write_report
 from packtrain.report.numbers import report_figures
 

@@ -16,8 +16,8 @@ from packtrain.extend import Measured
 from packtrain.testing.tiny import tiny_model
 from packtrain.train.config import load_config
 from packtrain.train.opened import Checked, opened
+from packtrain.train.resume import checkpoint_of, load_position
 from packtrain.train.sft import train
-from packtrain.train.standing import checkpoint_of, load_position
 from packtrain.world import World
 
 SAMPLES = [{**text_sample(3 + i % 5, i), "sample_id": i} for i in range(30)]
@@ -177,7 +177,7 @@ def test_a_full_disk_at_a_checkpoint_leaves_the_one_before_usable(
                 raise OSError(errno.ENOSPC, "No space left on device", str(path))
         publish(path, value)
 
-    monkeypatch.setattr("packtrain.train.standing.files.publish_json", full)
+    monkeypatch.setattr("packtrain.train.resume.files.publish_json", full)
     with pytest.raises(OSError, match="No space left"):
         run(tmp_path, save_strategy="steps", save_steps=4)
     monkeypatch.undo()

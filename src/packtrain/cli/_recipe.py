@@ -175,8 +175,8 @@ def _dry_run(
         InputError: the stream has no pack.
         ForeignArtefactError: the checkpoint to resume from is of other packs.
     """
+    from ..train.resume import checkpoint_of, load_position
     from ..train.sft import unplanned_packs
-    from ..train.standing import checkpoint_of, load_position
 
     if config.data.kind == "growing":
         figures = stream_figures(Path(named["dataset"]))

@@ -32,7 +32,7 @@ from ..errors import ConfigError, SampleError, counted
 from ..packs.source import is_packs, pack_source
 from ..planning.align import AlignedPlan
 from ..planning.balance import Balance
-from ..planning.order import seed_in_use
+from ..planning.epoch_order import seed_in_use
 from ..template import ensure_torchvision
 from ..train.loss import bare_model
 from ..train.match import check_match

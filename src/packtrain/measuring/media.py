@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from ..errors import SampleError
 from ..media.hints import header_of
 from ..media.knobs import chosen_frames, sized, stretch
-from .audio import AudioRule
+from .audio_tokens import AudioRule
 from .crops import AnyresRule, SquareRule, TileRule
 from .expansion import Block, Expansion
-from .image import PixelRule, grids
-from .video import Clip, VideoRule
+from .image_tokens import PixelRule, grids
+from .video_tokens import Clip, VideoRule
 
 __all__ = ["MediaRules", "Part"]
 

@@ -32,7 +32,7 @@ from ..world import world
 from ._acknowledge import Cursor, check_reachable, mark_completed, publish_cursor
 from ._lazy_views import SlotSampler, SlotStream
 from ._sharded_again import check_not_sharded
-from ._slot_reader import SlotReader
+from ._waiting_reader import SlotReader
 from .handed_out import HandedOut
 from .ledger_file import Skipping
 from .loader import SourceLoader

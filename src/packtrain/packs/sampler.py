@@ -1,7 +1,7 @@
 """PackSampler: the aligned positions of one rank, in consumption order.
 
-The order, and where a run stands in it, are `planning.order.EpochOrder`; a sampler is one rank's walk through
-it. It holds no permutation and restores in O(1) at any step.
+The order, and where a run stands in it, are `planning.epoch_order.EpochOrder`; a sampler is one rank's walk
+through it. It holds no permutation and restores in O(1) at any step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..checks import whole
 from ..errors import InputError, counted
 from ..planning.align import AlignedPlan
 from ..planning.balance import Balance
-from ..planning.order import EpochOrder
+from ..planning.epoch_order import EpochOrder
 from ..planning.replan import EpochPlans
 from ..world import World, world
 from ._sharded_again import check_not_sharded
@@ -180,7 +180,7 @@ class PackSampler(DistributedSampler[int]):  # type: ignore[misc]
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` stands; also where another number of ranks saved it (see `planning.order`).
+        """Continue where `state` stands; another number of ranks may have saved it (`planning.epoch_order`).
 
         Raises:
             ForeignArtefactError: the state belongs to another plan, order or version, or this number of

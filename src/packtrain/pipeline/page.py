@@ -19,8 +19,8 @@ from .. import files
 from ..errors import FormatError, PacktrainError
 from ..measuring.run import CUT
 from ..planning.device import DeviceProfile
+from ..planning.epoch_order import EpochOrder
 from ..planning.lengths import STATUS_NAMES, Lengths
-from ..planning.order import EpochOrder
 from ..planning.packplan import PackPlan
 from .inputs import Inputs, lengths_of_plan
 from .length_files import lengths_of

@@ -19,7 +19,7 @@ from .. import files
 from ..checks import whole
 from ..planning.costs import FlopsCost, costs_of
 from ..planning.device import DeviceProfile
-from ..planning.order import EpochOrder
+from ..planning.epoch_order import EpochOrder
 
 __all__ = ["read_history", "step_figures"]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from .. import files
 from ..checks import whole
 from ..errors import FormatError, InputError, PacktrainError, counted
-from ..planning.order import EpochOrder
+from ..planning.epoch_order import EpochOrder
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
 from .length_files import lengths_of

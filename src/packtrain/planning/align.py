@@ -18,7 +18,7 @@ from ..files import digest_json
 from ..packers._jit import use_jit
 from .balance import Balance, deal
 from .costs import FlopsCost
-from .order import EpochOrder, view_checksum
+from .epoch_order import EpochOrder, view_checksum
 from .raw_plan import RawPlan
 
 __all__ = ["AlignedPlan", "BalancedPlan", "StepAlignedPlan", "align", "packs_per_step", "step_packs"]

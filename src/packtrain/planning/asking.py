@@ -13,9 +13,9 @@ from ..extend import Bins, PackProblem, Patterns
 from ..packers._jit import use_jit
 from ..packers._multi import needs, types_of
 from ._materialise import Csr, counts_by_key, from_bins, from_patterns, shuffle_bins
-from .classes import Classes
 from .ledger import Ledger
 from .lengths import Lengths
+from .long_samples import Classes
 from .raw_plan import PackerId
 from .spec import PlanSpec
 

@@ -20,9 +20,9 @@ from ..packers._bounds import best_bound
 from ._materialise import from_patterns
 from .asking import Packed, check_patterns, pack_classes
 from .certificate import Certificate, certify
-from .classes import Classes, classify
 from .evenness import report_steps
 from .lengths import Lengths, as_lengths
+from .long_samples import Classes, classify
 from .packplan import PackPlan
 from .raw_plan import PackerId, Sums
 from .skip import without_skipped

@@ -22,8 +22,8 @@ from .balance import Balance
 from .build import plan
 from .costs import FlopsCost
 from .device import DeviceProfile
+from .epoch_order import EpochOrder
 from .lengths import STATUS_OK, Lengths, as_lengths
-from .order import EpochOrder
 from .packplan import PackPlan
 
 __all__ = ["AUTO", "forecast", "samples_words"]

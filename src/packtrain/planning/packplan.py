@@ -19,7 +19,7 @@ from ..moved import also_named
 from .align import AlignedPlan, align
 from .balance import Balance
 from .certificate import Certificate
-from .order import EpochOrder
+from .epoch_order import EpochOrder
 from .raw_plan import PackerId, RawPlan, Sums
 from .stats import plan_stats
 

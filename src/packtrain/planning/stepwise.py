@@ -22,9 +22,9 @@ from ..errors import PlanError, counted
 from ..packers._jit import use_jit
 from ._materialise import Csr, from_bins, index_dtype
 from ._spread import best_fit, fill_empty, spread
-from .classes import Classes
 from .costs import FlopsCost
 from .lengths import Lengths
+from .long_samples import Classes
 from .permutation import Permutation
 from .spec import PlanSpec
 

@@ -21,8 +21,8 @@ from ..errors import PlanError
 from ..packers._jit import part_of, use_jit
 from ._materialise import Csr, index_dtype, mix64
 from .asking import pack_classes
-from .classes import classify
 from .lengths import Lengths
+from .long_samples import classify
 from .raw_plan import PackerId
 from .spec import PlanSpec
 from .sums import sum_over_packs

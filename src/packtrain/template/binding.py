@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, SampleError, one_line
 from ..families import Family
-from ..measuring.audio import audio_rule
+from ..measuring.audio_tokens import audio_rule
 from ..measuring.crops import crop_rule
-from ..measuring.image import rule_of
+from ..measuring.image_tokens import rule_of
 from ..measuring.media import MediaRules
-from ..measuring.video import video_rule
+from ..measuring.video_tokens import video_rule
 
 __all__ = ["VideoSampler", "bind_media", "media_ids", "processor_options"]
 

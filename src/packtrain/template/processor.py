@@ -24,7 +24,7 @@ from ..errors import SampleError
 from ..extend import Measured
 from ..families import Family
 from ..measuring.expansion import Expansion, Spliced, splice
-from ..measuring.image import PixelRule, grids, verify_limits
+from ..measuring.image_tokens import PixelRule, grids, verify_limits
 from ..measuring.text import TokenizedText, check_text, tokenize
 from ..media.hints import header_of
 from ._torchvision_shim import ensure_torchvision

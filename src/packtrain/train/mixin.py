@@ -41,7 +41,7 @@ from .meter import Meter, supervised
 from .passes import Passes, is_sized, loader_options, pass_loader, tell_without_effect
 from .probe import size_of
 from .restore import RestoresWeights
-from .standing import Standing, checkpoint_of, load_position
+from .resume import Standing, checkpoint_of, load_position
 from .start_up import StartUpReport, prove_before_training
 
 __all__ = ["PackingMixin", "check_isolation", "first_packs"]

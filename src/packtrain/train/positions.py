@@ -17,7 +17,7 @@ from torch.utils.data import Sampler
 
 from ..data import PackedDataset, PackSampler
 from ..packs.planned import PlannedSource
-from .standing import Standing, checkpoint_of, load_position
+from .resume import Standing, checkpoint_of, load_position
 
 __all__ = ["STATE_FILE", "Positions", "TrainBatches", "check_resume"]
 

@@ -29,7 +29,7 @@ from ..errors import ConfigError, InputError
 from ..files import make_folder, reading
 from ..packs.source import is_packs, pack_source
 from ..planning.align import AlignedPlan
-from ..planning.order import seed_in_use
+from ..planning.epoch_order import seed_in_use
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
 from ..workers import start_early
@@ -48,8 +48,8 @@ from .model import load_model, no_progress_bars
 from .opened import opened
 from .passes import is_sized
 from .proof import IsolationReport
+from .resume import checkpoint_of, keep_config, load_position
 from .runtime import Runtime
-from .standing import checkpoint_of, keep_config, load_position
 from .start_up import prove_before_training
 from .steps import accumulation_of, announce_steps, balance_of
 from .trace import follow_losses

@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import ConfigError, InputError, counted
 from ..planning.align import AlignedPlan
 from ..planning.balance import Balance
-from ..planning.order import EpochOrder
+from ..planning.epoch_order import EpochOrder
 from ..planning.packplan import PackPlan
 from ..planning.skip import read_skip_file
 from .config import RunConfig

@@ -25,7 +25,7 @@ from ..data import PackedDataset
 from ..errors import ConfigError, InputError
 from ..packs.source import pack_source
 from ..planning.balance import Balance
-from ..planning.order import seed_in_use
+from ..planning.epoch_order import seed_in_use
 from ..template import ensure_torchvision
 from .attention import check_batch
 from .loss import bare_model, count_correct, step_share, token_loss_sum, token_losses

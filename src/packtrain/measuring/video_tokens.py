@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, SampleError
 from .expansion import Block, Expansion
-from .image import MAX_ASPECT, PixelRule, rule_of, smart_resize
+from .image_tokens import MAX_ASPECT, PixelRule, rule_of, smart_resize
 
 __all__ = ["Clip", "VideoRule", "chunk_bounds", "video_rule"]
 

@@ -7,7 +7,7 @@ import pytest
 
 import packtrain as pt
 from packtrain.errors import InputError
-from packtrain.planning.order import EpochOrder
+from packtrain.planning.epoch_order import EpochOrder
 from packtrain.planning.permutation import Permutation
 
 

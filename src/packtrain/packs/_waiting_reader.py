@@ -1,4 +1,4 @@
-"""What LazyShardedDataset knows of its folder: the stream, its place in it, and the packs of a slot."""
+"""Waits for the next chunk of a growing directory and reads its packs, for LazyShardedDataset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Length classes: from lengths and spec to what a packer sees.
+"""What becomes of each sample, long ones among them: packed, alone in a pack, or left out; as length classes.
 
 Every sample gets a class key: 0 = left out (it goes to the ledger), 1..top = a class of equal cost, above
 top = too long for a pack, a pack of its own. With capacities up to 2**22 the key is the cost itself;
