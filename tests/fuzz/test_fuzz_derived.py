@@ -21,7 +21,7 @@ from packtrain import files
 from packtrain.errors import PacktrainError
 from packtrain.extend import Measured
 from packtrain.pipeline.measure import measure
-from packtrain.sources import open_source
+from packtrain.sources import _small, open_source
 
 ROWS = [{"text": "w " * (n % 5 + 1), "n": n} for n in range(40)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
@@ -52,13 +52,23 @@ def _case(draw: st.DrawFn, held: dict[Path, bytes]) -> tuple[Path, bytes]:
     return path, draw(damaged([held[path]]))
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", [*SOURCES, "many", "memory://fuzz/a.jsonl"])
 def test_a_damaged_cache_never_becomes_other_records(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "made"))
-    path = tmp_path / name
-    path.write_bytes(SOURCES[name])
+    path: Any = tmp_path / name
+    if "://" in name:
+        path = name
+        pytest.importorskip("fsspec").filesystem("memory").pipe("/fuzz/a.jsonl", LINES)
+    elif name == "many":  # one table knows them
+        monkeypatch.setattr(_small, "MANY", 1)
+        path.mkdir()
+        for number in range(0, 40, 10):
+            lines = LINES.splitlines(keepends=True)[number : number + 10]
+            (path / f"{number}.jsonl").write_bytes(b"".join(lines))
+    else:
+        path.write_bytes(SOURCES[name])
     source = open_source(path)
     fingerprint, records = source.fingerprint, list(source)
     held = Files(tmp_path / "made", tmp_path / "cache")
