@@ -31,6 +31,7 @@ __all__ = [
     "append_line",
     "canonical_json",
     "digest_json",
+    "is_leftover",
     "locked",
     "make_folder",
     "move",
@@ -351,6 +352,11 @@ def remove_tree(folder: str | Path) -> None:
             remove(path)
     with contextlib.suppress(OSError):
         folder.rmdir()
+
+
+def is_leftover(name: str) -> bool:
+    """Whether a file is a temporary one, of a writer at work or of one that was stopped."""
+    return name.startswith(".") and _TMP in name
 
 
 def remove_leftovers(folder: str | Path, name: str | None = None) -> None:

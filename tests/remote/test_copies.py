@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ import pytest
 from packtrain import world
 from packtrain.errors import SourceError
 from packtrain.remote import copies, ranges
+from packtrain.testing import crash_points
 from remote_site import Site, in_memory, serving
 
 fsspec = pytest.importorskip("fsspec")
@@ -222,3 +224,26 @@ def test_file_systems_of_other_packages(scheme: str) -> None:
     assert asked and all(stop - start <= 1000 for start, stop in asked)
     assert copies.url_of(place) == f"{scheme}://datasets/org/set/data"
     importlib.import_module("fsspec.registry")._registry.pop(scheme)
+
+
+def test_one_of_many_fetches_a_file(site: Site) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        places = list(pool.map(copies.bring, [f"{site.url}/set/a.jsonl"] * 6))
+    assert {held(place) for place in places} == {TEXT}
+    assert site.sent == len(TEXT) or not site.marks
+
+
+def test_a_fetch_that_was_stopped_at_any_write_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").write_bytes(TEXT)
+    in_memory(tmp_path / "data", "bucket")
+    monkeypatch.setattr(copies, "OLD", -1.0)  # what a stopped one left goes at once
+
+    def fetch(out: Path) -> None:
+        copies._taken.clear()
+        copies._swept.clear()
+        assert held(copies.bring("memory://bucket/a.jsonl", out)) == TEXT
+
+    assert crash_points(fetch, tmp_path / "crash", ignore=(".locks",)) > 4

@@ -42,9 +42,11 @@ TRIES = 7
 PIECE = 1 << 24  # bytes of one request
 ENDS = 1 << 16
 AT_ONCE = 8  # files
+OLD = 3600.0  # seconds without a write after which a fetch was stopped
 
 _MAGIC = re.compile(r"[*?\[]|\{[^{}]*\}")
 _full: dict[str, str] = {}  # copies whose URL has a query or a password, of this process
+_swept: set[str] = set()
 _taken: dict[str, tuple[float, float]] = {}  # bytes of copies when last counted and fetched since
 _listings: dict[str, dict[str, Mapping[str, Any]]] = {}  # the last look at a folder, by its place
 
@@ -80,6 +82,8 @@ def bring(
         return text
     place = _place(url, cache_dir)
     listed = _note_path(place, ".listed.json")
+    _sweep(os.path.dirname(listed))
+    _sweep(os.path.dirname(place))
     told = _named(url)
     try:
         root, found = _found(url, cache_dir)
@@ -283,17 +287,17 @@ def _braces(url: str) -> list[str]:
 def _fetch(place: str, url: str, info: Mapping[str, Any] | None) -> None:
     """See that the copy at `place` is what is behind its URL now."""
     root, told = _root(place), _named(url)
+    if info is not None and info.get("size") and stamp_of(info) and _is_of(place, info):
+        return  # nothing is asked
     with _locked(root, place):
         system, path = system_of(url, told)
         remote = Remote(_fresh(system), path, told, info if info and info.get("size") else None, TRIES)
         note, stamp = _note(place), stamp_of(remote.info)
-        same = note is not None and (note.size, note.stamp) == (remote.size, stamp) and _is_copy(place, note)
-        if same and note is not None and (stamp or note.ends == _ends_of(remote)):
-            with contextlib.suppress(OSError):
-                os.utime(_note_path(place))  # used now
-            return
+        same = _is_of(place, {**remote.info, "size": remote.size})
+        if same and (stamp or note is None or note.ends == _ends_of(remote)):
+            return  # another process fetched it
         _room(root, remote.size)
-        files.remove_leftovers(os.path.dirname(place), os.path.basename(place))
+        _sweep(os.path.dirname(place))
         log.info("fetching %s (%s)", told, counted(remote.size, "bytes"))
         digest, before = hashlib.sha256(), _mark(url) if remote.size > PIECE else ""
         with files.publish(place) as handle:
@@ -309,6 +313,18 @@ def _fetch(place: str, url: str, info: Mapping[str, Any] | None) -> None:
         files.publish_json(_note_path(place), fetched._asdict())
     if note is not None and note.sha256 != fetched.sha256:
         log.warning("the file changed: %s holds other content than when it was brought here", told)
+
+
+def _sweep(folder: str) -> None:
+    """Remove what fetches that were stopped left in a folder an hour ago or more; once in a process."""
+    if folder in _swept or not os.path.isdir(folder):
+        return
+    _swept.add(folder)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if files.is_leftover(entry.name) and time.time() - entry.stat().st_ctime > OLD:
+                    files.remove(entry.path)
 
 
 def _mark(url: str) -> str:
@@ -327,6 +343,16 @@ def _fresh(system: Any) -> Any:
 def _ends_of(remote: Remote) -> str:
     held = remote.read(0, ENDS, TRIES) + remote.read(max(0, remote.size - ENDS), ENDS, TRIES)
     return hashlib.sha256(held).hexdigest()
+
+
+def _is_of(place: str, info: Mapping[str, Any]) -> bool:
+    """Whether a copy is of the size and mark that a file system tells; it is used now then."""
+    note = _note(place)
+    if note is None or (note.size, note.stamp) != (info["size"], stamp_of(info)) or not _is_copy(place, note):
+        return False
+    with contextlib.suppress(OSError):
+        os.utime(_note_path(place))
+    return True
 
 
 def _is_copy(place: str, note: Note) -> bool:
