@@ -32,6 +32,9 @@ HOSTS = {
     "tests/hosts/test_veomni.py": "VeOmni",
     "tests/hosts/test_accelerate.py": "accelerate",
     "tests/hosts/test_ray_train.py": "Ray Train",
+    "tests/hosts/test_unsloth.py": "unsloth",
+    "tests/hosts/test_torchtitan.py": "torchtitan",
+    "tests/hosts/test_automodel.py": "NeMo Automodel",
 }
 #: Files whose tests name the host of each cell.
 KINDS = ("tests/integrations/test_kinds.py", "tests/hosts/test_swift_kinds.py")
