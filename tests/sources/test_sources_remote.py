@@ -127,6 +127,13 @@ def test_media_beside_a_remote_source_are_read_and_urls_of_records_are_not(here:
     (ref,) = media_refs(chats[0])
     assert read_header(ref)[:2] == (40, 30) and location.exists(ref)
     assert location.read_bytes(ref) == picture()
+    fsspec.filesystem("memory").rm("/bucket/set/media/1.png")
+    assert location.read_bytes(ref) == picture()  # a copy is here
+    Path(ref).unlink()
+    with pytest.raises(SampleError, match="does not exist") as gone:
+        location.read_bytes(ref)
+    assert gone.value.reason == "missing_media"
+    fsspec.filesystem("memory").pipe("/bucket/set/media/1.png", picture())
     near = open_chats(here / "asked.jsonl")
     names = [location.identity(media_refs(held[0])[0], held.media_root) for held in (near, chats)]
     assert names[0] == names[1]

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import errno
 import functools
 import hashlib
@@ -30,10 +31,10 @@ import stat
 from typing import Any, TypeAlias
 from urllib.parse import unquote, unquote_to_bytes
 
-from ..errors import SampleError
+from ..errors import SampleError, SourceError
 from ..files import Stamp
 from ..remote import ranges
-from ..remote.copies import url_of
+from ..remote.copies import present, url_of
 from . import _tar
 from ._head import HEAD_BYTES, Head, as_file
 
@@ -94,9 +95,13 @@ def open_head(ref: Ref) -> Head:
 
 
 def read_bytes(ref: Ref) -> bytes:
-    """All bytes of a medium. Errors as `open_head`."""
+    """All bytes of a medium; a copy is made of one beside a remote source. Errors as `open_head`."""
     path = None if isinstance(ref, bytes) else _file_path(ref)
-    path = None if path is None else _at(path)
+    if path is not None and _at(path) != path:
+        if _tar.split(path) is None:
+            with contextlib.suppress(SourceError):  # said again below, as what it is of a medium
+                present(path)
+        path = _at(path)
     if path is not None and not ranges.is_remote(path) and _tar.split(path) is None:
         descriptor, status = _open(path)
         with Head(b"", status.st_size, path, descriptor) as whole:  # one read: no header is asked for
