@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packtrain.errors import PacktrainError
-from packtrain.train.consumed import FOUND, Consumed, read_found
+from packtrain.train.consumed import FOUND, Consumed, found_of, read_found
 
 Packs = st.lists(st.tuples(st.integers(1, 90), st.integers(1, 5)), max_size=8)
 
@@ -40,6 +40,12 @@ def test_figures_are_those_of_a_plain_loop(legs: list[tuple[list[tuple[int, int]
 
 def test_a_checkpoint_that_does_not_know_makes_no_figures_up(tmp_path: Path) -> None:
     assert read_found(None) == ({}, None) and read_found(str(tmp_path)) == (None, None)
+    held = Consumed(30).figures(lambda row: row)
+    for version, known in ((1, ({**held, "packs": 0}, 3)), (2, (None, None))):
+        (tmp_path / FOUND).write_text(json.dumps({**found_of(held, 3), "version": version}))
+        counts, proof = read_found(str(tmp_path))
+        assert proof == known[1] and (counts is None) == (known[0] is None)
+        assert counts is None or counts.items() <= known[0].items()
     counted = Consumed(30)
     counted.begin(None)
     counted.add(10, 1)
@@ -47,7 +53,13 @@ def test_a_checkpoint_that_does_not_know_makes_no_figures_up(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "told", [[], {"consumed": {}}, {"consumed": {"packs": -1}, "proof": None}, {"proof": 1}]
+    "told",
+    [
+        [],
+        {"consumed": {}},
+        {"version": 1, "consumed": {"packs": -1}, "proof": None},
+        {"version": 1, "proof": 1},
+    ],
 )
 def test_an_edited_file_is_refused_in_one_line(tmp_path: Path, told: object) -> None:
     (tmp_path / FOUND).write_text(json.dumps(told))

@@ -15,13 +15,14 @@ import torch
 from .. import files
 from ..checks import whole
 
-__all__ = ["FOUND", "Consumed", "read_found"]
+__all__ = ["FOUND", "Consumed", "found_of", "read_found"]
 
 #: File of a checkpoint that says what the run found up to there.
 FOUND = "found.json"
 
 _COUNTS = ("packs", "samples", "tokens", "slots", "over_long_packs", "longest_pack")
 _MOST = 1 << 62
+_VERSION = 1
 
 
 class Consumed:
@@ -78,8 +79,18 @@ class Consumed:
         }
 
 
+def found_of(consumed: Mapping[str, Any] | None, proof: int | None) -> dict[str, Any]:
+    """What stands in `found.json`.
+
+    Args:
+        consumed: figures of a `Consumed`.
+        proof: comparisons of the isolation proof.
+    """
+    return {"version": _VERSION, "consumed": consumed, "proof": proof}
+
+
 def read_found(checkpoint: str | None) -> tuple[dict[str, int] | None, int | None]:
-    """What a run had consumed and proven up to a checkpoint; one of an older version does not know.
+    """What a run had consumed and proven up to a checkpoint; one of another version does not know.
 
     Raises:
         FormatError: the file was edited.
@@ -91,6 +102,8 @@ def read_found(checkpoint: str | None) -> tuple[dict[str, int] | None, int | Non
         return None, None
     told = files.read_json(path)
     with files.reading(path, "what a run found", "resume from another checkpoint"):
+        if told["version"] != _VERSION:
+            return None, None
         counts, proof = told["consumed"], told["proof"]
         before = None if counts is None else {name: whole(name, counts[name], 0, _MOST) for name in _COUNTS}
         return before, None if proof is None else whole("proof", proof, 0, _MOST)

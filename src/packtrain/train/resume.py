@@ -19,7 +19,7 @@ from ..errors import ConfigError, FormatError, counted
 from ..remote.copies import bring
 from ..template import ensure_torchvision
 from .config import RunConfig
-from .consumed import FOUND
+from .consumed import FOUND, found_of
 from .passes import is_sized, replans
 
 ensure_torchvision()  # transformers imports torchvision with its callbacks
@@ -278,7 +278,7 @@ class Standing(TrainerCallback):  # type: ignore[misc]
             files.make_folder(folder)
         if writes and folder.is_dir():
             files.publish_json(folder / state_file(source), told)
-        found = {"consumed": self.trainer.packs_consumed(), "proof": self.trainer.packs_proven}
+        found = found_of(self.trainer.packs_consumed(), self.trainer.packs_proven)
         if state.is_world_process_zero and folder.is_dir():
             files.publish_json(folder / FOUND, found)
         source.acknowledge(told)
