@@ -2,8 +2,8 @@
 
 `python -m bench.hosts DATA` runs it. Every variant is a process of its own (imports, tokenising, measuring,
 planning, first step), by turns, on the same texts and the same tiny random model on CPU. A step is one pack
-of 2,048 tokens; unpacked, eight rows, which is about as many tokens. ms-swift's variants run in its
-environment, where there is one (`bench/hosts_swift.py`).
+of 2,048 tokens; unpacked, eight rows, which is about as many tokens. Those of ms-swift and
+LLaMA-Factory run in their environments, where there are any (`hosts_swift.py`, `hosts_llamafactory.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import hosts_swift
+from . import hosts_llamafactory, hosts_swift
 
 __all__ = ["first_steps"]
 
@@ -34,7 +34,14 @@ VARIANTS: dict[str, tuple[str, bool, dict[str, Any]]] = {
     ),
     "TRL, packtrain": ("trl_sft", True, {"per_device_train_batch_size": 1}),
 }
-NAMES = [*VARIANTS, *(hosts_swift.VARIANTS if hosts_swift.SWIFT else ())]
+#: Variants of other environments, each with what starts it.
+OTHERS = {
+    **dict.fromkeys(hosts_swift.VARIANTS if hosts_swift.SWIFT else (), hosts_swift.start),
+    **dict.fromkeys(
+        hosts_llamafactory.VARIANTS if hosts_llamafactory.LLAMAFACTORY else (), hosts_llamafactory.start
+    ),
+}
+NAMES = [*VARIANTS, *OTHERS]
 
 
 #: Rows or packs that the trainer holds; (wall seconds, processor seconds) to the first step of each round.
@@ -49,7 +56,7 @@ def first_steps(data: Path, rows: int = 2000, rounds: int = 3) -> Found:
         for turn in range(rounds):
             for name in NAMES:
                 out = Path(folder) / f"{turn}-{NAMES.index(name)}"
-                run = _start if name in VARIANTS else hosts_swift.start
+                run = OTHERS.get(name, _start)
                 held, wall, cpu = run(name, Path(folder), out)
                 found.setdefault(name, (held, []))[1].append((wall, cpu))
     return found
