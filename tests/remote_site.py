@@ -28,7 +28,7 @@ class Site(ThreadingHTTPServer):
         self.fail: list[int] = []
         self.requests = 0
         self.stop = threading.Event()
-        self.odd: list[str] = []  # of the next answers with a body: drop, stall, short, more
+        self.odd: list[str] = []  # of the next answers with a body: drop, stall, short, more, shift
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
 
@@ -61,12 +61,17 @@ class Handler(BaseHTTPRequestHandler):
         if asked and site.ranges and status == 200:
             status, part = 206, part[int(asked[1]) : int(asked[2]) + 1]
         odd = site.odd.pop(0) if site.odd and body and status < 300 else ""
+        if asked and status == 206 and odd == "shift":  # as many bytes, from one place further on
+            part = ((data or b"") + b"\n")[int(asked[1]) + 1 : int(asked[2]) + 2]
         part = part[: len(part) // 2] if odd == "short" else part + b"more" if odd == "more" else part
         self.send_response(status)
         if status < 300 and self.path.endswith("/"):
             self.send_header("Content-Type", "text/html; charset=utf-8")
         if status < 300:
             self.send_header("Content-Length", str(len(part) + (0 if body else site.lie)))
+            if asked and status == 206:
+                at = int(asked[1]) + (odd == "shift")
+                self.send_header("Content-Range", f"bytes {at}-{at + len(part) - 1}/{len(data or b'')}")
             if site.marks:
                 self.send_header("ETag", f'"{zlib.crc32(data or b"")}"')
             if site.ranges:

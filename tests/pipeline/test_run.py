@@ -13,7 +13,7 @@ from packtrain.cli import main
 from packtrain.errors import DriftError, ForeignArtefactError, InputError, PlanError
 from packtrain.pipeline.inputs import Inputs
 from packtrain.pipeline.plan import ledger_rows
-from packtrain.pipeline.run import prepare
+from packtrain.pipeline.run import prepare, run
 from packtrain.planning.packplan import PackPlan
 from packtrain.testing.demo.resolve import resolve_demo
 from packtrain.train.config import load_config
@@ -286,6 +286,15 @@ def test_run_json_holds_the_warnings_of_reading_and_running(finished: Any) -> No
     told = finished.result.figures["warnings"]
     assert len(told) == len(set(told))
     assert json.loads((finished.folder / "run.json").read_text())["result"]["warnings"] == told
+
+
+def test_a_run_that_is_refused_leaves_the_finished_one_in_its_folder(finished: Any) -> None:
+    before = (finished.folder / "run.json").read_bytes()
+    values = finished.config.to_dict()
+    values["data"]["path"] = "demo:formulas-val"
+    with pytest.raises(InputError, match="lengths of another source"):
+        run(load_config(values))
+    assert (finished.folder / "run.json").read_bytes() == before
 
 
 def test_the_comparison_is_of_evenly_spaced_packs_and_signed(finished: Any) -> None:

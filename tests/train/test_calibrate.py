@@ -133,3 +133,35 @@ def test_a_run_with_a_profile_that_is_none_stops_early(tmp_path: Path) -> None:
     config = load_config({"global_max_length": 64, "model": model, "training": given})
     with pytest.raises(InputError, match=r"device profile .*no.json cannot be read"):
         check_early(config)
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("", "is no file"),
+        ("https://x.y/d.json", "is no file"),
+        ("folder", "is a folder"),
+        ("run.yaml", "is there and holds no device profile"),
+    ],
+)
+def test_where_a_profile_cannot_go_is_told_before_anything_is_trained(
+    target: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "run.yaml").write_text("model: {name_or_path: tiny:qwen3}\nglobal_max_length: 64\n")
+    with pytest.raises(SystemExit) as stop:
+        main(["doctor", "run.yaml", "--calibrate", target])
+    assert stop.value.code == 2 and told in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "run.yaml"]
+
+
+@pytest.mark.parametrize("name", ["seconds_per_token", "l_star", "patch", "fixed_seconds", "step_seconds"])
+@pytest.mark.parametrize("value", [None, -1, float("nan"), float("inf"), 10**400, 1e300, True, "1", 0.3])
+def test_figures_of_a_profile_are_numbers_that_can_be_computed_with(name: str, value: Any) -> None:
+    given = {"seconds_per_token": 1e-5, name: value}
+    if value == 0.3 and name != "l_star":
+        assert DeviceProfile.of(given).seconds(1000, 2) > 0
+        return
+    with pytest.raises(InputError, match=name):
+        DeviceProfile.of(given)

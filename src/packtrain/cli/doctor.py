@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import InputError
+from ..files import make_folder
+from ..planning.device import DeviceProfile
 from ._app import completed, emit, progress, without_effect
 from ._show import table
 
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from ..train.config import RunConfig
 
 __all__ = ["command"]
+
+#: Above this error of the time the machine was busy, or its steps too short to tell.
+_NOISY = 0.25
 
 _EXIT = {"safe": 0, "unsafe": 1, "unknown": 2}
 
@@ -84,6 +90,8 @@ def command(
         raise click.UsageError("give CONFIG or --model, not both")
     if calibrate is None and overwrite:
         without_effect("without --calibrate", "overwrite")
+    if calibrate is not None:
+        _check_target(calibrate, overwrite)
     if settings is not None:
         model, attn, dtype = (
             settings.model.name_or_path,
@@ -118,6 +126,29 @@ def command(
     return _EXIT[found.verdict]
 
 
+def _check_target(path: Path, overwrite: bool) -> None:
+    """A profile can be written there, and nothing else is lost.
+
+    Raises:
+        InputError: it names a URL, a folder, a place that cannot be written, or another file.
+    """
+    if "://" in str(path) or ":/" in str(path) or not path.name:
+        raise InputError(f"--calibrate {str(path)!r} is no file", hint="for example device.json")
+    if path.is_dir():
+        raise InputError(f"--calibrate {path} is a folder", hint=f"for example {path / 'device.json'}")
+    if path.exists() and not overwrite:
+        try:
+            DeviceProfile.load(path)
+        except InputError:
+            raise InputError(
+                f"--calibrate {path} is there and holds no device profile",
+                hint="name another file, or --overwrite",
+            ) from None
+    make_folder(path.parent)
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"--calibrate {path}: {path.parent} cannot be written")
+
+
 def _calibrated(settings: RunConfig, path: Path, overwrite: bool, quiet: bool) -> Calibration:
     from ..files import publish_json
     from ..pipeline.run import calibrate_run
@@ -130,11 +161,12 @@ def _calibrated(settings: RunConfig, path: Path, overwrite: bool, quiet: bool) -
 def _fitted_rows(made: Calibration) -> dict[str, str]:
     """What was fitted, and how far it is off on packs that the fit has not seen."""
     profile, unseen = made.profile, "of packs that the fit has not seen"
+    seen = any(row["patches"] for row in made.rows)
     rows = {
         "micro step": f"{profile.seconds_per_token * 1e6:.3g} us a token, "
         f"{profile.fixed_seconds * 1e3:.3g} ms fixed",
         "attention": f"doubles a sample of {profile.l_star:,} tokens",
-        "patches": f"{profile.patch / 1000:.3g} tokens each",
+        **({"patches": f"{profile.patch / 1000:.3g} tokens each"} if seen else {}),
         "optimizer": f"{profile.step_seconds * 1e3:.3g} ms a step",
     }
     if profile.base_bytes is not None and profile.bytes_per_token is not None:
@@ -145,4 +177,6 @@ def _fitted_rows(made: Calibration) -> dict[str, str]:
     for name, error in (("time", made.time_error), ("memory", made.memory_error)):
         if error is not None:
             rows[f"{name} off by"] = f"{error:.1%} at most {unseen}"
+    if (made.time_error or 0.0) > _NOISY:
+        rows["note"] = "steps of one cost took different times: calibrate again when nothing else runs here"
     return rows

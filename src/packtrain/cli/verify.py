@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from ..errors import FormatError, InputError, LawError, counted
 from ._app import emit, progress, without_effect
@@ -167,7 +168,13 @@ def _verify_plan(folder: Path) -> dict[str, str]:
             hint="plan again",
         )
     check_laws(plan, lengths)
+    longer = np.asarray(plan.pack_tokens) > plan.spec.pack_length
     done["capacity"] = "holds for every pack"
+    if longer.any():
+        done["capacity"] += (
+            f" of several samples; {counted(int(longer.sum()), 'packs')} of one sample longer than "
+            f"{plan.spec.pack_length:,} tokens, the longest {int(np.asarray(plan.pack_tokens).max()):,}"
+        )
     return done
 
 

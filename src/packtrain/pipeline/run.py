@@ -112,10 +112,12 @@ def run(
         prepared, checked = prepare_ranks(
             config,
             start,
-            before=lambda: begin_run(folder),
+            before=(lambda: begin_run(folder)) if overwrite else None,
             overwrite=overwrite,
             stage=shown,
         )
+        if place.is_writer:  # a run that is refused until here leaves a finished one as it is
+            begin_run(folder)
         start.calm()
         runtime = resolve_runtime(
             config, prepared.plan, place.size, {name: one.plan for name, one in checked.items()}
@@ -210,6 +212,8 @@ def calibrate_run(config: RunConfig, *, overwrite: bool = False, stage: Stage | 
     from ..train.runtime import check_runtime
 
     alone = World(0, 1)
+    training = config.training.model_copy(update={"device_profile": None})  # it may be what is made here
+    config = config.model_copy(update={"training": training})
     check_runtime(config, 1)
     check_early(config, page=False, place=alone)
     folder = Path(config.training.output_dir)

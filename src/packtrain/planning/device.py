@@ -13,7 +13,6 @@ measures it.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -28,6 +27,8 @@ from .raw_plan import RawPlan
 __all__ = ["SCHEMA", "DeviceProfile"]
 
 SCHEMA = "packtrain.device/1"
+
+_LEAST, _MOST = {"seconds_per_token": 1e-15, "l_star": 1}, 1e15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +49,14 @@ class DeviceProfile:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "name" or value is None:
+            if field.name == "name" or (value is None and field.default is None):
                 continue
+            least = _LEAST.get(field.name, 0)
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            positive = field.name in ("seconds_per_token", "l_star")
-            if not number or not math.isfinite(value) or value < 0 or (positive and value == 0):
+            if not number or not least <= value <= _MOST:
                 raise InputError(
-                    f"device profile: {field.name} is {value!r}", hint="expected a number > 0, or >= 0"
+                    f"device profile: {field.name} is {value!r:.60}",
+                    hint=f"expected a number from {least:g} to {_MOST:g}",
                 )
         for name in ("l_star", "patch"):
             object.__setattr__(self, name, round(getattr(self, name)))

@@ -12,7 +12,7 @@ compared. Where it cannot be reached, copies of all that the URL meant when it w
 Copies take at most `world.copies_limit()` bytes; those used last stay. One that went away, or that was left
 for later (`later`), comes back when it is opened: whoever opens a file asks `present` where it is not there.
 What a copy was made from is told by its place (`url_of`), so it needs no table, and no process needs another.
-A URL's query and password are never written down.
+A URL's query and password stand in no copy, note or message.
 """
 
 from __future__ import annotations

@@ -9,7 +9,9 @@ fault in the ledger is told from a file that is not there. File systems that nee
 
 from __future__ import annotations
 
+import functools
 import posixpath
+import re
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -188,7 +190,23 @@ def _options(url: str) -> dict[str, Any]:
     import aiohttp
 
     limit = aiohttp.ClientTimeout(total=None, sock_connect=STALL, sock_read=STALL)
-    return {"client_kwargs": {"timeout": limit}}
+    return {"client_kwargs": {"timeout": limit, "trace_configs": [_ranges_are_looked_at()]}}
+
+
+@functools.cache
+def _ranges_are_looked_at() -> Any:
+    """A server that says that it sends another range than was asked for has failed."""
+    import aiohttp
+
+    async def look(session: Any, context: Any, answer: Any) -> None:
+        asked = re.match(r"bytes=(\d+)-", answer.headers.get("Range", ""))
+        came = re.match(r"bytes (\d+)-", answer.response.headers.get("Content-Range", ""))
+        if asked and came and answer.response.status == 206 and asked[1] != came[1]:
+            raise OSError(f"bytes from {came[1]} on came, those from {asked[1]} on were asked for")
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_end.append(look)
+    return trace
 
 
 def scheme_of(text: str) -> str:
