@@ -292,7 +292,7 @@ def test_a_run_that_is_refused_leaves_the_finished_one_in_its_folder(finished: A
     before = (finished.folder / "run.json").read_bytes()
     values = finished.config.to_dict()
     values["data"]["path"] = "demo:formulas-val"
-    with pytest.raises(InputError, match="lengths of another source"):
+    with pytest.raises(InputError, match="holds lengths of another number of samples, source"):
         run(load_config(values))
     assert (finished.folder / "run.json").read_bytes() == before
 
