@@ -15,9 +15,10 @@ import pytest
 from words import Texts, Words, many
 
 import packtrain as pt
-from packtrain.errors import ForeignArtefactError, InputError, SourceError
+from packtrain.errors import ForeignArtefactError, InputError, PlanError, SourceError
 from packtrain.pipeline import ranges as module
 from packtrain.pipeline.measure import details, measure
+from packtrain.pipeline.plan import check_measured
 from packtrain.planning.lengths import Lengths
 from packtrain.store import parts
 from packtrain.testing import crash_points, snapshot
@@ -175,6 +176,19 @@ def test_no_usable_sample_is_an_error_that_names_the_first(tmp_path: Path) -> No
         measure(Texts(["", "", ""]), Words(), tmp_path / "l")
     assert not (tmp_path / "l" / "lengths.json").exists()
     assert len(measure(many(5), Words(), tmp_path / "l")) == 5  # the corrected source needs no other folder
+
+
+def test_lengths_that_were_refused_give_way_to_the_corrected_measurement(tmp_path: Path) -> None:
+    folder, wrong = tmp_path / "l", Texts(["BROKEN"] * 4 + ["w w w"])
+    refused = measure(wrong, Words(), folder)
+    with pytest.raises(PlanError, match="4 of 5 samples"):
+        check_measured(refused, folder, 0.5)
+    assert measure(wrong, Words(), folder).digest == refused.digest  # equal inputs: a hit, as ever
+    right = measure(many(5), Words(), folder)
+    check_measured(right, folder, 0.5)
+    with pytest.raises(ForeignArtefactError, match="lengths of another"):
+        measure(wrong, Words(), folder)  # what was taken is nobody's to replace
+    assert not (folder / "refused.json").exists()
 
 
 def test_a_one_shot_generator_is_told_what_to_do(tmp_path: Path) -> None:

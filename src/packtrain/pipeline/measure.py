@@ -28,7 +28,15 @@ from ..waiting.claim import Claim
 from .alone import PLACE, alone
 from .append import append_lengths, clear_next, finish_exchange
 from .growth import may_have_grown, read_layout
-from .publish import Identity, details, origin_of, publish, refuse_changed_media, refuse_other_kind
+from .publish import (
+    REFUSED,
+    Identity,
+    details,
+    origin_of,
+    publish,
+    refuse_changed_media,
+    refuse_other_kind,
+)
 from .ranges import SERIAL, How, Progress, cut, gathered, part_of
 from .unread import UnreadKeys, refuse_unread
 
@@ -87,6 +95,7 @@ def measure(
             hint="write a one-shot generator to a JSONL file first, and open that",
         )
     refuse_other_kind(folder, lengths_store.MARKER)
+    overwrite = overwrite or _was_refused(folder, source, template)
     if workers is not None:
         whole("workers", workers, 1, hint="1 measures in this process")
     identity = Identity.of(source, template)
@@ -97,6 +106,7 @@ def measure(
     with contextlib.nullcontext() if reads_only else alone(folder) as claim:
         if overwrite:
             files.remove(folder / lengths_store.MARKER)
+            files.remove(folder / REFUSED)
             clear_next(folder)
             parts.clear_parts(folder)
         finish_exchange(folder)
@@ -155,6 +165,17 @@ def _measure_all(
         if claim is not None:
             claim.pulse()
             claim.check()
+
+
+def _was_refused(folder: Path, source: extend.Source, template: extend.Template) -> bool:
+    """Does `folder` hold lengths of something else, of which too many samples could not be used?"""
+    if not (folder / REFUSED).is_file() or not (folder / lengths_store.MARKER).is_file():
+        return False
+    marker = lengths_store.read(folder)[1]
+    if not _differences(marker, Identity.of(source, template)):
+        return False
+    _log.info("%s: what was measured there was refused, and is measured anew", folder)
+    return True
 
 
 def _differences(marker: dict[str, Any], identity: Identity) -> set[str]:

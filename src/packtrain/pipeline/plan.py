@@ -16,7 +16,7 @@ from ..planning.build import plan
 from ..planning.lengths import STATUS_OK, Lengths
 from ..planning.packplan import PackPlan
 from .alone import alone
-from .publish import details, origin_of, refuse_other_kind
+from .publish import details, origin_of, refusal_marked, refuse_other_kind
 from .truncated import truncated_rows
 
 __all__ = ["MISSING", "check_drops", "check_limit", "check_measured", "ledger_rows", "plan_lengths"]
@@ -105,7 +105,8 @@ def check_drops(made: PackPlan, lengths_folder: str | Path | None, limit: float 
 def check_measured(lengths: Lengths, folder: str | Path, limit: float | None) -> None:
     """The same of lengths that are measured: PlanError when too many samples cannot be used.
 
-    The measurement is finished and stays; one with nothing usable is told by its reasons.
+    The measurement is finished and stays, and is marked: the next one that differs takes its place, so that
+    a wrong option blocks no folder. One with nothing usable is told by its reasons.
     """
     bad = np.flatnonzero(np.asarray(lengths.status) != STATUS_OK).tolist()
     by_reason = dict(sorted(Counter(map(lengths.reason, bad)).items()))
@@ -116,7 +117,8 @@ def check_measured(lengths: Lengths, folder: str | Path, limit: float | None) ->
     ]
     if len(lengths) and sum(by_reason.values()) == len(lengths) and limit is None:
         limit = MISSING
-    _check_share(len(lengths), by_reason, limit, lambda: first)
+    with refusal_marked(folder):
+        _check_share(len(lengths), by_reason, limit, lambda: first)
 
 
 def _check_share(

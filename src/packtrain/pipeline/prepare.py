@@ -26,6 +26,7 @@ from .cache import CacheRoot
 from .inputs import Inputs
 from .measure import measure
 from .plan import plan_lengths
+from .publish import refusal_marked
 from .ranks import StartUp, Tell
 
 if TYPE_CHECKING:
@@ -131,7 +132,11 @@ def prepare(
         wanted = _plan_options(config, validation, world_size or world().size)
         if cache is None:
             place = plan_folder if keep_plan else None
-            plan = plan_lengths(lengths, place, lengths_folder=lengths_folder, overwrite=overwrite, **wanted)
+            whole = (plan_folder / plans_store.MARKER).is_file()
+            with nullcontext() if whole else refusal_marked(lengths_folder):
+                plan = plan_lengths(
+                    lengths, place, lengths_folder=lengths_folder, overwrite=overwrite, **wanted
+                )
         else:
             plan, plan_folder = cache.plan(lengths, lengths_folder, **wanted)
         if cache is not None or keep_plan:

@@ -7,19 +7,20 @@ lets a grown source be recognised.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
 import platform
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import extend, files
-from ..errors import ForeignArtefactError, InputError, counted
+from ..errors import ForeignArtefactError, InputError, PlanError, counted
 from ..measuring.run import CUT
 from ..planning.lengths import STATUS_OK, Lengths
 from ..store import lengths as lengths_store
@@ -30,14 +31,19 @@ from .unread import refuse_unread, save_keys
 
 __all__ = [
     "KEY_SCHEMA",
+    "REFUSED",
     "Identity",
     "details",
     "origin_of",
     "publish",
     "publish_details",
+    "refusal_marked",
     "refuse_changed_media",
     "refuse_other_kind",
 ]
+
+#: Lies in a lengths folder of which too many samples could not be used; other lengths may take its place.
+REFUSED = "refused.json"
 
 #: What reads lengths of this folder must agree on; raised when equal inputs would give other lengths.
 KEY_SCHEMA = 1
@@ -152,6 +158,19 @@ def refuse_changed_media(folder: Path, identity: Identity, verify_content: bool)
             f"{folder} was measured from other media: {changed[0]}{more} changed since",
             hint="measure again with overwrite=True",
         )
+
+
+@contextlib.contextmanager
+def refusal_marked(folder: str | Path) -> Iterator[None]:
+    """Lengths that are refused inside are marked, so that a wrong option blocks no folder."""
+    mark = Path(folder) / REFUSED
+    try:
+        yield
+    except PlanError as error:
+        if (mark.parent / lengths_store.MARKER).is_file():
+            files.publish_json(mark, {"because": error.message})
+        raise
+    files.remove(mark)
 
 
 def publish_details(folder: str | Path, told: Mapping[int, str]) -> None:
