@@ -297,6 +297,26 @@ def test_a_run_that_is_refused_leaves_the_finished_one_in_its_folder(finished: A
     assert (finished.folder / "run.json").read_bytes() == before
 
 
+@pytest.mark.parametrize(("limit", "stops"), [(None, True), (0.4, True), (0.6, False)])
+def test_validation_samples_have_the_limit_of_training_samples(
+    limit: float | None, stops: bool, finished: Any, tmp_path: Path
+) -> None:
+    turns = [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "2"}]
+    shown = [{"role": "user", "content": "<image> what?"}, turns[1]]
+    rows = [{"messages": turns}] * 2 + [{"messages": shown, "images": ["absent.png"]}] * 2
+    path = tmp_path / "val.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values = finished.config.to_dict()
+    values["data"] |= {"val": str(path), "max_drop_fraction": limit}
+    config = load_config(values)
+    if stops:
+        with pytest.raises(PlanError, match=r"2 of 4 samples \(50.0%\) are left out: missing_media 2"):
+            prepare(config, tmp_path, validation=True)
+        return
+    plan = prepare(config, tmp_path, validation=True).plan
+    assert plan.ledger.counts() == {"missing_media": 2}
+
+
 def test_the_comparison_is_of_evenly_spaced_packs_and_signed(finished: Any) -> None:
     loss = finished.result.figures["loss"]
     assert loss["packs"] == min(64, len(finished.result.plan))
