@@ -114,7 +114,7 @@ def test_refusals(held: Set, made: Callable[..., Set]) -> None:
     out = held.folder / "out"
     with pytest.raises(ConfigError, match="layout npy is one file") as caught:
         write(held, out, options={"layout": "npy"}, maxcount=2)
-    assert f"--maxcount {len(held.plan)}" in str(caught.value.hint)
+    assert f"maxcount {len(held.plan)}" in str(caught.value.hint)
     with pytest.raises(InputError, match="layout"):
         write(held, out, options={"layout": "llava"})
     write(held, out)
