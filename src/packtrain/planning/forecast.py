@@ -236,11 +236,13 @@ def _recommend(rows: list[dict[str, Any]], device: DeviceProfile | None) -> None
         slower = row[key] / fastest - 1
         row["why"] = f"predicted epoch {slower:.1%} slower than the fastest" if slower else "fastest epoch"
     chosen["recommended"] = True
+    told = chosen["samples_per_step"] is not None
+    samples = samples_words(chosen) if told else f"{chosen['samples_per_step_mean']:.0f}"
     by = "the device profile" if device else f"a fixed cost of {FIXED_TOKENS} tokens a micro step"
     chosen["why"] = (
         f"shortest rows within {TOLERANCE:.0%} of the fastest epoch (by {by}); "
         f"max/mean {chosen['max_over_mean_balanced']:.3f}, "
-        f"{counted(chosen['optimizer_steps'], 'steps')} of {samples_words(chosen)} samples"
+        f"{counted(chosen['optimizer_steps'], 'steps')} of {samples} samples"
     )
 
 
