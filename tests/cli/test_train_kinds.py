@@ -183,6 +183,22 @@ def test_a_finished_run_of_other_packs_is_no_finished_run(
     assert other["code"] == 2 and "seed" in other["error"]
 
 
+@pytest.mark.parametrize("kind", ["planned", "stream"])
+def test_a_run_that_is_refused_for_its_validation_leaves_the_finished_one(
+    call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path, kind: str
+) -> None:
+    values = {**text_run(max_steps=2), "data": {"kind": kind}}
+    for name, samples in (("val", 4), ("other", 5)):
+        text_run(samples, name=name)
+    values["custom"] = {**values["custom"], "val_jsonl": str(tmp_path / "val.jsonl")}
+    assert call("train", values)["code"] == 0
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    values["custom"]["val_jsonl"] = str(tmp_path / "other.jsonl")
+    told = call("train", values)
+    assert told["code"] == 2 and "holds lengths of another" in told["error"]
+    assert (tmp_path / "run" / "run.json").read_bytes() == before
+
+
 KINDS_OF_PACKS = ("planned", "exported", "growing", "stream", "token_budget")
 
 

@@ -132,13 +132,13 @@ def train_packs(
             _dry_run(config, named, source, template, dry_run, as_json)
         return
     folder = Path(config.training.output_dir)
-    if world().is_writer:
-        begin_run(folder)
     with (
         Heard() as heard,
         validation(config, overwrite=overwrite, stage=stage) as val,
         stage("training") as report,
     ):
+        if world().is_writer:  # a run that is refused until here leaves a finished one as it is
+            begin_run(folder)
         trained = train(
             config,
             None,

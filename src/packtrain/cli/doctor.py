@@ -51,7 +51,7 @@ _EXIT = {"safe": 0, "unsafe": 1, "unknown": 2}
 @click.option(
     "--overwrite",
     is_flag=True,
-    help="With `--calibrate`: replace what the output folder holds of another run.",
+    help="With `--calibrate`: replace what the output folder holds of another run, and what FILE holds.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
@@ -132,7 +132,7 @@ def _check_target(path: Path, overwrite: bool) -> None:
     Raises:
         InputError: it names a URL, a folder, a place that cannot be written, or another file.
     """
-    if "://" in str(path) or ":/" in str(path) or not path.name:
+    if ":/" in str(path) or not path.name:  # a Path makes one slash of two
         raise InputError(f"--calibrate {str(path)!r} is no file", hint="for example device.json")
     if path.is_dir():
         raise InputError(f"--calibrate {path} is a folder", hint=f"for example {path / 'device.json'}")
