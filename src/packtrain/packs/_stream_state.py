@@ -1,27 +1,48 @@
 """States of a stream: what they hold, whether they are whole, and several readers' as one.
 
-    {"version": 2, "settings": digest, "seed": …, "splits": S, "window": …, "buffer": …,
+    {"version": 3, "settings": digest, "seed": …, "splits": S, "window": …, "buffer": …,
      "reader": [ranks, rank, workers, worker], "epoch": …,
      "held": [{"split": s, "epoch": …, "turn": packs it gave, "run": {…} or null, "done"?: true}, …]}
 
 A reader's state holds its splits. A split names each sample on the way by its place. One that was cut,
 edited or put together from two would give samples twice or lose them without a word, so what must hold
 between its parts is checked: every place once, each of this split, none that was not read yet, and as many as
-the counters say. States of version 1 held one reader, whose part of the stream is a split now.
+the counters say. States of version 1 held one reader, whose part of the stream is a split now; those of
+version 2 wrote all numbers out. Here a long list is one text: base64 of zlib of the bytes of
+(number - least) / step, the lowest byte of all numbers first, then the next.
 """
 
 from __future__ import annotations
 
+import binascii
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from ..errors import ForeignArtefactError, counted
 from ..planning.window import WindowPacker
 from ._splits import MOST, Reader, Record, check_divides, deal
 
-__all__ = ["LAST_EPOCH", "PARTS", "VERSION", "check_held", "joined", "of_reader", "saved_ranks", "upgraded"]
+__all__ = [
+    "LAST_EPOCH",
+    "PARTS",
+    "VERSION",
+    "check_held",
+    "joined",
+    "of_reader",
+    "saved_ranks",
+    "upgraded",
+    "written",
+]
 
-VERSION = 2
+VERSION = 3
+
+_LONG = 128  # numbers that are written as one text
+_MOST = 1 << 24  # numbers of a text
+_TEXT, _PAIRS = {"numbers", "least", "step", "bytes", "text"}, {"pairs"}
 
 #: Workers are told the epoch in an int64.
 LAST_EPOCH = (1 << 63) - 1
@@ -33,11 +54,18 @@ PARTS = frozenset(
 
 
 def upgraded(state: Mapping[str, Any], window: int, buffer: int) -> Mapping[str, Any]:
-    """A state of version 1 as one of this version; any other as it is.
+    """A state of any version as one of this version with its numbers in lists.
 
     Args:
         window, buffer: of a split.
+
+    Raises:
+        ForeignArtefactError: it is damaged.
     """
+    if state.get("version") == VERSION:
+        return _runs(state, _listed)
+    if state.get("version") == 2:
+        return {**state, "version": VERSION}
     if state.get("version") != 1:
         return state
     place = [state.get(name) for name in ("world_size", "rank", "workers", "worker")]
@@ -50,6 +78,78 @@ def upgraded(state: Mapping[str, Any], window: int, buffer: int) -> Mapping[str,
     kept = {name: state[name] for name in ("settings", "seed", "epoch", "data", "ended") if name in state}
     divided = {"splits": ranks * workers, "window": window, "buffer": buffer}
     return {"version": VERSION, **kept, **divided, "reader": place, "held": [split]}
+
+
+def written(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state as it is given out: long lists of numbers as texts."""
+    return _runs(state, _text)
+
+
+def _runs(state: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """The state with the lists of its splits changed; what is no split stays, to be refused later."""
+
+    def inside(value: Any, depth: int) -> Any:
+        if depth and isinstance(value, Mapping) and value.keys() not in (_TEXT, _PAIRS):
+            return {name: inside(part, depth - 1) for name, part in value.items()}
+        return change(value)
+
+    held: Any = state.get("held")
+    if not _is_list(held):
+        return dict(state)
+    split = (
+        {**one, "run": inside(one["run"], 3)} if isinstance(one, Mapping) and "run" in one else one
+        for one in held
+    )
+    return {**state, "held": list(split)}
+
+
+def _text(value: Any) -> Any:
+    """A long list of numbers (or of pairs of them) as texts; anything else as it is."""
+    if not isinstance(value, list) or len(value) < _LONG:
+        return value
+    if isinstance(value[0], list | tuple):
+        pairs = {len(row) for row in value} == {2}
+        return {"pairs": [_text(list(column)) for column in zip(*value, strict=True)]} if pairs else value
+    try:
+        numbers = np.array(value, dtype=np.int64)
+    except (OverflowError, ValueError, TypeError):
+        return value
+    least = int(numbers.min())
+    numbers -= least
+    step = int(np.gcd.reduce(numbers)) or 1
+    numbers //= step
+    size = max(1, (int(numbers.max()).bit_length() + 7) // 8)
+    planes = numbers.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :size].T
+    text = b64encode(zlib.compress(planes.tobytes(), 1)).decode()
+    return {"numbers": len(numbers), "least": least, "step": step, "bytes": size, "text": text}
+
+
+def _listed(value: Any) -> Any:
+    """The list that `_text` was given."""
+    if isinstance(value, Mapping) and value.keys() == _PAIRS and _is_list(value["pairs"]):
+        columns = [_listed(one) for one in value["pairs"]]
+        if len(columns) != 2 or not all(map(_is_list, columns)) or len(columns[0]) != len(columns[1]):
+            raise _damaged("pairs of numbers are not of two lists")
+        return list(map(list, zip(*columns, strict=True)))
+    if not isinstance(value, Mapping) or value.keys() != _TEXT:
+        return value
+    count, least, step, size = (value[name] for name in ("numbers", "least", "step", "bytes"))
+    told = _are_counts([count, least, step, size]) and isinstance(value["text"], str)
+    if not told or not (1 <= size <= 8 and 1 <= count <= _MOST) or max(least, step) > LAST_EPOCH:
+        raise _damaged("a list of numbers cannot be read")
+    try:
+        opened = zlib.decompressobj()
+        planes = opened.decompress(b64decode(value["text"], validate=True), count * size + 1)
+    except (binascii.Error, zlib.error, ValueError) as error:
+        raise _damaged("a list of numbers cannot be read") from error
+    if len(planes) != count * size or not opened.eof or opened.unused_data:
+        raise _damaged(f"a list of {counted(count, 'numbers')} has others")
+    rows = np.zeros((count, 8), dtype=np.uint8)
+    rows[:, :size] = np.frombuffer(planes, dtype=np.uint8).reshape(size, count).T
+    found = [least + step * number for number in rows.view("<u8")[:, 0].tolist()]
+    if max(found) > LAST_EPOCH:
+        raise _damaged("a number of a list is too large")
+    return found
 
 
 def saved_ranks(state: Any) -> int | None:

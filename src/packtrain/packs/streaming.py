@@ -52,7 +52,7 @@ from ._shared_epoch import SharedEpoch
 from ._splits import MOST, Reader, Splits, check_divides
 from ._stream_pass import Slot, StreamPass
 from ._stream_run import Run
-from ._stream_state import LAST_EPOCH, VERSION, check_held, joined, of_reader, saved_ranks, upgraded
+from ._stream_state import LAST_EPOCH, VERSION, check_held, joined, of_reader, saved_ranks, upgraded, written
 from .equal_steps import EqualSteps
 from .handed_out import HandedOut
 from .ledger_file import check_policy
@@ -322,7 +322,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         reading, here = self._reading, Reader.here(self.place)
         if reading is None or (self._ended and not pending):
             if self._state is not None:
-                return dict(self._state)
+                return written(self._state)
             ended = {"ended": True} if self._ended else {}
             return self._told(here, self.epoch, self._beginning(here), ended)
         given: dict[int, list[tuple[Run, Sequence[int]]]] = {}
@@ -335,7 +335,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         data, divided = self.reader.data, self._layout(here)
         known = {"splits": divided.count, "window": divided.window, "buffer": divided.buffer}
         told = {**self._identity(), **known, "reader": list(here), **({} if data is None else {"data": data})}
-        return {**told, "epoch": epoch, **ended, "held": held}
+        return written({**told, "epoch": epoch, **ended, "held": held})
 
     def _behind(self, step: int | None) -> list[Given | None]:
         """What was handed out after `step` packs of this pass."""
