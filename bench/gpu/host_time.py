@@ -272,14 +272,15 @@ def flops_of(model: Any, planned: Any, samples: list[dict[str, Any]]) -> float:
 
 
 def bare(model: Any, planned: Any, samples: Any, watch: Watch) -> None:
-    """The step alone, over batches that lie on the card."""
+    """The step alone, over batches that lie on the card: of all packs, evenly over what attention costs."""
     collate = PaddingFreeCollator(bare_model(model))
     device = next(model.parameters()).device
     if hasattr(bare_model(model).config, "vision_config"):
         packs = image_packs(bare_model(model))
         batches = [batch.to(device) for batch in map(collate, ([pack] for pack in packs))]
     else:
-        packs = [[{**samples[n], "sample_id": n} for n in planned[k].tolist()] for k in range(8)]
+        even = np.argsort(planned.pack_sq, kind="stable")[len(planned) // 16 :: len(planned) // 8]
+        packs = [[{**samples[n], "sample_id": n} for n in planned[k].tolist()] for k in even]
         batches = [collate([pack]).to(device) for pack in packs]
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=device.type == "cuda")

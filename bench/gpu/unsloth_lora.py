@@ -150,9 +150,9 @@ def run(case: str, folder: Path) -> dict[str, Any]:
         forget_boundaries()
     seen = watch()
     trainer = trainer_of(case, folder)
-    pack(trainer, samples_per_step="same")
-    told: dict[str, Any] = {"case": case, "trainer": type(trainer).__mro__[1].__module__}
+    told: dict[str, Any] = {"case": case, "trainer": type(trainer).__mro__[0].__module__}
     try:
+        pack(trainer, samples_per_step="same")
         trainer.train()
     except PacktrainError as error:
         return {**told, "refused": f"{type(error).__name__}: {error.message}"[:600]}

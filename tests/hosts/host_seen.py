@@ -47,7 +47,7 @@ def _alone(trainer: Any, row: Any) -> list[float]:
     own = next(kind for kind in kinds if issubclass(kind, Trainer) and not issubclass(kind, PackingMixin))
     with _as_given(trainer), torch.no_grad():
         batch = trainer.data_collator([dict(row)])
-        loss = own.compute_loss(trainer, trainer.model, dict(batch))
+        loss = own.compute_loss(trainer, trainer.model, own._prepare_inputs(trainer, dict(batch)))
     return [float(loss), int((batch["labels"][:, 1:] != -100).sum())]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,27 @@ def test_a_profile_predicts_memory_from_tokens_and_patches(tmp_path: Path) -> No
     config = {"global_max_length": 100, "training": {"output_dir": "x", "device_profile": str(path)}}
     (told,) = [w for w in resolve_runtime(load_config(config), plan, 1).warnings if "GiB" in w]
     assert "the heaviest pack needs about" in told and "long_samples: drop" in told
+
+
+@pytest.mark.parametrize(("each", "steps"), [(0.1, 24), (0.5, 8), (8.0, 6), (30.0, 6)])
+def test_passes_are_as_many_as_their_time_allows(
+    each: float, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four rows; the first pass takes twice as long, which never counts for a row that came again."""
+    clock, now, control = module._Clock(4), [0.0], SimpleNamespace(should_training_stop=False)
+    monkeypatch.setattr(module, "_now", lambda: now[0])
+    monkeypatch.setattr(module, "_SECONDS", 7.0)
+    done = 0
+    while not control.should_training_stop and done < 4 * module._PASSES:
+        clock.on_step_begin()
+        now[0] += each * (2 if done < 4 else 1)
+        clock.on_pre_optimizer_step()
+        clock.on_step_end(None, None, control)
+        done += 1
+    assert done == steps
+    again = min(done - 4, 4)
+    assert clock.seconds() == pytest.approx([each] * again + [2 * each] * (4 - again))
+    assert len(clock.latest_peaks()) == 4
 
 
 def _rows(count: int = 80) -> list[dict[str, Any]]:

@@ -40,8 +40,8 @@ __all__ = ["Calibration", "calibrate", "fit_seconds"]
 
 F64 = NDArray[np.float64]
 
-#: The rows are trained so often at most, twice at least, again while a pass ended before half of the time:
-#: the quickest pass of a row counts, so the first is a warm-up where it was slower.
+#: The rows are trained so often at most, again while a pass ended before half of the time; past all of it
+#: only what the first pass warmed up on, a third of the rows, is trained again. The quickest of a row counts.
 _PASSES, _SECONDS = 6, 40.0
 
 #: Attention or patches that change the time of a row by less keep their default cost.
@@ -100,7 +100,7 @@ def calibrate(
             lengths=lengths, model=model, place=World(0, 1), progress=progress, callbacks=[clock],
         )  # fmt: skip
     sums = _sums_of(rows).reshape(len(chosen), micro, 3).sum(axis=1)
-    seconds, peaks = np.array(clock.seconds()), np.array(clock.peaks[-len(chosen) :], dtype=np.float64)
+    seconds, peaks = np.array(clock.seconds()), np.array(clock.latest_peaks(), dtype=np.float64)
     return _fitted(config, plan, sums, seconds, peaks, fitted, micro, clock.optimizer())
 
 
@@ -217,6 +217,10 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
         """Of every group, its quickest pass."""
         return [min(self.micro[k :: self.groups]) for k in range(self.groups)]
 
+    def latest_peaks(self) -> list[float]:
+        """Of every group, in its last pass: in the first one the optimizer's state is made."""
+        return [self.peaks[k :: self.groups][-1] for k in range(self.groups)]
+
     def optimizer(self) -> float:
         return float(np.median(self.after[self.groups :]))
 
@@ -234,8 +238,9 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self.after.append(_now() - self.at)
         self.peaks.append(torch.cuda.max_memory_allocated() if torch.cuda.is_available() else float("nan"))
-        whole = len(self.micro) % self.groups == 0 and len(self.micro) > self.groups
-        if whole and time.perf_counter() - self.begun > _SECONDS / 2:
+        again, took = len(self.micro) - self.groups, self.at - self.begun
+        whole = again > 0 and again % self.groups == 0
+        if (whole and took > _SECONDS / 2) or (3 * again >= self.groups and took > _SECONDS):
             control.should_training_stop = True
 
 
