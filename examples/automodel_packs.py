@@ -1,8 +1,9 @@
-"""Packs for a recipe of NeMo Automodel: its YAML names `Packs` and `collate`.
+"""Packs for a recipe of NeMo Automodel: its YAML names `Recipe`, `Packs` and `collate`.
 
-automodel examples/automodel_packs.yaml
+PYTHONPATH=examples torchrun --nproc-per-node 8 -m nemo_automodel.cli.app examples/automodel_packs.yaml
 """
 
+from nemo_automodel.recipes.llm.train_ft import TrainFinetuneRecipeForNextTokenPrediction
 from torch.nn.functional import pad
 from torch.utils.data import IterableDataset
 
@@ -10,6 +11,7 @@ import packtrain as pt
 from packtrain.collate import IGNORE, PaddingFreeCollator
 from packtrain.data import PackedDataset, pack_source
 from packtrain.template import HFTemplate, load_processor
+from packtrain.train import prove
 
 
 class Packs(IterableDataset):
@@ -33,7 +35,16 @@ class Packs(IterableDataset):
 
 
 def collate(packs):
-    """A row as its models take it: restarting positions, no mask, targets at the positions before."""
+    """A row as its models take it: restarting positions, no mask or cache, targets at the positions before."""
     row = PaddingFreeCollator()(packs)
-    labels = pad(row["labels"][:, 1:], (0, 1), value=IGNORE)
-    return {"input_ids": row["input_ids"], "position_ids": row["position_ids"], "labels": labels}
+    kept = {name: row[name] for name in ("input_ids", "position_ids", "use_cache")}
+    return {**kept, "labels": pad(row["labels"][:, 1:], (0, 1), value=IGNORE)}
+
+
+class Recipe(TrainFinetuneRecipeForNextTokenPrediction):
+    """Its recipe, with the isolation proof on the model that trains, behind its loading of a checkpoint."""
+
+    def setup(self):
+        super().setup()
+        (model,) = self.model_parts
+        prove(model, self.dataloader.dataset.packs, collate=collate)

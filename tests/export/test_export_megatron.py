@@ -16,7 +16,9 @@ from packtrain.data import open_packs
 from packtrain.errors import ChecksumError, ConfigError, FormatError, InputError, LawError
 from packtrain.export.megatron import packed_row, read_rows
 from packtrain.pipeline.export import export, finish_export
+from packtrain.pipeline.plan import plan_lengths
 from packtrain.pipeline.verify_export import verify_export
+from packtrain.planning.packplan import PackPlan
 from packtrain.store import shards
 from packtrain.testing import crash_points, snapshot
 
@@ -74,6 +76,57 @@ def test_types_and_row_groups(held: Set) -> None:
     assert told["max_samples_per_bin"] == max(map(len, held.plan))
     assert told["min_packed_seqlen"] == held.plan.pack_tokens.min()
     assert told["dataset_max_seqlen"] == max(len(held.template.encode(s)["input_ids"]) for s in held.source)
+
+
+def plan_padded(held: Set) -> None:
+    plan_lengths(
+        held.lengths,
+        held.folder / "padded",
+        lengths_folder=held.folder / "lengths",
+        pack_length=64,
+        multiple_of=4,
+    )
+    held.plan_folder, held.plan = held.folder / "padded", PackPlan.load(held.folder / "padded")
+
+
+def test_samples_are_padded_for_context_parallelism(held: Set) -> None:
+    """Two ranks: inputs of every sample divide by four, padding is not trained, no pack outgrows the cap."""
+    out, given = held.folder / "out", {"context_parallel": 2, "pad_token_id": 7}
+    with pytest.raises(ConfigError, match="longer than they were planned") as caught:
+        write(held, out, options=given)
+    assert "multiple_of 4" in str(caught.value.hint) and not list(out.glob("**/*"))
+    plan_padded(held)
+    with pytest.raises(ConfigError, match="this template does not tell"):
+        write(held, out, options={"context_parallel": 2})
+    write(held, out, options=given)
+    rows = rows_of(out)
+    assert len(rows) == len(held.plan)
+    for number, row in enumerate(rows):
+        ends = [*row["seq_start_id"].tolist(), len(row["input_ids"])]
+        assert ends[-1] - len(held.plan[number]) <= 64
+        for one, begin, end in zip(held.plan[number].tolist(), ends, ends[1:], strict=False):
+            sample = held.template.encode(held.source[one])
+            length = len(sample["input_ids"])
+            assert 0 <= end - begin - length < 4 and (end - begin - 1) % 4 == 0
+            more = [7] * (end - begin - length)
+            assert row["input_ids"][begin:end].tolist() == [*sample["input_ids"].tolist(), *more]
+            trained = [*(sample["labels"][1:] != -100).int().tolist(), 0]
+            assert row["loss_mask"][begin:end].tolist() == [*trained, *([0] * len(more))]
+    done = verify_export(out, source=held.source, template=held.template)
+    assert done["encoding"] == f"{len(rows)} rows equal the source's, bit for bit"
+    for one in ({"context_parallel": 0}, {"context_parallel": 2, "pad_token_id": -1}):
+        with pytest.raises(InputError, match="expected an integer"):
+            write(held, held.folder / "none", options=one)
+
+
+def test_one_rank_pads_nothing(held: Set, caplog: pytest.LogCaptureFixture) -> None:
+    """An export that was begun before samples could be padded goes on."""
+    out = held.folder / "out"
+    write(held, out)
+    before = snapshot(out, ())
+    write(held, out, options={"context_parallel": 1, "pad_token_id": 7})
+    assert snapshot(out, ()) == before and "pad_token_id has no effect" in caplog.text
+    assert shards.export_of(out)["key"]["options"] == {"layout": "parquet"}
 
 
 def test_stopped_at_any_write_and_by_shares(made: Callable[..., Set], tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Run in Megatron's environment: `python megatron_run.py SPEC.json`; what its reader makes of packed data.
 
-spec: file (`.npy`, or a folder of Parquet), eos, report; of `.npy`: params (keywords of `PackedSeqParams`),
-labels (of their row); of Parquet: packing (its metadata), cap.
+spec: file (`.npy`, or a folder of Parquet), eos, report, and one of
+    multiple    of every sample (`pad_seq_to_mult`), with cap
+    params      of `.npy`: keywords of `PackedSeqParams`, with labels of their row
+    packing     of Parquet: its metadata, with cap
 
 Megatron-Bridge imports all of its models with its first module, and they need kernels of a GPU: the packages
 above its reader are entered without their `__init__`.
@@ -65,6 +67,17 @@ def rows_of(packed: Any) -> list[dict[str, Any]]:
     return rows
 
 
+def padded_rows_of(packed: Any) -> list[dict[str, Any]]:
+    """The same of samples with padding: where they end with it, and how many tokens are in front of it."""
+    rows = rows_of(packed)
+    for index, row in enumerate(rows):
+        batch = packed.collate_fn([packed[index]])
+        old = "cu_seqlens_unpadded" in batch  # 0.3.1; newer ones have the names of PackedSeqParams
+        names = ("cu_seqlens", "cu_seqlens_unpadded") if old else ("cu_seqlens_q_padded", "cu_seqlens_q")
+        row["padded"], row["real"] = ([n for n in batch[name][0].tolist() if n >= 0] for name in names)
+    return rows
+
+
 def rolled(spec: dict[str, Any]) -> list[list[int]]:
     """Labels of two depths of multi-token prediction, by megatron-core."""
     from megatron.core.packed_seq_params import PackedSeqParams
@@ -84,7 +97,14 @@ def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
     kind, tokenizer = reader(spec["file"]), Tokenizer(spec["eos"])
     sizes = {"max_seq_length": 4096, "pad_seq_length_to_mult": 1, "answer_only_loss": True}
-    if spec["file"].endswith(".npy"):
+    if "multiple" in spec:
+        sizes |= {
+            "max_seq_length": spec["cap"],
+            "pad_to_max_length": True,
+            "pad_seq_to_mult": spec["multiple"],
+        }
+        seen: Any = {"rows": padded_rows_of(kind(spec["file"], tokenizer, **FIELDS, **sizes))}
+    elif spec["file"].endswith(".npy"):
         seen = {"rows": rows_of(kind(spec["file"], tokenizer, **FIELDS, **sizes)), "rolled": rolled(spec)}
     else:
         static = {"pad_cu_seqlens": True, "pad_to_max_length": True, "max_seq_length": spec["cap"]}

@@ -48,11 +48,13 @@ def newer_python() -> Path:
     )
 
 
-def packed(network: Path, talks: Path, out: Path, **options: Any) -> tuple[PackedDataset, Path]:
+def packed(
+    network: Path, talks: Path, out: Path, *, multiple_of: int = 1, **options: Any
+) -> tuple[PackedDataset, Path]:
     """The packs of a plan of 200 samples, and the folder of their export."""
     template, source = HFTemplate(load_processor(str(network))), pt.open_chats(talks)
     lengths = pt.measure(source, template, out / "lengths")
-    plan = pt.plan(lengths, pack_length=CAP)
+    plan = pt.plan(lengths, pack_length=CAP, multiple_of=multiple_of)
     plan.save(out / "plan")
     given = {"source": source, "template": template, "options": options}
     export(out / "plan", out / "packed", format="megatron", **given)
@@ -110,3 +112,41 @@ def test_its_reader_of_parquet_gives_the_samples_back(network: Path, talks: Path
     for pack, boundaries in zip((data[number] for number in range(len(data))), seen["static"], strict=True):
         ends = np.cumsum([0, *(len(one["input_ids"]) - 1 for one in pack)]).tolist()
         assert boundaries[: len(ends)] == ends and set(boundaries[len(ends) :]) <= {CAP}
+
+
+@pytest.mark.parametrize("layout", ["npy", "parquet"])
+def test_samples_are_padded_for_ranks_that_share_a_row(
+    network: Path, talks: Path, tmp_path: Path, layout: str
+) -> None:
+    """Context parallelism of 4: both readers tell tokens from padding, and train none of it."""
+    if layout == "parquet":
+        pytest.importorskip("pyarrow.parquet", reason="needs the extra packtrain[arrow]")
+    given = {"multiple_of": 8, "layout": layout, "context_parallel": 4}
+    data, folder = packed(network, talks, tmp_path, **given)
+    file = str(folder) if layout == "parquet" else str(next(folder.glob("*.npy")))
+    eos = HFTemplate(load_processor(str(network))).tokenizer.eos_token_id
+    python = newer_python() if layout == "parquet" else megatron_python()
+    spec = {"file": file, "eos": eos, "multiple": 8, "cap": CAP}
+    (seen,) = start(python, "megatron_run.py", tmp_path, "read", **spec)
+    assert len(seen["rows"]) == len(data)
+    shorter = trained = 0
+    for number, row in enumerate(seen["rows"]):
+        samples = [{k: np.asarray(one[k]) for k in ("input_ids", "labels")} for one in data[number]]
+        ends, real = row["padded"], np.diff(row["real"]).tolist()
+        assert all(end % 8 == 0 for end in ends) and ends[-1] == CAP == len(row["tokens"])
+        used = np.zeros(CAP, bool)
+        for one, begin, end, tokens in zip(samples, ends, ends[1:], real, strict=False):
+            length = len(one["input_ids"])
+            assert 0 <= end - begin + 1 - length < 8
+            whole = np.pad(one["input_ids"], (0, end - begin + 1 - length), constant_values=eos)
+            assert tokens == int(np.flatnonzero(whole[:-1] != eos)[-1]) + 1 and tokens <= length
+            span = slice(begin, end)
+            assert row["tokens"][span] == whole[:-1].tolist() and row["labels"][span] == whole[1:].tolist()
+            wanted = (one["labels"][1:] != -100) & (whole[: length - 1] != eos)
+            mask = row["loss_mask"][span]
+            assert mask[: length - 1] == wanted.astype(int).tolist() and not any(mask[length - 1 :])
+            used[span] = True
+            shorter += end - begin > length
+        assert not np.asarray(row["loss_mask"])[~used].any()
+        trained += len(samples)
+    assert trained == 200 and shorter > 100

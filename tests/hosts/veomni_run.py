@@ -152,7 +152,7 @@ def parallel(pad: int) -> dict[str, Any]:
     from veomni.data.data_collator import MainCollator
     from veomni.distributed.parallel_state import init_parallel_state
 
-    from packtrain.hosts._veomni_batch import MainBatch
+    from packtrain.hosts.veomni import MainBatch
 
     init_parallel_state(ulysses_size=2, dp_mode="ddp")
     config = Qwen3Config(attn_implementation="flash_attention_2")

@@ -45,6 +45,11 @@ __all__ = ["command"]
 @click.option("--prompts", help="Name of the field of prompts: `prompt` or `prompts`.")
 @click.option("--layout", help="`energon`: `packtrain` or `llava`; `megatron`: `parquet` or `npy`.")
 @click.option("--media", help="`chunks`: `uint8` (default), `tensor`, `source`. Not given: as OUT was begun.")
+@click.option(
+    "--context-parallel",
+    type=int,
+    help="`megatron`: ranks that share a row; samples are padded to twice as many (plan with --multiple-of).",
+)
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes; parts are their unit.")
 @click.option("--executor", default="local", show_default=True, help="Where parts are written: local ray.")
 @click.option("--address", help="Ray cluster [default: the one Ray finds, else processes on this machine].")
@@ -64,7 +69,7 @@ def command(
       packtrain export runs/demo/plan shards --format webdataset
       packtrain export plan energon -f energon --layout llava --workers 8
       packtrain export plan mds -f mds && packtrain verify mds
-      packtrain export plan packed -f megatron
+      packtrain export plan packed -f megatron --context-parallel 2
       packtrain export plan chunks -f chunks --media tensor --shard $SLURM_ARRAY_TASK_ID/64
     """
     from ..pipeline.export import export
@@ -72,7 +77,7 @@ def command(
     if given["executor"] == "local":
         without_effect("with --executor local", "address")
         address = None
-    options = {name: given.pop(name) for name in ("prompts", "layout", "media")}
+    options = {name: given.pop(name) for name in ("prompts", "layout", "media", "context_parallel")}
     with progress("exporting", quiet=as_json) as report:
         figures = export(
             plan,

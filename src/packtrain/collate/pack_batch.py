@@ -56,6 +56,22 @@ class PackBatch(dict[str, Any]):
         if values and isinstance(values[0], PackBatch):
             self.__dict__.update(values[0].__dict__)
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any], members: Sequence[Mapping[str, Any]], total: int = 0) -> PackBatch:
+        """The row that another collator made of samples.
+
+        Args:
+            values: of the row.
+            members: the samples, in row order.
+            total: tokens of the row; those behind its samples are its tail.
+        """
+        lengths = [len(one["input_ids"]) for one in members]
+        made = cls(values)
+        made.tail = max(0, total - sum(lengths))
+        made.lengths = (*lengths, made.tail) if made.tail else tuple(lengths)
+        made.sample_ids = tuple(one["sample_id"] for one in members if one.get("sample_id") is not None)
+        return made
+
     def to(self, device: Any, non_blocking: bool = False) -> PackBatch:
         """The same batch with its tensors on `device`, as `accelerate` and a training loop move it."""
 

@@ -7,11 +7,16 @@
 A row holds `input_ids` (int32), `loss_mask` (int8: 1 where the next token is trained, 0 at the end of every
 sample) and `seq_start_id` (int32: where samples begin). Its readers take the last token of a sample for a
 target only.
+
+`context_parallel: N` pads every sample so that what is left without that token divides by 2 N
+(`pad_seq_to_mult`). Its readers take what stands behind the last other token for padding, so that the pad
+token must be the tokenizer's end-of-text token.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,14 +24,28 @@ from typing import Any
 import numpy as np
 
 from .. import files
+from ..checks import whole
 from ..errors import ChecksumError, ConfigError, InputError, UnknownNameError, optional
 from ._job import Job
 from ._rows import Made, Row, published, write_files
 
-__all__ = ["check_options", "finish", "needs_template", "packed_row", "read_rows", "write_part"]
+__all__ = [
+    "check_job",
+    "check_options",
+    "finish",
+    "needs_template",
+    "packed_row",
+    "padding_of",
+    "read_rows",
+    "write_part",
+]
+
+logger = logging.getLogger(__name__)
 
 LAYOUTS = ("parquet", "npy")
 OPTIONS = {"layout": "parquet"}
+#: Taken where they are given.
+FURTHER = ("context_parallel", "pad_token_id")
 FILES = (
     r".*\.(parquet|pq|npy)|packing\.json",
     r"pack-\d{6,}-\d{3,}\.(idx\.parquet|npy)|packing\.json",
@@ -41,10 +60,54 @@ _IGNORE = -100
 _SAID = {"input_ids", "labels", "position_ids", "attention_mask", "sample_id", "length", "source", "channel"}
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse settings that cannot be, before anything is written."""
+def check_options(options: dict[str, Any]) -> None:
+    """Refuse settings that cannot be, before anything is written; what changes nothing is taken out."""
     if options["layout"] not in LAYOUTS:
         raise UnknownNameError("layout", str(options["layout"]), LAYOUTS)
+    for name, least in zip(FURTHER, (1, 0), strict=True):
+        if name in options:
+            whole(name, options[name], least)
+    if options.get("context_parallel", 1) == 1:
+        options.pop("context_parallel", None)
+        if options.pop("pad_token_id", None) is not None:
+            logger.warning("pad_token_id has no effect without context_parallel")
+
+
+def padding_of(options: Mapping[str, Any], template: Any) -> tuple[int, int]:
+    """(what the tokens of a sample without its last one are padded to a multiple of, pad token).
+
+    Args:
+        options: of the export.
+        template: it knows the end-of-text token; None: it is not at hand.
+
+    Raises:
+        ConfigError: it knows none, and `pad_token_id` is not given.
+    """
+    size = options.get("context_parallel", 1)
+    pad = options.get("pad_token_id")
+    if size > 1 and pad is None:
+        pad = getattr(getattr(template, "tokenizer", None), "eos_token_id", None)
+        if pad is None and template is not None:
+            raise ConfigError(
+                f"context_parallel {size} pads with the end-of-text token, which this template does not tell",
+                hint="give its id as pad_token_id",
+            )
+    return (2 * size, pad or 0) if size > 1 else (1, 0)
+
+
+def check_job(job: Job) -> None:
+    """Refuse a plan that the options do not fit, before anything is written."""
+    if job.options["layout"] == "npy" and job.parts > 1:
+        raise ConfigError(
+            f"layout npy is one file, {len(job.plan):,} packs are {job.parts} parts",
+            hint=f"maxcount {len(job.plan)}; or layout parquet, which newer releases read",
+        )
+    multiple, _ = padding_of(job.options, job.template)
+    if job.plan.spec.multiple_of % multiple:
+        raise ConfigError(
+            f"padding to a multiple of {multiple} makes packs longer than they were planned",
+            hint=f"plan with multiple_of {multiple}",
+        )
 
 
 def write_part(job: Job, part: int) -> list[dict[str, Any]]:
@@ -54,13 +117,9 @@ def write_part(job: Job, part: int) -> list[dict[str, Any]]:
         DriftError: a sample encodes to another length than it was planned with.
         InputError: a sample that a row cannot say, by name.
     """
-    rows = (packed_row(job.encoded(job.read(number))) for number in job.packs_of(part))
+    padding = padding_of(job.options, job.template)
+    rows = (packed_row(job.encoded(job.read(number)), *padding) for number in job.packs_of(part))
     if job.options["layout"] == "npy":
-        if job.parts > 1:
-            raise ConfigError(
-                f"layout npy is one file, {len(job.plan):,} packs are {job.parts} parts",
-                hint=f"maxcount {len(job.plan)}; or layout parquet, which newer releases read",
-            )
         return write_files(job, part, ".npy", _write_npy, rows=rows)
     return write_files(job, part, ".idx.parquet", _write_parquet(job.maxsize), rows=rows)
 
@@ -79,11 +138,13 @@ def finish(job: Job, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [published(job.out, "packing.json", json.dumps([told], indent=2))]
 
 
-def packed_row(samples: Sequence[Mapping[str, Any]]) -> Row:
+def packed_row(samples: Sequence[Mapping[str, Any]], multiple: int = 1, pad: int = 0) -> Row:
     """The row of a pack.
 
     Args:
         samples: encoded.
+        multiple: the tokens of a sample without its last one are padded to a multiple of this.
+        pad: token of the padding, which is not trained.
 
     Raises:
         InputError: a sample with media, weights or positions of its own, or of one token.
@@ -91,10 +152,11 @@ def packed_row(samples: Sequence[Mapping[str, Any]]) -> Row:
     ids, masks, starts, begin = [], [], [], 0
     for sample in samples:
         tokens, trained = _said(sample)
-        ids.append(tokens)
-        masks.append(trained)
+        more = (1 - len(tokens)) % multiple
+        ids.append(np.pad(tokens, (0, more), constant_values=pad))
+        masks.append(np.pad(trained, (0, more)))
         starts.append(begin)
-        begin += len(tokens)
+        begin += len(ids[-1])
     held = (np.concatenate(ids), np.concatenate(masks), np.array(starts))
     return {name: value.astype(kind) for (name, kind), value in zip(_TYPES.items(), held, strict=True)}
 

@@ -26,7 +26,7 @@ from ..planning.lengths import STATUS_EMPTY, STATUS_FAILED, Lengths
 from ..sources._account import LEDGER, UNREAD
 from ..sources.chat import ChatSource
 
-__all__ = ["ChatReader", "Rows", "measure_rows", "tell_cut"]
+__all__ = ["ChatReader", "Parts", "Rows", "measure_rows", "tell_cut"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,28 @@ class Rows:
 
     def where(self, index: int) -> str:
         return f"{self.name} {index}"
+
+
+class Parts:
+    """The samples of rows that are lists of samples: of one each, or (`several`) of as many as they are."""
+
+    def __init__(self, rows: Any, several: bool) -> None:
+        self.rows, self.places = rows, None
+        if several:
+            counts = [len(rows[row]) for row in range(len(rows))]
+            self.places = [(row, part) for row, count in enumerate(counts) for part in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.rows if self.places is None else self.places)
+
+    def __getitem__(self, index: int) -> Any:
+        row, part = (index, 0) if self.places is None else self.places[index]
+        made = self.rows[row]
+        if self.places is None and len(made) != 1:
+            raise SampleError(
+                "several_samples", f"row {row} makes {counted(len(made), 'samples')}, expected one"
+            )
+        return made[part]
 
 
 def measure_rows(

@@ -297,22 +297,18 @@ class SwiftCollator:
 
     def __call__(self, packs: list[Any]) -> PackBatch:
         packs = [_as_rows(pack) for pack in packs]
-        lengths = [member["length"] for pack in packs for member in pack]
-        ids = tuple(member.get("sample_id") for pack in packs for member in pack)
-        batch = PackBatch(self.template.data_collator(packs))
+        batch = PackBatch.of(self.template.data_collator(packs), [one for pack in packs for one in pack])
         text = batch.get("text_position_ids")
         text = batch["position_ids"] if text is None else text
-        if batch.get("attention_mask") is not None or segments_of(text[0]) != lengths:
+        if batch.get("attention_mask") is not None or segments_of(text[0]) != [*batch.lengths]:
             raise IsolationError(
-                f"the template's collator keeps samples {ids} apart as {segments_of(text[0])} tokens, "
-                f"the pack holds {lengths}",
+                f"the template's collator keeps samples {batch.sample_ids} apart as {segments_of(text[0])} "
+                f"tokens, the pack holds {[*batch.lengths]}",
                 hint="this template cannot pack; train it unpacked",
             )
         if not self.flash and batch["position_ids"].ndim == 3 and batch["position_ids"].shape[0] == 3:
             batch["position_ids"] = torch.cat([text[None].to(batch["position_ids"]), batch["position_ids"]])
         batch.filler = all(is_filler(pack) for pack in packs)
-        batch.lengths = tuple(lengths)
-        batch.sample_ids = tuple(sample for sample in ids if sample is not None)
         return batch
 
 

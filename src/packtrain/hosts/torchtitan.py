@@ -11,18 +11,20 @@ restart at every sample. Order and state are one for all ranks, so another data-
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
+from torch import nn
 
 from ..collate import PaddingFreeCollator
-from ..errors import IsolationError
-from ..packs.source import pack_source
-from ..planning.balance import Balance
 from ..train.loss import shift_labels
+from ..train.start_up import prove
+from ._steps import rank_packs
 
 try:
     from torchtitan.components.dataloader import BaseDataLoader
@@ -36,8 +38,9 @@ except ImportError:
 
 __all__ = ["PackDataLoader", "pack"]
 
-#: Its attention that reads where samples begin.
-_READS_POSITIONS = ("FlexAttention", "VarlenAttention")
+logger = logging.getLogger(__name__)
+
+_BLOCK = 128  # tokens: rows of the proof are padded to whole blocks of its mask
 
 
 def pack(
@@ -60,16 +63,8 @@ def pack(
         num_workers: processes that encode.
 
     Raises:
-        IsolationError: its attention reads no boundaries.
+        IsolationError (when training begins): packed samples would read each other in this model.
     """
-    attention = getattr(config.model_spec.model, "first_attention", None)
-    inner = getattr(attention, "inner_attention", None)
-    kind = type(inner).__qualname__.partition(".")[0]
-    if attention is not None and kind not in _READS_POSITIONS:
-        raise IsolationError(
-            f"{kind} reads the whole row: packed samples would read each other",
-            hint=f"build the model with one of {', '.join(_READS_POSITIONS)} (attn_backend flex or varlen)",
-        )
     config.dataloader = PackDataLoader.Config(
         packs=packs,
         infinite=infinite,
@@ -78,7 +73,50 @@ def pack(
         num_workers=num_workers,
         global_batch_size=config.training.global_batch_size,
     )
+    _prove_first(config._owner)
     return config
+
+
+def _prove_first(kind: Any) -> None:
+    """Trainers of this class prove isolation where they begin to read our loader, behind a checkpoint."""
+    begin = kind.batch_generator
+    if getattr(begin, "proves", False):
+        return
+
+    @functools.wraps(begin)
+    def batch_generator(self: Any, loader: Any) -> Any:
+        if isinstance(loader, PackDataLoader):
+            _prove(self, loader)
+        return begin(self, loader)
+
+    batch_generator.proves = True  # type: ignore[attr-defined]
+    kind.batch_generator = batch_generator
+
+
+def _prove(trainer: Any, loader: Any) -> None:
+    if trainer.parallel_dims.pp_enabled or trainer.parallel_dims.cp_enabled:
+        logger.warning("pipeline or context parallel: the isolation proof is not run, nothing is proven")
+        return
+    seen = trainer.ntokens_seen
+    with trainer.train_context():
+        prove(_AsTrained(trainer), loader.packs, collate=PaddingFreeCollator(pad_multiple=_BLOCK))
+    trainer.ntokens_seen = seen
+
+
+class _AsTrained(nn.Module):  # type: ignore[misc]
+    """The model as its trainer calls it, which makes masks of positions and places what a step reads."""
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__()
+        self.trainer, self.inner = trainer, trainer.model_parts[0]
+
+    def get_input_embeddings(self) -> Any:
+        return self.inner.tok_embeddings
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, **kwargs: Any) -> Any:
+        given = {"input": input_ids, "positions": position_ids}
+        ids, _, more = self.trainer.post_dataloading_process(given, input_ids)
+        return self.inner(ids, **more)
 
 
 class PackDataLoader(BaseDataLoader):  # type: ignore[misc]
@@ -103,21 +141,16 @@ class PackDataLoader(BaseDataLoader):  # type: ignore[misc]
         local_batch_size: int,
         **kwargs: Any,
     ) -> None:
-        data: Any = config.packs()
         self.rows, self.infinite = local_batch_size, config.infinite
         whole = max(config.global_batch_size, local_batch_size * dp_world_size)
-        share = whole // dp_world_size  # packs of a rank in a step
-        if hasattr(data, "over"):  # over a plan: whole steps, for any number of ranks that divides them
-            steps = {} if data.plan.spec.samples_per_step is not None else {"grad_accum": share}
-            data = data.over(data.plan.align(dp_world_size, **steps))
-        mode = config.balance
-        self.packs: Any = pack_source(
-            data,
+        self.packs: Any
+        self.packs, _ = rank_packs(
+            config.packs(),
             rank=dp_rank,
-            world_size=dp_world_size,
+            ranks=dp_world_size,
+            count=whole // dp_world_size,
             seed=config.seed,
-            balance=None if mode is None or share == 1 else Balance(grad_accum=share, mode=mode),
-            grad_accum=share,
+            balance=config.balance,
         )
         collate = PaddingFreeCollator(pad_to_length=seq_len)
         self.loader = self.packs.loader(collate, num_workers=config.num_workers)

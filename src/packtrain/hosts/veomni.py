@@ -1,56 +1,47 @@
 """VeOmni: `pack(trainer)` and its TextTrainer or VLMTrainer trains on packs.
 
-    from packtrain.hosts.veomni import pack
-    trainer = TextTrainer(args)
-    pack(trainer)                                     # rows of its mapping dataset: measured and planned
-    pack(trainer, source=TokenBudgetDataset(…))       # packs of any kind
-    trainer.train()
-
-Arguments, templates, transforms, collator, model and losses stay VeOmni's. What is replaced is its loader: a
-step is a list of micro batches, each of one pack, made by its own `MainCollator` (`_veomni_batch`).
+Its loader is replaced: a step is a list of micro batches of one pack, made by its own `MainCollator`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
-from ..packs.source import pack_source
-from ..planning.balance import Balance
+import torch
+
+from ..collate import IGNORE, SAMPLE_FIELDS, PackBatch, attention_of
+from ..collate.boundaries import config_of
+from ..collate.pack_batch import offsets
+from ..collate.rows import members_of
+from ..errors import ConfigError, InputError
 from ..train.loss import bare_model
 from ..train.passes import is_sized
+from ..train.start_up import prove
 from ..world import World
 from ._plan import pack_rows, say
-from ._rows import tell_cut
+from ._rows import Parts, tell_cut
+from ._steps import Steps, rank_packs
 from ._unread import Reads, unread_rows
-from ._veomni_batch import MainBatch, Samples, StepLoader, placeholders, watch
 
-__all__ = ["pack"]
+__all__ = ["MainBatch", "pack"]
+
+logger = logging.getLogger(__name__)
 
 
-def pack(
-    trainer: Any,
-    pack_length: int | None = None,
-    *,
-    source: Any = None,
-    plan: Any = None,
-    measure: Any = "encode",
-    balance: str = "step",
-    ignore_keys: Sequence[str] = (),
-    **options: Any,
-) -> Any:
+def pack(trainer: Any, pack_length: int | None = None, *, source: Any = None, **options: Any) -> Any:
     """Let a trainer of VeOmni train on packs.
 
     Args:
         trainer: a `TextTrainer`, `VLMTrainer` or `BaseTrainer`, complete, not yet trained.
         pack_length: cap of a pack in tokens; None: `micro_batch_size` x `max_seq_len`.
-        source: packs that are made already; None: the rows of `train_dataset`.
-        plan, measure: as in `hosts.transformers.pack`.
-        balance: how packs are spread over ranks inside a step; see `PackSampler`.
-        ignore_keys: keys of rows that do not matter.
-        options: further keyword arguments of `packtrain.plan`.
+        source: packs that are made already, of any kind; None: the rows of `train_dataset`.
+        options: `plan`, `measure` ("encode"), `balance` ("step") and `ignore_keys` of
+            `hosts.transformers.pack`, and keyword arguments of `packtrain.plan`.
 
     Raises:
         ConfigError: a setting that packs cannot keep, with the reason.
@@ -58,74 +49,88 @@ def pack(
     """
     from veomni.distributed.parallel_state import get_parallel_state
 
-    base = getattr(trainer, "base", trainer)
-    args, state = base.args, get_parallel_state()
-    train, data = args.train, args.data
+    base, state = getattr(trainer, "base", trainer), get_parallel_state()
+    train, data, balance = base.args.train, base.args.data, options.pop("balance", "step")
     if data.data_type in ("classification", "dpo", "diffusion"):
         raise ConfigError(f"data_type={data.data_type} cannot be kept: packs are for supervised training")
     if state.cp_size > 1:
         raise ConfigError("cp_size cannot be kept: nobody has shown packs under it", hint="set it to 1")
-    accum = train.global_batch_size // (train.micro_batch_size * state.dp_size)
     if source is None:
-        cap = pack_length or train.micro_batch_size * data.max_seq_len
-        options = {**options, **({} if plan is not None else {"pack_length": cap})}
-        if base.collate_fn.pad_to_length:
-            options.setdefault("long_samples", "error")
-        if not train.dyn_bsz:  # a step holds the samples that it held before
-            same = {"samples_per_step": train.global_batch_size, "packs_multiple": state.dp_size}
-            last = "drop" if data.dataloader.drop_last else "keep"
-            options = {**same, "last_step": last, "seed": train.seed, **options}
-        source, accum = _planned(base, state.dp_size, accum, plan, measure, ignore_keys, options)
-    order: dict[str, Any] = {"rank": state.dp_rank, "world_size": state.dp_size, "seed": train.seed}
-    order["balance"] = None if accum == 1 else Balance(grad_accum=accum, mode=balance)
-    packs: Any = pack_source(source, grad_accum=accum, **order)
-    bare = bare_model(base.model)
-    watch(base, packs, bare)
-    base.train_dataloader = StepLoader(packs, MainBatch(base.collate_fn, bare), accum, data.dataloader)
+        options.setdefault("pack_length", pack_length or train.micro_batch_size * data.max_seq_len)
+        source = _planned(base, state.dp_size, options)
+    packs: Any
+    packs, count = rank_packs(
+        source,
+        rank=state.dp_rank,
+        ranks=state.dp_size,
+        count=train.global_batch_size // (train.micro_batch_size * state.dp_size),
+        seed=train.seed,
+        balance=balance,
+        drop_last=data.dataloader.drop_last,
+    )
+    collate, told = MainBatch(base.collate_fn, bare_model(base.model)), data.dataloader
+    short = MainBatch(replace(base.collate_fn, pad_to_length=False), bare_model(base.model))
+
+    def first() -> None:
+        if state.sp_enabled:
+            logger.warning("sequence parallel: the isolation proof is not run, nothing is proven")
+        else:
+            prove(base.model, packs, collate=lambda given: PackBatch(short(given), use_cache=False))
+
+    base.train_dataloader = Steps(
+        *(packs, collate, count, first),
+        num_workers=told.num_workers,
+        prefetch_factor=told.prefetch_factor,
+        pin_memory=told.pin_memory and torch.cuda.is_available(),
+        multiprocessing_context=multiprocessing.get_start_method(),  # workers start as VeOmni's do
+    )
+    if packs.kind == "growing":
+        _acknowledge(base, packs)
     if is_sized(packs):
-        args._train_steps = len(packs) // accum
-        base.train_steps = args.train_steps
+        base.args._train_steps = base.train_steps = len(base.train_dataloader)
         base._build_lr_scheduler()
-    if args.train.global_rank == 0:
-        say("a step: %d micro batches of one pack a rank, %s steps a pass", accum, args.train_steps)
+    if train.global_rank == 0:
+        say("a step: %d micro batches of one pack a rank, %s steps a pass", count, base.args.train_steps)
     return trainer
 
 
-def _planned(
-    base: Any, ranks: int, accum: int, plan: Any, measure: Any, ignore: Sequence[str], options: Any
-) -> tuple[Any, int]:
-    """The packs of the trainer's rows, and how many a rank trains in a step."""
-    args, rows = base.args, base.train_dataset
+def _planned(base: Any, ranks: int, options: dict[str, Any]) -> Any:
+    """The packs of the trainer's rows."""
+    train, data, rows = base.args.train, base.args.data, base.train_dataset
+    plan, measure, ignore = (options.pop(name, None) for name in ("plan", "measure", "ignore_keys"))
     if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
         raise ConfigError(
             f"train_dataset is a {type(rows).__name__} without length or index: it cannot be planned",
             hint="data.datasets_type: mapping, or pack(trainer, source=TokenBudgetDataset(…))",
         )
-    media, place = placeholders(bare_model(base.model)), World(args.train.global_rank, args.train.world_size)
+    if base.collate_fn.pad_to_length:
+        options.setdefault("long_samples", "error")
+    if not train.dyn_bsz:  # a step holds the samples that it held before
+        last = "drop" if data.dataloader.drop_last else "keep"
+        same = {"samples_per_step": train.global_batch_size, "packs_multiple": ranks, "last_step": last}
+        options = {**same, "seed": train.seed, **options}
+    place, chats = World(train.global_rank, train.world_size), data.data_type == "conversation"
     held: Any = getattr(rows, "_data", None)
-    chats = args.data.data_type == "conversation"
+    pictures = bool(_media(bare_model(base.model)))
     faults = {}
     if chats and plan is None and hasattr(held, "column_names"):
-        faults = unread_rows(held, _reads(args.data, bool(media), held.column_names), ignore)
+        faults = unread_rows(held, _reads(data, pictures, held.column_names), ignore or ())
     made = pack_rows(
-        Samples(rows, media, several=args.data.data_type == "plaintext"),
+        Parts(rows, several=data.data_type == "plaintext"),
         dict,
         name="train",
-        folder=Path(args.train.checkpoint.output_dir),
+        folder=Path(train.checkpoint.output_dir),
         place=place,
-        measure=(lambda row: len(row["input_ids"])) if measure == "encode" else measure,
+        measure="encode" if measure is None else measure,
         plan=plan,
         faults=faults,
         options=options,
     )
-    if made.lengths is not None and chats and not media and place.is_writer:
-        most = args.data.max_seq_len
-        full = [i for i, tokens in enumerate(made.lengths) if tokens >= most]
-        tell_cut([(i, f"it holds max_seq_len={most} tokens: what came before was cut") for i in full])
-    stepped = made.plan.spec.samples_per_step is not None
-    more = {} if stepped else {"grad_accum": accum}
-    view = made.plan.align(ranks, drop_last=not stepped and args.data.dataloader.drop_last, **more)
-    return made.over(view), view.block // ranks if stepped else accum
+    if made.lengths is not None and chats and not pictures and place.is_writer:
+        full = [row for row, tokens in enumerate(made.lengths) if tokens >= data.max_seq_len]
+        told = f"it holds max_seq_len={data.max_seq_len} tokens: what came before was cut"
+        tell_cut([(row, told) for row in full])
+    return made
 
 
 def _reads(data: Any, pictures: bool, columns: Sequence[str]) -> Reads:
@@ -136,5 +141,66 @@ def _reads(data: Any, pictures: bool, columns: Sequence[str]) -> Reads:
     keys = [data.text_keys] if isinstance(data.text_keys, str) else data.text_keys
     first = [key for key in keys if key in columns][:1]
     rendered = data.chat_template in ("tokenizer", "gpt_oss")  # a jinja template may read any key
-    says = {"role", "content", "loss_mask"}
-    return Reads(columns=first, chats=() if rendered else first, says=says)
+    return Reads(columns=first, chats=() if rendered else first, says={"role", "content", "loss_mask"})
+
+
+def _acknowledge(base: Any, packs: Any) -> None:
+    """Checkpoints, once on disk, tell a growing directory what they cover."""
+    save = base.checkpointer_callback._save_checkpoint
+
+    def saved(state: Any) -> None:
+        held = base.data_iterator.state_dict()
+        save(state)
+        base.checkpointer.wait_for_pending_save()
+        packs.acknowledge(held)
+
+    base.checkpointer_callback._save_checkpoint = saved
+
+
+def _media(model: Any) -> dict[str, int]:
+    """Mask of a medium -> its id; of the models that VeOmni gives such masks."""
+    if not hasattr(model, "get_position_id_func"):
+        return {}
+    ids = {f"{kind}_mask": getattr(config_of(model), f"{kind}_token_id", None) for kind in ("image", "video")}
+    return {name: int(token) for name, token in ids.items() if token is not None}
+
+
+class MainBatch:
+    """A list of packs -> the batch that VeOmni's `MainCollator` makes of them, with their boundaries.
+
+    Without flash attention it holds what transformers finds boundaries in: no mask (one of ones hides where
+    samples begin), and with t, h, w positions also those of the text ([4,1,T]).
+    """
+
+    def __init__(self, collate: Any, model: Any) -> None:
+        self.collate, self.media, self.flash = collate, _media(model), "flash" in str(attention_of(model))
+
+    def __call__(self, packs: Sequence[Any]) -> PackBatch:
+        members = [one for given in members_of(packs) for one in given]
+        made = self.collate([self._row(one) for one in members])
+        batch = PackBatch.of(made, members, int(made["cu_seq_lens_q"][-1]))
+        for name in ("cu_seq_lens_q", "cu_seq_lens_k", "linear_attn_cu_seq_lens_q"):
+            batch[name] = offsets(batch.lengths)
+        batch["max_length_q"] = batch["max_length_k"] = max(batch.lengths)
+        if not self.flash:
+            del batch["attention_mask"]
+            if self.media:  # transformers asks for a row of text positions, and then no longer for [1, 3, T]
+                text = torch.cat([torch.arange(length) for length in batch.lengths])
+                batch["position_ids"] = torch.cat([text[None], batch["position_ids"][0]])[:, None]
+        return batch
+
+    def _row(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """A sample in VeOmni's form, which has ids of 0 and a mask for the placeholders of media."""
+        for name in ("loss_scale", "weight"):
+            if bool((torch.as_tensor(sample.get(name, 1)) != 1).any()):
+                raise InputError(f"sample {sample.get('sample_id')} has a {name}, which VeOmni does not read")
+        left = (*SAMPLE_FIELDS, "loss_scale", "mm_token_type_ids")
+        row = {name: value for name, value in sample.items() if name not in left}
+        ids, labels = (torch.as_tensor(row[name]).clone() for name in ("input_ids", "labels"))
+        labels[:1] = IGNORE  # VeOmni counts it among the tokens of the loss, and trains it nowhere
+        for name, token in self.media.items():
+            row.setdefault(name, ids == token)
+            ids[row[name]] = 0
+        places = torch.as_tensor(row.get("position_ids", torch.arange(len(ids))))
+        row["position_ids"] = places.expand(3, -1) if self.media else places.reshape(-1)
+        return {**row, "input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}

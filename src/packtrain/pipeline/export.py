@@ -80,7 +80,8 @@ def export(
         maxcount: packs of a part and at most of a shard.
         maxsize: bytes after which the next pack opens a new shard.
         options: of the format: `prompts` (prompt, prompts), `layout` (packtrain, llava; of `megatron`:
-            parquet, npy), `media`.
+            parquet, npy), `media`; `context_parallel` (ranks that share a row of `megatron`: samples are
+            padded to a multiple of twice as many) and the `pad_token_id` that pads.
         source, template: instead of those that the plan names.
         shard: (number from 0, how many): only these parts; `finish_export` completes the folder.
         executor, executor_options, workers: as for `measure`.
@@ -108,6 +109,8 @@ def export(
     job = _job(Path(plan_folder), out, format, module, source, template)
     refuse_changed(job, verify_content)
     job = replace(job, maxcount=maxcount, maxsize=maxsize, options=settings, task=_task(job, task))
+    if hasattr(module, "check_job"):
+        module.check_job(job)
     key = key_of(job)
     place = shards.hidden(out) if shard is None else shards.hidden(out, f"shard-{shard[0]}-of-{shard[1]}")
     refuse_foreign(out, key, overwrite)
@@ -226,8 +229,8 @@ def format_of(name: str, given: Mapping[str, Any], out: Path | None = None) -> t
     for option, value in given.items():
         if value is None:
             continue
-        if option not in settings:
-            raise UnknownNameError(f"option of {name}", option, settings)
+        if option not in (known := [*module.OPTIONS, *getattr(module, "FURTHER", ())]):
+            raise UnknownNameError(f"option of {name}", option, known)
         settings[option] = value
     if settings.get("prompts") not in (None, *SPELLINGS):
         raise UnknownNameError("prompts", str(settings["prompts"]), SPELLINGS)

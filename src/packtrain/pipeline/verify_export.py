@@ -104,7 +104,8 @@ def _verified(
         names = [row["name"] for part in parts for row in part["files"]]
         chosen = _spread(len(plan), encode) if source is not None and template is not None else []
         want = {n: [(one, template.encode(source[one])) for one in plan[n].tolist()] for n in chosen}
-        return {**done, **_check_packed(out, plan, module, names, want), **_said(lost)}
+        padding = module.padding_of(marker["key"]["options"], template)
+        return {**done, **_check_packed(out, plan, module, names, want, padding), **_said(lost)}
     if any(row.get("packs") for row in rows):
         done["shards"] = _check_members(out, rows)
     else:
@@ -327,7 +328,7 @@ def _check_chunks(
 
 
 def _check_packed(
-    out: Path, plan: PackPlan, module: Any, names: list[str], want: dict[int, Any]
+    out: Path, plan: PackPlan, module: Any, names: list[str], want: dict[int, Any], padding: tuple[int, int]
 ) -> dict[str, str]:
     """Rows of encoded packs: as many samples and tokens as planned, some equal to what they encode to."""
     number = -1
@@ -336,14 +337,15 @@ def _check_packed(
             number += 1
             planned = (len(plan[number]), int(plan.pack_tokens[number])) if number < len(plan) else (0, 0)
             held = (len(row["seq_start_id"]), len(row["input_ids"]))
-            if held != planned:
+            if held[0] != planned[0] or not 0 <= held[1] - planned[1] <= held[0] * (padding[0] - 1):
                 raise LawError(
                     f"{out / name}: row {number} holds {held[1]} tokens of {counted(held[0], 'samples')}, "
                     f"planned are {planned[1]} of {planned[0]}"
                 )
             if number not in want:
                 continue
-            equal = module.packed_row([{**encoded, "sample_id": one} for one, encoded in want[number]])
+            samples = [{**encoded, "sample_id": one} for one, encoded in want[number]]
+            equal = module.packed_row(samples, *padding)
             for field, value in equal.items():
                 if not np.array_equal(value, row[field]):
                     raise LawError(

@@ -359,6 +359,8 @@ def _compare_gradients(
 ) -> None:
     whole = not is_sharded(live.model)
     packed, *alone = made or [live.gradients(p, whole)[1] for p in (row, *([one] for one in row[:COMPARED]))]
+    if not whole:  # without the tails of rows that are padded
+        alone = [{n: g[:, : size_of(o)] for n, g in one.items()} for one, o in zip(alone, row, strict=False)]
     limit = _GRADIENT[live.base > 1e-3]
     worst, where = 0.0, "no parameter"
     pairs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
