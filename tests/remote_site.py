@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Site(ThreadingHTTPServer):
@@ -119,3 +119,67 @@ def in_memory(folder: Path, bucket: str) -> Any:
         if path.is_file():
             system.pipe(f"/{bucket}/{path.relative_to(folder).as_posix()}", path.read_bytes())
     return system
+
+
+@contextmanager
+def bucket(scheme: str) -> Iterator[Any]:
+    """A file system of `scheme://` in memory that can be made to fail; the instance.
+
+    `puts`: names that were sent, in order. `odd`: faults of the next ones: `lost` (nothing comes), `cut` (the
+    way breaks in the middle), `short`, `flip` (other bytes than were sent). `quota`: puts that go well before
+    all are lost. `md5`: files tell the digest of their content.
+    """
+    import base64
+    import hashlib
+
+    import fsspec
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    class Bucket(MemoryFileSystem):
+        protocol = scheme
+        store: ClassVar[dict[str, Any]] = {}
+        pseudo_dirs: ClassVar[list[str]] = [""]
+        puts: ClassVar[list[str]] = []
+        odd: ClassVar[list[str]] = []
+        quota: ClassVar[list[int]] = []
+        md5: ClassVar[list[bool]] = []
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return str(MemoryFileSystem._strip_protocol(path.replace(f"{scheme}://", "memory://")))
+
+        def _told(self, info: dict[str, Any]) -> dict[str, Any]:
+            if self.md5 and info["type"] == "file":
+                digest = hashlib.md5(self.cat_file(info["name"])).digest()
+                return {**info, "md5Hash": base64.b64encode(digest).decode()}
+            return info
+
+        def info(self, path: str, **options: Any) -> dict[str, Any]:
+            return self._told(super().info(path, **options))
+
+        def find(self, path: str, detail: bool = False, **options: Any) -> Any:
+            found = super().find(path, detail=True, **options)
+            return {name: self._told(info) for name, info in found.items()} if detail else sorted(found)
+
+        def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
+            data = Path(lpath).read_bytes()
+            fault = self.odd.pop(0) if self.odd else ""
+            if self.quota:
+                self.quota[0] -= 1
+                fault = "lost" if self.quota[0] < 0 else fault
+            if fault != "lost":
+                half = data[: len(data) // 2]
+                flipped = data[:-1] + bytes([data[-1] ^ 1]) if data else b"?"
+                self.pipe_file(rpath, {"cut": half, "short": half, "flip": flipped}.get(fault, data))
+            if fault in ("lost", "cut"):
+                raise OSError("the way is broken")
+            self.puts.append(self._strip_protocol(rpath))
+
+    fsspec.register_implementation(scheme, Bucket, clobber=True)
+    try:
+        yield fsspec.filesystem(scheme)
+    finally:
+        from fsspec.registry import _registry
+
+        _registry.pop(scheme)
+        Bucket.clear_instance_cache()

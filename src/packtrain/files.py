@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from .errors import ConfigError, FormatError, InputError, PacktrainError, one_li
 __all__ = [
     "MOST_JSON",
     "MOST_YAML",
+    "Elsewhere",
     "FlushAhead",
     "append_line",
     "canonical_json",
@@ -67,15 +68,38 @@ def step(kind: str, path: Path) -> None:
         observer(kind, path)
 
 
+class Elsewhere(Protocol):
+    """Where files of some folders go beside this disk (`remote.outputs`); all others are passed over."""
+
+    def put(self, made: Path, path: Path) -> None:
+        """A finished file, under the name that it gets here afterwards."""
+
+    def put_new(self, made: Path, path: Path) -> bool | None:
+        """The same only where the name is free there; None: the file does not go there."""
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; one that is not there is no error."""
+
+    def remove_tree(self, folder: Path) -> bool:
+        """Remove a folder with all in it; False: it does not go there."""
+
+
+#: A file goes there before it has its name here: what is here is there. None: all folders are of this disk.
+elsewhere: Elsewhere | None = None
+
+
 MOST_YAML = 1 << 20  # characters of a configuration; and of what its aliases stand for, values
 MOST_JSON = 1 << 30  # bytes of a marker or state; the largest list the packs of an export
 
 
 @contextlib.contextmanager
-def publish(path: str | Path) -> Iterator[IO[bytes]]:
+def publish(path: str | Path, *, here: bool = False) -> Iterator[IO[bytes]]:
     """Open a file that appears at `path` only when the block ends without an error.
 
     Parallel writers of one path never mix: each has its own temporary name and the last rename wins.
+
+    Args:
+        here: it stays on this disk, whatever goes `elsewhere`.
     """
     path = Path(path)
     make_folder(path.parent)
@@ -87,6 +111,9 @@ def publish(path: str | Path) -> Iterator[IO[bytes]]:
             step("write", path)
             os.fsync(handle.fileno())
             step("fsync", path)
+        if elsewhere is not None and not here:
+            elsewhere.put(temporary, path)
+            step("send", path)
         os.replace(temporary, path)
         step("rename", path)
         sync_folder(path.parent)
@@ -193,6 +220,12 @@ def publish_new(path: str | Path, text: str) -> bool:
             handle.write(text.encode("utf-8", "backslashreplace"))
             handle.flush()
             os.fsync(handle.fileno())
+        if elsewhere is not None and (new := elsewhere.put_new(temporary, path)) is not None:
+            if new:
+                step("send", path)
+                os.replace(temporary, path)
+                step("link", path)
+            return new
         try:
             os.link(temporary, path)
         except FileExistsError:
@@ -321,9 +354,12 @@ def private_folder(name: str) -> Path:
     return folder / name
 
 
-def remove(path: str | Path) -> None:
-    """Remove a file if it is there, durably."""
+def remove(path: str | Path, *, here: bool = False) -> None:
+    """Remove a file if it is there, durably; `here`: from this disk alone."""
     path = Path(path)
+    if elsewhere is not None and not here:
+        elsewhere.remove(path)
+        step("unsend", path)
     try:
         path.unlink()
     except FileNotFoundError:
@@ -335,14 +371,22 @@ def remove(path: str | Path) -> None:
 def move(path: str | Path, target: str | Path) -> None:
     """Rename a published file to a place on the same file system, durably; replaces what is there."""
     path, target = Path(path), Path(target)
+    if elsewhere is not None:
+        elsewhere.put(path, target)
+        step("send", target)
     os.replace(path, target)
     step("rename", target)
     sync_folder(target.parent)
+    if elsewhere is not None:
+        elsewhere.remove(path)
 
 
 def remove_tree(folder: str | Path) -> None:
     """Remove a folder with all in it; what another process removes meanwhile is no error."""
     folder = Path(folder)
+    if elsewhere is not None and elsewhere.remove_tree(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        step("unlink", folder)
     if not folder.is_dir():
         return
     for path in sorted(folder.iterdir()):

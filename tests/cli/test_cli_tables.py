@@ -247,3 +247,26 @@ def test_a_folder_around_a_run_names_it(tmp_path: Path, capsys: pytest.CaptureFi
     pt.plan([5, 5], 10).save(tmp_path / "first" / "plan")
     assert call("show", tmp_path / "first") == 2
     assert f"hint: it has {tmp_path / 'first' / 'plan'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"metrics": True},
+        {"metrics": {"steps": None}},
+        {"metrics": {"steps": 4, "eval_loss": []}},
+        {"loss": 1},
+        {"eval": 3},
+        {"left_out": [1]},
+        {"padding_saved": "much"},
+        {"warnings": 7},
+        {"report": 7},
+        {"consumed": "all"},
+    ],
+)
+def test_an_edited_record_of_a_run_is_one_line(told: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
+    for config in ({"data": {"kind": "stream"}}, {"data": True}, {"data": {}, "training": 3}):
+        (tmp_path / "run.json").write_text(json.dumps({"config": config, "result": told}))
+        assert call("show", tmp_path) == 2
+        said = capsys.readouterr().err
+        assert "run.json is not the record of a run" in said and "Traceback" not in said

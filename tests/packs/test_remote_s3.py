@@ -96,3 +96,79 @@ def test_a_growing_directory_in_a_bucket(bucket: Any, tmp_path: Path) -> None:
     far = LazyShardedDataset("s3://data/out", 0, 1, run=tmp_path / "run")
     assert ids(far) == ids(LazyShardedDataset(tmp_path / "out", 0, 1))
     assert [json.loads(bucket.cat(name))["stream"] for name in bucket.find("data/out/readers")] == ["s1"]
+
+
+def rows_and_plan(folder: Path) -> tuple[Any, Path]:
+    from packtrain.pipeline.measure import measure
+    from packtrain.pipeline.plan import plan_lengths
+    from packtrain.sources.encoded import EncodedTemplate
+
+    lines = [
+        json.dumps({"input_ids": [*range(1, 3 + n % 30)], "labels": [*range(1, 3 + n % 30)]})
+        for n in range(200)
+    ]
+    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    source = open_source(folder / "rows.jsonl", kind="encoded")
+    lengths = measure(source, EncodedTemplate(), "s3://data/lengths")
+    plan_lengths(lengths, "s3://data/plan", lengths_folder="s3://data/lengths", pack_length=64)
+    return source, folder / "rows.jsonl"
+
+
+def test_artefacts_are_written_to_a_bucket(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lengths, plan, an export of two processes, a growing directory; read back from another machine."""
+    from packtrain.data import open_packs
+    from packtrain.export import PackingProducer
+    from packtrain.pipeline.export import export
+    from packtrain.pipeline.verify_export import verify_export
+    from packtrain.sources.encoded import EncodedTemplate
+    from packtrain.store import shards
+
+    source, rows = rows_and_plan(tmp_path)
+    given: dict[str, Any] = {
+        "format": "chunks",
+        "source": source,
+        "template": EncodedTemplate(),
+        "maxcount": 8,
+    }
+    export("s3://data/plan", tmp_path / "near", **given)
+    figures = export("s3://data/plan", "s3://data/chunks", workers=2, **given)
+    assert figures["out"] == "s3://data/chunks"
+    near, far = tmp_path / "near", "data/chunks"
+    held = {p.relative_to(near).as_posix(): p.read_bytes() for p in near.rglob("*") if p.is_file()}
+    there = {name.removeprefix(f"{far}/"): bucket.cat(name) for name in bucket.find(far)}
+    held.pop(".packtrain/origin.json"), there.pop(".packtrain/origin.json")
+    assert there == held
+    tags = {name: bucket.info(name)["LastModified"] for name in bucket.find(far)}
+    export("s3://data/plan", "s3://data/chunks", workers=2, **given)
+    bucket.invalidate_cache()
+    assert {name: bucket.info(name)["LastModified"] for name in bucket.find(far)} == tags
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "another machine"))
+    assert verify_export(shards.at("s3://data/chunks"), source=source, template=EncodedTemplate())
+    assert [len(pack) for pack in open_packs("s3://data/chunks")] == [len(pack) for pack in open_packs(near)]
+    for out in (tmp_path / "grown", "s3://data/grown"):
+        PackingProducer(rows, out, EncodedTemplate(), pack_length=64, packs_per_chunk=7, kind="encoded").run()
+    from test_lazy_sharded import ids
+
+    far_reader = LazyShardedDataset("s3://data/grown", 0, 1, run=tmp_path / "run")
+    assert ids(far_reader) == ids(LazyShardedDataset(tmp_path / "grown", 0, 1))
+
+
+def test_one_of_two_writers_makes_a_name(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3 itself refuses the second one, whatever both had seen before."""
+    from packtrain import files
+    from packtrain.remote.outputs import output
+
+    with output("s3://data/out") as folder:
+        assert files.publish_new(folder / "claim.000001", "mine")
+        bucket.pipe("data/out/claim.000002", b"theirs")
+        looks: list[str] = []
+
+        def exists(self: Any, path: str, *_: Any, **__: Any) -> bool:
+            looks.append(path)
+            return len(looks) > 1
+
+        monkeypatch.setattr(s3fs.S3FileSystem, "exists", exists)
+        assert not files.publish_new(folder / "claim.000002", "mine")
+    assert bucket.cat("data/out/claim.000002") == b"theirs" and len(looks) == 2

@@ -14,6 +14,7 @@ import pytest
 import packtrain as pt
 from packtrain import files
 from packtrain.errors import ChecksumError, ForeignArtefactError, FormatError
+from packtrain.planning.stats import plan_stats
 from packtrain.store import plans
 from packtrain.testing import crash_points, snapshot
 
@@ -130,6 +131,18 @@ def test_a_flipped_byte_is_found_by_verify(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(bytes(data))
     with pytest.raises(ChecksumError, match=name.replace(".", r"\.")):
         plans.verify(tmp_path)
+
+
+def test_offsets_that_do_not_ascend_are_told_by_the_figures(tmp_path: Path) -> None:
+    """Opening hashes nothing; a pack without a sample would divide by zero."""
+    small().save(tmp_path)
+    offsets = np.load(tmp_path / "offsets.npy")
+    for wrong in (offsets[3], offsets[5] + 7, -1 << 40):
+        edited = offsets.copy()
+        edited[4] = wrong
+        np.save(tmp_path / "offsets.npy", edited)
+        with pytest.raises(FormatError, match="do not ascend"):
+            plan_stats(pt.PackPlan.load(tmp_path))
 
 
 def test_a_changed_checksum_is_found(tmp_path: Path) -> None:

@@ -39,16 +39,18 @@ def live(folder: Path, file: Path, ranks: int) -> subprocess.Popen[bytes]:
         )
 
 
-def kill_one(folder: Path, chance: random.Random) -> None:
-    """SIGKILL of a rank of this life, or of one of its workers."""
+def kill_one(folder: Path, chance: random.Random) -> int:
+    """SIGKILL of a rank of this life, or of one of its workers; 0 where none is there yet."""
     ranks = [psutil.Process(int(path.suffix[1:])) for path in folder.glob("pid.*") if _is_alive(path)]
     if not ranks:
-        return
+        return 0
     rank = chance.choice(ranks)
     with contextlib.suppress(psutil.Error, ProcessLookupError):
         family = rank.children(recursive=True)
         victim = chance.choice(family) if family and chance.random() < 0.3 else rank
         os.kill(victim.pid, signal.SIGKILL)
+        return 1
+    return 0
 
 
 def _is_alive(path: Path) -> bool:
@@ -90,24 +92,29 @@ def test_a_run_that_is_killed_at_random_moments(
         return live(folder, file, ranks)
 
     assert begin("whole", 1).wait(240) == 0, (tmp_path / "whole" / "stderr").read_text()[-2000:]
+    whole = losses(tmp_path / "whole" / "run")
     seed = int.from_bytes(os.urandom(4), "big")
-    chance, folder, kills, lives = random.Random(seed), tmp_path / "killed", 0, 0
-    pace = 6.0  # seconds of a life; a run that gets nowhere lives longer
-    while True:
-        lives += 1
-        process = begin("killed", chance.choice([1, 2]))
-        if kills < KILLS:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(chance.uniform(0.5, pace))
-            if process.poll() is None:
-                kill_one(folder, chance)
-                kills += 1
-                pace = min(30.0, pace * 1.3)
-        code = process.wait(240)
-        if code == 0:
-            break
-        assert lives <= KILLS + 2, f"seed {seed}: " + (folder / "stderr").read_text()[-3000:]
-    whole, killed = losses(tmp_path / "whole" / "run"), losses(folder / "run")
-    assert sorted(whole) == sorted(killed) == list(range(1, STEPS + 1)), f"seed {seed}"
-    assert [killed[step] for step in whole] == pytest.approx(list(whole.values()), rel=1e-4), f"seed {seed}"
-    assert samples(folder / "run") == samples(tmp_path / "whole" / "run"), f"seed {seed}"
+    chance, kills, pace, runs = random.Random(seed), 0, 6.0, 0
+    while kills < KILLS:  # a run that came to its end is followed by another
+        runs += 1
+        name, lives, before = f"killed-{runs}", 0, kills
+        folder = tmp_path / name
+        while True:
+            lives += 1
+            process = begin(name, chance.choice([1, 2]))
+            if kills < KILLS:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(chance.uniform(0.5, pace))
+                if process.poll() is None:
+                    kills += kill_one(folder, chance)
+                    pace = min(30.0, pace * 1.3)  # seconds of a life; a run that gets nowhere lives longer
+            if process.wait(240) == 0:
+                break
+            told = (folder / "stderr").read_text()[-3000:]
+            assert lives <= kills - before + 2, f"seed {seed}: {told}"
+        killed = losses(folder / "run")
+        assert sorted(whole) == sorted(killed) == list(range(1, STEPS + 1)), f"seed {seed}"
+        assert [killed[n] for n in whole] == pytest.approx(list(whole.values()), rel=1e-4), f"seed {seed}"
+        assert samples(folder / "run") == samples(tmp_path / "whole" / "run"), f"seed {seed}"
+        pace = 6.0
+    print(f"{kills} kills in {runs} runs")  # noqa: T201

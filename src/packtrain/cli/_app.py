@@ -24,6 +24,7 @@ from click.core import ParameterSource
 from .. import extend
 from ..errors import InputError, PacktrainError, missing_package, nearest
 from ..moved import THEIRS
+from ..remote.places import spelled
 from ..version import __version__
 from ..world import world
 from ._spoken import spoken
@@ -110,7 +111,8 @@ def main(args: list[str] | None = None) -> None:
         code = app.main(args=arguments, prog_name="packtrain", standalone_mode=False)
         raise SystemExit(code if isinstance(code, int) else 0)
     except PacktrainError as error:
-        message, advice = (spoken(text or "", _verb(arguments)) for text in (error.message, error.hint))
+        said = (spelled(text or "") for text in (error.message, error.hint))
+        message, advice = (spoken(text, _verb(arguments)) for text in said)
         _fail(message, advice, error.exit_code, "--json" in arguments)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
@@ -249,7 +251,7 @@ def show_runtime() -> None:
 
 def emit(value: dict[str, Any]) -> None:
     """One JSON object on standard output, for machines."""
-    click.echo(json.dumps(value, sort_keys=True, default=str))
+    click.echo(spelled(json.dumps(value, sort_keys=True, default=str)))
 
 
 @contextlib.contextmanager

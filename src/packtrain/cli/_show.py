@@ -9,6 +9,7 @@ from typing import Any
 import click
 import numpy as np
 
+from .. import files
 from ..errors import FormatError, counted
 from ..pipeline.length_files import read_lengths
 from ..pipeline.truncated import told_truncated, truncated_figures, truncated_rows
@@ -17,6 +18,8 @@ from ..pipeline.which import read_run
 from ..planning.distribution import quantiles
 from ..planning.lengths import STATUS_OK, Lengths
 from ..planning.packplan import PackPlan
+from ..remote.copies import opened
+from ..remote.places import spelled
 from ..store.shards import at, is_export
 
 __all__ = [
@@ -90,6 +93,7 @@ def folder_of_run(run: Path, name: str) -> Path:
 
 def open_lengths(path: Path) -> Lengths:
     """A lengths folder, or the token counts in a file of one of `pipeline.length_files.SUFFIXES`."""
+    path = opened(path)
     if path.is_dir():
         if artefact_kind(path) == "run":
             path = folder_of_run(path, "lengths")
@@ -102,11 +106,11 @@ def table(title: str, rows: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    grid = Table(title=title, show_header=False, title_justify="left", title_style="bold")
+    grid = Table(title=spelled(title), show_header=False, title_justify="left", title_style="bold")
     grid.add_column(style="cyan")
     grid.add_column(overflow="fold")
     for name, value in rows.items():
-        grid.add_row(name, str(value))
+        grid.add_row(name, spelled(str(value)))
     Console().print(grid)
 
 
@@ -221,7 +225,21 @@ def print_run(
         figures: as they stand in `run.json`; what an older version did not write is left out.
         plan: None: its packs were not planned.
         config: of the run, where its samples and model are to be named and its warnings told again.
+
+    Raises:
+        FormatError: `run.json` was edited.
     """
+    with files.reading(folder / "run.json", "the record of a run", None):
+        rows = _run_rows(folder, figures, plan, config)
+        report = None if not figures.get("report") else Path(figures["report"]).resolve()
+    table(f"Run in {folder}", rows)
+    if report is not None:
+        click.echo(f"report: {report}")
+
+
+def _run_rows(
+    folder: Path, figures: Mapping[str, Any], plan: PackPlan | None, config: Mapping[str, Any] | None
+) -> dict[str, Any]:
     from ..pipeline.step_times import read_history
     from ..report.contents import consumed_words, loss_words, plan_words, speed_words
     from ..report.numbers import curves
@@ -281,9 +299,7 @@ def print_run(
         rows["left out"] = f"{told_out} ({figures.get('ledger_file', 'left_out.jsonl')})"
     if config is not None and figures.get("warnings"):
         rows["warnings"] = "\n".join(figures["warnings"])
-    table(f"Run in {folder}", rows)
-    if figures.get("report"):
-        click.echo(f"report: {Path(figures['report']).resolve()}")
+    return rows
 
 
 def _named(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,7 +62,8 @@ __all__ = ["command"]
 def command(
     plan: Path, out: Path, shard: str | None, address: str | None, as_json: bool, **given: Any
 ) -> None:
-    """Write the packs of PLAN to OUT: whole samples with their media, or encoded packs (chunks, megatron).
+    """Write the packs of PLAN to OUT, a folder or its URL: whole samples with their media, or encoded packs
+    (chunks, megatron).
 
     \b
     Example:
@@ -71,6 +72,7 @@ def command(
       packtrain export plan mds -f mds && packtrain verify mds
       packtrain export plan packed -f megatron --context-parallel 2
       packtrain export plan chunks -f chunks --media tensor --shard $SLURM_ARRAY_TASK_ID/64
+      packtrain export plan s3://bucket/shards --workers 8
     """
     from ..pipeline.export import export
 

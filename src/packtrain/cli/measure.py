@@ -11,6 +11,7 @@ import click
 from ..errors import InputError
 from ..measuring.audit import audit as run_audit
 from ..planning.lengths import STATUS_OK, Lengths
+from ..remote.outputs import writable
 from ._app import emit, progress, without_effect
 from ._reading import inputs_of, reading_options
 from ._show import lengths_figures, print_lengths
@@ -47,7 +48,9 @@ def _audited(text: str, usable: int) -> int:
     default="",
     help="Folder or hub name of the processor or tokenizer; encoded rows need none.",
 )
-@click.option("--out", "-o", required=True, type=click.Path(path_type=Path), help="Lengths folder to write.")
+@click.option(
+    "--out", "-o", required=True, type=click.Path(path_type=Path), help="Lengths folder to write, or its URL."
+)
 @reading_options
 @click.option(
     "--trust-hints",
@@ -116,6 +119,7 @@ def command(out: Path, as_json: bool, audit: str, **options: Any) -> None:
         raise InputError("--shard measures a whole source, --append a part", hint="leave one of them out")
     given["executor_options"] = {} if address is None else {"address": address}
     _audited(audit, 0)
+    out = writable(out)
     inputs = inputs_of(options["source"], options)
     source = inputs.open_source()
     template = inputs.open_template(source)

@@ -30,14 +30,18 @@ def command(out: Path, overwrite: bool, as_json: bool) -> None:
       packtrain merge shards
     """
     from ..pipeline.shards import merge
+    from ..remote.copies import opened
+    from ..remote.outputs import writable
     from ..store.shards import is_export
 
-    if not out.is_dir():
+    out = writable(out)
+    at = opened(out)
+    if not at.is_dir():
         raise InputError(
             f"{out} {'is a file' if out.exists() else 'does not exist'}",
             hint="name the folder that packtrain measure --shard or packtrain export --shard wrote to",
         )
-    if is_export(out):
+    if is_export(at):
         from ..pipeline.export import finish_export
 
         figures = finish_export(out)

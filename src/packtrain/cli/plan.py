@@ -9,6 +9,7 @@ import click
 
 from .. import files
 from ..errors import InputError
+from ..remote.outputs import writable
 from ._app import completed, emit
 from ._show import open_lengths, print_plan
 
@@ -34,7 +35,9 @@ def _numbers(option: str, values: tuple[str, ...]) -> dict[str, int]:
     required=True,
     help="Cap of a pack of several samples, in tokens; a longer sample follows `--long-samples`.",
 )
-@click.option("--out", "-o", type=click.Path(path_type=Path), required=True, help="Plan folder to write.")
+@click.option(
+    "--out", "-o", type=click.Path(path_type=Path), required=True, help="Plan folder to write, or its URL."
+)
 @click.option(
     "--packer",
     default="auto",
@@ -123,10 +126,12 @@ def command(
       packtrain plan lengths --pack-length 8192 --out plan
       packtrain plan lengths.parquet -n 8192 -o plan
       packtrain plan lengths -n 8192 -o plan --samples-per-step 1024 --packs-multiple 64
+      packtrain plan s3://bucket/lengths -n 8192 -o s3://bucket/plan
     """
     from ..pipeline.plan import plan_lengths
     from ..planning.skip import read_skip_file
 
+    out = writable(out)
     given = {"packs_multiple": packs_multiple, "last_step": last_step}
     options.update({name: value for name, value in given.items() if value is not None})
     if packer_options is not None:

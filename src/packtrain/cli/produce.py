@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ..errors import InputError
+from ..remote.outputs import writable
 from ._app import completed, emit, progress, without_effect
 from ._reading import inputs_of, reading_options
 from ._show import table
@@ -121,8 +122,8 @@ _READING = (
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(inputs: Path, output: Path, watch: bool, ends: bool, as_json: bool, **options: Any) -> None:
-    """Measure, encode and pack the raw shards in IN into numbered chunks in OUT, for training that reads
-    along.
+    """Measure, encode and pack the raw shards in IN into numbered chunks in OUT, a folder or its URL, for
+    training that reads along.
 
     \b
     Example:
@@ -130,11 +131,13 @@ def command(inputs: Path, output: Path, watch: bool, ends: bool, as_json: bool, 
       packtrain produce raw/ packed_4k/ -p ./qwen -n 4096 --once --json
       packtrain produce rows/ packed_rows/ --kind encoded -n 8192 --limit supervised=6000
       packtrain produce raw/ packed_all/ -p ./qwen -n 8192 --window all --packer ffd --end
+      packtrain produce raw/ s3://bucket/packed -p ./qwen -n 8192 --watch
     """
     from ..export import PackingProducer
 
     if watch and ends:
         raise InputError("--watch and --once (--end) say different things", hint="keep one of them")
+    output = writable(output)
     window = options["window"]
     options["window"] = int(window) if window.isdecimal() else window
     opened = inputs_of(str(inputs), options)

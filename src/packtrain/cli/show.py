@@ -148,7 +148,8 @@ def command(
         run = files.read_json(artefact / "run.json")
     if kind == "run" and not _is_planned(artefact, run):
         if table_file or pack is not None or ledger:
-            kept = run["config"]["data"]["kind"]
+            with files.reading(artefact / "run.json", "the record of a run", None):
+                kept = run["config"]["data"]["kind"]
             raise InputError(
                 "--export, --pack and --ledger need a plan",
                 hint=f"packs of kind {kept} have none; left_out.jsonl names what was left out",

@@ -21,6 +21,7 @@ from typing import Any
 
 from .. import files
 from ..errors import FormatError, SourceError, counted
+from ..remote.copies import size_of
 from ..store._folders import sealed
 from ..store.growing import JOURNAL, chunk_name, is_sealed, number_of
 from ..waiting.poll import fresh_names
@@ -217,7 +218,10 @@ class Journal:
             told = files.read_json(path.with_suffix(".json"))
         except FormatError:
             return False
-        return is_sealed(told) and path.is_file() and path.stat().st_size == told["bytes"]
+        try:
+            return is_sealed(told) and size_of(path) == told["bytes"]
+        except OSError:
+            return False
 
     def _state(self, number: int) -> Path:
         return self.folder / f"state_{number:08d}.json"

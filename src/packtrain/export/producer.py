@@ -33,6 +33,9 @@ from ..measuring.run import CUT
 from ..moved import also_named, renamed
 from ..planning.spec import PlanSpec
 from ..planning.window import MAX_AGE, WindowPacker
+from ..remote.outputs import output as writing
+from ..remote.outputs import writable
+from ..remote.places import spelled
 from ..store.chunks import DEFAULT_MEDIA, ChunkWriter
 from ..store.growing import HELD_BACK, PRODUCER, chunk_name
 from ..waiting.claim import Claim
@@ -73,7 +76,7 @@ class PackingProducer:
 
     Args:
         inputs: folder that raw shards come to (or one file).
-        output: folder of the chunks.
+        output: folder of the chunks, or its URL.
         template: measures and encodes; `HFTemplate(processor)` for Hugging Face processors.
         pack_length: cap of a pack in tokens.
         packs_per_chunk, chunk_mb: a chunk is full with so many packs, or MiB; only the last one is not full.
@@ -151,7 +154,8 @@ class PackingProducer:
             window, flush_s = ALL, 0.0
         if isinstance(window, str):
             raise InputError(f"window is {window!r}", hint="a number of samples, or all")
-        begun = marks.begun_with(Path(output))
+        self.output = writable(output)
+        begun = marks.begun_with(self.output)
         asked: Any = begun.get("long_samples") if long_samples is None else long_samples
         policy: dict[str, Any] = {} if asked is None else {"long_samples": asked}
         self.spec = PlanSpec(
@@ -165,7 +169,7 @@ class PackingProducer:
             **policy,
         )
         check_limits(self.spec.limits, getattr(template, "cost_names", None))
-        self.output, self.stop_after_failures = Path(output), stop_after_failures
+        self.stop_after_failures = stop_after_failures
         marks.check_apart(Path(inputs), self.output)
         marks.check_times(poll_s, flush_s, stable_s)
         self._full = (packs_per_chunk, chunk_mb << 20)
@@ -201,7 +205,10 @@ class PackingProducer:
         Returns:
             The counts; `output/END` holds them too.
         """
-        with Claim.take(self.output / PRODUCER, what=str(self.output), **_ALONE) as self._claim:
+        with (
+            writing(self.output),
+            Claim.take(self.output / PRODUCER, what=spelled(self.output), **_ALONE) as self._claim,
+        ):
             self._recover()
             if marks.has_ended(self.output):
                 self.stats = marks.check_ended(self.output, self._journal)

@@ -34,7 +34,8 @@ from urllib.parse import unquote, unquote_to_bytes
 from ..errors import SampleError, SourceError
 from ..files import Stamp
 from ..remote import ranges
-from ..remote.copies import present, url_of
+from ..remote.copies import present
+from ..remote.places import url_of
 from . import _tar
 from ._head import HEAD_BYTES, Head, as_file
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .. import files
+from ..errors import SourceError
 from ..waiting.claim import Claim, look
 from ..waiting.owner import Owner
 
@@ -45,11 +46,14 @@ def alone(folder: Path) -> Iterator[Claim]:
     _held.add(place)
     try:
         yield claim
-    finally:
-        try:
+    except BaseException:
+        with contextlib.suppress(OSError, SourceError):  # a full disk, no network: the error says so itself
             claim.release(tidy=True)
-        finally:
-            _held.discard(place)
+        raise
+    else:
+        claim.release(tidy=True)
+    finally:
+        _held.discard(place)
         if not was_there and folder.is_dir() and not any(folder.iterdir()):
             files.remove_tree(folder)  # nothing was made
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,15 @@ from ..errors import (
     FormatError,
     InputError,
     PacktrainError,
+    SourceError,
     UnknownNameError,
     counted,
 )
 from ..export._job import Job
 from ..planning.packplan import PackPlan
+from ..remote.copies import opened
+from ..remote.outputs import output, sending
+from ..remote.places import spelled
 from ..store import shards
 from ..store.pack_records import SPELLINGS, TASKS, task_of
 from .alone import alone
@@ -71,8 +76,8 @@ def export(
     """Write the packs of a plan as files.
 
     Args:
-        plan_folder: a plan; it says where its lengths and source are.
-        out: the folder to write. Complete and equal: nothing is done. Of another plan: refused.
+        plan_folder: a plan, or its URL; it says where its lengths and source are.
+        out: the folder to write, or its URL. Complete and equal: nothing is done. Of another plan: refused.
         format: `raw`, `webdataset`, `energon`, `chunks`, `mds`, `litdata`, `lance`, `datasets` or
             `megatron`.
         task: how plain readers take the samples: `captions`, `vqa`, `multi_turn`, or `auto`: the narrowest
@@ -97,8 +102,6 @@ def export(
         DriftError: a sample encodes to another length than planned (`chunks`, `megatron`).
         InputError: a planned sample cannot be exported; it is named, and nothing stands in for it.
     """
-    out = Path(out)
-    module, settings = format_of(format, options or {}, out)
     if maxcount < 1 or maxsize < 1:
         raise ConfigError(f"maxcount {maxcount}, maxsize {maxsize}", hint="both at least 1")
     if shard is not None and not 0 <= shard[0] < shard[1]:
@@ -106,12 +109,26 @@ def export(
     if workers is not None:
         whole("workers", workers, 1)
     extend.lookup("execute", executor)
-    job = _job(Path(plan_folder), out, format, module, source, template)
-    refuse_changed(job, verify_content)
-    job = replace(job, maxcount=maxcount, maxsize=maxsize, options=settings, task=_task(job, task))
-    if hasattr(module, "check_job"):
-        module.check_job(job)
-    key = key_of(job)
+    how = {"executor": executor, "workers": workers, **dict(executor_options or {})}
+    with output(out) as place:
+        module, settings = format_of(format, options or {}, place)
+        job = _job(opened(plan_folder), place, format, module, source, template)
+        refuse_changed(job, verify_content)
+        job = replace(job, maxcount=maxcount, maxsize=maxsize, options=settings, task=_task(job, task))
+        if hasattr(module, "check_job"):
+            module.check_job(job)
+        return _exported(job, shard, overwrite, how, progress)
+
+
+def _exported(
+    job: Job,
+    shard: tuple[int, int] | None,
+    overwrite: bool,
+    how: Mapping[str, Any],
+    progress: Progress | None,
+) -> dict[str, Any]:
+    """Write what is not there of an export, or of a shard of it."""
+    out, key = job.out, key_of(job)
     place = shards.hidden(out) if shard is None else shards.hidden(out, f"shard-{shard[0]}-of-{shard[1]}")
     refuse_foreign(out, key, overwrite)
     with alone(place) as claim:
@@ -128,7 +145,7 @@ def export(
         done = sum(len(job.packs_of(part)) for part in chosen) - sum(len(job.packs_of(p)) for p in todo)
         total = sum(len(job.packs_of(part)) for part in chosen)
         try:
-            for packs in _mapped(job, todo, executor, executor_options or {}, workers):
+            for packs in _mapped(job, todo, **how):
                 done += packs
                 claim.pulse()
                 claim.check()
@@ -137,12 +154,16 @@ def export(
         except PacktrainError:
             if begins and shard is None:
                 claim.check()  # what another process writes by now is left alone
-                forget_unbegun(out, key)
+                with suppress(SourceError):  # what cannot be reached stays
+                    shards.look_again(out)
+                    forget_unbegun(out, key)
             raise
         if todo:
             refuse_meanwhile(job, todo)
         if shard is not None:
-            return {"out": str(out), "format": format, "shard": list(shard), "parts": len(chosen)}
+            told = {"format": job.format, "shard": list(shard), "parts": len(chosen)}
+            return {"out": spelled(out), **told}
+        shards.look_again(out)
         _finish(job)
     return export_figures(out)
 
@@ -153,7 +174,11 @@ def finish_export(out: str | Path) -> dict[str, Any]:
     Raises:
         InputError: parts are missing; names them.
     """
-    out = Path(out)
+    with output(out) as place:
+        return _finished(place)
+
+
+def _finished(out: Path) -> dict[str, Any]:
     key = files.read_json(shards.key_path(out)) if shards.is_export(out) else None
     if shards.hidden(out, shards.EXPORT).is_file() and _is_whole(out, int(shards.export_of(out)["parts"])):
         return export_figures(out)
@@ -161,9 +186,9 @@ def finish_export(out: str | Path) -> dict[str, Any]:
         raise FormatError(f"{out} holds no export", hint="name the OUT of packtrain export --shard")
     try:
         origin = files.read_json(shards.hidden(out, "origin.json"))
-        plan_folder = Path(origin["plan"])
+        plan_folder = opened(origin["plan"])
         PackPlan.load(plan_folder)
-    except (FormatError, KeyError, TypeError) as error:
+    except (FormatError, SourceError, KeyError, TypeError) as error:
         raise FormatError(
             f"{out} does not say where its plan is, or it is gone: {error}",
             hint="run packtrain export with any --shard again: it says so anew",
@@ -172,7 +197,7 @@ def finish_export(out: str | Path) -> dict[str, Any]:
         out=out,
         format=key["format"],
         plan_folder=plan_folder,
-        lengths_folder=None if origin.get("lengths") is None else Path(origin["lengths"]),
+        lengths_folder=None if origin.get("lengths") is None else opened(origin["lengths"]),
         source=None,
         task=key["task"],
         maxcount=key["maxcount"],
@@ -195,16 +220,16 @@ def finish_export(out: str | Path) -> dict[str, Any]:
 
 def write_one(job: Job, part: int) -> int:
     """Work function: one part and its manifest; returns its number of packs."""
-    rows = extend.lookup("export", job.format).write_part(job, part)
     packs = job.packs_of(part)
-    told = {"packs": [packs.start, packs.stop], "files": rows}
-    shards.publish_part(job.out, part, told)
+    with sending(job.out):  # also in the process of a worker
+        rows = extend.lookup("export", job.format).write_part(job, part)
+        shards.publish_part(job.out, part, {"packs": [packs.start, packs.stop], "files": rows})
     return len(packs)
 
 
 # --------------------------------------------------------------------------------------------
 def _mapped(
-    job: Job, todo: list[int], executor: str, options: Mapping[str, Any], workers: int | None
+    job: Job, todo: list[int], *, executor: str, workers: int | None, **options: Any
 ) -> Iterable[int]:
     mapped: Iterable[int] = extend.lookup("execute", executor).map_shards(
         write_one, todo, workers=workers, context=job, **options
@@ -319,4 +344,4 @@ def export_figures(out: Path) -> dict[str, Any]:
     told = shards.export_of(out)
     names = ("packs", "samples", "tokens", "shards", "bytes")
     key = told["key"]
-    return {"out": str(out), "format": key["format"], "task": key["task"], **{n: told[n] for n in names}}
+    return {"out": spelled(out), "format": key["format"], "task": key["task"], **{n: told[n] for n in names}}

@@ -10,6 +10,8 @@ from .. import files
 from ..errors import ForeignArtefactError, FormatError, InputError, counted
 from ..export._job import Job
 from ..planning.lengths import Lengths
+from ..remote.copies import entries, place_of
+from ..remote.places import told_url
 from ..store import shards
 from ..store.media import changed_media
 from .publish import origin_of
@@ -108,7 +110,7 @@ def refuse_foreign(out: Path, key: dict[str, Any], overwrite: bool) -> None:
                 hint="choose another folder, or replace it with overwrite=True",
             )
         return
-    others = [path.name for path in sorted(out.iterdir()) if path.name != shards.FOLDER]
+    others = [name for name in entries(out) if name != shards.FOLDER]
     if others:
         raise ForeignArtefactError(
             f"{out} holds files that are no export: {others[0]} ({len(others)} in all)",
@@ -155,18 +157,26 @@ def put_key(out: Path, key: dict[str, Any], job: Job) -> None:
 def _is_there(origin: Path) -> bool:
     """Does it name a plan that is still there?"""
     try:
-        return Path(files.read_json(origin)["plan"]).is_dir()
+        return Path(place_of(files.read_json(origin)["plan"])).is_dir()
     except (FormatError, KeyError, TypeError):
         return False
 
 
 def _put_origin(out: Path, job: Job) -> None:
-    lengths = None if job.lengths_folder is None else str(job.lengths_folder)
-    origin: dict[str, Any] = {"plan": str(job.plan_folder), "lengths": lengths}
-    if lengths is not None and (Path(lengths) / "origin.json").is_file():
-        measured = files.read_json(Path(lengths) / "origin.json")
+    lengths = job.lengths_folder
+    origin: dict[str, Any] = {
+        "plan": _told(job.plan_folder),
+        "lengths": None if lengths is None else _told(lengths),
+    }
+    if lengths is not None and (lengths / "origin.json").is_file():
+        measured = files.read_json(lengths / "origin.json")
         origin.update({name: measured[name] for name in ("inputs",) if name in measured})
     files.publish_json(shards.hidden(out, "origin.json"), origin_of(origin))
+
+
+def _told(folder: Path) -> str:
+    """A folder as it is kept: by its URL where it has one."""
+    return told_url(folder) or str(folder)
 
 
 def forget_unbegun(out: Path, key: dict[str, Any]) -> None:
@@ -184,7 +194,7 @@ def clear_other(out: Path, key: dict[str, Any]) -> None:
     for path in sorted(shards.hidden(out).glob("part-*.json")):
         files.remove(path)
     ours = shards.patterns(str(held_key(out, True).get("format")))
-    for path in sorted(out.iterdir()):
+    for path in [out / name for name in entries(out)]:
         if path.name.startswith(_BEGINNINGS) or (ours is not None and ours[1].fullmatch(path.name)):
             (files.remove_tree if path.is_dir() else files.remove)(path)
     files.remove_tree(out / ".nv-meta")

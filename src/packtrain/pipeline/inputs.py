@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
-from ..errors import ConfigError, FormatError, UnknownNameError
+from ..errors import ConfigError, FormatError, SourceError, UnknownNameError
+from ..remote.copies import opened
 from ..sources import open_source
 from ..sources.chat import ChatSource
 from ..sources.encoded import EncodedTemplate
@@ -129,7 +130,7 @@ class Inputs:
         Raises:
             FormatError: the folder does not say, for example because it was made from an array.
         """
-        place = Path(folder)
+        place = opened(folder)
         if (place / "plan.json").is_file():
             place = lengths_of_plan(place)
         origin = files.read_json(place / "origin.json") if (place / "origin.json").is_file() else {}
@@ -235,14 +236,15 @@ def lengths_of_plan(folder: str | Path) -> Path:
     Raises:
         FormatError: the plan does not name one, or it is gone.
     """
-    path = Path(folder) / "origin.json"
+    folder = opened(folder)
+    path = folder / "origin.json"
     origin = files.read_json(path) if path.is_file() else {}
     name = origin.get("lengths") if isinstance(origin, dict) else None
     if not isinstance(name, str):
         raise FormatError(f"{folder} does not name the lengths it was made from")
-    for place in (Path(name), Path(folder).parent / Path(name).name):
-        with suppress(OSError):  # a name that no file can have
-            if (place / "lengths.json").is_file():
+    for named in (name, folder.parent / Path(name).name):
+        with suppress(OSError, SourceError):  # a name that no file can have, a URL that nothing is behind
+            if ((place := opened(named)) / "lengths.json").is_file():
                 return place
     raise FormatError(
         f"the lengths of {folder} are gone: {name}", hint="keep the lengths folder beside the plan"

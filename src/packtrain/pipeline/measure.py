@@ -22,6 +22,7 @@ from ..measuring.hint_audit import audit_hints
 from ..measuring.run import measure_range
 from ..moved import also_named
 from ..planning.lengths import Lengths
+from ..remote.outputs import output
 from ..store import lengths as lengths_store
 from ..store import parts
 from ..waiting.claim import Claim
@@ -88,19 +89,36 @@ def measure(
         InputError: no sample at all can be used, too many hold keys that change training and are not read,
             or another process works in `out`.
     """
-    folder = Path(out)
     if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
         raise SourceError(
             f"{type(source).__name__} is no source: samples must be indexable and counted",
             hint="write a one-shot generator to a JSONL file first, and open that",
         )
-    refuse_other_kind(folder, lengths_store.MARKER)
-    overwrite = overwrite or _was_refused(folder, source, template)
     if workers is not None:
         whole("workers", workers, 1, hint="1 measures in this process")
     identity = Identity.of(source, template)
     options = dict(executor_options or {})
     how = How(executor=executor, options=options, workers=workers, every=persist_every, progress=progress)
+    settings = {"overwrite": overwrite, "append": append, "verify_content": verify_content}
+    with output(out) as folder:
+        return _measured(source, template, folder, identity, how, origin, **settings)
+
+
+def _measured(
+    source: extend.Source,
+    template: extend.Template,
+    folder: Path,
+    identity: Identity,
+    how: How,
+    origin: dict[str, Any] | None,
+    *,
+    overwrite: bool,
+    append: bool,
+    verify_content: bool,
+) -> Lengths:
+    """The lengths in `folder`, which are there or are made."""
+    refuse_other_kind(folder, lengths_store.MARKER)
+    overwrite = overwrite or _was_refused(folder, source, template)
     is_whole = (folder / lengths_store.MARKER).is_file() and not (folder / PLACE).exists()
     reads_only = is_whole and not (overwrite or append)
     with contextlib.nullcontext() if reads_only else alone(folder) as claim:

@@ -15,6 +15,9 @@ from ..errors import PlanError, counted
 from ..planning.build import plan
 from ..planning.lengths import STATUS_OK, Lengths
 from ..planning.packplan import PackPlan
+from ..remote.copies import place_of
+from ..remote.outputs import output
+from ..remote.places import kept
 from .alone import alone
 from .publish import details, origin_of, refusal_marked, refuse_other_kind
 from .truncated import truncated_rows
@@ -60,9 +63,11 @@ def plan_lengths(
         InputError: another process plans into `out`.
     """
     check_limit(max_drop_fraction)
-    if out is not None:
-        refuse_other_kind(out, "plan.json")
-    with contextlib.nullcontext() if out is None else alone(Path(out)):
+    with contextlib.ExitStack() as held:
+        if out is not None:
+            out = held.enter_context(output(out))
+            refuse_other_kind(out, "plan.json")
+            held.enter_context(alone(out))
         made = plan(lengths, **options)
         if min_fill_ratio:
             floor = min_fill_ratio * made.spec.pack_length
@@ -75,7 +80,7 @@ def plan_lengths(
             )
         if out is None:
             return made
-        folder = None if lengths_folder is None else str(Path(lengths_folder).resolve())
+        folder = None if lengths_folder is None else kept(lengths_folder)
         made.save(out, origin=origin_of({"lengths": folder}), overwrite=overwrite)
     return PackPlan.load(out)
 
@@ -108,6 +113,7 @@ def check_measured(lengths: Lengths, folder: str | Path, limit: float | None) ->
     The measurement is finished and stays, and is marked: the next one that differs takes its place, so that
     a wrong option blocks no folder. One with nothing usable is told by its reasons.
     """
+    folder = place_of(folder)
     bad = np.flatnonzero(np.asarray(lengths.status) != STATUS_OK).tolist()
     by_reason = dict(sorted(Counter(map(lengths.reason, bad)).items()))
     told = details(folder)

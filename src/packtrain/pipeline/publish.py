@@ -23,6 +23,7 @@ from .. import extend, files
 from ..errors import ForeignArtefactError, InputError, PlanError, counted
 from ..measuring.run import CUT
 from ..planning.lengths import STATUS_OK, Lengths
+from ..remote.outputs import output
 from ..store import lengths as lengths_store
 from ..store import parts
 from ..store.media import changed_media, save_media
@@ -163,14 +164,16 @@ def refuse_changed_media(folder: Path, identity: Identity, verify_content: bool)
 @contextlib.contextmanager
 def refusal_marked(folder: str | Path) -> Iterator[None]:
     """Lengths that are refused inside are marked, so that a wrong option blocks no folder."""
-    mark = Path(folder) / REFUSED
-    try:
-        yield
-    except PlanError as error:
-        if (mark.parent / lengths_store.MARKER).is_file():
-            files.publish_json(mark, {"because": error.message})
-        raise
-    files.remove(mark)
+    with output(folder, look=False) as place:
+        mark = place / REFUSED
+        try:
+            yield
+        except PlanError as error:
+            if (place / lengths_store.MARKER).is_file():
+                files.publish_json(mark, {"because": error.message})
+            raise
+        if mark.is_file():
+            files.remove(mark)
 
 
 def publish_details(folder: str | Path, told: Mapping[int, str]) -> None:

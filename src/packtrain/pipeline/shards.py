@@ -24,6 +24,7 @@ from .. import extend, files
 from ..errors import ChecksumError, ForeignArtefactError, FormatError, InputError
 from ..measuring.run import CUT, measure_range
 from ..planning.lengths import Lengths
+from ..remote.outputs import output
 from ..store import lengths as lengths_store
 from ..store import parts
 from .publish import Identity, origin_of, publish
@@ -82,17 +83,40 @@ def measure_shard(
     number, of = shard
     if not 0 <= number < of:
         raise InputError(f"shard {number}/{of} does not exist", hint=f"number them 0/{of} to {of - 1}/{of}")
-    total = len(source)
     identity = Identity.of(source, template)
-    folder = Path(out) / f"shard_{number:05d}_of_{of:05d}"
+    how = How(
+        executor=executor,
+        options=dict(executor_options or {}),
+        workers=workers,
+        every=persist_every,
+        progress=progress,
+    )
+    with output(out) as whole:
+        return _measured(source, template, whole, shard, identity, how, origin, overwrite=overwrite)
+
+
+def _measured(
+    source: extend.Source,
+    template: extend.Template,
+    out: Path,
+    shard: tuple[int, int],
+    identity: Identity,
+    how: How,
+    origin: dict[str, Any] | None,
+    *,
+    overwrite: bool,
+) -> Shard:
+    """The shard in its folder below `out`, which is there or is made."""
+    (number, of), total = shard, len(source)
+    folder = out / f"shard_{number:05d}_of_{of:05d}"
     made = Shard(
         folder=folder, number=number, of=of, start=number * total // of, stop=(number + 1) * total // of
     )
     if overwrite:
         files.remove(folder / MARKER)
         parts.clear_parts(folder)
-    elif (Path(out) / lengths_store.MARKER).is_file():
-        _refuse_other(Path(out), lengths_store.read(out)[1].get("key") or {}, identity.key)
+    elif (out / lengths_store.MARKER).is_file():
+        _refuse_other(out, lengths_store.read(out)[1].get("key") or {}, identity.key)
         _log.info("%s is merged already", out)
         return made
     key = {**identity.key, "shard": [number, of]}
@@ -104,8 +128,6 @@ def measure_shard(
         )
     if done == made.stop and (folder / MARKER).is_file():
         return made
-    options = dict(executor_options or {})
-    how = How(executor=executor, options=options, workers=workers, every=persist_every, progress=progress)
     results = how.map(measure_range, cut(done, made.stop), (source, template))
     for part in gathered(map(part_of, results), made.start, made.stop, how):
         parts.add_part(folder, part)
@@ -142,7 +164,11 @@ def merge(out: str | Path, *, overwrite: bool = False) -> Lengths:
         ForeignArtefactError: shards, or lengths in `out`, are of another measurement.
         ChecksumError: a file of a shard is not what its marker says.
     """
-    folder = Path(out)
+    with output(out) as folder:
+        return _merged(folder, overwrite)
+
+
+def _merged(folder: Path, overwrite: bool) -> Lengths:
     found = sorted(_folders(folder))
     held = lengths_store.read(folder)[1].get("key") if (folder / lengths_store.MARKER).is_file() else None
     if held is not None and all(_key(place) in (held, None) for _, _, place in found):

@@ -26,6 +26,7 @@ from ..errors import (
 )
 from ..media.location import read_bytes
 from ..planning.packplan import PackPlan
+from ..remote.copies import listed_as, present
 from ..sources.chat import media_refs
 from ..store import plans, shards
 from ..store._folders import check_seal
@@ -168,7 +169,7 @@ def _inputs(out: Path, template: Any, *, wanted: bool) -> tuple[Any, Any, str]:
 
 def _check_file(out: Path, row: dict[str, Any]) -> None:
     path = out / row["name"]
-    if not path.is_file():
+    if not path.is_file() and not (listed_as(str(path)) and present(path)):
         first = f" ({row['first_key']} to {row['last_key']})" if "first_key" in row else ""
         raise ChecksumError(f"{path} is missing{first}", hint="copy it again, or export again")
     size = path.stat().st_size
@@ -208,6 +209,8 @@ def _check_members(out: Path, rows: list[dict[str, Any]]) -> str:
             continue
         expected = iter(row["packs"])
         current = ""
+        if not (out / row["name"]).is_file():
+            present(out / row["name"])  # a copy that was let go
         with tarfile.open(out / row["name"], mode="r:") as tar:
             archive: Any = tar
             while (info := tar.next()) is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import FormatError
 from .align import packs_per_step
 from .evenness import step_evenness
 from .raw_plan import RawPlan
@@ -26,13 +27,18 @@ def plan_stats(plan: RawPlan) -> dict[str, Any]:
     """Keys: packs samples read tokens slots padding efficiency samples_per_pack samples_per_pack_max
     tokens_per_pack_min fill_min longest_pack over_long_packs (those of more than pack_length tokens: one long
     sample each) length_order_correlation dropped dropped_by_reason long_samples bound bound_name gap optimal
-    packer; where the lengths have a cost `source` also those of
-    `source_mixing`; for a plan by steps of samples also steps samples_per_step
-    packs_per_step fillers step_imbalance (slowest over mean rank, with `packs_multiple` ranks).
+    packer; where the lengths have a cost `source` also those of `source_mixing`; for a plan by steps of
+    samples also steps samples_per_step packs_per_step fillers step_imbalance (slowest over mean rank, with
+    `packs_multiple` ranks).
+
+    Raises:
+        FormatError: a stored plan was edited: its offsets do not ascend.
     """
     packs, samples = len(plan), len(plan.indices)
     tokens = int(plan.pack_tokens.sum())
     per_pack = np.diff(plan.offsets)
+    if packs and per_pack.min() < 1:
+        raise FormatError("the offsets of a plan do not ascend: they were edited", hint="make the plan again")
     smallest = int(plan.pack_tokens.min()) if packs else 0
     certificate = plan.certificate
     made = {

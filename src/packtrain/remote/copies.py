@@ -11,8 +11,7 @@ compared. Where it cannot be reached, copies of all that the URL meant when it w
 
 Copies take at most `world.copies_limit()` bytes; those used last stay. One that went away, or that was left
 for later (`later`), comes back when it is opened: whoever opens a file asks `present` where it is not there.
-What a copy was made from is told by its place (`url_of`), so it needs no table, and no process needs another.
-A URL's query and password stand in no copy, note or message.
+Where a copy lies and what is noted of it: `remote.places`. Folders that are written: `remote.outputs`.
 """
 
 from __future__ import annotations
@@ -27,17 +26,46 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import files, world
-from ..errors import FormatError, SampleError, SourceError, counted
-from .ranges import SCHEMES, Remote, is_remote, stamp_of, system_of, tried
+from ..errors import InputError, SampleError, SourceError, counted
+from .places import (
+    Note,
+    is_copy,
+    is_name,
+    named,
+    note_of,
+    note_path,
+    place_for,
+    put_note,
+    read_json,
+    remember,
+    root_of,
+    set_time,
+    told_url,
+    url_of,
+)
+from .ranges import Remote, as_source, fresh, stamp_of, system_of, tried
 
-__all__ = ["FOLDER", "bring", "names", "place_of", "present", "renew", "send", "size_of", "url_of"]
+__all__ = [
+    "ENDS",
+    "TRIES",
+    "bring",
+    "entries",
+    "listed_as",
+    "make_room",
+    "names",
+    "opened",
+    "place_of",
+    "present",
+    "put_listed",
+    "renew",
+    "size_of",
+]
 
 log = logging.getLogger(__name__)
 
-FOLDER = "packtrain-remote"
 TRIES = 7
 PIECE = 1 << 24  # bytes of one request
 ENDS = 1 << 16
@@ -45,19 +73,9 @@ AT_ONCE = 8  # files
 OLD = 3600.0  # seconds without a write after which a fetch was stopped
 
 _MAGIC = re.compile(r"[*?\[]|\{[^{}]*\}")
-_full: dict[str, str] = {}  # copies whose URL has a query or a password, of this process
 _swept: set[str] = set()
 _taken: dict[str, tuple[float, float]] = {}  # bytes of copies when last counted and fetched since
 _listings: dict[str, dict[str, Mapping[str, Any]]] = {}  # the last look at a folder, by its place
-
-
-class Note(NamedTuple):
-    """What is known of a copy."""
-
-    size: int
-    stamp: str
-    sha256: str
-    ends: str
 
 
 def bring(
@@ -65,6 +83,7 @@ def bring(
     cache_dir: str | os.PathLike[str] | None = None,
     *,
     later: Callable[[str], object] | None = None,
+    writing: bool = False,
 ) -> str:
     """The local path that stands for a URL, with copies of what it means; any other path as it is.
 
@@ -72,59 +91,70 @@ def bring(
         path: a file, a folder (with all in it), a glob or braces; or the place of its copies.
         cache_dir: default `world.cache_dir()`.
         later: name below the folder -> its file is fetched when it is opened.
+        writing: a folder that is written: it may be absent, and copies do not stand for it.
 
     Raises:
         SourceError: it is not there, may not be read, cannot be reached, or takes more than copies may.
         MissingExtraError: fsspec, or the package of this scheme, is not installed.
     """
-    text, url = os.fspath(path), _url(path)
+    text, url = os.fspath(path), told_url(path)
     if url is None:
         return text
-    place = _place(url, cache_dir)
-    listed = _note_path(place, ".listed.json")
+    place = place_for(url, cache_dir)
+    listed = note_path(place, ".listed.json")
     _sweep(os.path.dirname(listed))
     _sweep(os.path.dirname(place))
-    told = _named(url)
+    told = named(url)
     try:
         root, found = _found(url, cache_dir)
     except SampleError as error:
-        held = _read_json(listed).get("names")
-        if error.reason != "unreachable_media" or not isinstance(held, list) or not _all_there(place, held):
+        held = read_json(listed).get("names")
+        if writing and error.reason == "missing_media":
+            return _empty(place)
+        if (
+            writing
+            or error.reason != "unreachable_media"
+            or not isinstance(held, list)
+            or not _all_there(place, held)
+        ):
             hint = None if error.reason == "missing_media" else error.hint and "run it again when it is up"
             raise SourceError(error.message, hint=hint) from None
         log.warning("%s; the copies in %s are used", error.message, place)
         return place
+    if writing and set(found) == {""}:
+        raise InputError(f"{told} is a file, not a folder", hint="choose another folder")
     need = sum(int(info.get("size") or 0) for name, info in found.items() if not (later and later(name)))
-    if need > (limit := 0.9 * world.copies_limit(_root(place))):
+    if need > (limit := 0.9 * world.copies_limit(root_of(place))):
         raise SourceError(
-            f"{told} takes {need / 1e9:,.1f} GB, copies may take {limit / 1e9:,.1f} GB in {_root(place)}",
+            f"{told} takes {need / 1e9:,.1f} GB, copies may take {limit / 1e9:,.1f} GB in {root_of(place)}",
             hint="set PACKTRAIN_REMOTE_GB, or PACKTRAIN_CACHE to a larger disk, or name fewer files",
         )
     _forget(place, root, found)
     if set(found) != {""}:
         _listings[root] = dict(found)
     jobs = {os.path.join(root, name) if name else root: (_below(url, name), found[name]) for name in found}
-    _full.update({at: one for at, (one, _) in jobs.items() if url_of(at) != one})
+    for at, (one, _) in jobs.items():
+        remember(at, one)
     todo = [at for at, name in zip(jobs, found, strict=True) if not (later and later(name))]
     for at in jobs.keys() - set(todo):
         _let_go_if_changed(at, jobs[at][1])
-    with _as_source(), ThreadPoolExecutor(min(AT_ONCE, max(1, len(todo)))) as pool:
+    with as_source(), ThreadPoolExecutor(min(AT_ONCE, max(1, len(todo)))) as pool:
         for _ in pool.map(lambda at: _fetch(at, *jobs[at]), todo):
             pass
     if not all(map(os.path.isfile, todo)):
         raise SourceError(
-            f"{told}: its copies do not fit beside those that others use in {_root(place)}",
+            f"{told}: its copies do not fit beside those that others use in {root_of(place)}",
             hint="set PACKTRAIN_REMOTE_GB to what all of them take",
         )
-    if later is None:
+    if later is None and not writing:
         files.publish_json(listed, {"names": sorted(os.path.relpath(at, place) for at in todo)})
     return place
 
 
 def place_of(path: str | os.PathLike[str]) -> str:
     """The place of copies that stands for a URL, with nothing fetched; any other path as it is."""
-    url = _url(path)
-    return os.fspath(path) if url is None else _place(url, None)
+    url = told_url(path)
+    return os.fspath(path) if url is None else place_for(url, None)
 
 
 def present(path: str | os.PathLike[str]) -> bool:
@@ -137,7 +167,7 @@ def present(path: str | os.PathLike[str]) -> bool:
     if (url := url_of(text)) is None:
         return False
     if not os.path.isfile(text):
-        with _as_source():
+        with as_source():
             _fetch(text, url, None)
     return True
 
@@ -151,7 +181,7 @@ def renew(path: str | os.PathLike[str]) -> None:
     text = os.fspath(path)
     if (url := url_of(text)) is not None:
         listed = _listings.get(os.path.dirname(text), {}).get(os.path.basename(text))
-        with _as_source():
+        with as_source():
             _fetch(text, url, listed)
 
 
@@ -164,17 +194,39 @@ def names(folder: str | os.PathLike[str]) -> list[str] | None:
     text = os.fspath(folder)
     if (url := url_of(text)) is None:
         return None
-    with _as_source():
+    with as_source():
         system, path = system_of(url, url)
         try:
-            rows = tried(url, lambda: _fresh(system).ls(path, detail=True), TRIES)
+            rows = tried(url, lambda: fresh(system).ls(path, detail=True), TRIES)
         except SampleError as error:
             if error.reason != "missing_media":
                 raise
             rows = []
     found = {str(row["name"]).rstrip("/").rpartition("/")[2]: row for row in rows}
     _listings[text] = {name: row for name, row in found.items() if row.get("type") != "directory"}
-    return sorted(name for name in found if _is_name(name))
+    return sorted(name for name in found if is_name(name))
+
+
+def opened(path: str | os.PathLike[str]) -> Path:
+    """The folder or file that is read: its copies where a URL is given, or where they are gone.
+
+    Raises:
+        SourceError: as `bring`.
+    """
+    local = Path(place_of(path))
+    return local if local.exists() and os.fspath(local) == os.fspath(path) else Path(bring(path))
+
+
+def entries(folder: str | os.PathLike[str]) -> list[str]:
+    """The names in a folder, sorted, as `names` where it is one of copies; none where it is not there.
+
+    Raises:
+        SourceError: it cannot be reached.
+    """
+    far = names(folder)
+    if far is not None:
+        return far
+    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
 
 
 def size_of(path: str | os.PathLike[str]) -> int:
@@ -183,93 +235,61 @@ def size_of(path: str | os.PathLike[str]) -> int:
     Raises:
         OSError: it is not there.
     """
-    text = os.fspath(path)
-    listed = _listings.get(os.path.dirname(text), {}).get(os.path.basename(text))
+    listed = listed_as(os.fspath(path))
     if listed is not None and listed.get("size") is not None:
         return int(listed["size"])
-    return os.stat(text).st_size
+    return os.stat(path).st_size
 
 
-def send(path: str | os.PathLike[str]) -> None:
-    """Put a file that was written at the place of a copy behind its URL; one that is no copy stays local.
-
-    Raises:
-        SourceError: it may not be written, or cannot be reached.
-    """
-    text = os.fspath(path)
-    if (url := url_of(text)) is None:
-        return
-    with _as_source():
-        system, remote = system_of(url, url)
-        tried(url, lambda: system.put_file(text, remote), TRIES)
-        size = tried(url, lambda: _fresh(system).info(remote), TRIES).get("size")
-    if size != os.path.getsize(text):
-        raise SourceError(f"{url} has {size} bytes after {os.path.getsize(text):,} were written")
+def listed_as(place: str) -> Mapping[str, Any] | None:
+    """What the last look at the folder of a copy, or at one above it, said of its file."""
+    folder, name = os.path.split(place)
+    while name and folder and not folder.endswith(os.sep):
+        if (held := _listings.get(folder, {}).get(name.replace(os.sep, "/"))) is not None:
+            return held
+        folder, head = os.path.split(folder)
+        name = os.path.join(head, name)
+    return None
 
 
-def url_of(path: str | os.PathLike[str]) -> str | None:
-    """The URL that a place of copies stands for; None for any other path."""
-    text = os.fspath(path)
-    if text in _full:
-        return _full[text]
-    _, mark, rest = text.partition(f"{os.sep}{FOLDER}{os.sep}")
-    scheme, _, place = rest.partition(os.sep)
-    if not mark or not place or scheme.startswith("."):
-        return None
-    return f"{scheme}://{place.replace(os.sep, '/')}"
+def put_listed(place: str, info: Mapping[str, Any] | None) -> None:
+    """Put what is behind the URL of a place now into the looks at its folders; None: nothing is."""
+    for folder, held in list(_listings.items()):
+        if place.startswith(folder + os.sep):
+            name = place[len(folder) + 1 :].replace(os.sep, "/")
+            if info is None:
+                held.pop(name, None)
+            else:
+                held[name] = info
 
 
 # --------------------------------------------------------------------------------------------
-def _url(path: str | os.PathLike[str]) -> str | None:
-    """The URL that a path is, or that its copies stand for."""
-    text = os.fspath(path)
-    if isinstance(path, Path) and (cut := re.match(r"([a-z0-9]+):/(?!/)", text)) and cut[1] in SCHEMES:
-        text = f"{cut[1]}://{text[cut.end() :]}"  # a Path makes one slash of two
-    return text if is_remote(text) else url_of(text)
-
-
-def _place(url: str, cache_dir: str | os.PathLike[str] | None) -> str:
-    """Where the copy of a URL lies, its query and password left out."""
-    scheme, _, rest = url.partition("://")
-    host, _, path = rest.partition("/")
-    if scheme.lower() in ("http", "https"):
-        path = re.split(r"[?#]", path, maxsplit=1)[0]
-    parts = [part for part in (host.rpartition("@")[2], *path.split("/")) if part]
-    if not parts or not all(map(_is_name, parts)):
-        raise SourceError(f"{_named(url)} names no file", hint="a URL is scheme://host/path")
-    root = os.path.abspath(cache_dir if cache_dir is not None else world.cache_dir())
-    place = os.path.join(root, FOLDER, scheme.lower(), *parts)
-    if url_of(place) != url.rstrip("/"):
-        _full[place] = url
-    return place
-
-
 def _found(url: str, cache_dir: str | os.PathLike[str] | None) -> tuple[str, dict[str, Mapping[str, Any]]]:
     """(place, name below it -> what the file system says) of the files that a URL means; "": it is a file."""
-    system, path = system_of(url, _named(url))
-    system = _fresh(system)
+    system, path = system_of(url, named(url))
+    system = fresh(system)
     web = url.lower().startswith("http")
     magic = _MAGIC.search(url.partition("?")[0] if web else url)
     if magic is None:
-        info = tried(_named(url), lambda: system.info(path), TRIES)
+        info = tried(named(url), lambda: system.info(path), TRIES)
         page = web and info.get("mimetype") == "text/html" and not path.endswith((".html", ".htm"))
         if info.get("type") != "directory" and not url.endswith("/") and not page:
-            return _place(url, cache_dir), {"": info}
-        base, rows = url.rstrip("/"), tried(_named(url), lambda: system.find(path, detail=True), TRIES)
+            return place_for(url, cache_dir), {"": info}
+        base, rows = url.rstrip("/"), tried(named(url), lambda: system.find(path, detail=True), TRIES)
     else:
         base = url[: magic.start()].rpartition("/")[0]
         rows = {}
         for one in _braces(url):
-            rows |= tried(_named(url), lambda one=one: system.glob(one, detail=True), TRIES)  # type: ignore[misc]
+            rows |= tried(named(url), lambda one=one: system.glob(one, detail=True), TRIES)  # type: ignore[misc]
     start = str(system._strip_protocol(base)).rstrip("/") + "/"
     found = {}
     for name, info in rows.items():
         below = str(name)[len(start) :] if str(name).startswith(start) else ""
-        if info.get("type") != "directory" and below and all(map(_is_name, below.split("/"))):
+        if info.get("type") != "directory" and below and all(map(is_name, below.split("/"))):
             found[below] = info
     if not found:
-        raise SampleError("missing_media", f"{_named(url)} {'matches' if magic else 'holds'} no files")
-    return _place(base, cache_dir), found
+        raise SampleError("missing_media", f"{named(url)} {'matches' if magic else 'holds'} no files")
+    return place_for(base, cache_dir), found
 
 
 def _braces(url: str) -> list[str]:
@@ -286,21 +306,21 @@ def _braces(url: str) -> list[str]:
 
 def _fetch(place: str, url: str, info: Mapping[str, Any] | None) -> None:
     """See that the copy at `place` is what is behind its URL now."""
-    root, told = _root(place), _named(url)
+    root, told = root_of(place), named(url)
     if info is not None and info.get("size") and stamp_of(info) and _is_of(place, info):
         return  # nothing is asked
     with _locked(root, place):
         system, path = system_of(url, told)
-        remote = Remote(_fresh(system), path, told, info if info and info.get("size") else None, TRIES)
-        note, stamp = _note(place), stamp_of(remote.info)
+        remote = Remote(fresh(system), path, told, info if info and info.get("size") else None, TRIES)
+        note, stamp = note_of(place), stamp_of(remote.info)
         same = _is_of(place, {**remote.info, "size": remote.size})
         if same and (stamp or note is None or note.ends == _ends_of(remote)):
             return  # another process fetched it
-        _room(root, remote.size)
+        make_room(root, remote.size)
         _sweep(os.path.dirname(place))
         log.info("fetching %s (%s)", told, counted(remote.size, "bytes"))
         digest, before = hashlib.sha256(), _mark(url) if remote.size > PIECE else ""
-        with files.publish(place) as handle:
+        with files.publish(place, here=True) as handle:
             for offset in range(0, remote.size, PIECE):
                 block = remote.read(offset, PIECE, TRIES)
                 digest.update(block)
@@ -309,8 +329,8 @@ def _fetch(place: str, url: str, info: Mapping[str, Any] | None) -> None:
                 raise SourceError(f"{told} changed while it was read", hint="open it again")
             fetched = Note(remote.size, stamp, digest.hexdigest(), "" if stamp else _ends_of(remote))
             handle.flush()
-            os.utime(handle.fileno(), ns=(time.time_ns(), _time_of(fetched)))
-        files.publish_json(_note_path(place), fetched._asdict())
+            set_time(handle.fileno(), fetched)
+        put_note(place, fetched)
     if note is not None and note.sha256 != fetched.sha256:
         log.warning("the file changed: %s holds other content than when it was brought here", told)
 
@@ -324,20 +344,14 @@ def _sweep(folder: str) -> None:
         for entry in entries:
             with contextlib.suppress(OSError):
                 if files.is_leftover(entry.name) and time.time() - entry.stat().st_ctime > OLD:
-                    files.remove(entry.path)
+                    files.remove(entry.path, here=True)
 
 
 def _mark(url: str) -> str:
     """Size and mark of a file now."""
-    system, path = system_of(url, _named(url))
-    remote = Remote(_fresh(system), path, _named(url), None, TRIES)
+    system, path = system_of(url, named(url))
+    remote = Remote(fresh(system), path, named(url), None, TRIES)
     return f"{remote.size} {stamp_of(remote.info)}"
-
-
-def _fresh(system: Any) -> Any:
-    """The file system, with nothing remembered of what it held."""
-    system.invalidate_cache()
-    return system
 
 
 def _ends_of(remote: Remote) -> str:
@@ -347,51 +361,12 @@ def _ends_of(remote: Remote) -> str:
 
 def _is_of(place: str, info: Mapping[str, Any]) -> bool:
     """Whether a copy is of the size and mark that a file system tells; it is used now then."""
-    note = _note(place)
-    if note is None or (note.size, note.stamp) != (info["size"], stamp_of(info)) or not _is_copy(place, note):
+    note = note_of(place)
+    if note is None or (note.size, note.stamp) != (info["size"], stamp_of(info)) or not is_copy(place, note):
         return False
     with contextlib.suppress(OSError):
-        os.utime(_note_path(place))
+        os.utime(note_path(place))
     return True
-
-
-def _is_copy(place: str, note: Note) -> bool:
-    with contextlib.suppress(OSError):
-        status = os.stat(place)
-        return status.st_size == note.size and status.st_mtime_ns == _time_of(note)
-    return False
-
-
-def _time_of(note: Note) -> int:
-    """The time of a copy is of its content, so that one that was fetched again is the same file."""
-    return (1_000_000_000 + int(note.sha256[:7], 16)) * 10**9
-
-
-def _note(place: str) -> Note | None:
-    told = _read_json(_note_path(place))
-    try:
-        note = Note(**told)
-        return note if type(note.size) is int and int(note.sha256[:7], 16) >= 0 else None
-    except (TypeError, ValueError):
-        return None
-
-
-def _read_json(path: str) -> dict[str, Any]:
-    try:
-        told = files.read_json(path)
-    except (FormatError, OSError):
-        return {}
-    return told if isinstance(told, dict) else {}
-
-
-def _root(place: str) -> str:
-    return place[: place.index(f"{os.sep}{FOLDER}{os.sep}")] + f"{os.sep}{FOLDER}"
-
-
-def _note_path(place: str, ending: str = ".json") -> str:
-    root = _root(place)
-    key = hashlib.sha256(os.fsencode(os.path.relpath(place, root))).hexdigest()[:32]
-    return os.path.join(root, ".notes", key + ending)
 
 
 def _below(url: str, name: str) -> str:
@@ -403,6 +378,13 @@ def _below(url: str, name: str) -> str:
     return f"{base.rstrip('/')}/{name}"
 
 
+def _empty(place: str) -> str:
+    """The place of a folder that is not behind its URL, without copies."""
+    _forget(place, place, {})
+    _listings[place] = {}
+    return place
+
+
 def _forget(place: str, root: str, found: Mapping[str, Any]) -> None:
     """Remove copies of files that a URL means no more."""
     if set(found) == {""}:
@@ -412,22 +394,23 @@ def _forget(place: str, root: str, found: Mapping[str, Any]) -> None:
     else:
         held = [os.path.join(folder, name) for folder, _, inner in os.walk(root) for name in inner]
     for path in held:
-        if os.path.isfile(path) and os.path.relpath(path, root).replace(os.sep, "/") not in found:
-            files.remove(path)
+        gone = os.path.relpath(path, root).replace(os.sep, "/") not in found
+        if gone and os.path.isfile(path) and note_of(path) is not None:  # else it never was behind the URL
+            files.remove(path, here=True)
 
 
 def _let_go_if_changed(place: str, info: Mapping[str, Any]) -> None:
-    note, stamp = _note(place), stamp_of(info)
+    note, stamp = note_of(place), stamp_of(info)
     if note is not None and stamp and (note.size, note.stamp) != (info.get("size"), stamp):
-        files.remove(place)
+        files.remove(place, here=True)
 
 
 def _all_there(place: str, held: list[Any]) -> bool:
     paths = [os.path.normpath(os.path.join(place, str(name))) for name in held]
-    return all((note := _note(path)) is not None and _is_copy(path, note) for path in paths)
+    return all((note := note_of(path)) is not None and is_copy(path, note) for path in paths)
 
 
-def _room(root: str, size: int) -> None:
+def make_room(root: str, size: int) -> None:
     """Let copies go that were not used for longest, until `size` more bytes fit."""
     limit = world.copies_limit(root)
     taken, since = _taken.get(root, (limit, limit))
@@ -439,39 +422,17 @@ def _room(root: str, size: int) -> None:
         inner[:] = [name for name in inner if not (folder == root and name.startswith("."))]
         for path in (os.path.join(folder, name) for name in found):
             with contextlib.suppress(OSError):
-                held.append((os.stat(_note_path(path)).st_mtime, os.stat(path).st_size, path))
+                held.append((os.stat(note_path(path)).st_mtime, os.stat(path).st_size, path))
     total, gone = sum(bytes_ for _, bytes_, _ in held) + size, False
     for _, bytes_, path in sorted(held):
         if total <= (limit if not gone else 0.95 * limit):
             break
         gone = True
         with contextlib.suppress(OSError):
-            files.remove(path)
+            files.remove(path, here=True)
             log.info("%s is let go: copies take at most %.1f GB", path, limit / 1e9)
         total -= bytes_
     _taken[root] = (total, 0)
-
-
-def _is_name(name: str) -> bool:
-    """Whether a part of a URL can be the name of a file here."""
-    return name not in ("", ".", "..") and "\0" not in name and os.sep not in name and len(name) < 256
-
-
-def _named(url: str) -> str:
-    """A URL for messages, without its query and password."""
-    scheme, _, rest = url.partition("://")
-    host, slash, path = rest.partition("/")
-    if scheme.lower().startswith("http"):
-        path = re.split(r"[?#]", path, maxsplit=1)[0]
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
-
-
-@contextlib.contextmanager
-def _as_source() -> Iterator[None]:
-    try:
-        yield
-    except SampleError as error:
-        raise SourceError(error.message, hint="run it again when the network is up") from None
 
 
 @contextlib.contextmanager

@@ -9,19 +9,22 @@ fault in the ledger is told from a file that is not there. File systems that nee
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import posixpath
 import re
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from ..errors import MissingExtraError, SampleError, one_line
+from ..errors import MissingExtraError, SampleError, SourceError, one_line
 
 __all__ = [
     "SCHEMES",
     "Remote",
+    "as_source",
+    "fresh",
     "inside",
     "is_remote",
     "join",
@@ -122,13 +125,14 @@ class Remote:
         raise OSError(f"{len(data):,} bytes came, {stop - offset:,} of {self.size:,} were asked for")
 
 
-def tried(name: str, call: Callable[[], T], tries: int | None = None) -> T:
+def tried(name: str, call: Callable[[], T], tries: int | None = None, doing: str = "read") -> T:
     """What a request gives, tried again where the way to the file is at fault.
 
     Args:
         name: of the file, for messages.
         call: the request.
         tries: at most; `TRIES`.
+        doing: what is done to the file, for messages.
 
     Raises:
         SampleError: missing_media, unreadable_media, unreachable_media.
@@ -138,16 +142,33 @@ def tried(name: str, call: Callable[[], T], tries: int | None = None) -> T:
         try:
             return call()
         except Exception as error:
-            fault = _fault(name, error, tries)
+            fault = _fault(name, error, tries, doing)
             if fault.reason != "unreachable_media" or attempt == tries - 1:
                 raise fault from None
             time.sleep(min(LONGEST, PAUSE * 2**attempt))
     raise AssertionError  # the loop returns or raises
 
 
+def fresh(system: Any) -> Any:
+    """The file system, with nothing remembered of what it held."""
+    system.invalidate_cache()
+    return system
+
+
+@contextlib.contextmanager
+def as_source() -> Iterator[None]:
+    """A fault of a file inside is a `SourceError`."""
+    try:
+        yield
+    except SampleError as error:
+        raise SourceError(error.message, hint="run it again when the network is up") from None
+
+
 def stamp_of(info: Mapping[str, Any]) -> str:
     """What a file system says that changes with a file's content; "" where it says nothing."""
-    return next((f"{key} {info[key]}" for key in _STAMPS if info.get(key) is not None), "")
+    key = next((key for key in _STAMPS if info.get(key) is not None), "")
+    time_ = getattr(info.get(key), "timestamp", None)  # listings of some systems give seconds, others dates
+    return f"{key} {info[key] if time_ is None else time_()}" if key else ""
 
 
 def open_remote(url: str, name: str) -> Remote:
@@ -239,7 +260,7 @@ def inside(url: str, root: str) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------
-def _fault(name: str, error: Exception, tries: int) -> SampleError:
+def _fault(name: str, error: Exception, tries: int, doing: str) -> SampleError:
     """Which reason an exception of a file system stands for."""
     while isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # fsspec's HTTP says "not found" whatever went wrong
@@ -251,9 +272,9 @@ def _fault(name: str, error: Exception, tries: int) -> SampleError:
         return SampleError("unreadable_media", f"{name} is a folder")
     locked = isinstance(error, PermissionError) or type(error).__name__ in _LOCKED
     if locked or status in _REFUSED:
-        return SampleError("unreadable_media", f"{name} may not be read: {said}")
+        return SampleError("unreadable_media", f"{name} may not be {doing}: {said}")
     if isinstance(error, (ValueError, NotImplementedError)):
-        return SampleError("unreadable_media", f"{name} cannot be read: {type(error).__name__}: {said}")
+        return SampleError("unreadable_media", f"{name} cannot be {doing}: {type(error).__name__}: {said}")
     return SampleError(
         "unreachable_media",
         f"{name} could not be reached in {tries} tries: {type(error).__name__}: {said}",

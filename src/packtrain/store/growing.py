@@ -31,7 +31,8 @@ from typing import Any, TypeGuard
 
 from .. import files
 from ..errors import ForeignArtefactError, FormatError, InputError
-from ..remote.copies import present, send, size_of
+from ..remote.copies import present, size_of
+from ..remote.outputs import sending
 from ..waiting.poll import Clock, SystemClock, Watch, fresh_json, fresh_names
 from ._chunk_reader import CHUNK_SCHEMA
 from ._folders import sealed
@@ -140,8 +141,8 @@ def register(folder: Path, stream: str, marks: Path) -> None:
     path = folder / READERS / f"{files.digest_json(str(marks))[:16]}.json"
     told = {"stream": stream, "marks": str(marks)}
     if fresh_json(path) != told:
-        files.publish_json(path, told)
-        send(path)
+        with sending(folder):
+            files.publish_json(path, told)
 
 
 def readers(folder: Path, stream: str) -> dict[Path, Mapping[str, Any] | None]:

@@ -16,6 +16,8 @@ from typing import Any
 from .. import files
 from ..errors import ChecksumError, ForeignArtefactError, FormatError, LengthError
 from ..planning.lengths import Lengths
+from ..remote.copies import opened
+from ..remote.outputs import output
 from ._folders import check_blocks, check_seal, describe, open_array, read_marker, sealed
 
 __all__ = ["MARKER", "SCHEMA", "load", "read", "save", "verify"]
@@ -38,7 +40,7 @@ def save(
 
     Args:
         lengths: what to write.
-        folder: made when absent.
+        folder: made when absent; may be a URL.
         fingerprint: identity of the source that was measured.
         template: `Template.config()` of what measured it.
         fields: further plain JSON for the marker.
@@ -48,7 +50,6 @@ def save(
     Raises:
         ForeignArtefactError: the folder holds other lengths and `overwrite` is False.
     """
-    folder = Path(folder)
     marker = {
         **dict(fields or {}),
         "schema": SCHEMA,
@@ -65,6 +66,17 @@ def save(
         },
         "blocks": lengths.array_digests(),
     }
+    with output(folder) as place:
+        _save(lengths, place, marker, origin, overwrite)
+
+
+def _save(
+    lengths: Lengths,
+    folder: Path,
+    marker: Mapping[str, Any],
+    origin: Mapping[str, Any] | None,
+    overwrite: bool,
+) -> None:
     _refuse_foreign(folder, marker, overwrite)
     files.make_folder(folder)
     files.remove_leftovers(folder)
@@ -88,12 +100,12 @@ def load(folder: str | Path) -> Lengths:
 
 
 def read(folder: str | Path) -> tuple[Lengths, dict[str, Any]]:
-    """The lengths and the marker (fingerprint, template, …) of a folder.
+    """The lengths and the marker (fingerprint, template, …) of a folder; `folder` may be a URL.
 
     Raises:
         FormatError: the folder is absent, torn or of another schema; names the file.
     """
-    folder = Path(folder)
+    folder = opened(folder)
     marker = read_marker(folder, MARKER, SCHEMA)
     with files.reading(folder / MARKER, "a marker of lengths", "make the folder again"), _told(folder):
         described = marker["arrays"]
@@ -120,7 +132,7 @@ def _told(folder: Path) -> Iterator[None]:
 
 def verify(folder: str | Path) -> Lengths:
     """Hash every stored byte of a lengths folder. ChecksumError names the file that differs."""
-    folder = Path(folder)
+    folder = opened(folder)
     lengths, _ = read(folder)
     marker = check_seal(folder, MARKER)
     if "media" in marker and files.sha256_file(folder / "media.jsonl") != marker["media"]:

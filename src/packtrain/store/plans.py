@@ -22,6 +22,8 @@ from ..planning.ledger import Ledger
 from ..planning.packplan import PackPlan
 from ..planning.raw_plan import SCHEMA, PackerId, Sums
 from ..planning.spec import PlanSpec
+from ..remote.copies import opened
+from ..remote.outputs import output
 from ._folders import check_blocks, check_seal, describe, open_array, read_marker, sealed
 
 __all__ = ["MARKER", "SCHEMA", "load", "save", "verify"]
@@ -37,7 +39,7 @@ def save(
 
     Args:
         plan: what to write.
-        folder: made when absent.
+        folder: made when absent; may be a URL.
         origin: source paths, times, machine: kept beside the artefact, outside its digests.
         overwrite: replace another plan that is in the folder.
 
@@ -45,7 +47,6 @@ def save(
         ForeignArtefactError: the folder holds another plan and `overwrite` is False.
         FormatError, ChecksumError: it holds a plan whose files were cut or changed, and `overwrite` is False.
     """
-    folder = Path(folder)
     arrays = _arrays(plan)
     blocks = {**plan.block_digests}
     for stem in arrays:
@@ -66,6 +67,17 @@ def save(
         "long_samples": plan.long_samples,
         "slots": plan.slots,
     }
+    with output(folder) as place:
+        _save(place, marker, arrays, origin, overwrite)
+
+
+def _save(
+    folder: Path,
+    marker: dict[str, Any],
+    arrays: Mapping[str, NDArray[Any]],
+    origin: Mapping[str, Any] | None,
+    overwrite: bool,
+) -> None:
     if _holds_this(folder, marker, overwrite):
         return
     files.make_folder(folder)
@@ -79,12 +91,12 @@ def save(
 
 
 def load(folder: str | Path) -> PackPlan:
-    """Open a plan folder, memory-mapped.
+    """Open a plan folder, memory-mapped; `folder` may be a URL.
 
     Raises:
         FormatError: the folder is absent, torn or of another schema; names the file.
     """
-    folder = Path(folder).absolute()
+    folder = opened(folder).absolute()
     marker = read_marker(folder, MARKER, SCHEMA)
     with files.reading(folder / MARKER, "a plan's marker", "make the plan again"):
         shape = int(marker["packs"]), int(marker["samples"])
@@ -117,7 +129,7 @@ def verify(folder: str | Path) -> PackPlan:
     Raises:
         ChecksumError: a file differs from its digest (named), or the checksum from its parts.
     """
-    folder = Path(folder)
+    folder = opened(folder)
     plan = load(folder)
     marker = check_seal(folder, MARKER)
     for stem, described in marker["arrays"].items():

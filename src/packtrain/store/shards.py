@@ -22,7 +22,8 @@ from typing import Any
 
 from .. import extend, files
 from ..errors import FormatError, InputError, UnknownNameError
-from ..remote.copies import bring
+from ..remote.copies import bring, entries, size_of
+from ..remote.places import url_of
 from ._folders import check_seal, sealed
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "hidden",
     "is_export",
     "key_path",
+    "look_again",
     "part_of",
     "part_path",
     "patterns",
@@ -83,6 +85,12 @@ def at(out: str | Path) -> Path:
     return Path(bring(out, later=_PACKS.match))
 
 
+def look_again(out: Path) -> None:
+    """Bring what others have written since to an export behind a URL."""
+    if url_of(out) is not None:
+        bring(out, later=_PACKS.match, writing=True)
+
+
 def is_export(folder: Path) -> bool:
     """Is this an export, finished or not?"""
     return key_path(folder).is_file()
@@ -127,7 +135,7 @@ def part_of(out: Path, number: int) -> dict[str, Any] | None:
         return None
     try:
         told = check_seal(path.parent, path.name)
-        whole = all((Path(out) / f["name"]).stat().st_size == f["bytes"] for f in told["files"])
+        whole = all(size_of(Path(out) / f["name"]) == f["bytes"] for f in told["files"])
     except (FormatError, InputError, AssertionError, OSError, KeyError, TypeError):
         return None
     return told if whole else None
@@ -167,7 +175,7 @@ def strays(out: Path, format: str, listed: Container[str] | None = None) -> list
         return []
     taken, ours = known_as
     found = []
-    for path in Path(out).iterdir():
+    for path in [Path(out) / name for name in entries(out)]:
         name = path.name
         known = ours.fullmatch(name) is not None if listed is None else name in listed
         if not name.startswith(".") and not known and taken.fullmatch(name) and not path.is_dir():

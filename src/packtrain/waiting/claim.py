@@ -8,7 +8,8 @@
 The highest number holds. A claim is free when its owner says so, is shown to be dead, or (on another host)
 when its counter has not moved for STALE_S seconds of the watcher's own clock. Taking over makes the next
 number: of any number of processes one succeeds. An owner that was believed dead and comes back sees the
-higher number and stops. No operating-system lock is used anywhere.
+higher number and stops. No operating-system lock is used anywhere. Behind a URL (`remote.outputs`) beats are
+rarer, and nobody says hello.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 
 from .. import files
 from ..errors import InputError, PacktrainError, WaitTimeoutError
+from ..remote.places import url_of
 from .owner import Owner
 from .poll import Clock, SystemClock, Watch, fresh_json, fresh_names, pauses
 
@@ -39,6 +41,9 @@ STALE_S = 60.0
 
 #: Seconds between two changes of the counter, and between two looks for followers.
 BEAT_S, ANSWER_S = 2.0, 0.25
+
+#: Seconds between two changes of the counter behind a URL.
+FAR_BEAT_S = 15.0
 
 #: Old claims that stay, so that a slow contender never finds its number free again.
 _KEPT = 8
@@ -91,7 +96,8 @@ class Claim:
         self.number = number
         self.owner = owner
         self.is_lost = False
-        self.interval = BEAT_S
+        self._is_far = url_of(folder) is not None
+        self.interval = FAR_BEAT_S if self._is_far else BEAT_S
         self._count = 0
         self._said: dict[str, Any] = {"state": "working", "stage": "starting", "done": 0, "total": 0}
         self._answers: list[str] = []
@@ -229,7 +235,7 @@ class Claim:
             if self._said["state"] != "failed":
                 self._said["state"] = "released"
         self.pulse()
-        for name in fresh_names(self.folder / HELLO):
+        for name in self._hellos():
             with contextlib.suppress(OSError):
                 files.remove(self.folder / HELLO / name)
         if tidy and self._said["state"] != "failed" and not self.is_lost:
@@ -241,13 +247,16 @@ class Claim:
             self._look_for_others()
             if self.is_lost:
                 return
-            self._answers = fresh_names(self.folder / HELLO)
+            self._answers = self._hellos()
             self._count += 1
             with self._lock:
                 said = dict(self._said)
             self._told = str(said["stage"])
             beat = {**self.owner.to_dict(), **said, "beat": self._count, "answers": self._answers}
             files.publish_json(self.folder / BEAT, beat)
+
+    def _hellos(self) -> list[str]:
+        return [] if self._is_far else fresh_names(self.folder / HELLO)
 
     def _look_for_others(self) -> None:
         newest = [name for name in fresh_names(self.folder) if name.startswith(_CLAIM)]
@@ -261,7 +270,7 @@ class Claim:
         while not self._stop.wait(ANSWER_S):
             with self._lock:
                 stage = self._said["stage"]
-            new = stage != self._told or fresh_names(self.folder / HELLO) != self._answers
+            new = not self._is_far and (stage != self._told or self._hellos() != self._answers)
             if not new and clock.now() - last < self.interval:
                 continue
             last = clock.now()

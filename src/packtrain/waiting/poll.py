@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import SourceError
-from ..remote.copies import names, renew, url_of
+from ..remote.copies import names, renew
+from ..remote.places import url_of
 
 __all__ = ["Clock", "SystemClock", "Watch", "fresh_json", "fresh_names", "pauses"]
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+
+from ...remote.ranges import is_remote
 
 __all__ = [
     "ATTENTIONS",
@@ -40,6 +42,13 @@ def _no_switch(value: Any) -> Any:
     """YAML's true, yes and on are no numbers."""
     if isinstance(value, bool):
         raise ValueError("expected a number")
+    return value
+
+
+def _on_a_disk(value: str) -> str:
+    """A run appends to its files, which nothing behind a URL allows."""
+    if is_remote(value):
+        raise ValueError("a run writes to a disk; copy its checkpoints elsewhere")
     return value
 
 
@@ -135,8 +144,8 @@ class TrainingConfig(Section):
     Names of other layouts (`training.packing_strategy` …) can be read here as attributes too.
     """
 
-    output_dir: str = "runs/run"
-    """everything the run writes"""
+    output_dir: Annotated[str, AfterValidator(_on_a_disk)] = "runs/run"
+    """everything the run writes; a folder, for a run appends to its files"""
     seed: Annotated[int, Field(ge=0, lt=2**32), BeforeValidator(_no_switch)] = 42
     """order of epochs, initial weights"""
     effective_batch_size: Count | None = None
@@ -205,7 +214,7 @@ class ExportConfig(Section):
     ) = None
     """not set: train; else the packs are exported and nothing is trained"""
     out: str | None = None
-    """folder of the export; not set: `export` in `training.output_dir`"""
+    """folder of the export, or its URL; not set: `export` in `training.output_dir`"""
     task: Literal["auto", "captions", "vqa", "multi_turn"] = "auto"
     """what a record is written as"""
     maxcount: Count = 1000

@@ -1,0 +1,282 @@
+"""Folders that are written behind a URL: every finished file goes there before it has its name on this disk.
+
+    with output("s3://bucket/shards") as folder:          # CACHE/packtrain-remote/s3/bucket/shards
+        files.publish_json(folder / "key.json", key)      # s3://bucket/shards/key.json, then the copy here
+
+What a writer does on a disk, one file after the other and the marker last, so happens behind the URL in the
+same order, and what is here is always there too: a copy that may go at any time. Whoever goes on, on this
+machine or another, asks what is there. A file is sent with the tries and pauses of `remote.copies`, and is
+there when its size and its digest are as sent, or, where the file system tells none, its first and last
+64 KiB. One that is there already is not sent again. A claim is made only where its name is free there.
+
+Large files that were sent are the first copies to make room.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import files
+from ..errors import InputError
+from .copies import ENDS, TRIES, bring, listed_as, make_room, put_listed
+from .places import (
+    Note,
+    named,
+    note_of,
+    note_path,
+    place_for,
+    put_note,
+    root_of,
+    set_time,
+    stays_here,
+    told_url,
+    url_of,
+)
+from .ranges import Remote, as_source, fresh, scheme_of, stamp_of, system_of, tried
+
+__all__ = ["output", "sending", "writable"]
+
+#: Schemes that nothing is written to, and those where each write is a commit.
+_READ_ONLY = ("http", "https")
+_COMMITS = ("hf",)
+
+_LARGE = 1 << 20
+#: Files of packs: nobody reads them to write others.
+_PACKS = re.compile(r"(pack-\d+-\d+\.(idx\.)?\w+|chunk_\d+\.arrow|ps_\d+\.[^/]*)$")
+
+_open: dict[str, int] = {}  # places that are written, and how often they were opened
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def output(path: str | os.PathLike[str], *, look: bool = True) -> Iterator[Path]:
+    """The folder on this disk that stands for one that is written: itself, or the place of its copies.
+
+    Args:
+        path: a folder, its URL, or the place of its copies.
+        look: bring what is there now, but packs; without it, and inside of another `output` of the same
+            folder, what is here is taken for it.
+
+    Raises:
+        InputError: a URL that cannot be written, or that is a file.
+        SourceError: it cannot be reached, or may not be written.
+    """
+    place = os.fspath(writable(path))
+    if url_of(place) is None:
+        yield Path(place)
+        return
+    if look and place not in _open:
+        bring(place, later=_PACKS.search, writing=True)
+        files.make_folder(place)
+    with sending(place):
+        yield Path(place)
+
+
+def writable(path: str | os.PathLike[str]) -> Path:
+    """The folder that `output` gives, with nothing asked.
+
+    Raises:
+        InputError: a URL of a scheme that nothing is written to.
+    """
+    url = told_url(path)
+    if url is None:
+        return Path(path)
+    if scheme_of(url) in _READ_ONLY:
+        raise InputError(
+            f"{named(url)} cannot be written: a web server takes no files",
+            hint="name a folder, or a URL of s3://, gs://, az://, hf://, hdfs://",
+        )
+    return Path(place_for(url))
+
+
+@contextlib.contextmanager
+def sending(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """What is written below a place of copies inside goes behind its URL; any other folder stays as it is."""
+    place = os.path.abspath(folder)
+    url = url_of(place)
+    if url is None:
+        yield
+        return
+    with _lock:
+        _open[place] = _open.get(place, 0) + 1
+        files.elsewhere = _ELSEWHERE
+        if scheme_of(url) in _COMMITS:
+            stays_here.add(place)
+    try:
+        yield
+    finally:
+        with _lock:
+            _open[place] -= 1
+            if not _open[place]:
+                del _open[place]
+                stays_here.discard(place)
+            if not _open:
+                files.elsewhere = None
+
+
+class _Sender:
+    """`files.Elsewhere`: the folders of `_open`."""
+
+    def put(self, made: Path, path: Path) -> None:
+        place, url = self._url(path)
+        if url is None:
+            return
+        with open(made, "rb") as handle:
+            digest = hashlib.file_digest(handle, "sha256").hexdigest()
+        told = named(url)
+        with as_source():
+            system, remote = system_of(url, told)
+            info = _there(system, remote, told, place, made, digest)
+            if info is None:
+                make_room(root_of(place), os.path.getsize(made))
+                info = tried(told, lambda: _sent(system, remote, told, made), TRIES, "written")
+        _noted(place, made, digest, info)
+
+    def put_new(self, made: Path, path: Path) -> bool | None:
+        place, url = self._url(path)
+        if url is None:
+            return None
+        data, told = made.read_bytes(), named(url)
+        with as_source():
+            system, remote = system_of(url, told)
+            new = tried(told, lambda: _created(system, remote, data), TRIES, "written")
+            if new:
+                info = tried(told, lambda: fresh(system).info(remote), TRIES)
+                _noted(place, made, hashlib.sha256(data).hexdigest(), info)
+        return new
+
+    def remove(self, path: Path) -> None:
+        place, url = self._url(path)
+        if url is not None:
+            self._remove(place, url)
+
+    def remove_tree(self, folder: Path) -> bool:
+        place, url = self._url(folder)
+        if url is None:
+            return False
+        told = named(url)
+        with as_source():
+            system, remote = system_of(url, told)
+            found = tried(told, lambda: fresh(system).find(remote), TRIES)
+        start = str(system._strip_protocol(url)).rstrip("/")
+        for name in sorted(map(str, found)):
+            below = name[len(start) :]
+            self._remove(place + below, url.rstrip("/") + below)
+        return True
+
+    def _remove(self, place: str, url: str) -> None:
+        told = named(url)
+        with as_source():
+            system, remote = system_of(url, told)
+            tried(told, lambda: _gone(system, remote), TRIES, "removed")
+        files.remove(note_path(place), here=True)
+        put_listed(place, None)
+
+    def _url(self, path: Path) -> tuple[str, str | None]:
+        """(place, URL) of a file that goes elsewhere; the URL is None for any other."""
+        place = os.path.abspath(path)
+        root = next((root for root in list(_open) if place.startswith(root + os.sep)), None)
+        if root is None or any(map(files.is_leftover, place[len(root) :].split(os.sep))):
+            return place, None
+        return place, url_of(place)
+
+
+_ELSEWHERE = _Sender()
+
+
+def _there(
+    system: Any, remote: str, told: str, place: str, made: Path, digest: str
+) -> Mapping[str, Any] | None:
+    """What the file system says of a file that is there as it would be sent; None: it is not."""
+    note, listed = note_of(place), listed_as(place)
+    if note is not None and note.sha256 == digest:
+        listed = None
+    elif listed is None or listed.get("size") != os.path.getsize(made) or not _md5(listed):
+        return None
+    info: Mapping[str, Any] | None = tried(told, lambda: _info(system, remote), TRIES)
+    if info is None or info.get("size") != os.path.getsize(made):
+        return None
+    if listed is None and note is not None:
+        return info if stamp_of(info) and stamp_of(info) == note.stamp else None
+    return info if _md5(info) == _md5_of(made) else None
+
+
+def _sent(system: Any, remote: str, told: str, made: Path) -> Mapping[str, Any]:
+    """Send a file, and see that it is there."""
+    system.put_file(str(made), remote)
+    info: Mapping[str, Any] = fresh(system).info(remote)
+    size = os.path.getsize(made)
+    if info.get("size") != size:
+        raise OSError(f"{info.get('size')} bytes are there after {size:,} were sent")
+    md5 = _md5(info)
+    if not md5 or md5 != _md5_of(made):  # none, or of something else than the content
+        far = Remote(system, remote, told, info)
+        with open(made, "rb") as handle:
+            for start in {0, max(0, size - ENDS)}:
+                handle.seek(start)
+                if far.read(start, ENDS, 1) != handle.read(ENDS):
+                    raise OSError("other bytes are there than were sent")
+    return info
+
+
+def _created(system: Any, remote: str, data: bytes) -> bool:
+    """Make a small file where its name is free; False where it is taken by another content."""
+    if not fresh(system).exists(remote):
+        try:
+            system.pipe_file(remote, data, mode="create")
+            return True
+        except Exception:  # each file system has its own for a name that was taken meanwhile
+            if not fresh(system).exists(remote):
+                raise
+    return bool(system.cat_file(remote) == data)  # an earlier try of this one may have come through
+
+
+def _gone(system: Any, remote: str) -> None:
+    if fresh(system).exists(remote):
+        with contextlib.suppress(FileNotFoundError):
+            system.rm_file(remote)
+
+
+def _info(system: Any, remote: str) -> Mapping[str, Any] | None:
+    try:
+        info: Mapping[str, Any] = fresh(system).info(remote)
+    except FileNotFoundError:
+        return None
+    return info
+
+
+def _noted(place: str, made: Path, digest: str, info: Mapping[str, Any]) -> None:
+    """The file is a copy of what was sent; a large one is among the first to go."""
+    size, stamp = os.path.getsize(made), stamp_of(info)
+    ends = ""
+    if not stamp:
+        with open(made, "rb") as handle:
+            head = handle.read(ENDS)
+            handle.seek(max(0, size - ENDS))
+            ends = hashlib.sha256(head + handle.read(ENDS)).hexdigest()
+    note = Note(size, stamp, digest, ends)
+    set_time(made, note)
+    put_note(place, note)
+    if size > _LARGE:
+        os.utime(note_path(place), (0, 0))
+    put_listed(place, info)
+
+
+def _md5(info: Mapping[str, Any]) -> str:
+    """The MD5 (hex) of a file's content where the file system may tell it; "": it does not."""
+    if info.get("md5Hash"):
+        return base64.b64decode(str(info["md5Hash"])).hex()
+    return str(info.get("ETag", "")).strip('"').lower()
+
+
+def _md5_of(made: Path) -> str:
+    with open(made, "rb") as handle:
+        return hashlib.file_digest(handle, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -1,0 +1,296 @@
+"""Artefacts behind URLs have the bytes of those on a disk, wherever their writers stop and go on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from export_sets import Set
+from test_export_laws import FORMATS, write
+from test_produce import Unclaimed
+from words_in import lengths_of, producer, put
+
+import packtrain as pt
+from packtrain.data import LazyShardedDataset, open_packs
+from packtrain.errors import ForeignArtefactError, FormatError, InputError, SourceError
+from packtrain.pipeline.export import export, finish_export
+from packtrain.pipeline.measure import measure
+from packtrain.pipeline.plan import plan_lengths
+from packtrain.pipeline.shards import measure_shard, merge
+from packtrain.pipeline.verify_export import verify_export
+from packtrain.remote import copies, ranges
+from packtrain.store import shards
+from packtrain.testing.crash import Stopped, stopped_after
+from remote_site import bucket
+
+pytest.importorskip("fsspec")
+AT = "gs://b/out"
+CLAIMS = ("beat.json", "claim.")
+
+
+@pytest.fixture(autouse=True)
+def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(ranges, "PAUSE", 0.0001)
+    copies._taken.clear()
+    copies._listings.clear()
+
+
+@pytest.fixture(params=["gs", "hf"])
+def far(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with bucket(request.param) as system:
+        yield system
+
+
+def url(system: Any, name: str = "out") -> str:
+    return f"{system.protocol}://datasets/org/{name}"
+
+
+def there(system: Any, name: str = "out") -> dict[str, bytes]:
+    """The files of a folder behind a URL, without what tells where and when."""
+    start = f"/datasets/org/{name}/"
+    found = {path.removeprefix(start): system.cat_file(path) for path in system.find(start)}
+    return {name: data for name, data in found.items() if not _is_told(name)}
+
+
+def here(folder: Path) -> dict[str, bytes]:
+    found = {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+    return {name: data for name, data in found.items() if not _is_told(name)}
+
+
+def _is_told(name: str) -> bool:
+    return (
+        name.endswith(("origin.json", "media_stat.npy"))
+        or "/_" in f"/{name}"
+        or any(c in name for c in CLAIMS)
+    )
+
+
+@pytest.mark.parametrize("fmt", [*FORMATS, "megatron", "datasets", "mds", "litdata", "lance"])
+def test_an_export_has_the_bytes_of_one_on_a_disk(made: Callable[..., Set], tmp_path: Path, fmt: str) -> None:
+    held = made(count=24)
+    try:
+        write(held, tmp_path / "near", format=fmt)
+    except pt.errors.MissingExtraError as error:
+        pytest.skip(error.message)
+    with bucket("gs") as system:
+        figures = write(held, Path(url(system)), format=fmt)
+        assert figures["out"] == url(system)
+        assert there(system) == here(tmp_path / "near")
+        if fmt in FORMATS:
+            assert [name for name in system.puts if "/claim/" not in name][-1].endswith("/export.json")
+        told = len(system.puts)
+        assert write(held, url(system), format=fmt) == figures  # nothing is done
+        assert [name for name in system.puts[told:] if "claim" not in name] == []
+        shutil.rmtree(tmp_path / "cache")
+        checked = verify_export(shards.at(url(system)), source=held.source, template=held.template, encode=2)
+        assert checked
+        with pytest.raises(ForeignArtefactError, match="another maxcount"):
+            write(held, url(system), format=fmt, maxcount=3)
+        write(held, url(system), format=fmt, maxcount=9, overwrite=True)
+        write(held, tmp_path / "near", format=fmt, maxcount=9, overwrite=True)
+        assert there(system) == here(tmp_path / "near")
+
+
+def test_lengths_plans_and_exports_all_behind_urls(
+    made: Callable[..., Set], tmp_path: Path, far: Any
+) -> None:
+    held = made(count=12)
+    lengths = measure(held.source, held.template, url(far, "lengths"), workers=1)
+    assert lengths.digest == held.lengths.digest
+    assert there(far, "lengths") == here(held.folder / "lengths")
+    assert measure(held.source, held.template, url(far, "lengths")).digest == lengths.digest
+    with pytest.raises(ForeignArtefactError, match=r"holds lengths\.json"):
+        plan_lengths(lengths, url(far, "lengths"), lengths_folder=url(far, "lengths"), pack_length=64)
+    cap = held.plan.spec.pack_length
+    plan = plan_lengths(lengths, url(far, "plan"), lengths_folder=url(far, "lengths"), pack_length=cap)
+    assert there(far, "plan") == here(held.plan_folder)
+    assert pt.PackPlan.load(url(far, "plan")).checksum == plan.checksum == held.plan.checksum
+    assert pt.Lengths.load(url(far, "lengths")).digest == lengths.digest
+    shutil.rmtree(tmp_path / "cache")  # another machine
+    options: dict[str, Any] = {
+        "format": "chunks",
+        "source": held.source,
+        "template": held.template,
+        "maxcount": 2,
+    }
+    for number in (1, 0):
+        export(url(far, "plan"), url(far), shard=(number, 2), **options)
+        with pytest.raises(FormatError, match="unfinished"):
+            open_packs(url(far))
+        shutil.rmtree(tmp_path / "cache")
+    figures = finish_export(url(far))
+    assert figures["out"] == url(far) and figures["packs"] == len(plan)
+    export(held.plan_folder, tmp_path / "near", **options)
+    assert there(far) == here(tmp_path / "near")
+    near, packs = open_packs(tmp_path / "near"), open_packs(url(far))
+    for number in range(len(near)):
+        for one, other in zip(near[number], packs[number], strict=True):
+            np.testing.assert_array_equal(one["input_ids"], other["input_ids"])
+    commits = [name for name in far.puts if "claim" in name or "partial" in name]
+    assert bool(commits) == (far.protocol == "gs")
+
+
+def test_a_measurement_of_several_machines_is_merged(made: Callable[..., Set], tmp_path: Path) -> None:
+    held = made(count=20)
+    with bucket("gs") as system:
+        for number in (2, 0, 1):
+            measure_shard(held.source, held.template, url(system), (number, 3), workers=1)
+            shutil.rmtree(tmp_path / "cache")
+        assert merge(url(system)).digest == held.lengths.digest
+        assert there(system) == here(held.folder / "lengths")
+
+
+def test_an_upload_that_fails_midway_is_gone_on_with(made: Callable[..., Set], tmp_path: Path) -> None:
+    """Nothing looks whole before the marker; shards that were finished are not sent again."""
+    held = made(count=24)
+    write(held, tmp_path / "near", format="webdataset")
+    with bucket("gs") as system:
+        lost = 0
+        while True:
+            system.quota[:] = [9]
+            before = len(system.puts)
+            try:
+                write(held, url(system), format="webdataset")
+                break
+            except SourceError as error:
+                lost += 1
+                assert "could not be reached in 7 tries" in error.message or "cannot" in error.message
+            finally:
+                system.quota.clear()
+            assert "export.json" not in "".join(there(system))
+            with pytest.raises((FormatError, SourceError)):
+                open_packs(url(system))
+            assert len(system.puts) > before
+            assert lost < 20
+            if lost % 2:
+                shutil.rmtree(tmp_path / "cache")  # the next one is of another machine
+        assert lost > 1
+        shards_sent = [name for name in system.puts if name.endswith(".tar")]
+        parts_sent = [name for name in system.puts if "/part-" in name]
+        assert len(parts_sent) == len(set(parts_sent))
+        again = {name for name in shards_sent if shards_sent.count(name) > 1}
+        assert len(again) < lost + 1  # at most the one at work
+        assert there(system) == here(tmp_path / "near")
+
+
+@pytest.mark.parametrize("fmt", ["webdataset", "chunks"])
+def test_an_export_stopped_at_any_step(made: Callable[..., Set], tmp_path: Path, fmt: str) -> None:
+    held = made(count=6)
+    write(held, tmp_path / "near", format=fmt)
+    whole, stop = here(tmp_path / "near"), 0
+    while True:
+        stop += 23  # of hundreds
+        with bucket("gs") as system:
+            shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+            copies._listings.clear()
+            try:
+                with stopped_after(stop):
+                    write(held, url(system), format=fmt)
+                break
+            except Stopped:
+                pass
+            held_now = there(system)
+            assert ".packtrain/export.json" not in held_now or held_now == whole
+            if stop % 2:
+                shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+                copies._listings.clear()
+            write(held, url(system), format=fmt)
+            assert there(system) == whole
+    assert stop > 100
+
+
+def test_other_content_is_named(made: Callable[..., Set]) -> None:
+    held = made(count=6)
+    with bucket("gs") as system:
+        system.pipe_file("/datasets/org/out/pack-000000-000.tar", b"somebody's")
+        with pytest.raises(ForeignArtefactError, match=r"no export: pack-000000-000.tar"):
+            write(held, url(system), format="webdataset")
+        system.rm("/datasets/org/out", recursive=True)
+        write(held, url(system), format="webdataset")
+        system.pipe_file("/datasets/org/out/more.tar", b"somebody's")
+        with pytest.raises(ForeignArtefactError, match=r"more.tar"):
+            write(held, url(system), format="webdataset")
+        with pytest.raises(InputError, match="takes no files"):
+            write(held, Path("https://host/out"), format="webdataset")
+
+
+# ------------------------------------------------------------------------------ growing directories
+def feed(folder: Path, files: int) -> None:
+    for number in range(files):
+        put(folder, f"p{number}.jsonl", lengths_of(30, 30 * number), 30 * number)
+
+
+def test_a_stream_has_the_bytes_of_one_on_a_disk(tmp_path: Path, far: Any) -> None:
+    feed(tmp_path / "in", 1)
+    for out in (tmp_path / "near", url(far)):
+        producer(tmp_path / "in", out).run(end=False)
+    assert there(far) == here(tmp_path / "near")
+    reader = iter(LazyShardedDataset(url(far), 0, 1, run=tmp_path / "run", timeout_s=5))
+    first = next(reader)["sample_ids"]
+    feed(tmp_path / "in", 3)
+    shutil.rmtree(tmp_path / "cache")  # the producer goes on elsewhere
+    for out in (tmp_path / "near", url(far)):
+        stats = producer(tmp_path / "in", out).run()
+    assert stats.packed + sum(stats.dropped.values()) == 90
+    read = {name: data for name, data in there(far).items() if not name.startswith("readers/")}
+    assert read == here(tmp_path / "near")
+    assert any(name.startswith("readers/") for name in there(far))
+    ids = [*first, *(one for pack in reader for one in pack["sample_ids"])]
+    assert ids == [one for pack in LazyShardedDataset(tmp_path / "near", 0, 1) for one in pack["sample_ids"]]
+    assert producer(tmp_path / "in", url(far)).run().packs == stats.packs  # it has ended
+    with pytest.raises(ForeignArtefactError, match="pack_length"):
+        producer(tmp_path / "in", url(far), pack_length=90).run()
+
+
+def test_a_producer_stopped_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packtrain.export.producer.Claim", Unclaimed)
+    feed(tmp_path / "in", 2)
+    producer(tmp_path / "in", tmp_path / "near", packs_per_chunk=9).run()
+    whole, stop = here(tmp_path / "near"), 0
+    while True:
+        stop += 22
+        with bucket("gs") as system:
+            shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+            copies._listings.clear()
+            try:
+                with stopped_after(stop):
+                    producer(tmp_path / "in", url(system), packs_per_chunk=9).run()
+                break
+            except (Stopped, RuntimeError):
+                pass
+            for name in there(system):
+                if name.startswith("chunk_") and name.endswith(".json"):
+                    told = json.loads(there(system)[name])
+                    assert len(there(system)[told["file"]]) == told["bytes"]
+            if stop % 2:
+                shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+                copies._listings.clear()
+            producer(tmp_path / "in", url(system), packs_per_chunk=9).run()
+            assert there(system) == whole
+    assert stop > 60
+
+
+def test_two_producers_of_one_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed(tmp_path / "in", 1)
+    with bucket("gs") as system:
+        first = producer(tmp_path / "in", url(system))
+        whole = first._commit
+
+        def commit(*args: Any) -> None:
+            monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "another machine"))
+            with pytest.raises(InputError, match=f"{url(system)} is being written by another run"):
+                producer(tmp_path / "in", url(system)).run()
+            monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+            whole(*args)
+
+        monkeypatch.setattr(first, "_commit", commit)
+        first.run()
+        assert "END" in there(system)
