@@ -1,19 +1,26 @@
 """Streams: throughput against a loop of list concatenations, loss against the bound, flat memory.
 
     python -m bench.streaming [--samples 200000] [--memory 1000000]
+    python -m bench.streaming --only shared elastic
 
 Encoded text, lognormal lengths. The peer is what trainers with dynamic batching do in Python: lists of ids,
 labels and positions that are added up until the budget is reached, then tensors. Lengths of real sets:
 packs of a stream (windows of 1,000 with carry)
-and of arrival order, over the lower bound.
+and of arrival order, over the lower bound. `shared`: an iterable of costly samples, read by each of four
+loader workers and by one process for all. `elastic`: one stream of so many splits that its readers may change
+against one of as many splits as readers.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
+import os
 import resource
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +28,26 @@ import numpy as np
 import torch
 
 import packtrain as pt
+import packtrain.packs._node_reader as node_reader
 from packtrain.collate import PaddingFreeCollator
 from packtrain.data import StreamingPackedDataset, TokenBudgetDataset
+from packtrain.template import load_processor
 
 CAP = 8192
+WORDS = (
+    "the",
+    "model",
+    "packs",
+    "sequences",
+    "of",
+    "different",
+    "lengths",
+    "into",
+    "one",
+    "row",
+    "and",
+    "trains",
+)
 
 
 class Ids:
@@ -110,6 +133,125 @@ def memory(count: int) -> None:
     print(f"{count:,} samples: peak {marks[1]} MB after 2,000 packs, {marks[-1]} MB at the end")
 
 
+class Documents:
+    """JSON lines of long documents from a compressed file: parsed as they are read, and counted."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.path, self.read = folder / "documents.jsonl.gz", folder / "read"
+        rng = np.random.default_rng(0)
+        with gzip.open(self.path, "wt", compresslevel=1) as out:
+            for _ in range(count):
+                out.write(
+                    json.dumps(
+                        {"text": rng.bytes(6000).hex(), "ids": list(range(int(rng.integers(20, 300))))}
+                    )
+                )
+                out.write("\n")
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        count = 0
+        with gzip.open(self.path, "rt") as lines:
+            for line in lines:
+                record = json.loads(line)
+                count += 1
+                yield {"input_ids": record["ids"], "text": record["text"][:200]}
+        with self.read.open("a") as out:
+            out.write(f"{count}\n")
+
+
+def shared(samples: int, readers: int = 4) -> None:
+    """Wall and processor time of a pass by loader workers, each for itself and fed by one process."""
+    from torch.utils.data import DataLoader
+
+    with tempfile.TemporaryDirectory() as folder:
+        source = Documents(Path(folder), samples)
+        told = {}
+        for name, worth in (("own", float("inf")), ("shared", node_reader.WORTH_S)):
+            node_reader.WORTH_S = worth
+            source.read.write_text("")
+            stream = StreamingPackedDataset(source, pack_length=CAP, window=1000)
+            begun = time.perf_counter()
+            loader = DataLoader(stream, batch_size=None, num_workers=readers, multiprocessing_context="fork")
+            packs = [[sample["sample_id"] for sample in pack] for pack in loader]
+            wall = time.perf_counter() - begun
+            whole = sum(map(int, source.read.read_text().split()))
+            told[name] = packs, wall, whole
+        assert told["own"][0] == told["shared"][0]
+        (_, own, own_read), (_, fed, fed_read) = told.values()
+        print(
+            f"{samples:,} documents, {readers} workers, {os.cpu_count()} processors: "
+            f"own reading {own:.1f} s, shared {fed:.1f} s: {own / fed:.2f} times; readings of the source "
+            f"{own_read / samples:.0f} and {fed_read / samples:.0f}"
+        )
+
+
+class Cycled:
+    """Texts, and texts again."""
+
+    def __init__(self, count: int) -> None:
+        words = np.random.default_rng(1).integers(0, len(WORDS), (2000, 400)).tolist()
+        rows = zip(words, Ids(2000).lengths, strict=True)
+        self.count, self.texts = count, [" ".join(map(WORDS.__getitem__, row[:n])) for row, n in rows]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> str:
+        return self.texts[i % len(self.texts)]
+
+
+def elastic(samples: int, data: Path, pairs: int, readers: int = 4) -> None:
+    """Processor time of one of four readers with the same options, many splits over one split, in pairs."""
+    kinds: dict[str, tuple[Any, Any, Any]] = {
+        "encoded already": (Ids(samples), None, None),
+        "and collated rows": (Ids(samples), None, PaddingFreeCollator()),
+    }
+    if (data / "processors" / "qwen2_5_vl").is_dir():
+        tokenizer = load_processor(data / "processors" / "qwen2_5_vl").tokenizer
+
+        def encode(text: str) -> dict[str, Any]:
+            ids = torch.tensor(tokenizer(text)["input_ids"])
+            return {"input_ids": ids, "labels": ids}
+
+        kinds["text, tokenized and collated"] = Cycled(samples // 4), encode, PaddingFreeCollator()
+    for name, (source, template, collate) in kinds.items():
+        splits = readers * max(1, len(source) // (readers * 3000))  # each plans a dozen windows
+
+        def read(
+            splits: int | None, source: Any = source, template: Any = template, collate: Any = collate
+        ) -> float:
+            stream = StreamingPackedDataset(
+                source,
+                template,
+                pack_length=CAP,
+                window=1000,
+                shuffle_buffer=10_000,
+                world_size=readers,
+                rank=0,
+                splits=splits,
+            )
+            begun = time.process_time()
+            for pack in stream:
+                if collate is not None:
+                    collate([pack])
+            return time.process_time() - begun
+
+        read(splits)
+        ratios, seconds = [], {}
+        for pair in range(pairs):
+            order = (None, splits) if pair % 2 else (splits, None)
+            seconds = {asked: read(asked) for asked in order}
+            ratios.append(seconds[splits] / seconds[None] - 1)
+        low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
+        print(
+            f"{name}: {splits} splits over {readers}: {middle:+.1%} "
+            f"({low:+.1%} to {high:+.1%}, {pairs} pairs), "
+            f"{middle * seconds[None] / len(source) * readers * 1e6:+.1f} us a sample of "
+            f"{seconds[None] / len(source) * readers * 1e6:.0f}",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -117,15 +259,24 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=200_000)
     parser.add_argument("--memory", type=int, default=1_000_000)
     parser.add_argument("--lengths", type=Path, default=Path("../shared/data/lengths"))
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--only", nargs="*", choices=("speed", "loss", "memory", "shared", "elastic"))
     told = parser.parse_args()
-    for median in (350, 60):
-        speed(f"lognormal, median {median}", Ids(told.samples, median).lengths)
-    if told.lengths.is_dir():
-        for name in ("t0_train_50k", "gsm8k_train", "c4_demo"):
+    asked = told.only or ["speed", "loss", "memory", "shared", "elastic"]
+    if "speed" in asked:
+        for median in (350, 60):
+            speed(f"lognormal, median {median}", Ids(told.samples, median).lengths)
+        for name in ("t0_train_50k", "gsm8k_train", "c4_demo") if told.lengths.is_dir() else ():
             own = np.load(told.lengths / f"{name}.npy").astype(np.int64)
             speed(name, np.resize(own[own <= CAP], told.samples).tolist())
+    if "loss" in asked and told.lengths.is_dir():
         loss(told.lengths)
-    memory(told.memory)
+    if "memory" in asked:
+        memory(told.memory)
+    if "shared" in asked:
+        shared(told.samples // 2)
+    if "elastic" in asked:
+        elastic(told.samples * 2, told.lengths.parent, told.pairs)
 
 
 if __name__ == "__main__":

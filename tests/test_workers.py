@@ -184,7 +184,7 @@ def _state(pid: int) -> str:
 def test_what_a_session_without_a_file_defines_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     with pytest.raises(InputError, match="Cell is defined in this session"):
-        workers._check_script(["Cell"])
+        workers.check_script(["Cell"])
 
 
 def test_the_users_own_fork_server_is_left_alone() -> None:

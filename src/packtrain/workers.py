@@ -42,7 +42,7 @@ from .files import make_folder, private_folder, publish, publish_text, remove_tr
 from .waiting.parent import end_with_parent
 from .world import environment, environment_for_children, take_environment
 
-__all__ = ["Parcel", "one_start", "parcel", "start_early", "worker_context"]
+__all__ = ["Parcel", "check_script", "one_start", "parcel", "start_early", "worker_context"]
 
 logger = logging.getLogger(__name__)
 
@@ -252,7 +252,7 @@ def _close(*descriptors: int) -> None:
         os.close(one)
 
 
-def _check_script(names: list[str]) -> None:
+def check_script(names: list[str]) -> None:
     """Refuse what a worker could not find: it would import the script again, from its first line.
 
     Raises:
@@ -368,7 +368,7 @@ else:
             try:
                 job = parcel(worker)
                 if job.script:
-                    _check_script(job.script)
+                    check_script(job.script)
                 prepared = spawn.get_preparation_data(worker._name)
                 if not job.script:
                     prepared.pop("init_main_from_name", None)

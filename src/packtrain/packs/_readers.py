@@ -3,7 +3,7 @@
 Of S splits split s holds the places s, s + S, s + 2S, … of the stream, also where there are fewer files than
 splits. A source that can be indexed is read at these places alone, in an order that is a seeded permutation
 of the whole (no buffer needed). Any other iterable is read through by every reader, once for all its splits
-(`SharedRead`); its order is shuffled through a buffer.
+(`SharedRead`), or by one process of the node (`_node_reader`); its order is shuffled through a buffer.
 
 Places are what a state holds: `at(place)` gives the samples of an indexable source again at once; an
 iterable is read from its start and the places that are wanted are kept on the way.
@@ -30,6 +30,7 @@ from ..errors import (
 )
 from ..measuring.eligibility import set_epoch
 from ..planning.permutation import Permutation
+from ._iterable import OfSplits, Places, Wanted, samples_of, shorter
 
 __all__ = ["IndexReader", "IterableReader", "SharedRead", "is_indexed", "reader_of"]
 
@@ -107,7 +108,7 @@ class IndexReader:
         self._tell(epoch)
         held = sorted(places)
         if held and held[-1] >= len(self.source):
-            raise _shorter(held[-1], len(self.source))
+            raise shorter(held[-1], len(self.source))
         ids = self._ids(epoch, np.array(held, dtype=np.int64)) if held else []
         return {place: (index, self._fetch(index)) for place, index in zip(held, ids, strict=True)}
 
@@ -216,29 +217,16 @@ class IterableReader:
             starts: split -> its first place.
             step: splits of the stream.
         """
-        first, never = starts.get, 1 << 63
-
-        def mine(place: int) -> bool:
-            return place >= first(place % step, never)
-
-        place = -1
-        for place, sample in enumerate(self._pass(epoch, mine)):
-            if mine(place):
-                yield place, place, sample
-        if place < max(starts.values()) - step:
-            raise _shorter(max(starts.values()) - step, place + 1)
+        for place, sample in self.taken(epoch, OfSplits(starts, step)):
+            yield place, place, sample
 
     def again(self, epoch: int, places: Collection[int]) -> dict[int, tuple[int, Any]]:
-        wanted, found = set(places), {}
-        if not wanted:
-            return {}
-        place = -1
-        for place, sample in enumerate(self._pass(epoch, wanted.__contains__)):
-            if place in wanted:
-                found[place] = (place, sample)
-                if len(found) == len(wanted):
-                    return found
-        raise _shorter(max(wanted), place + 1)
+        found: dict[int, tuple[int, Any]] = {}
+        for place, sample in self.taken(epoch, Places(places)) if places else ():
+            found[place] = (place, sample)
+            if len(found) == len(set(places)):
+                break
+        return found
 
     def listen(self, epoch: int) -> None:
         """Tell the source which epoch is read, where another one was read meanwhile."""
@@ -246,16 +234,28 @@ class IterableReader:
             set_epoch(self.source, epoch)
             self._epoch = epoch
 
-    def _pass(self, epoch: int, wanted: Callable[[int], bool]) -> Iterator[Any]:
+    def taken(self, epoch: int, wanted: Wanted) -> Iterator[tuple[int, Any]]:
+        """(place, sample) of the places that are wanted, in one pass.
+
+        Raises:
+            SourceError: the source ends before a place that was read of it when a state was saved.
+        """
+        place = -1
+        for place, sample in enumerate(self.passed(epoch, wanted)):
+            if wanted(place):
+                yield place, sample
+        self.check_length(wanted, place + 1)
+
+    def check_length(self, wanted: Wanted, samples: int) -> None:
+        """Refuse a source of so many samples that ends before what is wanted."""
+        if samples < wanted.least:
+            raise shorter(wanted.least - 1, samples)
+
+    def passed(self, epoch: int, wanted: Callable[[int], bool]) -> Iterator[Any]:
+        """All samples of a pass, in this process."""
         self._epoch = None
         self.listen(epoch)
-        made = self.source() if callable(self.source) else self.source
-        if not hasattr(made, "__iter__"):
-            raise InputError(
-                f"the source function gave a {type(made).__name__}, expected an iterable of samples",
-                hint="return or yield the samples",
-            )
-        return _guarded(made.attempts(wanted) if hasattr(made, "attempts") else made)
+        return samples_of(self.source, wanted)
 
 
 class SharedRead:
@@ -313,26 +313,3 @@ class SharedRead:
                     self.limit,
                 )
         return False
-
-
-def _guarded(made: Any) -> Iterator[Any]:
-    """The samples; an error of the source says after how many."""
-    count = 0
-    try:
-        for sample in made:
-            yield sample
-            count += 1
-    except PacktrainError:
-        raise
-    except Exception as error:
-        raise SourceError(
-            f"the source failed after {counted(count, 'samples')}: {described(error)}",
-            hint="mend the source; a saved state goes on where it stands",
-        ) from error
-
-
-def _shorter(place: int, length: int) -> SourceError:
-    return SourceError(
-        f"the state holds sample {place} of a source that now has {length}",
-        hint="the source was cut since the state was saved; restore it, or start anew",
-    )

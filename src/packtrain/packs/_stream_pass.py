@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import InputError
 from ._encode_pool import EncodePool, Item
+from ._node_reader import node_reader
 from ._readers import SharedRead
 from ._splits import Record, Splits
 from ._stream_run import Pack, Run, Stream
@@ -63,6 +64,7 @@ class StreamPass:
 
     def __init__(self, stream: Stream, splits: Splits, records: Sequence[Record]) -> None:
         self.stream, self.splits = stream, splits
+        self.reader = node_reader(stream)
         self.pool = EncodePool(stream.encode, stream.encode_workers)
         self._shared: dict[int, SharedRead] = {}
         self._tallies: dict[int, Tally] = {}
@@ -90,7 +92,7 @@ class StreamPass:
             if one["run"] and not one.get("done"):
                 self.stream.reader.check_total(one["run"].get("total"))
                 wanted.setdefault(one["epoch"], set()).update(Run.places(one["run"]))
-        return {epoch: self.stream.reader.again(epoch, places) for epoch, places in wanted.items()}
+        return {epoch: self.reader.again(epoch, places) for epoch, places in wanted.items()}
 
     def _slot(self, one: Record, found: Mapping[int, Any]) -> Slot:
         epoch, done, saved = one["epoch"], bool(one.get("done")), one["run"]
@@ -110,7 +112,7 @@ class StreamPass:
 
     def items(self, epoch: int, split: int, start: int) -> Iterator[Item]:
         """The samples of a split from a place on."""
-        reader, step = self.stream.reader, self.splits.count
+        reader, step = self.reader, self.splits.count
         if reader.can_seek or len(self._at) < 2:
             found: Iterator[Item] = reader.read(epoch, start, step)
             return found

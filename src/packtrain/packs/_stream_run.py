@@ -43,6 +43,8 @@ Held = tuple[int, int, Any]  # place, sample id, sample
 class Stream(Protocol):
     """What a run asks of its stream, which stands above: settings, and where left out samples are counted."""
 
+    name: str
+    passes: int
     spec: PlanSpec
     place: World
     reader: Any

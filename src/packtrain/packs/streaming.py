@@ -28,6 +28,7 @@ import copy
 import itertools
 import json
 import logging
+import secrets
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -157,6 +158,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
             window=window,
         )
         EqualSteps((), exhausted=exhausted)  # refuses an unknown word here, not at the first epoch
+        self.name = secrets.token_hex(8)  # the same in all loader workers
         self.reader = reader_of(source, shuffled=shuffle_buffer > 0, seed=seed)
         self.encode = getattr(template, "encode", template)
         self.place = World(int(place.rank), int(place.size))
@@ -167,7 +169,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         self.encode_workers, self.cyclic, self.exhausted = encode_workers, flag("cyclic", cyclic), exhausted
         self.on_error, self.max_skip_fraction = on_error, max_skip_fraction
         self.ledger_file = None if ledger_file is None else Path(ledger_file)
-        self.epoch = 0
+        self.epoch = self.passes = 0
         self._chosen = SharedEpoch()
         self.left_out: dict[str, int] = {}
         self._told_cut = False
@@ -231,6 +233,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Pack]:
         info = get_worker_info()
+        self.passes += 1
         check_not_sharded(self.world_size)
         self.handed.begin_pass()
         if info is not None and isinstance(self.reader.source, IterableDataset):
