@@ -16,8 +16,9 @@ from test_produce import Unclaimed
 from words_in import lengths_of, producer, put
 
 import packtrain as pt
+from packtrain.cli import main
 from packtrain.data import LazyShardedDataset, open_packs
-from packtrain.errors import ForeignArtefactError, FormatError, InputError, SourceError
+from packtrain.errors import ConfigError, ForeignArtefactError, FormatError, InputError, SourceError
 from packtrain.pipeline.export import export, finish_export
 from packtrain.pipeline.measure import measure
 from packtrain.pipeline.plan import plan_lengths
@@ -26,6 +27,7 @@ from packtrain.pipeline.verify_export import verify_export
 from packtrain.remote import copies, ranges
 from packtrain.store import shards
 from packtrain.testing.crash import Stopped, stopped_after
+from packtrain.train.config import load_config
 from remote_site import bucket
 
 pytest.importorskip("fsspec")
@@ -146,6 +148,53 @@ def test_a_measurement_of_several_machines_is_merged(made: Callable[..., Set], t
             shutil.rmtree(tmp_path / "cache")
         assert merge(url(system)).digest == held.lengths.digest
         assert there(system) == here(held.folder / "lengths")
+
+
+def test_a_grown_source_is_measured_on(made: Callable[..., Set], tmp_path: Path) -> None:
+    held = made(count=10)
+    with bucket("gs") as system:
+        for at in (tmp_path / "near", url(system)):
+            measure(held.source, held.template, at, workers=1)
+        row = json.dumps({"messages": [{"role": r, "content": "a b"} for r in ("user", "assistant")]})
+        held.path.write_text(held.path.read_text() + f"{row}\n")
+        shutil.rmtree(tmp_path / "cache")
+        for at in (tmp_path / "near", url(system)):
+            assert len(measure(held.open(), held.template, at, workers=1, append=True)) == 11
+        assert there(system) == here(tmp_path / "near")
+
+
+def test_claims_and_packs_of_others_are_not_brought(made: Callable[..., Set], tmp_path: Path) -> None:
+    """They come and go, or are large: no writer needs them here."""
+    held = made(count=12)
+    with bucket("gs") as system:
+        for number in (0, 1):
+            write(held, url(system), format="webdataset", shard=(number, 2))
+        for name in (".packtrain/shard-1-of-2/claim/beat.json", "producer/beat.json"):
+            system.pipe_file(f"/datasets/org/out/{name}", b"{}")
+        shutil.rmtree(tmp_path / "cache")
+        copies._listings.clear()
+        asked: list[str] = []
+        read = type(system).cat_file
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                type(system), "cat_file", lambda self, path, **o: asked.append(path) or read(self, path, **o)
+            )
+            with pytest.raises(SystemExit) as stop:
+                main(["merge", url(system)])
+        assert stop.value.code == 0
+        assert asked and not [name for name in asked if name.endswith((".tar", "2/claim/beat.json"))]
+        assert "shard-1" not in "".join(system.find("/datasets/org/out/.packtrain"))
+        assert shards.export_of(shards.at(url(system)))["packs"] == len(held.plan)
+
+
+@pytest.mark.parametrize("key", ["training.output_dir", "data.cache.root_dir"])
+def test_a_run_writes_to_a_disk(key: str) -> None:
+    section, *names = key.split(".")
+    value: Any = "s3://bucket/run"
+    for name in reversed(names):
+        value = {name: value}
+    with pytest.raises(ConfigError, match=rf"{key} .*a run writes to a disk"):
+        load_config({"data": {"path": "a.jsonl"}, "template": {"max_length": 64}} | {section: value})
 
 
 def test_an_upload_that_fails_midway_is_gone_on_with(made: Callable[..., Set], tmp_path: Path) -> None:

@@ -30,18 +30,17 @@ def command(out: Path, overwrite: bool, as_json: bool) -> None:
       packtrain merge shards
     """
     from ..pipeline.shards import merge
-    from ..remote.copies import opened
     from ..remote.outputs import writable
-    from ..store.shards import is_export
+    from ..store.shards import at, is_export
 
     out = writable(out)
-    at = opened(out)
-    if not at.is_dir():
+    place = at(out)
+    if not place.is_dir():
         raise InputError(
             f"{out} {'is a file' if out.exists() else 'does not exist'}",
             hint="name the folder that packtrain measure --shard or packtrain export --shard wrote to",
         )
-    if is_export(at):
+    if is_export(place):
         from ..pipeline.export import finish_export
 
         figures = finish_export(out)

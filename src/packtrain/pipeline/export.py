@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from ..errors import (
 )
 from ..export._job import Job
 from ..planning.packplan import PackPlan
-from ..remote.copies import opened
+from ..remote.copies import entries, opened
 from ..remote.outputs import output, sending
 from ..remote.places import spelled
 from ..store import shards
@@ -334,8 +335,10 @@ def _finish(job: Job) -> None:
     }
     files.remove_leftovers(job.out)
     files.remove_leftovers(shards.hidden(job.out))
-    for path in sorted(shards.hidden(job.out).glob("shard-*-of-*")):
-        files.remove_tree(path)  # claims of shares that were stopped
+    hidden = shards.hidden(job.out)
+    for name in entries(hidden):
+        if fnmatchcase(name, "shard-*-of-*"):
+            files.remove_tree(hidden / name)  # claims of shares that were stopped
     shards.publish_export(job.out, told)
 
 

@@ -182,7 +182,7 @@ def _told(folder: Path) -> str:
 def forget_unbegun(out: Path, key: dict[str, Any]) -> None:
     """A refused export that wrote no part leaves no key: the corrected command needs no --overwrite."""
     hidden = shards.hidden(out)
-    if not any(hidden.glob("part-*.json")) and not any(hidden.glob("shard-*")):
+    if not any(name.startswith(("part-", "shard-")) for name in entries(hidden)):
         clear_other(out, key)
 
 

@@ -49,8 +49,8 @@ _READ_ONLY = ("http", "https")
 _COMMITS = ("hf",)
 
 _LARGE = 1 << 20
-#: Files of packs: nobody reads them to write others.
-_PACKS = re.compile(r"(pack-\d+-\d+\.(idx\.)?\w+|chunk_\d+\.arrow|ps_\d+\.[^/]*)$")
+#: Files of packs, which nobody reads to write others, and claims, which are looked at one by one.
+_LATER = re.compile(r"(pack-\d+-\d+\.(idx\.)?\w+|chunk_\d+\.arrow|ps_\d+\.[^/]*|(^|/)(claim|producer)/.*)$")
 
 _open: dict[str, int] = {}  # places that are written, and how often they were opened
 _lock = threading.Lock()
@@ -62,8 +62,8 @@ def output(path: str | os.PathLike[str], *, look: bool = True) -> Iterator[Path]
 
     Args:
         path: a folder, its URL, or the place of its copies.
-        look: bring what is there now, but packs; without it, and inside of another `output` of the same
-            folder, what is here is taken for it.
+        look: bring what is there now, but packs and claims; without it, and inside of another `output` of the
+            same folder, what is here is taken for it.
 
     Raises:
         InputError: a URL that cannot be written, or that is a file.
@@ -74,7 +74,7 @@ def output(path: str | os.PathLike[str], *, look: bool = True) -> Iterator[Path]
         yield Path(place)
         return
     if look and place not in _open:
-        bring(place, later=_PACKS.search, writing=True)
+        bring(place, later=_LATER.search, writing=True)
         files.make_folder(place)
     with sending(place):
         yield Path(place)

@@ -58,7 +58,8 @@ _FILES = {
     "chunks": (re.compile(r"chunk_.*|.*\.arrow"), re.compile(r"chunk_\d{8,}\.(arrow|json)")),
 }
 
-_PACKS = re.compile(r"(pack-\d+-\d+\.tar|chunk_\d+\.arrow|ps_\d+\.[^/]*)$")
+#: Files that come when they are opened: packs, and what comes and goes while others write.
+_LATER = re.compile(r"(pack-\d+-\d+\.tar|chunk_\d+\.arrow|ps_\d+\.[^/]*|(.*/)?(claim|producer)/.*)$")
 
 #: Names of formats.
 FORMATS = tuple(_FILES)
@@ -82,13 +83,13 @@ def at(out: str | Path) -> Path:
 
     One behind a URL: the copies of its manifests and plan; those of its packs come when they are opened.
     """
-    return Path(bring(out, later=_PACKS.match))
+    return Path(bring(out, later=_LATER.match))
 
 
 def look_again(out: Path) -> None:
     """Bring what others have written since to an export behind a URL."""
     if url_of(out) is not None:
-        bring(out, later=_PACKS.match, writing=True)
+        bring(out, later=_LATER.match, writing=True)
 
 
 def is_export(folder: Path) -> bool:

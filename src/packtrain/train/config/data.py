@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from ...errors import ConfigError, UnknownNameError
 from ...extend import lookup
-from .sections import Count, Fill, Fraction, Seconds, Section, Tokens, Whole
+from .sections import Count, Fill, Fraction, OnDisk, Seconds, Section, Tokens, Whole
 
 __all__ = [
     "KINDS",
@@ -46,7 +46,7 @@ _SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 class CacheConfig(Section):
     """Where lengths and plans are kept for other runs."""
 
-    root_dir: str | None = None
+    root_dir: OnDisk | None = None
     """a content-addressed folder that runs share; not set: the run's own output folder"""
 
 

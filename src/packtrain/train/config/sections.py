@@ -22,6 +22,7 @@ __all__ = [
     "Fill",
     "Fraction",
     "ModelConfig",
+    "OnDisk",
     "ReportConfig",
     "Seconds",
     "Section",
@@ -48,10 +49,11 @@ def _no_switch(value: Any) -> Any:
 def _on_a_disk(value: str) -> str:
     """A run appends to its files, which nothing behind a URL allows."""
     if is_remote(value):
-        raise ValueError("a run writes to a disk; copy its checkpoints elsewhere")
+        raise ValueError("a run writes to a disk; copy what it made elsewhere")
     return value
 
 
+OnDisk = Annotated[str, AfterValidator(_on_a_disk)]
 Count = Annotated[int, Field(ge=1), BeforeValidator(_no_switch)]
 Whole = Annotated[int, Field(ge=0), BeforeValidator(_no_switch)]
 Tokens = Annotated[int, Field(ge=1, le=2**31), BeforeValidator(_no_switch)]
@@ -144,7 +146,7 @@ class TrainingConfig(Section):
     Names of other layouts (`training.packing_strategy` …) can be read here as attributes too.
     """
 
-    output_dir: Annotated[str, AfterValidator(_on_a_disk)] = "runs/run"
+    output_dir: OnDisk = "runs/run"
     """everything the run writes; a folder, for a run appends to its files"""
     seed: Annotated[int, Field(ge=0, lt=2**32), BeforeValidator(_no_switch)] = 42
     """order of epochs, initial weights"""
