@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from packtrain.cli import main
+from packtrain.errors import IsolationError
 
 Call = Callable[..., dict[str, Any]]
 
@@ -175,12 +176,43 @@ def test_a_finished_run_trains_no_further(
 
 
 def test_a_finished_run_of_other_packs_is_no_finished_run(
-    call: Call, text_run: Callable[..., dict[str, Any]]
+    call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    values = text_run(save_strategy="steps", save_steps=1, max_steps=2)
+    values = text_run(save_strategy="steps", save_steps=1, max_steps=2, log_sample_loss=True)
     assert call("train", values)["code"] == 0
+    before = _files(tmp_path / "run")
     other = call("train", {**values, "training": {**values["training"], "seed": 7}})
     assert other["code"] == 2 and "seed" in other["error"]
+    assert _files(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_run_that_the_proof_refuses_leaves_the_finished_one(
+    again: bool, call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Record, configuration, log and losses of samples; also where it would go on from a checkpoint."""
+    values = text_run(save_strategy="steps", save_steps=1, max_steps=3, log_sample_loss=True)
+    assert call("train", values)["code"] == 0
+    before = _files(tmp_path / "run")
+    assert {"run.json", "run_config.json", "train_log.jsonl"} <= before.keys()
+    assert any("sample_loss" in name for name in before)
+
+    def leaks(*given: Any, **more: Any) -> None:
+        raise IsolationError("packed samples read each other", hint="none")
+
+    monkeypatch.setattr("packtrain.train.at_begin.prove_before_training", leaks)
+    given = {"learning_rate": 0.5, "resume": "auto" if again else None}
+    given |= {"resume_from_checkpoint": str(tmp_path / "run" / "checkpoint-1")} if again else {}
+    told = call("train", {**values, "training": {**values["training"], **given}})
+    assert told["code"] == 2 and "read each other" in told["error"], told
+    assert _files(tmp_path / "run") == before
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """What a run leaves beside its measurements and plan."""
+    names = ("*.json", "*.jsonl", "sample_loss/*", "model/*", "checkpoint-*/trainer_state.json")
+    found = [path for name in names for path in folder.glob(name)]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found if path.is_file()}
 
 
 @pytest.mark.parametrize("kind", ["planned", "stream"])

@@ -105,7 +105,7 @@ def train_packs(
     from ..pipeline.inputs import Inputs
     from ..pipeline.page import Report
     from ..pipeline.prepare import as_validation
-    from ..pipeline.run import Heard, begin_run, finish_run
+    from ..pipeline.run import Heard, finish_run
     from ..pipeline.validation import validation
     from ..train import train
     from ..train.config import Exported
@@ -137,8 +137,8 @@ def train_packs(
         validation(config, overwrite=overwrite, stage=stage) as val,
         stage("training") as report,
     ):
-        if world().is_writer:  # a run that is refused until here leaves a finished one as it is
-            begin_run(folder)
+        if world().is_writer:
+            files.remove_leftovers(folder)
         trained = train(
             config,
             None,

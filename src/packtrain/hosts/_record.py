@@ -3,7 +3,7 @@
     <output_dir>/packs/run.json  train_log.jsonl  train/plan-…
 
 `packtrain show <output_dir>` reads them as those of a run of ours: configuration, figures, steps, losses, and
-the isolation proof. `run.json` goes when training begins and comes when it has ended.
+the isolation proof. `run.json` goes with the first step and comes when training has ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .. import files
 from ..errors import FormatError, PacktrainError
 from ..pipeline.inputs import lengths_of_plan
 from ..pipeline.page import Report
-from ..pipeline.run import begin_run, finish_run
+from ..pipeline.run import finish_run
 from ..planning.packplan import PackPlan
 from ..template import ensure_torchvision
 from ..train.config import load_config
@@ -59,7 +59,7 @@ class RunRecord(TrainerCallback):  # type: ignore[misc]
         if state.is_world_process_zero:
             with self._told():
                 files.make_folder(self.folder)
-                begin_run(self.folder)
+                files.remove_leftovers(self.folder)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         consumed = self.trainer.packs_consumed()

@@ -43,7 +43,6 @@ __all__ = [
     "Heard",
     "Prepared",
     "RunResult",
-    "begin_run",
     "calibrate_run",
     "dry_run",
     "finish_run",
@@ -112,12 +111,12 @@ def run(
         prepared, checked = prepare_ranks(
             config,
             start,
-            before=(lambda: begin_run(folder)) if overwrite else None,
+            before=(lambda: files.remove(folder / "run.json")) if overwrite else None,
             overwrite=overwrite,
             stage=shown,
         )
-        if place.is_writer:  # a run that is refused until here leaves a finished one as it is
-            begin_run(folder)
+        if place.is_writer:
+            files.remove_leftovers(folder)
         start.calm()
         runtime = resolve_runtime(
             config, prepared.plan, place.size, {name: one.plan for name, one in checked.items()}
@@ -228,12 +227,6 @@ def calibrate_run(config: RunConfig, *, overwrite: bool = False, stage: Stage | 
         return calibrate(
             config, prepared.plan, prepared.source, prepared.template, prepared.lengths, progress=done
         )
-
-
-def begin_run(folder: Path) -> None:
-    """The folder is not a finished run any more, and holds nothing of a writer that was stopped."""
-    files.remove(folder / "run.json")
-    files.remove_leftovers(folder)
 
 
 def finish_run(folder: Path, config: Mapping[str, Any], figures: Mapping[str, Any]) -> None:

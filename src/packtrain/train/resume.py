@@ -26,7 +26,7 @@ ensure_torchvision()  # transformers imports torchvision with its callbacks
 
 from transformers import TrainerCallback  # noqa: E402
 
-__all__ = ["CONFIG", "Standing", "checkpoint_of", "keep_config", "load_position", "state_file"]
+__all__ = ["CONFIG", "Standing", "changed_settings", "checkpoint_of", "load_position", "state_file"]
 
 #: File in the output folder that holds the configuration of the run.
 CONFIG = "run_config.json"
@@ -75,8 +75,8 @@ def checkpoint_of(source: Any, asked: Any, output_dir: str) -> str | None:
     return str(folder)
 
 
-def keep_config(values: Mapping[str, Any], folder: Path, *, resumed: bool) -> list[str]:
-    """Write down with which configuration a folder is trained; a run that goes on names what changed.
+def changed_settings(values: Mapping[str, Any], folder: Path) -> list[str]:
+    """Name what is configured otherwise than before in a run that goes on in `folder`.
 
     Args:
         values: the configuration as plain JSON, by section.
@@ -84,19 +84,18 @@ def keep_config(values: Mapping[str, Any], folder: Path, *, resumed: bool) -> li
     Returns:
         The dotted keys that are not as they were.
     """
-    changed: list[str] = []
     path = folder / CONFIG
+    if not path.is_file():
+        return []
     now = _dotted(values)
-    if resumed and path.is_file():
-        with files.reading(path, "a configuration", f"remove {path}"):
-            before = _dotted(files.read_json(path))
-        plain = _dotted(RunConfig().to_dict())
-        before |= {key: plain.get(key) for key in now.keys() - before.keys()}  # an older version wrote fewer
-        changed = sorted(key for key in {*before, *now} - _OF_RESUME if before.get(key) != now.get(key))
-        told = [f"{key} {json.dumps(before.get(key))} -> {json.dumps(now.get(key))}" for key in changed]
-        if changed:
-            logger.warning("the run goes on with another configuration than before: %s", ", ".join(told))
-    files.publish_json(path, dict(values))
+    with files.reading(path, "a configuration", f"remove {path}"):
+        before = _dotted(files.read_json(path))
+    plain = _dotted(RunConfig().to_dict())
+    before |= {key: plain.get(key) for key in now.keys() - before.keys()}  # an older version wrote fewer
+    changed = sorted(key for key in {*before, *now} - _OF_RESUME if before.get(key) != now.get(key))
+    told = [f"{key} {json.dumps(before.get(key))} -> {json.dumps(now.get(key))}" for key in changed]
+    if changed:
+        logger.warning("the run goes on with another configuration than before: %s", ", ".join(told))
     return changed
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from ..data import EncodeCache, PackedDataset
 from ..errors import ConfigError, InputError
-from ..files import make_folder, reading
+from ..files import make_folder, publish_json, reading
 from ..packs.source import is_packs, pack_source
 from ..planning.align import AlignedPlan
 from ..planning.epoch_order import seed_in_use
@@ -48,7 +48,7 @@ from .model import load_model, no_progress_bars
 from .opened import opened
 from .passes import is_sized
 from .proof import IsolationReport
-from .resume import checkpoint_of, keep_config, load_position
+from .resume import CONFIG, changed_settings, checkpoint_of, load_position
 from .runtime import Runtime
 from .start_up import prove_before_training
 from .steps import accumulation_of, announce_steps, balance_of
@@ -134,7 +134,8 @@ def train(
         ForeignArtefactError: the checkpoint is of other packs.
         DriftError, SampleError, WaitTimeoutError, FormatError: from fetching samples.
     """
-    from .trainer import EarlyStop, PackTrainer  # transformers' Trainer loads only when something trains
+    from .log_file import LogFile  # transformers' Trainer loads only when something trains
+    from .trainer import EarlyStop, PackTrainer
 
     place = place or world()
     if plan is not None and not isinstance(plan, PackPlan):
@@ -169,8 +170,8 @@ def train(
         packs = planned_packs(config, plan, source, template, lengths, place, accumulation)
         resumed = checkpoint_of(packs, asked, str(folder))
     log_file = folder / LOG
-    if place.is_writer:
-        keep_config(config.to_dict(), folder, resumed=resumed is not None)
+    if place.is_writer and resumed is not None:
+        changed_settings(config.to_dict(), folder)
     by_epochs = packs.kind in ("planned", "exported")
     steps = -(-len(packs) // accumulation) if is_sized(packs) else None
     has_eval = by_epochs and val_data is not None
@@ -190,8 +191,7 @@ def train(
         fused=plain_head(bare_model(model)) is not None,
         prove=config.training.proof,
         pad_to_length=config.row_length,
-        log_file=log_file,
-        progress=progress,
+        log=LogFile(log_file, progress, lambda: publish_json(folder / CONFIG, config.to_dict())),
         banner=None if runtime is None else runtime.row(),
     )
     patience = config.training.early_stopping_patience

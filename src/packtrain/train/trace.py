@@ -35,9 +35,12 @@ Reduce = Callable[[torch.Tensor], torch.Tensor]
 def cut_back(path: Path | None, stop: int) -> None:
     """Of JSON lines that name a `step`, keep those below `stop`: a resumed run writes the others again.
 
-    A line that a stopped run left half written goes too.
+    A line that a stopped run left half written goes too. `stop` 0: the file goes.
     """
     if path is None or not path.is_file():
+        return
+    if stop <= 0:
+        remove(path)
         return
     with open(path, "rb") as lines, publish(path) as out:
         for line in lines:
@@ -199,9 +202,6 @@ def follow_losses(trainer: Any, config: Any, source: Any) -> None:
     if path is not None and trainer.rank == 0:
         own = {trace_file(Path(training.output_dir), rank) for rank in range(trainer.packs.world_size)}
         trace.others = sorted({*path.parent.glob("rank-*.jsonl")} - own)
-    if path is not None and not training.trainer.get("resume_from_checkpoint"):
-        for one in (path, *trace.others):
-            remove(one)
     trainer.trace_losses(trace)
 
 

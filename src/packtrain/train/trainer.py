@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,8 +48,6 @@ __all__ = ["EarlyStop", "PackTrainer"]
 
 logger = logging.getLogger(__name__)
 
-Progress = Callable[[int, int], None]
-
 
 class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
     """Trainer over packs of any kind.
@@ -67,8 +64,7 @@ class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
         fused: False: build logits although the head is plain.
         prove: run the start-up proof when training begins, on the model as it was wrapped.
         pad_to_length: tokens that every row is padded to; None: as long as its pack.
-        log_file: JSON lines file of everything that is logged (rank 0), or None.
-        progress: called with (steps done, steps in total).
+        log: what is logged as JSON lines (rank 0), or None.
         banner: figures of the run, logged once before the first row.
     """
 
@@ -91,8 +87,7 @@ class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
         fused: bool = True,
         prove: bool = True,
         pad_to_length: int | None = None,
-        log_file: Path | None = None,
-        progress: Progress | None = None,
+        log: LogFile | None = None,
         banner: dict[str, float | int | str] | None = None,
     ) -> None:
         if args.per_device_train_batch_size != 1 or args.remove_unused_columns:
@@ -119,7 +114,7 @@ class PackTrainer(PackingMixin, Trainer):  # type: ignore[misc]
             args=args,
             train_dataset=getattr(source, "data", source),
             eval_dataset=eval_data,
-            callbacks=[LogFile(log_file, progress)],
+            callbacks=[] if log is None else [log],
         )
         self.remove_callback(PrinterCallback)
         collate = None if pad_to_length is None else PaddingFreeCollator(bare_model(model), pad_to_length)
@@ -292,12 +287,16 @@ class _Flush(TrainerCallback):  # type: ignore[misc]
     """Writes the losses of a step's samples when the step is done; steps count from 0 there."""
 
     def __init__(self, trace: LossTrace) -> None:
-        self.trace = trace
+        self.trace, self.begun = trace, False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step:
+        self.begun = False
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not self.begun:
             for path in (self.trace.path, *self.trace.others):
                 cut_back(path, state.global_step)
+        self.begun = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trace.flush(state.global_step - 1)
