@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -173,12 +174,27 @@ def command(
 
 def _refuse_others(places: list[Path], by: str) -> None:
     """Refuse to write over files that other words, or another hand, have written, before anything is read."""
+    from ..hosts._scaffold import command_line
+
     for path in places:
-        if path.is_file() and by not in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            raise ForeignArtefactError(
-                f"{path} is there and differs: it was not written by {by.removeprefix('# ')}",
-                hint="--overwrite, or another --out",
-            )
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else [by]
+        if by in lines:
+            continue
+        before = next((line for line in lines if line.startswith(command_line())), None)
+        told = f"it was not written by {by.removeprefix('# ')}"
+        if before is not None:
+            told = f"it was written {_unlike(before, by)}"
+        told = f"{path} is there and differs: {told}"
+        raise ForeignArtefactError(told, hint="--overwrite, or another --out")
+
+
+def _unlike(before: str, now: str) -> str:
+    """What one command has and the other has not."""
+    old, new = (re.findall(r"--\S+(?: (?!--)\S+)?|\S+", line) for line in (before, now))
+    gone = [word for word in old if word not in new]
+    more = [word for word in new if word not in old]
+    told = [f"{how} {' '.join(words)}" for how, words in (("with", gone), ("without", more)) if words]
+    return " and ".join(told) or "with the same options in another order"
 
 
 def _tiny(name: str, out: Path) -> str:
