@@ -101,7 +101,7 @@ def test_what_it_refuses(
             init(gsm8k, "--model", model, "--host", "hf", "-o", tmp_path / "out", "--pack-length", 512) == 2
         )
         told = capsys.readouterr().err
-    assert "is there and differs: it was written without --pack-length 512 (" in told
+    assert "is there and differs: it was written without --pack-length 512\n" in told
     assert "--overwrite" in told
     (tmp_path / "out" / "train.py").write_text("mine")
     cases: list[tuple[list[Any], str]] = [
