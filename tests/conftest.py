@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -32,15 +33,35 @@ def data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small real tokenizer with a chat template, without images."""
+def processor(data: Path) -> Callable[[str], Any]:
+    """Name -> the shipped processor, loaded once. Do not change it in a test: load a fresh one for that."""
     from packtrain.template import load_processor
+
+    return functools.cache(lambda name: load_processor(data / "processors" / name))
+
+
+@pytest.fixture(scope="session")
+def small_processor(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The real Qwen2.5-VL processor around a tokenizer of 400 tokens, at most 64 for a picture.
+
+    A tiny model of it has a small table of embeddings too: with a vocabulary as published, that table and
+    its gradient are most of what a test computes.
+    """
     from packtrain.testing.demo.processor import save_processor, train_tokenizer
 
-    folder = tmp_path_factory.mktemp("tokenizer")
+    folder = tmp_path_factory.mktemp("tokenizer") / "processor"
     texts = [f"Count to {i}. {' '.join(map(str, range(i)))}" for i in range(24)]
-    save_processor(folder / "processor", train_tokenizer(texts, 400))
-    processor = load_processor(str(folder / "processor"))
+    save_processor(folder, train_tokenizer(texts, 400))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(small_processor: Path) -> Path:
+    """A small real tokenizer with a chat template, without images."""
+    from packtrain.template import load_processor
+
+    folder = small_processor.parent
+    processor = load_processor(str(small_processor))
     processor.tokenizer.chat_template = processor.chat_template or processor.tokenizer.chat_template
     processor.tokenizer.save_pretrained(str(folder / "text"))
     return folder / "text"
@@ -48,13 +69,17 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def text_run(tmp_path: Path, tokenizer_folder: Path) -> Callable[..., dict[str, Any]]:
-    """Makes the values of a small text run: `text_run(samples=40, output_dir=…, **training)`."""
+    """Makes the values of a small text run: `text_run(samples=40, output_dir=…, **training)`.
+
+    Its page is drawn for `html=True` only: the charts take longer than the training.
+    """
 
     def make(
         samples: int = 40,
         output_dir: Path | None = None,
         name: str = "train",
         cap: int = 128,
+        html: bool = False,
         **training: Any,
     ) -> dict[str, Any]:
         path = tmp_path / f"{name}.jsonl"
@@ -76,6 +101,7 @@ def text_run(tmp_path: Path, tokenizer_folder: Path) -> Callable[..., dict[str, 
                 "logging_steps": 1,
                 **training,
             },
+            "report": {"html": html},
         }
 
     return make

@@ -324,9 +324,11 @@ def test_real_conversations_measure_as_the_processor_does(shell: Shell, data: Pa
     assert code == 2
 
 
-def test_a_real_model_is_proven_from_the_artefact_alone(shell: Shell, data: Path, tmp_path: Path) -> None:
-    demo, processor = data / "mllm_demo" / "mllm_demo.json", data / "processors" / "qwen2_5_vl"
-    shell("measure", demo, "-p", processor, "-o", tmp_path / "l")
+def test_a_real_model_is_proven_from_the_artefact_alone(
+    shell: Shell, data: Path, small_processor: Path, tmp_path: Path
+) -> None:
+    demo = data / "mllm_demo" / "mllm_demo.json"
+    shell("measure", demo, "-p", small_processor, "-o", tmp_path / "l")
     shell("plan", tmp_path / "l", "-n", 512, "-o", tmp_path / "p")
     code, out, err = shell(
         "verify", tmp_path / "p", "--model", "tiny:qwen2_5_vl", "--samples", 2, "--attn", "sdpa", "--json"

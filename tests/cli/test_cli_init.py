@@ -247,6 +247,7 @@ def test_the_script_and_the_yaml_supervise_the_same_tokens(
     host: str,
     pictures: bool,
     data: Path,
+    small_processor: Path,
     gsm8k: Path,
     model: Path,
     tmp_path: Path,
@@ -263,7 +264,7 @@ def test_the_script_and_the_yaml_supervise_the_same_tokens(
 
     words: list[Any] = [gsm8k, "--model", model]
     if pictures:
-        processor = load_processor(str(data / "processors" / "qwen2_5_vl"))
+        processor = load_processor(str(small_processor))
         for part in (processor, tiny_model("tiny:qwen2_5_vl", processor)):
             part.save_pretrained(tmp_path / "seeing")
         chats = json.loads((data / "mllm_demo" / "mllm_demo.json").read_text(encoding="utf-8"))

@@ -157,7 +157,7 @@ def test_a_finished_run_trains_no_further(
     ends: dict[str, Any],
 ) -> None:
     """Run again, it is told; steps, log and weights stay what they were, and no loss of 0 is made up."""
-    values = text_run(save_strategy="steps", save_steps=1, **ends)
+    values = text_run(html=True, save_strategy="steps", save_steps=1, **ends)
     first = call("train", values)
     weights = (tmp_path / "run" / "model" / "model.safetensors").read_bytes()
     rows = losses(tmp_path / "run")
@@ -239,7 +239,7 @@ def test_every_kind_leaves_a_run_that_show_reads(
     call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path, capsys: Any, kind: str
 ) -> None:
     """`run.json` with configuration, figures and warnings; `show` tells them in words, `--json` all."""
-    values = text_run(max_steps=2, dataloader_prefetch_factor=2)
+    values = text_run(html=True, max_steps=2, dataloader_prefetch_factor=2)
     packs = tmp_path / "packs"
     if kind == "exported":
         assert call("run", {**values, "export": {"format": "chunks", "out": str(packs)}})["code"] == 0
@@ -295,7 +295,7 @@ def test_without_what_draws_the_page_it_trains_and_says_so(
     call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: Any, verb: str
 ) -> None:
     monkeypatch.setattr("packtrain.train.early.missing_of_page", lambda: "matplotlib")
-    told = call(verb, text_run(max_steps=1))
+    told = call(verb, text_run(html=True, max_steps=1))
     assert told["code"] == 0 and not (tmp_path / "run" / "report.html").exists()
     warned = json.loads((tmp_path / "run" / "run.json").read_text())["result"]["warnings"]
     assert "no report.html: it needs matplotlib (pip install 'packtrain[report]')" in warned
@@ -305,7 +305,7 @@ def test_the_page_of_a_stream_has_its_ledger(
     call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     """What is too long is left out, counted by reason and listed with its id."""
-    values = text_run(max_steps=2, cap=64)
+    values = text_run(html=True, max_steps=2, cap=64)
     told = call("train", {**values, "data": {"kind": "stream", "long_samples": "drop"}})
     assert told["code"] == 0, told
     rows = [json.loads(line) for line in (tmp_path / "run" / "left_out.jsonl").read_text().splitlines()]

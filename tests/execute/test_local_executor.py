@@ -157,7 +157,7 @@ def measuring(data: Path) -> tuple[Any, list[str], list[int]]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(data / "processors" / "qwen2_vl" / "tokenizer.json"))
-    texts = [(f"row {i} " + "tokens and more tokens, " * 1700)[:40_000] for i in range(200)]
+    texts = [(f"row {i} " + "tokens and more tokens, " * 500)[:12_000] for i in range(200)]
     assert len(tokenizer.encode_batch(texts[:64])) == 64
     template = work.RustTokenizer(tokenizer)
     serial = map_shards(work.lengths, TWENTIES, workers=1, context=(template, texts))

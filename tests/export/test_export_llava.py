@@ -25,18 +25,17 @@ from packtrain.sources import open_source
 from packtrain.sources.chat import ChatSource
 from packtrain.store._llava import refusal
 from packtrain.store.pack_files import PackFiles
-from packtrain.template import HFTemplate, load_processor
+from packtrain.template import HFTemplate
 
 
 @pytest.fixture
-def real(tmp_path: Path, data: Path) -> Callable[[list[Row]], tuple[Any, Any, Path, HFTemplate, Any]]:
+def real(tmp_path: Path, processor: Any) -> Callable[[list[Row]], tuple[Any, Any, Path, HFTemplate, Any]]:
     """(source, lengths, plan folder, template, processor) of rows with the images of `NAMES`."""
-    processor = load_processor(str(data / "processors" / "qwen2_5_vl"))
-    template = HFTemplate(processor)
+    template = HFTemplate(processor("qwen2_5_vl"))
 
     def make(rows: list[Row]) -> tuple[Any, Any, Path, HFTemplate, Any]:
         folder = tmp_path / f"set{len(list(tmp_path.glob('set*')))}"
-        return *planned(folder, rows, template), template, processor
+        return *planned(folder, rows, template), template, template.processor
 
     return make
 

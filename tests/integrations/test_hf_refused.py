@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from test_hf_trainer import EXAMPLES, files, script  # noqa: F401
 
+import warm
 from packtrain.errors import ConfigError, IsolationError
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
@@ -164,9 +164,7 @@ def test_the_line_is_the_last_that_a_script_prints(
     code = (EXAMPLES / "hf_trainer_text.py").read_text(encoding="utf-8")
     path = tmp_path / "script.py"
     path.write_text(code.replace(', samples_per_step="same"', ""), encoding="utf-8")
-    words = [sys.executable, str(path), str(saved_model("tiny:qwen3")), files["few_text"], str(tmp_path)]
-    shim = "from packtrain.template import ensure_torchvision; ensure_torchvision()"
-    words[1:2] = ["-c", f"{shim}; import runpy, sys; runpy.run_path({str(path)!r}, run_name='__main__')"]
+    words = [warm.python(), str(path), str(saved_model("tiny:qwen3")), files["few_text"], str(tmp_path)]
     kept = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, env=kept)
     assert done.returncode == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -34,11 +35,11 @@ def test_false_hints_stop_and_are_named(tmp_path: Path) -> None:
         audit_hints(chats(tmp_path, 64))
 
 
-def test_measuring_with_false_hints_publishes_nothing(tmp_path: Path, data: Path) -> None:
+def test_measuring_with_false_hints_publishes_nothing(tmp_path: Path, processor: Any) -> None:
     import packtrain as pt
-    from packtrain.template import HFTemplate, load_processor
+    from packtrain.template import HFTemplate
 
-    template = HFTemplate(load_processor(data / "processors" / "qwen2_5_vl"), trust_hints=True)
+    template = HFTemplate(processor("qwen2_5_vl"), trust_hints=True)
     with pytest.raises(DriftError, match="not those of the media"):
         pt.measure(chats(tmp_path, 64), template, tmp_path / "l")
     assert not (tmp_path / "l").exists()

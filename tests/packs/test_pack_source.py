@@ -311,7 +311,7 @@ def test_one_call_opens_chats_and_one_loads_packs(tmp_path: Path) -> None:
     assert [list(batch.sample_ids) for batch in loader] == [pack.ids for pack in planned()]
 
 
-def test_1200_chunks_are_read_in_order_with_256_descriptors(tmp_path: Path) -> None:
+def test_400_chunks_are_read_in_order_with_256_descriptors(tmp_path: Path) -> None:
     """A whole export, a pack a chunk, by `open_packs` and `pt.loader` in a process of its own."""
 
     class Source(list):  # type: ignore[type-arg]
@@ -328,8 +328,8 @@ def test_1200_chunks_are_read_in_order_with_256_descriptors(tmp_path: Path) -> N
             return {"name": "encoded"}
 
     ids = torch.arange(9)
-    rows = Source({"input_ids": ids, "labels": ids} for _ in range(1200))
-    lengths = pt.Lengths([9] * 1200)
+    rows = Source({"input_ids": ids, "labels": ids} for _ in range(400))
+    lengths = pt.Lengths([9] * 400)
     lengths.save(tmp_path / "lengths")
     pt.plan(lengths, pack_length=9).save(tmp_path / "plan", origin={"lengths": str(tmp_path / "lengths")})
     made = {"source": rows, "template": Encoded(), "format": "chunks", "maxcount": 1}
@@ -338,4 +338,4 @@ def test_1200_chunks_are_read_in_order_with_256_descriptors(tmp_path: Path) -> N
     told = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "out")], capture_output=True, text=True, timeout=300
     )
-    assert (told.returncode, told.stdout.strip()) == (0, "1200 100"), told.stderr
+    assert (told.returncode, told.stdout.strip()) == (0, "400 100"), told.stderr

@@ -167,19 +167,19 @@ def test_a_job_that_fails_leaves_the_next_one_free(tmp_path: Path) -> None:
     assert len(lengths) == 50
 
 
-def test_changed_media_are_measured_beside_the_old_ones(data: Path, tmp_path: Path) -> None:
+def test_changed_media_are_measured_beside_the_old_ones(processor: Any, tmp_path: Path) -> None:
     from PIL import Image
 
     from packtrain.sources import open_source
     from packtrain.sources.chat import ChatSource
-    from packtrain.template import HFTemplate, load_processor
+    from packtrain.template import HFTemplate
 
     def write(size: int) -> None:
         Image.new("RGB", (size, size), (size % 256, 0, 0)).save(tmp_path / "a.png")
 
     turns = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "Red."}]
     (tmp_path / "s.jsonl").write_text(json.dumps({"messages": turns, "images": ["a.png"]}) + "\n")
-    template = HFTemplate(load_processor(str(data / "processors" / "qwen2_5_vl")))
+    template = HFTemplate(processor("qwen2_5_vl"))
     cache = CacheRoot(tmp_path / "root")
 
     def lengths() -> tuple[int, Path]:

@@ -126,7 +126,7 @@ def test_a_stream_that_two_ranks_began_goes_on_with_one(
     shutil.copytree(tmp_path / "run" / "checkpoint-3", tmp_path / "again" / "checkpoint-3")
     values = text_run(90, output_dir=tmp_path / "again", **keys)
     (tmp_path / "again.yaml").write_text(yaml.safe_dump(values))
-    command = [sys.executable, "-m", "packtrain", "train", str(tmp_path / "again.yaml")]
+    command = [warm.python(), "-m", "packtrain", "train", str(tmp_path / "again.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     one = steps(tmp_path / "again")

@@ -265,17 +265,16 @@ def test_raw_text_is_read_and_accounted_for() -> None:
     assert TextSource([{"body": "t"}], columns={"text": "body"})[0] == {"text": "t"}
 
 
-def test_raw_text_is_trained_as_it_is(data: Path) -> None:
-    from packtrain.template import load_processor
+def test_raw_text_is_trained_as_it_is(processor: Any) -> None:
     from packtrain.template.text import TextTemplate
 
-    processor = load_processor(data / "processors" / "qwen2_5_vl")
-    template = TextTemplate(processor)
+    qwen = processor("qwen2_5_vl")
+    template = TextTemplate(qwen)
     sample = {"text": "Once upon a time."}
     encoded = template.encode(sample)
-    ids = processor.tokenizer("Once upon a time.", add_special_tokens=False)["input_ids"]
-    assert encoded["input_ids"].tolist() == [*ids, processor.tokenizer.eos_token_id]
+    ids = qwen.tokenizer("Once upon a time.", add_special_tokens=False)["input_ids"]
+    assert encoded["input_ids"].tolist() == [*ids, qwen.tokenizer.eos_token_id]
     assert encoded["labels"].tolist() == [-100, *encoded["input_ids"].tolist()[1:]]
     measured = template.measure(sample)
     assert measured == len(ids) + 1 and measured.costs["supervised"] == len(ids)
-    assert TextTemplate(processor, eos=False).encode(sample)["input_ids"].tolist() == ids
+    assert TextTemplate(qwen, eos=False).encode(sample)["input_ids"].tolist() == ids

@@ -13,7 +13,7 @@ import pytest
 from packtrain.data import PackedDataset, PackSampler
 from packtrain.errors import PlanError
 from packtrain.planning.build import plan
-from packtrain.template import HFTemplate, load_processor
+from packtrain.template import HFTemplate
 from packtrain.train.config import load_config
 from packtrain.train.runtime import resolve_runtime
 
@@ -123,13 +123,13 @@ def test_three_packs_on_eight_ranks_repeat_in_turn() -> None:
     key="`template.*`",
     api="`measure`, `Lengths`",
 )
-def test_multimodal_samples_have_deterministic_planning_lengths(data: Path) -> None:
+def test_multimodal_samples_have_deterministic_planning_lengths(data: Path, processor: Any) -> None:
     """The planned length is what the forward pass consumes, image tokens included, at every measuring."""
     from packtrain.sources import open_source
     from packtrain.sources.chat import ChatSource
 
     source = ChatSource(open_source(data / "mllm_demo" / "mllm_demo.json"))
-    template = HFTemplate(load_processor(str(data / "processors" / "qwen2_5_vl")))
+    template = HFTemplate(processor("qwen2_5_vl"))
     first = [int(template.measure(source[i])) for i in range(len(source))]
     again = [int(template.measure(source[i])) for i in reversed(range(len(source)))][::-1]
     assert first == again and first[:3] == [195, 140, 181]

@@ -1,23 +1,16 @@
-"""Processors are loaded once; chats are made by one small function."""
+"""Templates are made once; chats are made by one small function."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from packtrain.template import HFTemplate, load_processor
+from packtrain.template import HFTemplate
 
 VISION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-
-
-@pytest.fixture(scope="session")
-def processor(data: Path) -> Callable[[str], Any]:
-    """Name -> the shipped processor. Do not change it in a test: load a fresh one for that."""
-    return lru_cache(maxsize=None)(lambda name: load_processor(data / "processors" / name))
 
 
 @pytest.fixture(scope="session")

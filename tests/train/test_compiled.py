@@ -79,9 +79,10 @@ def test_every_length_has_the_losses_of_plain_layers_and_few_graphs(attn: str) -
 @pytest.mark.parametrize("attn", ["sdpa", "varlen"])
 def test_a_model_that_its_owner_compiled_as_a_whole(attn: str) -> None:
     model = tiny_model("tiny:qwen3").train()
+    del model.model.layers[1:]  # a graph ends at every attention: one is as good as two
     if attn == "varlen":
         use_varlen(model)
-    packs = [[text_sample(n, 10 * k + i) for i, n in enumerate(row)] for k, row in enumerate(ROWS[:4])]
+    packs = [[text_sample(n, 10 * k + i) for i, n in enumerate(row)] for k, row in enumerate(ROWS[:2])]
     plain = losses_of(model, packs)[0]
     collate, found = PaddingFreeCollator(model), []
     whole = torch.compile(model, backend="eager")
@@ -128,7 +129,7 @@ def test_attention_inside_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_every_family_trains_the_same(name: str) -> None:
     model = tiny_model(name).train()
-    packs = [samples_for(name, model)[:2], samples_for(name, model)]
+    packs = [samples_for(name, model)]
     plain, gradient, _ = losses_of(model, packs)
     assert compile_layers(model, backend="eager") > 0
     found, moved, _ = losses_of(model, packs)

@@ -16,7 +16,7 @@ import torch
 from packtrain.errors import ConfigError, ForeignArtefactError, MissingExtraError, PacktrainError
 from packtrain.pipeline.run import dry_run, run
 from packtrain.pipeline.run_export import run_export
-from packtrain.template import ensure_torchvision, load_processor
+from packtrain.template import ensure_torchvision
 from packtrain.testing.tiny import TINY_MODELS, tiny_config, tiny_model
 from packtrain.train import versions
 from packtrain.train.config import load_config
@@ -254,7 +254,7 @@ def test_a_dry_run_refuses_what_a_run_refuses_and_nothing_is_measured(
 ) -> None:
     if change is absent_kernel and _has_flash_3():
         pytest.skip("flash attention 3 is installed")
-    values = text_run()
+    values = text_run(html=True)
     change(values, tmp_path)
     (tmp_path / "run.yaml").write_text(json.dumps(values))
     told = []
@@ -478,19 +478,19 @@ def test_the_floor_of_memory_is_below_what_the_weights_take(name: str) -> None:
 # --------------------------------------------------------------------------------------- the match
 @pytest.mark.realdata
 @pytest.mark.parametrize("family", ["internvl3", "llava_onevision", "qwen2_5_vl", "qwen2_audio", "qwen3_vl"])
-def test_processors_fit_their_model_and_no_text_model(family: str, data: Path) -> None:
-    processor = load_processor(str(data / "processors" / family))
-    check_match(tiny_config(f"tiny:{family}", processor), processor)
+def test_processors_fit_their_model_and_no_text_model(family: str, processor: Any) -> None:
+    made = processor(family)
+    check_match(tiny_config(f"tiny:{family}", made), made)
     assert family in TINY_MODELS
     with pytest.raises(ConfigError, match="takes no media"):
-        check_match(tiny_config("tiny:qwen3", processor), processor)
+        check_match(tiny_config("tiny:qwen3", made), made)
 
 
 @pytest.mark.realdata
-def test_every_difference_is_named_with_both_values(data: Path) -> None:
-    processor = load_processor(str(data / "processors" / "qwen2_5_vl"))
-    config = tiny_config("tiny:qwen2_5_vl", processor)
-    check_match(config, processor.tokenizer)  # text only, on a model with towers
+def test_every_difference_is_named_with_both_values(processor: Any) -> None:
+    made = processor("qwen2_5_vl")
+    config = tiny_config("tiny:qwen2_5_vl", made)
+    check_match(config, made.tokenizer)  # text only, on a model with towers
     others: list[tuple[Callable[[Any], None], str]] = [
         (lambda c: setattr(c, "image_token_id", 7), r"image token of the processor is \d+ .*looks for 7"),
         (lambda c: setattr(c, "video_token_id", 7), r"video token of the processor is"),
@@ -502,10 +502,9 @@ def test_every_difference_is_named_with_both_values(data: Path) -> None:
         changed = copy.deepcopy(config)
         change(changed)
         with pytest.raises(ConfigError, match=message):
-            check_match(changed, processor)
-    one_row = load_processor(str(data / "processors" / "llava_onevision"))
+            check_match(changed, made)
     with pytest.raises(ConfigError, match=r"1 row of positions\), qwen2_5_vl takes 3"):
-        check_match(config, one_row)
+        check_match(config, processor("llava_onevision"))
 
 
 def test_a_pad_token_beyond_the_embedding_is_no_fault() -> None:
