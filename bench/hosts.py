@@ -20,6 +20,7 @@ import numpy as np
 import packtrain as pt
 
 from . import hosts_swift
+from .host_child import python_of
 from .hosts_start import first_steps, report
 
 CAP = 2048
@@ -64,8 +65,8 @@ def main() -> None:
             times.append(time.perf_counter() - started)
         first = min(times) if first is None else first
         told(name, packs, lengths, min(times) / first)
-    if hosts_swift.SWIFT is None:
-        print("ms-swift: left out (PACKTRAIN_SWIFT names the Python of its environment)")
+    if python_of("swift") is None:
+        print("ms-swift: left out (`make test-hosts` makes its environment)")
     else:
         with tempfile.TemporaryDirectory() as folder:
             np.save(Path(folder) / "lengths.npy", lengths)

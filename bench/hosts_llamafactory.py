@@ -1,25 +1,18 @@
-"""The start of LLaMA-Factory: with its own packing, with ours, not packed.
-
-`PACKTRAIN_LLAMAFACTORY=/path/of/its/python python -m bench.hosts DATA` runs it; without: left out.
-"""
+"""The start of LLaMA-Factory: with its own packing, with ours, not packed."""
 
 from __future__ import annotations
 
 import importlib.machinery
 import json
-import os
-import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 from typing import Any
 
-__all__ = ["LLAMAFACTORY", "VARIANTS", "start"]
+from .host_child import at_first_step
 
-#: The Python of its environment.
-LLAMAFACTORY = os.environ.get("PACKTRAIN_LLAMAFACTORY")
-REPOSITORY = Path(__file__).resolve().parents[1]
+__all__ = ["VARIANTS", "child"]
+
 #: name -> (packed by us, settings)
 VARIANTS: dict[str, tuple[bool, dict[str, Any]]] = {
     "LLaMA-Factory, its packing (neat_packing)": (False, {"packing": True, "neat_packing": True}),
@@ -34,35 +27,10 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def start(name: str, folder: Path, out: Path) -> tuple[int, float, float]:
-    """Rows that the trainer holds; wall and processor seconds of its process to the first optimizer step."""
-    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
-    more = {"PYTHONPATH": str(REPOSITORY / "src"), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    started = time.time()
-    done = subprocess.run(
-        [str(LLAMAFACTORY), "-m", "bench.hosts_llamafactory", name, str(folder), str(out)],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        env={**kept, **more, "OMP_NUM_THREADS": "1"},
-    )
-    if done.returncode:
-        raise SystemExit(f"{name}: {done.stderr[-3000:]}")
-    told = json.loads(done.stdout.splitlines()[-1])
-    return int(told["held"]), float(told["stepped"]) - started, float(told["cpu"])
-
-
-def _child(name: str, folder: Path, out: str) -> None:
-    from packtrain.template import ensure_torchvision
-
-    ensure_torchvision()
+def child(name: str, folder: Path, out: Path) -> None:
     # the index has torchaudio for CUDA builds of torch only
     sys.modules["torchaudio"] = types.ModuleType("torchaudio")
     sys.modules["torchaudio"].__spec__ = importlib.machinery.ModuleSpec("torchaudio", None)
-    import torch
-    from transformers import Trainer, TrainerCallback
-
-    torch.set_num_threads(1)
     ours, settings = VARIANTS[name]
     tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
     rows = {
@@ -72,24 +40,10 @@ def _child(name: str, folder: Path, out: str) -> None:
         "tags": tags,
     }
     (folder / "dataset_info.json").write_text(json.dumps({"rows": rows}), encoding="utf-8")
-    where = {"model_name_or_path": str(folder / "model"), "dataset_dir": str(folder), "output_dir": out}
+    where = {"model_name_or_path": str(folder / "model"), "dataset_dir": str(folder), "output_dir": str(out)}
     config = folder / "train.yaml"
     config.write_text(json.dumps({**SETTINGS, **where, **settings}), encoding="utf-8")
-    told: dict[str, Any] = {}
-
-    class First(TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            told.update({"stepped": time.time(), "cpu": time.process_time()})
-            control.should_training_stop = True
-
-    train = Trainer.train
-
-    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        told["held"] = len(self.packs) if ours else len(self.train_dataset)
-        self.add_callback(First())
-        return train(self, *args, **kwargs)
-
-    Trainer.train = watched
+    at_first_step(lambda trainer: len(trainer.packs if ours else trainer.train_dataset))
     if ours:
         from packtrain.hosts.llamafactory import launch
 
@@ -99,8 +53,3 @@ def _child(name: str, folder: Path, out: str) -> None:
 
         sys.argv = ["llamafactory", str(config)]
         run_exp()
-    print(json.dumps(told), flush=True)
-
-
-if __name__ == "__main__":
-    _child(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

@@ -35,7 +35,7 @@ class Packs(IterableDataset):
 
 
 def collate(packs):
-    """A row as its models take it: restarting positions, no mask or cache, targets at the positions before."""
+    """A row as its models take it: restarting positions, no mask or cache, targets one place before."""
     row = PaddingFreeCollator()(packs)
     kept = {name: row[name] for name in ("input_ids", "position_ids", "use_cache")}
     return {**kept, "labels": pad(row["labels"][:, 1:], (0, 1), value=IGNORE)}

@@ -3,7 +3,8 @@
 `PACKTRAIN_MATRIX=docs/hosts_matrix.json python -m pytest …` enters the outcomes of that run: a cell *works*
 when every case marked `matrix(feature)` passed, is *refused* when a passing test recorded the line that the
 user reads (`record_property("refused", (feature, reason, line))`), and goes when one of its cases fails. A
-file that tests several hosts says which: `record_property("kind", (host, kind))`, for the table of modes.
+file that tests several hosts says which: `record_property("kind", (host, kind))`, for the table of modes, or
+a fourth entry of a refusal.
 `python scripts/hosts_matrix.py` renders the file.
 """
 
@@ -26,6 +27,7 @@ HOSTS = {
     "tests/integrations/test_trl_training.py": "TRL SFTTrainer",
     "tests/hosts/test_swift.py": "ms-swift",
     "tests/hosts/test_swift_refused.py": "ms-swift",
+    "tests/hosts/test_swift_proof.py": "ms-swift",
     "tests/hosts/test_swift_training.py": "ms-swift",
     "tests/hosts/test_llamafactory.py": "LLaMA-Factory",
     "tests/hosts/test_axolotl.py": "axolotl",
@@ -37,7 +39,11 @@ HOSTS = {
     "tests/hosts/test_automodel.py": "NeMo Automodel",
 }
 #: Files whose tests name the host of each cell.
-KINDS = ("tests/integrations/test_kinds.py", "tests/hosts/test_swift_kinds.py")
+KINDS = (
+    "tests/integrations/test_kinds.py",
+    "tests/integrations/test_host_proof.py",
+    "tests/hosts/test_swift_kinds.py",
+)
 
 
 class MatrixRecorder:
@@ -69,9 +75,9 @@ class MatrixRecorder:
                 cell = {"outcome": "works", "test": test}
                 self._enter((named, f"packs: {kind}"), report.failed, cell)
             if key == "refused":
-                feature, reason, line = value
+                feature, reason, line, *named = value
                 cell = {"outcome": "refused", "reason": reason, "line": line, "test": test}
-                self._enter((host, feature), report.failed, cell)
+                self._enter((named[0] if named else host, feature), report.failed, cell)
         return report
 
     def _enter(self, key: tuple[str | None, str], failed: bool, cell: dict[str, Any]) -> None:

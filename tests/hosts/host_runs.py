@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-__all__ = ["ids_of", "losses_of", "refused", "same_losses", "start"]
+__all__ = ["LEAK", "ids_of", "leak_of", "losses_of", "refused", "same_losses", "start"]
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
+
+
+#: The row of the support table, and the reason that is told.
+LEAK = ("attention that reads across samples", "packed samples read each other")
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -50,6 +55,14 @@ def refused(python: Path, script: str, folder: Path, name: str, *, ranks: int = 
     done = _run(python, script, folder, name, ranks, spec)
     assert done.returncode != 0, done.stdout[-1500:]
     return done.stderr
+
+
+def leak_of(told: str) -> tuple[str, str, str]:
+    """The cell of the support table for a run that the isolation proof has ended: feature, reason, line."""
+    lines = [line for line in told.splitlines() if "IsolationError" in line and LEAK[1] in line]
+    assert lines, told[-2000:]
+    line = lines[-1].partition("IsolationError: ")[2]
+    return (*LEAK, re.split(r", first in | \(|: ", line)[0])
 
 
 def _run(

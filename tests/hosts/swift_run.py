@@ -103,9 +103,16 @@ def fail_at(row: int) -> None:
     fetch = SwiftPacks._fetch
 
     def broken(self, sample_id):
+        encode = self.encode
         if sample_id == row:
-            return self._failed(sample_id, SampleError("missing_media", "the disk is gone"))
-        return fetch(self, sample_id)
+            self.encode = gone
+        try:
+            return fetch(self, sample_id)
+        finally:
+            self.encode = encode
+
+    def gone(sample):
+        raise SampleError("missing_media", "the disk is gone")
 
     SwiftPacks._fetch = broken
 

@@ -74,3 +74,5 @@ def test_leaks_are_refused_by_name_before_the_first_step_and_the_clean_model_tra
             assert "samples would read each other: the model is given an attention_mask" in line
         else:
             assert "packed samples read each other in qwen3" in line and where in line, (leak, line)
+    told = "packed samples read each other"
+    record_property("refused", ("attention that reads across samples", told, f"{told} in qwen3"))

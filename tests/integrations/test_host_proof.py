@@ -50,7 +50,7 @@ def made(
 @pytest.mark.parametrize("made", MAKERS, indirect=True)
 @pytest.mark.parametrize(("leak", "where", "what"), LEAKS, ids=[leak.__name__ for leak, _, _ in LEAKS])
 def test_a_leak_is_refused_by_name_before_the_first_step(
-    leak: Callable[..., None], where: str, what: str, made: Any
+    leak: Callable[..., None], where: str, what: str, made: Any, request: Any, record_property: Any
 ) -> None:
     with ExitStack() as stack:
         leak(made.model, stack)
@@ -60,6 +60,8 @@ def test_a_leak_is_refused_by_name_before_the_first_step(
     assert "packed samples read each other in qwen3" in line and where in line and what in line
     assert "leaks.py:" in line and "\n" not in line
     assert not hasattr(made, "notes") and made.state.global_step == 0
+    host, told = request.node.callspec.params["made"], "packed samples read each other"
+    record_property("refused", ("attention that reads across samples", told, f"{told} in qwen3", host))
 
 
 @pytest.mark.parametrize("made", MAKERS, indirect=True)

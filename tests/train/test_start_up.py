@@ -115,6 +115,23 @@ def test_clean_models_are_proven_with_their_media(name: str, tiny: dict[str, Any
     assert [row.worst for row in report.rows if row.check == "tamper"] == [0.0] * 3
 
 
+def test_a_forward_that_wants_several_values_of_its_loss_is_proven_and_keeps_its_logits() -> None:
+    """As models of VeOmni do: the head alone gives them no loss."""
+    model = fresh()
+    own = type(model)
+
+    class Several(own):  # type: ignore[valid-type, misc]
+        def forward(self, labels: Any = None, **kwargs: Any) -> Any:
+            made = super().forward(**kwargs)
+            if labels is not None:
+                made.loss, _ = self.loss_function(made.logits, labels, self.vocab_size)
+            return made
+
+    model.__class__ = Several
+    report = prove(model, packs())
+    assert report.ok and not report.fused
+
+
 def adapted(model: Any) -> Any:
     from peft import LoraConfig, get_peft_model
 
