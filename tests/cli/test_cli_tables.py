@@ -20,6 +20,7 @@ from packtrain.errors import FormatError, InputError, LengthError
 from packtrain.pipeline.length_files import SUFFIXES, read_lengths
 from packtrain.pipeline.plan_table import SUFFIXES as TABLES
 from packtrain.pipeline.plan_table import plan_table, write_plan_table
+from packtrain.pipeline.step_times import read_history
 
 TOKENS = [30, 30, 20, 60, 50, 10, 40, 30]
 IMAGES = [1, 0, 2, 0, 0, 1, 0, 3]
@@ -270,3 +271,24 @@ def test_an_edited_record_of_a_run_is_one_line(told: dict[str, Any], tmp_path: P
         assert call("show", tmp_path) == 2
         said = capsys.readouterr().err
         assert "run.json is not the record of a run" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("name", ["bound", "efficiency", "dropped_by_reason", "length_order_correlation"])
+def test_an_edited_figure_of_a_plan_is_one_line(name: str, tmp_path: Path, capsys: Any) -> None:
+    pt.plan(pt.Lengths(TOKENS), 64).save(tmp_path)
+    told = json.loads((tmp_path / "plan.json").read_text())
+    for wrong in (None, [], "much", {}):
+        if (name, wrong) == ("dropped_by_reason", {}):
+            continue  # none were
+        told["stats"][name] = wrong
+        (tmp_path / "plan.json").write_text(json.dumps(told))
+        assert call("show", tmp_path) == 2
+        said = capsys.readouterr().err
+        assert "is not a plan as it was written" in said and "Traceback" not in said
+
+
+def test_a_row_of_a_log_without_its_step_is_named(tmp_path: Path) -> None:
+    for row in ({"step_s": 1.0, "tokens_per_s": 2.0}, {"step": 3, "step_s": 1.0}, {"step": -1}):
+        (tmp_path / "train_log.jsonl").write_text(json.dumps(row) + "\n")
+        with pytest.raises((FormatError, InputError), match=r"step|tokens_per_s"):
+            read_history(tmp_path)

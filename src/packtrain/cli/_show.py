@@ -174,8 +174,16 @@ def print_plan(folder: Path, plan: PackPlan) -> None:
 
 
 def plan_rows(plan: PackPlan) -> dict[str, str]:
-    """The figures of a plan, as text."""
-    stats = plan.stats()
+    """The figures of a plan, as text.
+
+    Raises:
+        FormatError: its marker was edited.
+    """
+    with files.reading(plan.folder or "the plan", "a plan as it was written", "make the plan again"):
+        return _plan_rows(plan, plan.stats())
+
+
+def _plan_rows(plan: PackPlan, stats: Mapping[str, Any]) -> dict[str, str]:
     proven = "proven optimal" if stats["optimal"] else f"gap {stats['gap']:.4%}"
     rows = {}
     if stats["over_long_packs"]:

@@ -41,7 +41,7 @@ def read_history(run: Path) -> list[dict[str, Any]]:
 
 def _checked(row: dict[str, Any]) -> dict[str, Any]:
     """A row with the numbers that figures are made of."""
-    if "step" in row:
+    if "step" in row or "step_s" in row:
         whole("step", row["step"], 0, 1 << 53)
     if "step_s" in row:
         row = {**row, "step_s": float(row["step_s"]), "tokens_per_s": float(row["tokens_per_s"])}
