@@ -172,3 +172,79 @@ def test_one_of_two_writers_makes_a_name(bucket: Any, monkeypatch: pytest.Monkey
         monkeypatch.setattr(s3fs.S3FileSystem, "exists", exists)
         assert not files.publish_new(folder / "claim.000002", "mine")
     assert bucket.cat("data/out/claim.000002") == b"theirs" and len(looks) == 2
+
+
+def test_writers_that_are_killed_go_on(bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL at random moments of an export and of a producer, in a cache of its own or in an old one."""
+    import os
+    import random
+    import signal
+    import subprocess
+    import sys
+    import time
+
+    _, rows = rows_and_plan(tmp_path)
+    bucket.rm("data/lengths", recursive=True)
+    chance = random.Random(int(os.environ.get("PACKTRAIN_SOAK_SEED", "0")))
+    kills = int(os.environ.get("PACKTRAIN_SOAK_KILLS", "3"))
+    export = ["export", "s3://data/plan", "OUT", "-f", "chunks", "--maxcount", "1"]
+    produce = [
+        "produce",
+        str(rows),
+        "OUT",
+        "--kind",
+        "encoded",
+        "-n",
+        "64",
+        "--once",
+        "--packs-per-chunk",
+        "1",
+    ]
+
+    def start(words: list[str], out: str) -> subprocess.Popen[bytes]:
+        words = [out if word == "OUT" else word for word in words]
+        paths = os.pathsep.join(filter(None, sys.path))
+        return subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "packtrain", *words, "--json"],
+            env={**os.environ, "PYTHONPATH": paths},
+            stdout=subprocess.DEVNULL,
+        )
+
+    def held(folder: str) -> dict[str, bytes]:
+        bucket.invalidate_cache()
+        found = {}
+        for name in bucket.find(folder):
+            if not name.endswith("origin.json") and not {"producer", "claim"} & set(name.split("/")):
+                found[name.removeprefix(f"{folder}/")] = bucket.cat(name)
+        return found
+
+    def count(folder: str) -> int:
+        bucket.invalidate_cache()
+        return len(bucket.find(folder))
+
+    for words in (
+        ["measure", str(rows), "--kind", "encoded", "--out", "OUT"],
+        ["plan", "s3://data/lengths", "-n", "64", "--out", "s3://data/plan", "--overwrite"],
+    ):
+        assert start(words, "s3://data/lengths").wait(300) == 0
+    met = 0
+    for name, words in {"chunks": export, "grown": produce}.items():
+        near = tmp_path / name
+        assert start(words, str(near)).wait(300) == 0
+        whole = {p.relative_to(near).as_posix(): p.read_bytes() for p in near.rglob("*") if p.is_file()}
+        whole = {n: d for n, d in whole.items() if not n.endswith("origin.json") and "producer/" not in n}
+        for _ in range(kills):
+            monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / f"machine {chance.randrange(3)}"))
+            before, process = count(f"data/{name}"), start(words, f"s3://data/{name}")
+            while process.poll() is None and count(f"data/{name}") == before:
+                time.sleep(0.02)
+            time.sleep(chance.random() * 0.5)
+            met += process.poll() is None
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            now = held(f"data/{name}")
+            assert all(whole[n] == d for n, d in now.items() if n.endswith((".arrow", "END", "export.json")))
+        assert start(words, f"s3://data/{name}").wait(300) == 0
+        assert held(f"data/{name}") == whole
+    assert met
+    print(f"{met} kills at work")  # noqa: T201
