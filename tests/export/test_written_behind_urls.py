@@ -327,6 +327,25 @@ def test_a_producer_stopped_at_any_step(tmp_path: Path, monkeypatch: pytest.Monk
     assert stop > 60
 
 
+def test_without_the_way_there_a_producer_ends_with_the_first_fault(
+    made: Callable[..., Set], tmp_path: Path
+) -> None:
+    """It does not try to free its claim too; this machine knows that its owner is gone, another waits."""
+    feed(tmp_path / "in", 1)
+    held = made(count=6)
+    verbs: list[Callable[[str], Any]] = [
+        lambda at: producer(tmp_path / "in", at).run(),
+        lambda at: write(held, at, format="webdataset"),
+    ]
+    for verb in verbs:
+        with bucket("gs") as system:
+            system.quota[:] = [6]
+            with pytest.raises(SourceError, match="could not be reached in 7 tries"):
+                verb(url(system))
+            assert system.quota == [-7]  # one file, seven tries
+            system.quota.clear()
+
+
 def test_two_producers_of_one_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     feed(tmp_path / "in", 1)
     with bucket("gs") as system:

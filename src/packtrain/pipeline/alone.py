@@ -46,9 +46,10 @@ def alone(folder: Path) -> Iterator[Claim]:
     _held.add(place)
     try:
         yield claim
-    except BaseException:
-        with contextlib.suppress(OSError, SourceError):  # a full disk, no network: the error says so itself
-            claim.release(tidy=True)
+    except BaseException as error:
+        if not claim.is_out_of_reach(error):
+            with contextlib.suppress(OSError, SourceError):  # a full disk: the error says so itself
+                claim.release(tidy=True)
         raise
     else:
         claim.release(tidy=True)

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import files
-from ..errors import InputError, PacktrainError, WaitTimeoutError
+from ..errors import InputError, PacktrainError, SourceError, WaitTimeoutError
 from ..remote.places import url_of
 from .owner import Owner
 from .poll import Clock, SystemClock, Watch, fresh_json, fresh_names, pauses
@@ -222,15 +222,23 @@ class Claim:
             self._said.update(state="failed", error=error_as_dict(error))
         self.pulse()
 
+    def is_out_of_reach(self, error: BaseException) -> bool:
+        """Is the way to the claim most likely what failed? Its silence then tells that the owner is gone."""
+        return self._is_far and isinstance(error, SourceError)
+
+    def stop(self) -> None:
+        """Give no further sign of life."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
     def release(self, *, tidy: bool = False) -> None:
         """Stop the heartbeat and free the claim. A failure that was told stays told.
 
         Args:
             tidy: also remove the folder, unless a failure is told in it.
         """
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self.stop()
         with self._lock:
             if self._said["state"] != "failed":
                 self._said["state"] = "released"
@@ -287,6 +295,9 @@ class Claim:
     ) -> None:
         if error is None:
             self.release()
+            return
+        if self.is_out_of_reach(error):
+            self.stop()
             return
         try:
             self.fail(error)
