@@ -121,3 +121,11 @@ def test_a_pass_of_an_earlier_epoch_is_not_moved_by_a_later_one() -> None:
         halves = [order.of_rank(1, epoch, *part) for part in ((0, 7), (7, None))]
         order.of_rank(0, (epoch + 1) % 3)
         assert np.concatenate(halves).tolist() == alone[epoch]
+
+
+def test_steps_of_more_micro_steps_than_there_can_be_are_refused() -> None:
+    """An edited record of a run names them; numpy would count them in floats."""
+    aligned = pt.plan(pt.Lengths([3, 4, 5]), 5).align(1)
+    for count in (0, 1 << 40, 1 << 63):
+        with pytest.raises(InputError, match="grad_accum"):
+            EpochOrder(aligned, grad_accum=count)

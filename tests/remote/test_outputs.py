@@ -225,3 +225,15 @@ def test_sending_alone_asks_for_nothing(far: Any) -> None:
     with sending(folder):
         files.publish_text(folder / "one", "1")
     assert below(far) == {"one": b"1"}
+
+
+def test_places_in_texts_are_spelled_as_urls_in_linear_time() -> None:
+    place = copies.place_of("gs://b/out")
+    assert (
+        spelled(f"'{place}/a' and {place} (in {place}/b)")
+        == "'gs://b/out/a' and gs://b/out (in gs://b/out/b)"
+    )
+    for plain in ("", "/packtrain-remote/", "a/packtrain-remote/gs", "x/packtrain-remote/.notes/1"):
+        assert spelled(plain) == plain
+    for long in ("a" * (1 << 22), "/packtrain-remote" * (1 << 18), f"{'a' * (1 << 22)}{place}"):
+        spelled(long)  # would take minutes

@@ -127,7 +127,7 @@ class EpochOrder:
         cost: Any = None,
         replan: PlansOfEpochs | None = None,
     ) -> None:
-        whole("grad_accum", grad_accum, 1)
+        whole("grad_accum", grad_accum, 1, 1 << 31)
         whole("seed", seed, 0)
         if aligned.is_balanced and balance is not None:
             raise InputError("the plan is balanced already", hint="balance plan.align(world_size)")

@@ -49,7 +49,8 @@ _full: dict[str, str] = {}  # copies whose URL has a query or a password, of thi
 #: Folders of which the parts that nobody reads (`_OURS`) stay on this disk: writing a file there is a commit.
 stays_here: set[str] = set()
 _OURS = {"claim", "producer", "partial"}
-_PLACED = re.compile(rf"[^\s'\"]*{re.escape(os.sep + FOLDER + os.sep)}([a-z0-9]+)[{re.escape(os.sep)}]")
+_MARK = f"{os.sep}{FOLDER}{os.sep}"
+_WORDS = re.compile(r"([\s'\"(]+)")
 
 
 class Note(NamedTuple):
@@ -74,7 +75,7 @@ def url_of(path: str | os.PathLike[str]) -> str | None:
     text = os.fspath(path)
     if text in _full:
         return _full[text]
-    _, mark, rest = text.partition(f"{os.sep}{FOLDER}{os.sep}")
+    _, mark, rest = text.partition(_MARK)
     scheme, _, place = rest.partition(os.sep)
     if not mark or not place or scheme.startswith("."):
         return None
@@ -121,7 +122,15 @@ def spelled(text: str | os.PathLike[str]) -> str:
     >>> spelled("/home/me/.cache/packtrain/packtrain-remote/s3/bucket/out holds no export")
     's3://bucket/out holds no export'
     """
-    return _PLACED.sub(r"\1://", os.fspath(text))
+    told = os.fspath(text)
+    if _MARK not in told:
+        return told
+    return "".join(map(_spelled, _WORDS.split(told)))
+
+
+def _spelled(word: str) -> str:
+    scheme, cut, below = word.partition(_MARK)[2].partition(os.sep)
+    return f"{scheme}://{below}" if cut and scheme.isalnum() else word
 
 
 def kept(path: str | os.PathLike[str]) -> str:
@@ -137,7 +146,7 @@ def is_name(name: str) -> bool:
 
 def root_of(place: str) -> str:
     """The folder of all copies that a place lies in."""
-    return place[: place.index(f"{os.sep}{FOLDER}{os.sep}")] + f"{os.sep}{FOLDER}"
+    return place[: place.index(_MARK)] + f"{os.sep}{FOLDER}"
 
 
 def note_path(place: str, ending: str = ".json") -> str:
