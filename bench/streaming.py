@@ -31,6 +31,7 @@ import packtrain as pt
 import packtrain.packs._node_reader as node_reader
 from packtrain.collate import PaddingFreeCollator
 from packtrain.data import StreamingPackedDataset, TokenBudgetDataset
+from packtrain.planning.window import WindowPacker
 from packtrain.template import load_processor
 
 CAP = 8192
@@ -213,7 +214,7 @@ def elastic(samples: int, data: Path, pairs: int, readers: int = 4) -> None:
             ids = torch.tensor(tokenizer(text)["input_ids"])
             return {"input_ids": ids, "labels": ids}
 
-        kinds["text, tokenized and collated"] = Cycled(samples // 4), encode, PaddingFreeCollator()
+        kinds["text, tokenized and collated"] = Cycled(samples // 16), encode, PaddingFreeCollator()
     for name, (source, template, collate) in kinds.items():
         splits = readers * max(1, len(source) // (readers * 3000))  # each plans a dozen windows
 
@@ -236,6 +237,7 @@ def elastic(samples: int, data: Path, pairs: int, readers: int = 4) -> None:
                     collate([pack])
             return time.process_time() - begun
 
+        WindowPacker.seen = 1 << 30  # compiled from the first window on, in both
         read(splits)
         ratios, seconds = [], {}
         for pair in range(pairs):
