@@ -427,3 +427,24 @@ def test_a_plain_sample_is_read_as_any_other() -> None:
             except (InputError, KeyError) as error:
                 told.append(str(error))
         assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5])
+def test_text_positions_are_those_of_the_sample_whatever_its_length_and_form(length: int) -> None:
+    """Three tokens are no three axes; [T] and [1,T] say the same, also beside a sample with t, h, w."""
+    ids = torch.arange(length)
+    text = {"input_ids": ids, "labels": ids.clone(), "position_ids": torch.arange(length) + 7}
+    flat = {**text, "position_ids": text["position_ids"][None]}
+    wide = {
+        "input_ids": torch.arange(3),
+        "labels": torch.arange(3),
+        "position_ids": torch.arange(9).view(3, 3),
+    }
+    for sample in (text, flat):
+        row = PaddingFreeCollator(pad_to_length=12)([[sample, {**sample}]])["position_ids"]
+        tail = list(range(12 - 2 * length))
+        assert row.tolist() == [[*range(7, 7 + length), *range(7, 7 + length), *tail]]
+        mixed = PaddingFreeCollator()([[sample, wide]])["position_ids"]
+        assert mixed.shape == (4, 1, length + 3)
+        assert mixed[:, 0, :length].tolist() == [list(range(7, 7 + length))] * 4
+        assert mixed[1:, 0, length:].tolist() == wide["position_ids"].tolist()

@@ -62,7 +62,7 @@ SAMPLE_FIELDS = frozenset({"sample_id", "source", "channel", "weight", "length",
 CARRIED_FIELDS = ("source", "channel", "weight")
 
 #: Fields of a sample of plain text.
-_TEXT = frozenset({"sample_id", "input_ids", "labels"})
+_TEXT = frozenset({"sample_id", "input_ids", "labels", "position_ids"})
 
 #: What the collator makes itself, or must never send: no field of a sample may take these names.
 _OWN_KEYS = frozenset(
@@ -85,7 +85,7 @@ class Segment:
     Attributes:
         sample_id: id of the sample; None for a filler.
         tokens: field -> tensor [T].
-        positions: int64 [1,T] (text), [3,T] (t, h, w), [4,T] (text, t, h, w), or None.
+        positions: int64 [T] (text), [3,T] (t, h, w), [4,T] (text, t, h, w), or None.
         media: key -> tensor with at least one row.
         weightless: a filler or a stand-in: optional token fields are padded, never missing.
         values: `source`, `channel` and `weight` where the sample has them.
@@ -214,7 +214,7 @@ def read_sample(
 
 
 def _plain(sample: dict[str, Any], where: str) -> Segment | None:
-    """A sample of text, ids and labels as they enter the row: nothing of it needs a look; else None."""
+    """A sample of text as it enters the row: no further value of it needs a look; else None."""
     ids: Any = sample.get("input_ids")
     labels: Any = sample.get("labels")
     if type(ids) is not torch.Tensor or type(labels) is not torch.Tensor:
@@ -224,9 +224,15 @@ def _plain(sample: dict[str, Any], where: str) -> Segment | None:
         return None
     if len(shape) != 1 or labels.shape != shape or not shape[0]:
         return None
+    positions: Any = sample.get("position_ids")
+    if positions is not None:
+        if type(positions) is not torch.Tensor or positions.dtype is not torch.int64:
+            return None
+        if positions.shape != shape or positions.layout is not torch.strided or positions.is_meta:
+            return None
     sample_id = sample.get("sample_id")
     where = where if sample_id is None else f"sample {sample_id}"
-    return Segment(sample_id, where, shape[0], {"input_ids": ids, "labels": labels})
+    return Segment(sample_id, where, shape[0], {"input_ids": ids, "labels": labels}, positions)
 
 
 def _single(name: str, value: Any, length: int, where: str) -> Any:
@@ -278,7 +284,7 @@ def _token_values(name: str, value: Any, pad: int | float, where: str) -> torch.
 
 
 def _positions(value: Any, length: int, where: str) -> torch.Tensor:
-    """Positions as int64 [1,T], [3,T] or [4,T]: declared by the axes, never guessed from sizes."""
+    """Positions as int64 [T], [3,T] or [4,T]: declared by the axes, never guessed from sizes."""
     tensor = _tensor("position_ids", value, where)
     shape = list(tensor.shape)
     if tensor.ndim == 1:
@@ -291,7 +297,7 @@ def _positions(value: Any, length: int, where: str) -> torch.Tensor:
             hint="give integers [tokens] or [3,tokens], made for the sample alone",
         )
     _check_length("position_ids", int(tensor.shape[1]), length, where)
-    return tensor.to(torch.int64)
+    return (tensor[0] if tensor.shape[0] == 1 else tensor).to(torch.int64)
 
 
 def _media(name: str, value: Any, where: str) -> torch.Tensor:

@@ -78,11 +78,11 @@ def join_media(segments: list[Segment], rules: Mapping[str, str]) -> dict[str, t
         InputError: a sample's patches and grids do not agree, or tensors of two samples do not join.
     """
     joined = {}
-    for segment in segments:
-        if segment.media:
-            _check_grids(segment)
-    for key in rules:  # the one rule, cat0: rows of all samples, along the first axis
-        owners = [segment for segment in segments if key in segment.media]
+    fed = [segment for segment in segments if segment.media]
+    for segment in fed:
+        _check_grids(segment)
+    for key in rules if fed else ():  # the one rule, cat0: rows of all samples, along the first axis
+        owners = [segment for segment in fed if key in segment.media]
         if owners:
             _check_alike(key, owners)
             joined[key] = torch.cat([segment.media[key] for segment in owners])

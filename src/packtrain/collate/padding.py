@@ -37,6 +37,8 @@ def pad_segments(
     segments: Sequence[Segment], multiple: int, token_fields: Mapping[str, int | float]
 ) -> list[Segment]:
     """Segments of a length divisible by `multiple`; given ones are not changed."""
+    if multiple == 1:
+        return list(segments)
     return [_padded(segment, -segment.length % multiple, token_fields) for segment in segments]
 
 
@@ -46,7 +48,7 @@ def _padded(segment: Segment, more: int, token_fields: Mapping[str, int | float]
     positions = segment.positions
     if positions is not None:
         steps = torch.arange(1, more + 1)
-        positions = torch.cat([positions, positions[:, -1:] + steps], dim=1)
+        positions = torch.cat([positions, positions[..., -1:] + steps], dim=-1)
     return replace(
         segment,
         length=segment.length + more,

@@ -235,7 +235,7 @@ class PaddingFreeCollator:
 
     def _has_mrope(self, segments: list[Segment]) -> bool:
         """Declared by the family; without one, true as soon as a sample has t, h, w rows."""
-        given = [s.positions is not None and s.positions.shape[0] > 1 for s in segments]
+        given = [s.positions is not None and s.positions.ndim > 1 for s in segments]
         mrope = self.family.position_rows == 3 if self.family is not None else any(given)
         for segment, own in zip(segments, given, strict=True):
             if own and not mrope:

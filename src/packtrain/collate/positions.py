@@ -32,18 +32,14 @@ def join_positions(segments: Sequence[Segment], mrope: bool, tail: int) -> torch
         return torch.from_numpy(_counted(lengths))[None]
     count = torch.arange(max(lengths))
     given = [segment.positions for segment in segments] + ([None] if tail else [])
-    if not mrope and all(own is not None and own.shape[0] == 1 for own in given[: len(segments)]):
+    if not mrope and all(own is not None and own.ndim == 1 for own in given[: len(segments)]):
         row = torch.cat(
-            [
-                count[None, :length] if own is None else own
-                for own, length in zip(given, lengths, strict=True)
-            ],
-            dim=1,
+            [count[:length] if own is None else own for own, length in zip(given, lengths, strict=True)]
         )
-        _check_steps(row[0], lengths, segments)
-        return row
+        _check_steps(row, lengths, segments)
+        return row[None]
     text = [
-        count[:length] if own is None or own.shape[0] == 3 else own[0]
+        count[:length] if own is None or (own.ndim == 2 and own.shape[0] == 3) else own.reshape(-1, length)[0]
         for own, length in zip(given, lengths, strict=True)
     ]
     row = torch.cat(text)
@@ -51,7 +47,7 @@ def join_positions(segments: Sequence[Segment], mrope: bool, tail: int) -> torch
     if not mrope:
         return row[None]
     axes = [
-        part.expand(3, -1) if own is None or own.shape[0] == 1 else own[-3:]
+        part.expand(3, -1) if own is None or own.ndim == 1 else own[-3:]
         for own, part in zip(given, text, strict=True)
     ]
     return torch.cat([row[None], torch.cat(axes, dim=1)])[:, None]
