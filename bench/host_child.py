@@ -9,11 +9,14 @@ names another; a host without either is left out.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -57,16 +60,24 @@ def run(host: str, name: str, *words: Any) -> Any:
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
     }
-    done = subprocess.run(
-        [str(python_of(host)), "-m", "bench.host_child", host, name, *map(str, words)],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        env={**kept, **more, "HF_HUB_OFFLINE": "1"},
-    )
-    if done.returncode:
-        raise SystemExit(f"{name}: {done.stderr[-3000:]}")
-    return json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith('{"')))
+    words = (python_of(host), "-m", "bench.host_child", host, name, *words)
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(
+            [*map(str, words)],
+            stdout=out,
+            stderr=errors,
+            cwd=REPOSITORY,
+            env={**kept, **more, "HF_HUB_OFFLINE": "1"},
+            start_new_session=True,
+        )
+        code = child.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # what it started and left behind
+        if code:
+            errors.seek(0)
+            raise SystemExit(f"{name}: {errors.read()[-3000:]}")
+        out.seek(0)
+        return json.loads(next(line for line in reversed(out.readlines()) if line.startswith('{"')))
 
 
 def stepped(held: int | None) -> None:

@@ -50,6 +50,7 @@ FEATURES = (
     "noise on embeddings (NEFTune)",
     "streams",
     "splitting long rows",
+    "attention that reads across samples",
     "attention not shown to isolate",
     "layers that carry a state",
     "padding_free beside packs",

@@ -97,9 +97,9 @@ def _prove(trainer: Any, loader: Any) -> None:
     if trainer.parallel_dims.pp_enabled or trainer.parallel_dims.cp_enabled:
         logger.warning("pipeline or context parallel: the isolation proof is not run, nothing is proven")
         return
-    seen = trainer.ntokens_seen
+    seen, named = trainer.ntokens_seen, type(trainer.config.model_spec.name, (_AsTrained,), {})
     with trainer.train_context():
-        prove(_AsTrained(trainer), loader.packs, collate=PaddingFreeCollator(pad_multiple=_BLOCK))
+        prove(named(trainer), loader.packs, collate=PaddingFreeCollator(pad_multiple=_BLOCK))
     trainer.ntokens_seen = seen
 
 
