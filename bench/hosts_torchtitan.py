@@ -6,6 +6,7 @@ What it asks of a card is answered as in its tests (`tests/hosts/torchtitan_run.
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import shutil
 from pathlib import Path
@@ -30,8 +31,11 @@ def child(name: str, folder: Path, out: Path) -> None:
     config = torchtitan_run.config_of(leak=False)
     assets = Path(f"{out}.assets")
     assets.mkdir()
-    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+    for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(folder / "model" / file, assets)
+    template = (folder / "model" / "chat_template.jinja").read_text(encoding="utf-8")
+    plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)  # tags of transformers
+    (assets / "chat_template.jinja").write_text(plain, encoding="utf-8")
     config.dump_folder, config.hf_assets_path = str(out), str(assets)
     config.training.steps = config.training.local_batch_size = config.training.global_batch_size = 1
     config.training.seq_len, config.training.disable_cuda_graphs = CAP, True
