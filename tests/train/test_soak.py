@@ -12,6 +12,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,8 +104,10 @@ def test_a_run_that_is_killed_at_random_moments(
             lives += 1
             process = begin(name, chance.choice([1, 2]))
             if kills < KILLS:
+                while process.poll() is None and not any(folder.glob("pid.*")):
+                    time.sleep(0.05)  # a launcher alone is nobody to kill
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(chance.uniform(0.5, pace))
+                    process.wait(chance.uniform(0.1, pace))
                 if process.poll() is None:
                     kills += kill_one(folder, chance)
                     pace = min(30.0, pace * 1.3)  # seconds of a life; a run that gets nowhere lives longer
