@@ -170,3 +170,20 @@ def test_warnings_of_the_file_stand_in_run_json(
     assert (
         "training.packing_buffer has no effect: a static plan has no buffer" in stored["result"]["warnings"]
     )
+
+
+def test_the_example_on_real_conversations_runs(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the README names it, with two steps; from there all folders are its own."""
+    text = (REPOSITORY / "examples" / "mllm_demo.yaml").read_text(encoding="utf-8")
+    assert text.count("../shared/data/") == 2
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        text.replace("../shared/data/", f"{data}/").replace("num_train_epochs: 4", "max_steps: 2")
+    )
+    code, err = told(capsys, "run", path, f"--training.output_dir={tmp_path / 'run'}")
+    assert code == 0, err
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["config"]["template"]["processor"].endswith("qwen2_5_vl")
+    assert record["result"]["metrics"]["steps"] == 2 and record["result"]["proof"]
