@@ -58,7 +58,6 @@ def pack(trainer: Any, pack_length: int | None = None, *, source: Any = None, **
     if source is None:
         options.setdefault("pack_length", pack_length or train.micro_batch_size * data.max_seq_len)
         source = _planned(base, state.dp_size, options)
-    packs: Any
     packs, count = rank_packs(
         source,
         rank=state.dp_rank,
@@ -112,9 +111,8 @@ def _planned(base: Any, ranks: int, options: dict[str, Any]) -> Any:
     place, chats = World(train.global_rank, train.world_size), data.data_type == "conversation"
     held: Any = getattr(rows, "_data", None)
     pictures = bool(_media(bare_model(base.model)))
-    faults = {}
-    if chats and plan is None and hasattr(held, "column_names"):
-        faults = unread_rows(held, _reads(data, pictures, held.column_names), ignore or ())
+    looks = chats and plan is None and hasattr(held, "column_names")
+    faults = unread_rows(held, _reads(data, pictures, held.column_names), ignore or ()) if looks else {}
     made = pack_rows(
         Parts(rows, several=data.data_type == "plaintext"),
         dict,
@@ -127,9 +125,8 @@ def _planned(base: Any, ranks: int, options: dict[str, Any]) -> Any:
         options=options,
     )
     if made.lengths is not None and chats and not pictures and place.is_writer:
-        full = [row for row, tokens in enumerate(made.lengths) if tokens >= data.max_seq_len]
         told = f"it holds max_seq_len={data.max_seq_len} tokens: what came before was cut"
-        tell_cut([(row, told) for row in full])
+        tell_cut([(row, told) for row, tokens in enumerate(made.lengths) if tokens >= data.max_seq_len])
     return made
 
 
