@@ -15,14 +15,12 @@ from typing import Any
 
 import pytest
 
-__all__ = ["LEAK", "ids_of", "leak_of", "losses_of", "refused", "same_losses", "start"]
+from matrix_recorder import LEAK
+
+__all__ = ["ids_of", "leak_of", "losses_of", "refused", "same_losses", "start"]
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
-
-
-#: The row of the support table, and the reason that is told.
-LEAK = ("attention that reads across samples", "packed samples read each other")
 
 
 def environment(**more: str) -> dict[str, str]:
