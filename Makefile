@@ -17,8 +17,8 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 demo: $(STAMP)  ## measure, plan, train and report on data the project makes itself
 	$(BIN)/packtrain run examples/demo.yaml
 
-test: $(STAMP)  ## the whole test suite
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+test: $(STAMP)  ## the whole test suite: a worker more than cores, since tests also wait
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test-s3: $(STAMP)  ## remote files from a bucket of moto's server, through s3fs in an environment of its own
 	$(PYTHON) -m venv $(S3)
