@@ -273,7 +273,8 @@ def test_two_ranks_with_the_launch_recipe(tmp_path: Path, tokenizer_folder: Path
     recipe["dataset"] = plain["custom"].pop("dataset")
     plain["training"].pop("sharded_lazy_poll_s")
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(plain), encoding="utf-8")
-    options = [word for name, value in recipe.items() for word in (f"--{name}", str(value).lower() if isinstance(value, bool) else value)]
+    said = {True: "true", False: "false"}
+    options = [word for name, value in recipe.items() for word in (f"--{name}", said.get(value, value))]
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     train = ["-m", "packtrain", "train", str(tmp_path / "run.yaml"), *options, "--max_steps", "50", "--json"]
     process = subprocess.Popen(
