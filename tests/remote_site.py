@@ -110,6 +110,15 @@ def serving(*, ranges: bool = True) -> Iterator[Site]:
         thread.join()
 
 
+def empty_memory() -> None:
+    """Nothing is left of it, folders neither: its content is the process's."""
+    import fsspec
+
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+
+
 def in_memory(folder: Path, bucket: str) -> Any:
     """The files of a folder as `memory://BUCKET/…`; the file system."""
     import fsspec

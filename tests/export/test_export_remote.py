@@ -14,7 +14,7 @@ from test_export_laws import FORMATS, write
 from packtrain.data import open_packs
 from packtrain.errors import ChecksumError, FormatError
 from packtrain.remote import copies, ranges
-from remote_site import in_memory
+from remote_site import empty_memory, in_memory
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -25,7 +25,7 @@ def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(ranges, "PAUSE", 0.001)
     copies._taken.clear()
     yield
-    fsspec.filesystem("memory").store.clear()
+    empty_memory()
 
 
 def plain(pack: Any) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from test_lazy_sharded import UNEVEN, Feed, Reader, Ticks, ids
 
 from packtrain.errors import ChecksumError, WaitTimeoutError
 from packtrain.remote import copies, ranges
-from remote_site import in_memory
+from remote_site import empty_memory, in_memory
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -22,7 +22,7 @@ def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     copies._taken.clear()
     copies._listings.clear()
     yield
-    fsspec.filesystem("memory").store.clear()
+    empty_memory()
 
 
 def test_chunks_are_read_as_they_come(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from packtrain import world
 from packtrain.errors import SourceError
 from packtrain.remote import copies, ranges
 from packtrain.testing import crash_points
-from remote_site import Site, in_memory, serving
+from remote_site import Site, empty_memory, in_memory, serving
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
@@ -34,7 +34,7 @@ def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     copies._taken.clear()
     copies._listings.clear()
     yield
-    fsspec.filesystem("memory").store.clear()
+    empty_memory()
 
 
 @pytest.fixture(params=["ranges", "whole", "marks"])

@@ -19,7 +19,7 @@ from packtrain.media.image import read_header
 from packtrain.remote import copies, ranges
 from packtrain.sources import _handles, open_source
 from packtrain.sources.chat import ChatSource, media_refs, open_chats
-from remote_site import in_memory, serving
+from remote_site import empty_memory, in_memory, serving
 
 fsspec = pytest.importorskip("fsspec")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -96,7 +96,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     lay(tmp_path / "data")
     in_memory(tmp_path / "data", "bucket/set")
     yield tmp_path / "data"
-    fsspec.filesystem("memory").store.clear()
+    empty_memory()
 
 
 @pytest.mark.parametrize("name", KINDS)
