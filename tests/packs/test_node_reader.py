@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
@@ -260,3 +262,11 @@ def test_workers_of_a_loader_are_fed_by_one_process(
         alone = DataLoader(quick, batch_size=None, num_workers=3, multiprocessing_context="fork")
         assert found == [[sample["sample_id"] for sample in pack] for pack in alone]
     assert len(begun) == (1 if start == "fork" else 4) and os.getpid() not in dict(begun)
+
+
+def test_sockets_of_killed_servers_are_swept(tmp_path: Path) -> None:
+    with Listener(str(tmp_path / "alive"), "AF_UNIX"), socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "dead"))
+        dead.close()
+        node_reader._sweep(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["alive"]

@@ -253,6 +253,16 @@ def _pickled(source: Any) -> bytes | str:
     return pickle.dumps((prepared, file.getvalue()))
 
 
+def _sweep(folder: Path) -> None:
+    """Remove sockets of servers that were killed; the lock is held, so none is about to listen."""
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                Client(str(path), "AF_UNIX").close()
+            except ConnectionRefusedError:
+                path.unlink()
+
+
 def _start(folder: Path, name: str, source: bytes) -> subprocess.Popen[bytes] | None:
     """Start the server; None: another reader did, or some server is being started."""
     import fcntl
@@ -264,6 +274,7 @@ def _start(folder: Path, name: str, source: bytes) -> subprocess.Popen[bytes] | 
             Client(str(folder / name), "AF_UNIX").close()
             os.close(lock)
             return None  # since this reader looked
+        _sweep(folder)
     except BlockingIOError:
         os.close(lock)
         return None
