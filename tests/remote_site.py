@@ -11,6 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
+
+from packtrain.remote import copies, ranges
+
 
 class Site(ThreadingHTTPServer):
     """Files of a dict. `ranges=False` sends the whole file whatever is asked for.
@@ -108,6 +112,14 @@ def serving(*, ranges: bool = True) -> Iterator[Site]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache of copies, nothing remembered of others, and no pauses between tries."""
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(ranges, "PAUSE", 0.0001)
+    copies._taken.clear()
+    copies._listings.clear()
 
 
 def empty_memory() -> None:

@@ -13,17 +13,15 @@ from test_export_laws import FORMATS, write
 
 from packtrain.data import open_packs
 from packtrain.errors import ChecksumError, FormatError
-from packtrain.remote import copies, ranges
-from remote_site import empty_memory, in_memory
+from packtrain.remote import copies
+from remote_site import afresh, empty_memory, in_memory
 
 fsspec = pytest.importorskip("fsspec")
 
 
 @pytest.fixture(autouse=True)
 def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(ranges, "PAUSE", 0.001)
-    copies._taken.clear()
+    afresh(tmp_path, monkeypatch)
     yield
     empty_memory()
 

@@ -24,11 +24,11 @@ from packtrain.pipeline.measure import measure
 from packtrain.pipeline.plan import plan_lengths
 from packtrain.pipeline.shards import measure_shard, merge
 from packtrain.pipeline.verify_export import verify_export
-from packtrain.remote import copies, ranges
+from packtrain.remote import copies
 from packtrain.store import shards
 from packtrain.testing.crash import Stopped, stopped_after
 from packtrain.train.config import load_config
-from remote_site import bucket
+from remote_site import afresh, bucket
 
 pytest.importorskip("fsspec")
 AT = "gs://b/out"
@@ -37,10 +37,7 @@ CLAIMS = ("beat.json", "claim.")
 
 @pytest.fixture(autouse=True)
 def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(ranges, "PAUSE", 0.0001)
-    copies._taken.clear()
-    copies._listings.clear()
+    afresh(tmp_path, monkeypatch)
 
 
 @pytest.fixture(params=["gs", "hf"])

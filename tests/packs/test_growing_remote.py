@@ -9,18 +9,14 @@ import pytest
 from test_lazy_sharded import UNEVEN, Feed, Reader, Ticks, ids
 
 from packtrain.errors import ChecksumError, WaitTimeoutError
-from packtrain.remote import copies, ranges
-from remote_site import empty_memory, in_memory
+from remote_site import afresh, empty_memory, in_memory
 
 fsspec = pytest.importorskip("fsspec")
 
 
 @pytest.fixture(autouse=True)
 def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(ranges, "PAUSE", 0.0001)
-    copies._taken.clear()
-    copies._listings.clear()
+    afresh(tmp_path, monkeypatch)
     yield
     empty_memory()
 

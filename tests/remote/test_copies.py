@@ -15,7 +15,7 @@ from packtrain import world
 from packtrain.errors import SourceError
 from packtrain.remote import copies, ranges
 from packtrain.testing import crash_points
-from remote_site import Site, empty_memory, in_memory, serving
+from remote_site import Site, afresh, empty_memory, in_memory, serving
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
@@ -28,11 +28,8 @@ TEXT = b"".join(b'{"text": "%d"}\n' % n for n in range(200))
 
 @pytest.fixture(autouse=True)
 def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(ranges, "PAUSE", 0.001)
+    afresh(tmp_path, monkeypatch)
     monkeypatch.setattr(copies, "PIECE", 1000)
-    copies._taken.clear()
-    copies._listings.clear()
     yield
     empty_memory()
 

@@ -12,23 +12,20 @@ import pytest
 
 from packtrain import files
 from packtrain.errors import InputError, SourceError, WaitTimeoutError
-from packtrain.remote import copies, ranges
+from packtrain.remote import copies
 from packtrain.remote.outputs import output, sending
 from packtrain.remote.places import kept, spelled, url_of
 from packtrain.testing.crash import Stopped, stopped_after
 from packtrain.waiting import claim as claims
 from packtrain.waiting.claim import Claim
-from remote_site import bucket
+from remote_site import afresh, bucket
 
 pytest.importorskip("fsspec")
 
 
 @pytest.fixture(autouse=True)
 def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(ranges, "PAUSE", 0.0001)
-    copies._taken.clear()
-    copies._listings.clear()
+    afresh(tmp_path, monkeypatch)
 
 
 @pytest.fixture
