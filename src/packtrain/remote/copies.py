@@ -49,9 +49,9 @@ from .places import (
 from .ranges import Remote, as_source, fresh, stamp_of, system_of, tried
 
 __all__ = [
-    "ENDS",
     "TRIES",
     "bring",
+    "ends_of",
     "entries",
     "listed_as",
     "make_room",
@@ -355,8 +355,12 @@ def _mark(url: str) -> str:
 
 
 def _ends_of(remote: Remote) -> str:
-    held = remote.read(0, ENDS, TRIES) + remote.read(max(0, remote.size - ENDS), ENDS, TRIES)
-    return hashlib.sha256(held).hexdigest()
+    return ends_of(remote.size, lambda offset, count: remote.read(offset, count, TRIES))
+
+
+def ends_of(size: int, read: Callable[[int, int], bytes]) -> str:
+    """Digest of the first and last 64 KiB of a file, read by (offset, bytes)."""
+    return hashlib.sha256(read(0, ENDS) + read(max(0, size - ENDS), ENDS)).hexdigest()
 
 
 def _is_of(place: str, info: Mapping[str, Any]) -> bool:

@@ -26,7 +26,7 @@ from typing import Any
 
 from .. import files
 from ..errors import InputError
-from .copies import ENDS, TRIES, bring, listed_as, make_room, put_listed
+from .copies import TRIES, bring, ends_of, listed_as, make_room, put_listed
 from .places import (
     Note,
     named,
@@ -219,11 +219,8 @@ def _sent(system: Any, remote: str, told: str, made: Path) -> Mapping[str, Any]:
     md5 = _md5(info)
     if not md5 or md5 != _md5_of(made):  # none, or of something else than the content
         far = Remote(system, remote, told, info)
-        with open(made, "rb") as handle:
-            for start in {0, max(0, size - ENDS)}:
-                handle.seek(start)
-                if far.read(start, ENDS, 1) != handle.read(ENDS):
-                    raise OSError("other bytes are there than were sent")
+        if ends_of(size, lambda offset, count: far.read(offset, count, 1)) != _ends_of(made):
+            raise OSError("other bytes are there than were sent")
     return info
 
 
@@ -256,18 +253,22 @@ def _info(system: Any, remote: str) -> Mapping[str, Any] | None:
 def _noted(place: str, made: Path, digest: str, info: Mapping[str, Any]) -> None:
     """The file is a copy of what was sent; a large one is among the first to go."""
     size, stamp = os.path.getsize(made), stamp_of(info)
-    ends = ""
-    if not stamp:
-        with open(made, "rb") as handle:
-            head = handle.read(ENDS)
-            handle.seek(max(0, size - ENDS))
-            ends = hashlib.sha256(head + handle.read(ENDS)).hexdigest()
-    note = Note(size, stamp, digest, ends)
+    note = Note(size, stamp, digest, "" if stamp else _ends_of(made))
     set_time(made, note)
     put_note(place, note)
     if size > _LARGE:
         os.utime(note_path(place), (0, 0))
     put_listed(place, info)
+
+
+def _ends_of(made: Path) -> str:
+    with open(made, "rb") as handle:
+
+        def read(offset: int, count: int) -> bytes:
+            handle.seek(offset)
+            return handle.read(count)
+
+        return ends_of(os.path.getsize(made), read)
 
 
 def _md5(info: Mapping[str, Any]) -> str:
