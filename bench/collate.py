@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from packtrain.collate import PaddingFreeCollator
-from packtrain.collate.positions import join_positions
+from packtrain.collate.padding_free import join_positions
 
 FLOOR = 20.0
 

@@ -33,7 +33,7 @@ from packtrain.errors import SampleError
 from packtrain.media.audio import open_audio
 from packtrain.media.image import open_image, read_header
 from packtrain.template import HFTemplate, load_processor
-from packtrain.template.resample import mono, resample
+from packtrain.template.running import mono, resample
 
 FLOORS = {"images": 300.0, "audio": 100.0, "text words": 4.0, "text tiktoken": 4.0, "text gigatoken": 12.0}
 TEXTS = ("alpaca_en_demo.json", "alpaca_zh_demo.json", "gpteacher_codegen-instruct.json")

@@ -59,8 +59,8 @@ MODULES: dict[str, str] = {
     "packtrain.train.lazy": "packtrain.train.opened",
     "packtrain.train.streaming": "packtrain.train.opened",
     "packtrain.train.tiny": "packtrain.testing.tiny",
-    "packtrain.train.tiny_media": "packtrain.testing.tiny_media",
-    "packtrain.train.tiny_parts": "packtrain.testing.tiny_parts",
+    "packtrain.train.tiny_media": "packtrain.testing.tiny",
+    "packtrain.train.tiny_parts": "packtrain.testing.tiny",
 }
 # module:name -> module:name. For a module that is still there, its `__getattr__` asks `attribute`.
 NAMES: dict[str, str] = {

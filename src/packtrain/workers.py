@@ -28,6 +28,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import signal
 import sys
 import threading
 import time
@@ -39,13 +40,45 @@ from typing import Any
 
 from .errors import InputError
 from .files import make_folder, private_folder, publish, publish_text, remove_tree
-from .waiting.parent import end_with_parent
 from .world import environment, environment_for_children, take_environment
 
-__all__ = ["Parcel", "check_script", "one_start", "parcel", "start_early", "worker_context"]
+__all__ = [
+    "Parcel",
+    "check_script",
+    "end_with_parent",
+    "one_start",
+    "parcel",
+    "start_early",
+    "worker_context",
+]
+
 
 logger = logging.getLogger(__name__)
 
+
+# --------------------------------------------------------------------------------------------
+# Worker processes that end with the process that started them, however that one went
+# --------------------------------------------------------------------------------------------
+# The workers of a `ProcessPoolExecutor` wait for work that never comes when their parent is killed: they, and
+# the processors they hold, would stay in memory until somebody finds them.
+def end_with_parent() -> None:
+    """To be called once in a worker process: it ends when its parent is gone, and leaves Ctrl-C to it."""
+    with contextlib.suppress(ValueError, OSError):  # not the main thread
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="packtrain-parent", daemon=True).start()
+
+
+# --------------------------------------------------------------------------------------------
+# workers
+# --------------------------------------------------------------------------------------------
 #: Names of classes, own or inherited, whose objects are read once by the server: they take long to unpickle.
 _HEAVY = {"HFTemplate", "PreTrainedTokenizerBase", "ProcessorMixin"}
 #: The server imports nothing else: another package may do anything when it is imported.

@@ -11,8 +11,7 @@ import click
 import pytest
 
 import packtrain
-from packtrain.cli._app import _VERBS, app, main
-from packtrain.cli._spoken import spoken
+from packtrain.cli._app import _VERBS, app, main, spoken
 
 SOURCE = Path(packtrain.__file__).parent
 COMMANDS = {verb: app.get_command(click.Context(app), verb) for verb in _VERBS}

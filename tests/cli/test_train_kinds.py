@@ -200,7 +200,7 @@ def test_a_run_that_the_proof_refuses_leaves_the_finished_one(
     def leaks(*given: Any, **more: Any) -> None:
         raise IsolationError("packed samples read each other", hint="none")
 
-    monkeypatch.setattr("packtrain.train.at_begin.prove_before_training", leaks)
+    monkeypatch.setattr("packtrain.train.mixin.prove_before_training", leaks)
     given = {"learning_rate": 0.5, "resume": "auto" if again else None}
     given |= {"resume_from_checkpoint": str(tmp_path / "run" / "checkpoint-1")} if again else {}
     told = call("train", {**values, "training": {**values["training"], **given}})

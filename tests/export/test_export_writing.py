@@ -17,7 +17,7 @@ from packtrain.export import _ahead
 from packtrain.export._ahead import Lane, members_ahead
 from packtrain.export._tar import Hashed, _header, _made
 from packtrain.files import sha256_file, write_pieces
-from packtrain.store._sums import crc32
+from packtrain.store.pack_records import crc32
 
 
 @given(st.text(max_size=130), st.integers(0, 2**40))

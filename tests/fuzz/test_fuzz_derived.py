@@ -21,7 +21,7 @@ from packtrain import files
 from packtrain.errors import PacktrainError
 from packtrain.extend import Measured
 from packtrain.pipeline.measure import measure
-from packtrain.sources import _small, open_source
+from packtrain.sources import open_source, shards
 
 ROWS = [{"text": "w " * (n % 5 + 1), "n": n} for n in range(40)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
@@ -62,7 +62,7 @@ def test_a_damaged_cache_never_becomes_other_records(
         path = name
         pytest.importorskip("fsspec").filesystem("memory").pipe("/fuzz/a.jsonl", LINES)
     elif name == "many":  # one table knows them
-        monkeypatch.setattr(_small, "MANY", 1)
+        monkeypatch.setattr(shards, "MANY", 1)
         path.mkdir()
         for number in range(0, 40, 10):
             lines = LINES.splitlines(keepends=True)[number : number + 10]

@@ -48,7 +48,7 @@ def test_every_model_must_pass_the_proof_when_training_begins(
     from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
     from packtrain.hosts.ms_swift import SwiftPacks, _take_over
-    from packtrain.train.at_begin import ProofAtBegin
+    from packtrain.train.mixin import ProofAtBegin
 
     plan = pt.plan(pt.Lengths(np.array([5] * 4, np.int64)), pack_length=10)
     rows = [{"input_ids": [5 + i, 9, 7, 11 + i, 3], "labels": [-100, 9, 7, 11 + i, 3]} for i in range(4)]

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from packtrain.errors import DriftError
-from packtrain.measuring.hint_audit import audit_hints
+from packtrain.measuring.audit import audit_hints
 from packtrain.sources import open_source
 from packtrain.sources.chat import ChatSource
 

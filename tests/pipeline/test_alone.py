@@ -15,8 +15,7 @@ from packtrain import files
 from packtrain.errors import InputError
 from packtrain.pipeline.alone import PLACE, alone
 from packtrain.pipeline.plan import plan_lengths
-from packtrain.waiting.claim import look
-from packtrain.waiting.owner import Owner
+from packtrain.waiting.claim import Owner, look
 
 
 def another(pid: int) -> dict[str, object]:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import packtrain as pt
-from packtrain.report import contents, pack_rows, plots
+from packtrain.report import contents, html, plots
 from packtrain.report.numbers import curves, fill_histogram, length_histogram, report_figures, token_slots
 
 lengths_of = st.lists(st.integers(0, 300), min_size=1, max_size=60)
@@ -152,7 +152,7 @@ def test_long_details_are_cut_and_say_so(made: Any) -> None:
 
 
 def rows_of(plan: Any, lengths: Any) -> dict[str, Any]:
-    return pack_rows.pack_rows(plan, lengths.tokens, lambda i: "k", lambda i: "", str, str)
+    return html.pack_rows(plan, lengths.tokens, lambda i: "k", lambda i: "", str, str)
 
 
 def test_segments_fill_their_packs(made: Any) -> None:
@@ -160,7 +160,7 @@ def test_segments_fill_their_packs(made: Any) -> None:
     lengths, plan, _ = made(3000, cap=20_000)
     found = rows_of(plan, lengths)
     assert found["cap"] == 100
-    assert [row["pack"] for row in found["rows"]] == pack_rows.chosen_packs(len(plan))
+    assert [row["pack"] for row in found["rows"]] == html.chosen_packs(len(plan))
     for row in found["rows"]:
         widths = [float(part["width"]) for part in row["segments"]]
         assert sum(widths) == pytest.approx(

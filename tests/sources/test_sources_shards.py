@@ -17,7 +17,7 @@ import pytest
 
 from packtrain.errors import ConfigError, SampleError, SourceError
 from packtrain.extend import Source
-from packtrain.sources import _handles, _small, open_source
+from packtrain.sources import _handles, open_source, shards
 from packtrain.sources._paths import expand, natural, ordered
 from packtrain.sources.chat import ChatSource
 from packtrain.sources.shards import Shards
@@ -240,9 +240,9 @@ def test_very_many_small_files_are_what_few_are(
         write(f"set/{name}.jsonl", data)
     write("set/packed.jsonl.gz", gzip.compress(text(rows(3, 3))))
     few = open_source(tmp_path / "set")
-    monkeypatch.setattr(_small, "MANY", 1)
+    monkeypatch.setattr(shards, "MANY", 1)
     many = open_source(tmp_path / "set")
-    assert sum(isinstance(file, _small.SmallFile) for file in many._files) == 4
+    assert sum(isinstance(file, shards.SmallFile) for file in many._files) == 4
     assert (many.fingerprint, many.shards, many.fields()) == (few.fingerprint, few.shards, few.fields())
 
     def told(source: Any, number: int) -> Any:
@@ -255,10 +255,10 @@ def test_very_many_small_files_are_what_few_are(
         assert [told(source, n) for n in range(len(few))] == [told(few, n) for n in range(len(few))]
     assert not list((tmp_path / "set").glob(".*"))
     with monkeypatch.context() as unread:
-        unread.setattr(_small, "_counted", None)
+        unread.setattr(shards, "_counted", None)
         assert open_source(tmp_path / "set").fingerprint == few.fingerprint  # nothing is read again
     write("set/crlf.jsonl", text(rows(6, 2)).replace(b"\n", b"\r\n"))
-    _small._open.clear()
+    shards._open.clear()
     with pytest.raises(SourceError, match="the file changed"):
         [told(many, n) for n in range(len(many))]
     assert open_source(tmp_path / "set").fingerprint != few.fingerprint

@@ -254,7 +254,7 @@ def test_what_a_chunk_refuses(tmp_path: Path) -> None:
 
 
 def test_a_reader_travels_and_the_spool_spills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packtrain.store._chunk_spool.SPOOL", 100)
+    monkeypatch.setattr("packtrain.store.chunks.SPOOL", 100)
     packs = [[text(10 * p + s, list(range(p + s + 1))) for s in range(3)] for p in range(9)]
     spilled = write(tmp_path / "a.arrow", packs)
     monkeypatch.undo()

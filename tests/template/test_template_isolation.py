@@ -23,9 +23,9 @@ from packtrain.families import family_of
 from packtrain.template import HFTemplate, dummy_samples
 from packtrain.testing.tiny import tiny_model
 from packtrain.train.attention import check_batch
-from packtrain.train.idle import keep_towers_busy
 from packtrain.train.loss import token_loss_sum
 from packtrain.train.proof import prove_isolation
+from packtrain.train.sft import keep_towers_busy
 from packtrain.train.start_up import prove
 
 QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")

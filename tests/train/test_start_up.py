@@ -382,7 +382,7 @@ def test_training_with_and_without_the_proof_gives_the_same_losses(tmp_path: Pat
         })  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
             if not proof:
-                for home in ("packtrain.train.at_begin", "packtrain.train.mixin"):
+                for home in ("packtrain.train.mixin", "packtrain.train.mixin"):
                     patch.setattr(f"{home}.prove_before_training", lambda *args, **kwargs: None)
             pack(trainer, 16)
             trainer.train()

@@ -20,8 +20,8 @@ from packtrain.testing.tiny import tiny_model
 from packtrain.train import loss as loss_module
 from packtrain.train import trace as trace_module
 from packtrain.train.config import load_config
+from packtrain.train.consumed import Meter
 from packtrain.train.loss import count_correct, shift_labels, token_loss_sum
-from packtrain.train.meter import Meter
 from packtrain.train.runtime import resolve_runtime
 from packtrain.train.sft import train
 

@@ -21,7 +21,7 @@ import warm
 from packtrain.collate import PaddingFreeCollator, filler_pack
 from packtrain.data import PackedDataset
 from packtrain.errors import ConfigError, InputError
-from packtrain.pipeline.losses import losses_of
+from packtrain.pipeline.which import losses_of
 from packtrain.planning.build import plan
 from packtrain.sources import open_source
 from packtrain.sources.chat import ChatSource

@@ -10,8 +10,7 @@ from typing import Any
 
 from packtrain import files
 from packtrain.waiting import claim as claim_module
-from packtrain.waiting.claim import Claim
-from packtrain.waiting.owner import Owner
+from packtrain.waiting.claim import Claim, Owner
 
 
 class Simulation:

@@ -17,8 +17,7 @@ from simulated import Simulation, claim_from, dead_here, elsewhere, leave_behind
 from packtrain import files
 from packtrain.errors import InputError, WaitTimeoutError
 from packtrain.waiting import claim as module
-from packtrain.waiting.claim import Claim, look
-from packtrain.waiting.owner import Owner, disk_of, is_local_disk
+from packtrain.waiting.claim import Claim, Owner, disk_of, is_local_disk, look
 
 
 def take(folder: Path, clock: Simulation | None = None, **options: object) -> Claim:

@@ -6,15 +6,18 @@ A verb is a module of this package with a click command named `command`; its fil
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
 import importlib
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,6 @@ from ..moved import THEIRS
 from ..remote.places import spelled
 from ..version import __version__
 from ..world import world
-from ._spoken import spoken
 
 __all__ = [
     "app",
@@ -37,9 +39,98 @@ __all__ = [
     "main",
     "progress",
     "show_runtime",
+    "spoken",
     "without_effect",
 ]
 
+
+# --------------------------------------------------------------------------------------------
+# What the library says, in the words of its caller: options for a verb, keys for the YAML of a run
+# --------------------------------------------------------------------------------------------
+# The library names Python arguments: `overwrite=True`, `max_drop_fraction`. Here they become `--overwrite`
+# and
+# `--max-drop-fraction` where the verb has such an option, and `data.max_drop_fraction` where it reads YAML.
+_VALUE = r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\{[^}]*\}|[\w.+-]*\w"
+_ASSIGNED = re.compile(rf"(?<![\w.-])([a-z]\w*)=({_VALUE})")
+_KEY = re.compile(r" \((training|data|template|model|custom)\.\w+\)")  # in brackets, for readers of YAML
+_NAMED = re.compile(r"(?<![\w./'{-])([a-z]+(?:_[a-z]+)+)(?![\w(=/.':])")
+
+
+def spoken(text: str, command: click.Command | None) -> str:
+    """`text` with Python arguments as options or keys of a verb; what it has no word for stays.
+
+    >>> plan = click.Command("plan", params=[click.Option(["--drop-last"], is_flag=True)])
+    >>> spoken("use drop_last=True, or leave drop_last out; see max_tokens", plan)
+    'use --drop-last, or leave --drop-last out; see max_tokens'
+    """
+    if command is None:
+        return text
+    options = {param.name: param for param in command.params if isinstance(param, click.Option)}
+    keys = _keys() if command.context_settings.get("ignore_unknown_options") else {}
+    if not keys:
+        text = _KEY.sub("", text)
+
+    def assigned(found: re.Match[str]) -> str:
+        name, value = found[1], _literal(found[2])
+        if name in options:
+            return _option(options[name], value)
+        return f"{keys[name]}: {_yaml(value)}" if name in keys else found[0]
+
+    def named(found: re.Match[str]) -> str:
+        name = found[1]
+        return _long(options[name]) if name in options else keys.get(name, name)
+
+    return _NAMED.sub(named, _ASSIGNED.sub(assigned, text))
+
+
+@functools.cache
+def _keys() -> Mapping[str, str]:
+    """Name of a key -> the key with its section; names of several sections are left out."""
+    from ..train.config.data import KINDS
+    from ..train.config.sections import ModelConfig, TemplateConfig, TrainingConfig
+
+    sections: dict[str, Callable[[], set[str]]] = {
+        "data": lambda: {name for kind in KINDS.values() for name in kind.model_fields},
+        "template": lambda: set(TemplateConfig.model_fields),
+        "training": lambda: set(TrainingConfig.model_fields),
+        "model": lambda: set(ModelConfig.model_fields),
+    }
+    found: dict[str, str] = {}
+    for section, names in sections.items():
+        for name in names():
+            found.setdefault(name, f"{section}.{name}")
+    return found
+
+
+def _long(option: click.Option) -> str:
+    return next(name for name in option.opts if name.startswith("--"))
+
+
+def _option(option: click.Option, value: Any) -> str:
+    name = _long(option)
+    if option.is_flag:
+        return name if value else f"no {name}"
+    if isinstance(value, Mapping):
+        return " ".join(f"{name} {key}={item}" for key, item in value.items())
+    return " ".join(f"{name} {item}" for item in (value if isinstance(value, list) else [value]))
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _yaml(value: Any) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(value, default_flow_style=True, width=1000)).partition("\n")[0]
+
+
+# --------------------------------------------------------------------------------------------
+# app
+# --------------------------------------------------------------------------------------------
 _VERBS = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
 
 

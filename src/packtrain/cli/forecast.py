@@ -63,7 +63,7 @@ def command(
     measured = open_lengths(lengths)
     rows = forecast(measured, tried, **options)
     if plot is not None:
-        from ..report.choices import draw_choices
+        from ..report.plots import draw_choices
 
         draw_choices(rows, plot)
     if as_json:

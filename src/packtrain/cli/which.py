@@ -93,7 +93,7 @@ def command(
 def _print_losses(
     run: Path, found: dict[str, Any], rows: list[str] | None, rank: int | None, as_json: bool
 ) -> None:
-    from ..pipeline.losses import losses_of
+    from ..pipeline.which import losses_of
 
     told = [row for row in losses_of(run, found["run_step"]) if rank is None or row["rank"] == rank]
     where = dict(zip(found["ids"], rows or [], strict=False))

@@ -24,8 +24,7 @@ from ..errors import DriftError, InputError, PacktrainError, SampleError
 from ..extend import Source, Template
 from ..store._chunk_fields import Value, read_value, restore
 from ..store.chunks import ChunkWriter
-from ..waiting.parent import end_with_parent
-from ..workers import Parcel, parcel, worker_context
+from ..workers import Parcel, end_with_parent, parcel, worker_context
 from ._carried import carry
 from ._intake import Intake
 

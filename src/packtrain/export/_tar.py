@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .. import files
-from ..store._sums import crc32
-from ..store.pack_records import pack_key
+from ..store.pack_records import crc32, pack_key
 from ._ahead import Lane, Member, members_ahead
 from ._job import Job, drop_unlisted
 

@@ -37,9 +37,9 @@ from ..packs.source import is_packs
 from ..planning.lengths import Lengths
 from ..template import ensure_torchvision
 from ..train.attention import segments_of
+from ..train.consumed import supervised
 from ..train.culprit import foreign_functions
 from ..train.loss import bare_model
-from ..train.meter import supervised
 from ..world import World
 
 ensure_torchvision()

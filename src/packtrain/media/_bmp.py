@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from ._parsed import Parsed
+from ._head import Parsed
 from .location import Head
 
 __all__ = ["MAGIC", "parse"]

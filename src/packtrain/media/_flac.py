@@ -11,8 +11,7 @@ import re
 import struct
 from functools import cache
 
-from ._head import Head
-from ._parsed import ParsedAudio
+from ._head import Head, ParsedAudio
 from ._tags import tags_begin
 
 __all__ = ["MAGIC", "parse"]

@@ -5,7 +5,7 @@ Only the first frame is used by anyone who trains on a GIF, so a file cut in a l
 
 from __future__ import annotations
 
-from ._parsed import Parsed
+from ._head import Parsed
 from .location import Head
 
 __all__ = ["MAGICS", "parse"]

@@ -5,13 +5,53 @@ from __future__ import annotations
 import io
 import os
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import SampleError, counted
 from ..remote.ranges import Remote
 
-__all__ = ["HEAD_BYTES", "STEPS", "Head", "as_file"]
+__all__ = ["HEAD_BYTES", "STEPS", "Head", "Parsed", "ParsedAudio", "as_file"]
 
+
+# --------------------------------------------------------------------------------------------
+# What a header parser answers: the stored size, how the picture is turned, whether the end is there
+# --------------------------------------------------------------------------------------------
+class Parsed(NamedTuple):
+    """Header facts before orientation is applied.
+
+    Attributes:
+        width: stored width in pixels.
+        height: stored height in pixels.
+        orientation: EXIF orientation 1..8.
+        complete: the structure reaches its end marker. False means *suspicious*, not broken: some
+            decoders get by without the marker.
+    """
+
+    width: int
+    height: int
+    orientation: int = 1
+    complete: bool = True
+
+
+class ParsedAudio(NamedTuple):
+    """Header facts of a sound file.
+
+    Attributes:
+        frames: samples per channel that a decoder gives.
+        sample_rate: Hz.
+        channels: 1 or more.
+        complete: the file holds all the samples its header speaks of.
+    """
+
+    frames: int
+    sample_rate: int
+    channels: int
+    complete: bool = True
+
+
+# --------------------------------------------------------------------------------------------
+# head
+# --------------------------------------------------------------------------------------------
 HEAD_BYTES = 4096  # what `open_head` reads at once and what `identity` hashes
 STEPS = 1 << 18  # parts that a parser may look at in one medium; real ones have a few hundred
 _TIMES, _FREE = 8, 1 << 24  # bytes that a parser may read in all: so many times the size, and some

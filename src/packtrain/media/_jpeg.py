@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from ._exif import orientation
-from ._parsed import Parsed
+from ._head import Parsed
 from .location import Head
 
 __all__ = ["MAGIC", "parse"]

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import struct
 
-from ._head import Head
-from ._parsed import ParsedAudio
+from ._head import Head, ParsedAudio
 from ._tags import tags_begin
 
 __all__ = ["accepts", "parse"]

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import struct
 
-from ._head import Head
-from ._parsed import ParsedAudio
+from ._head import Head, ParsedAudio
 
 __all__ = ["MAGIC", "parse"]
 

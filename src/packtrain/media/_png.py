@@ -11,7 +11,7 @@ import struct
 import zlib
 
 from ._exif import orientation
-from ._parsed import Parsed
+from ._head import Parsed
 from .location import Head
 
 __all__ = ["MAGIC", "parse"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ._exif import orientation
-from ._parsed import Parsed
+from ._head import Parsed
 from .location import Head
 
 __all__ = ["accepts", "parse"]

@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from ..errors import MissingExtraError, SampleError, one_line
 from . import _flac, _mp3, _ogg, _wav
-from ._head import Head, as_file
-from ._parsed import ParsedAudio
+from ._head import Head, ParsedAudio, as_file
 from .location import Ref, name_of, open_head, read_bytes
 
 __all__ = ["AudioHeader", "open_audio", "read_header"]

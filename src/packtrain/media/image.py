@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..errors import SampleError
 from . import _bmp, _gif, _jpeg, _png, _tiff, _webp
 from ._exif import SIDEWAYS
-from ._parsed import Parsed
+from ._head import Parsed
 from .location import Head, Ref, name_of, open_head, read_bytes
 
 if TYPE_CHECKING:

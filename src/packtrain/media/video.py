@@ -13,19 +13,105 @@ unsupported_media (no container that is read here, frames of different sizes).
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import MissingExtraError, SampleError, one_line
-from . import _mp4, image
+from . import image
 from ._head import Head, as_file
 from .location import Ref, name_of, open_head, read_bytes
 
 __all__ = ["VideoHeader", "VideoRef", "read_frames", "read_header"]
 
+
+# --------------------------------------------------------------------------------------------
+# What of an MP4 or MOV file is needed beside the demuxer: how the picture is turned, and whether it is cut
+# --------------------------------------------------------------------------------------------
+# The boxes are walked by their sizes; sample data are never read.
+_FIRST = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot")
+_LIMIT = 1 << 26  # a moov box larger than this is not looked into
+_TURNS = {(1, 0, 0, 1): 0, (0, 1, -1, 0): 90, (-1, 0, 0, -1): 180, (0, -1, 1, 0): 270}
+
+
+def _is_mp4(data: bytes) -> bool:
+    return data[4:8] in _FIRST
+
+
+def _mp4_is_cut(head: Head) -> bool:
+    """Whether a box at the top runs over the end of the file, or there is no `moov` box."""
+    found = False
+    for kind, _, stop in _boxes(head):
+        if stop > head.size:
+            return True
+        found = found or kind == b"moov"
+    return not found
+
+
+def _mp4_rotation(head: Head, track: int) -> int:
+    """Degrees clockwise (0, 90, 180, 270) that the picture of a track is to be turned by.
+
+    A matrix that is no turn by a right angle (mirrored, sheared) counts as 0.
+    """
+    for kind, start, stop in _boxes(head):
+        if kind == b"moov" and stop - start <= _LIMIT:
+            return _of_track(head.at(start, stop - start), track)
+    return 0
+
+
+def _boxes(head: Head) -> Iterator[tuple[bytes, int, int]]:
+    """(kind, start of content, end) of the boxes at the top."""
+    position = 0
+    while position + 8 <= head.size:
+        kind, start, stop = _box(head.at(position, 16), position, head.size)
+        yield kind, start, stop
+        if stop <= position:
+            return
+        position = stop
+
+
+def _box(field: bytes, position: int, end: int) -> tuple[bytes, int, int]:
+    size, kind = struct.unpack_from(">L4s", field)
+    start = position + 8
+    if size == 1 and len(field) >= 16:
+        size, start = struct.unpack_from(">Q", field, 8)[0], position + 16
+    elif size == 0:
+        size = end - position
+    return kind, start, position + size if size >= 8 else position
+
+
+def _inner(data: bytes, start: int, stop: int) -> Iterator[tuple[bytes, int, int]]:
+    while start + 8 <= stop:
+        kind, begin, end = _box(data[start : start + 16], start, stop)
+        if end < begin or end > stop:
+            return
+        yield kind, begin, end
+        start = end
+
+
+def _of_track(moov: bytes, track: int) -> int:
+    for kind, start, stop in _inner(moov, 0, len(moov)):
+        if kind != b"trak":
+            continue
+        for name, begin, end in _inner(moov, start, stop):
+            if name != b"tkhd":
+                continue
+            wide = moov[begin] == 1
+            place = begin + (20 if wide else 12)
+            matrix = begin + (52 if wide else 40)
+            if matrix + 36 > end or struct.unpack_from(">L", moov, place)[0] != track:
+                continue
+            a, b, _, c, d = struct.unpack_from(">5l", moov, matrix)
+            return _TURNS.get(tuple(round(value / 65536) for value in (a, b, c, d)), 0)
+    return 0
+
+
+# --------------------------------------------------------------------------------------------
+# video
+# --------------------------------------------------------------------------------------------
 VideoRef: TypeAlias = Ref | Sequence[Ref]
 
 # Only these containers (playlists and scripts name other files), and titles in any encoding.
@@ -163,7 +249,7 @@ def _count(head: Head, container: Any, stream: Any, kind: str) -> int:
 def _rotation(head: Head, stream: Any, kind: str) -> int:
     """Degrees clockwise."""
     if kind == "MP4":
-        return _mp4.rotation(head, stream.id)
+        return _mp4_rotation(head, stream.id)
     if kind == "MKV" and _TURN_MARK in head.bytes:
         with _av().open(as_file(head), **_OPEN) as container:
             frame = next(container.decode(video=0), None)
@@ -179,8 +265,8 @@ def _turn_of(frame: Any) -> int:
 def _cut(head: Head) -> bool:
     """Whether the container says it is longer than the file."""
     data = head.bytes
-    if _mp4.accepts(data):
-        return _mp4.is_cut(head)
+    if _is_mp4(data):
+        return _mp4_is_cut(head)
     if data[:4] == b"RIFF":
         return int.from_bytes(data[4:8], "little") + 8 > head.size + 1
     if data[:4] == b"\x1a\x45\xdf\xa3":
@@ -238,7 +324,7 @@ def _checked(indices: Sequence[int] | None, frames: int) -> list[int]:
 
 def _broken(head: Head, error: Exception) -> SampleError:
     data = head.bytes
-    if not (_mp4.accepts(data) or data[8:12] == b"AVI " or data[:4] == b"\x1a\x45\xdf\xa3"):
+    if not (_is_mp4(data) or data[8:12] == b"AVI " or data[:4] == b"\x1a\x45\xdf\xa3"):
         return head.fail(
             "unsupported_media",
             f"is no video format that is read here (it starts with {data[:8]!r})",

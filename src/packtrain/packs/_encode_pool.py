@@ -16,8 +16,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from ..errors import InputError, PacktrainError, SampleError, described
-from ..waiting.parent import end_with_parent
-from ..workers import worker_context
+from ..workers import end_with_parent, worker_context
 
 __all__ = ["EncodePool", "Item"]
 

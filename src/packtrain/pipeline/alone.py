@@ -14,8 +14,7 @@ from pathlib import Path
 
 from .. import files
 from ..errors import SourceError
-from ..waiting.claim import Claim, look
-from ..waiting.owner import Owner
+from ..waiting.claim import Claim, Owner, look
 
 __all__ = ["PLACE", "alone"]
 

@@ -18,7 +18,7 @@ from typing import Any
 from .. import extend, files
 from ..checks import whole
 from ..errors import ForeignArtefactError, InputError, SourceError
-from ..measuring.hint_audit import audit_hints
+from ..measuring.audit import audit_hints
 from ..measuring.run import measure_range
 from ..moved import also_named
 from ..planning.lengths import Lengths

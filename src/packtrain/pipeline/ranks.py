@@ -24,9 +24,8 @@ from types import TracebackType
 from typing import Any
 
 from .. import files
-from ..waiting.claim import STALE_S, Claim, error_as_dict
+from ..waiting.claim import STALE_S, Claim, error_as_dict, is_local_disk
 from ..waiting.follow import follow
-from ..waiting.owner import is_local_disk
 from ..waiting.poll import Clock
 from ..world import Node, World, node
 

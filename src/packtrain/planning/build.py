@@ -24,12 +24,11 @@ from .evenness import report_steps
 from .lengths import Lengths, as_lengths
 from .long_samples import Classes, classify
 from .packplan import PackPlan
-from .raw_plan import PackerId, Sums
+from .raw_plan import PackerId, Sums, pack_sums
 from .skip import without_skipped
 from .spec import PlanSpec
 from .stats import SOURCE, source_mixing
 from .stepwise import plan_steps
-from .sums import pack_sums
 from .window import plan_windows
 
 __all__ = ["plan", "replay"]

@@ -23,9 +23,8 @@ from ._materialise import Csr, index_dtype, mix64
 from .asking import pack_classes
 from .lengths import Lengths
 from .long_samples import classify
-from .raw_plan import PackerId
+from .raw_plan import PackerId, sum_over_packs
 from .spec import PlanSpec
-from .sums import sum_over_packs
 
 __all__ = ["FILL", "MAX_AGE", "SHARE", "WindowPacker", "WindowPacks", "plan_windows"]
 

@@ -21,8 +21,7 @@ from .. import extend, files
 from ..errors import ChecksumError, FormatError, PacktrainError, one_line
 from ..remote.copies import present
 from . import shards
-from ._sums import crc32
-from .pack_records import MEMBER, members_of_row, pack_key, restore
+from .pack_records import MEMBER, crc32, members_of_row, pack_key, restore
 
 __all__ = ["PackFiles", "media_hold", "split_members"]
 

@@ -17,20 +17,53 @@ from __future__ import annotations
 import json
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import ChecksumError, FormatError, InputError, SampleError, counted
+from ..execute.local import available_cpus
 from ..media.location import Ref, identity_name, read_bytes
 from ._llava import PLACEHOLDER, placed, refusal
-from ._sums import BESIDE, crc32
 
-__all__ = ["MEMBER", "SPELLINGS", "TASKS", "PackRecord", "members_of_row", "pack_key", "restore", "task_of"]
+__all__ = [
+    "MEMBER",
+    "SPELLINGS",
+    "TASKS",
+    "PackRecord",
+    "crc32",
+    "members_of_row",
+    "pack_key",
+    "restore",
+    "task_of",
+]
 
+
+# --------------------------------------------------------------------------------------------
+# CRC-32 of members: from zlib, or the same from ISA-L (`packtrain[export]`) at ten times its speed
+# --------------------------------------------------------------------------------------------
+class _Sum(Protocol):
+    def __call__(self, data: bytes, value: int = 0, /) -> int: ...
+
+
+crc32: _Sum
+try:
+    from isal.isal_zlib import crc32
+except ImportError:
+    crc32 = zlib.crc32
+    #: Sums of large media are worth a thread of their own: zlib is slow, and there is a core for it.
+    BESIDE = available_cpus() > 2
+else:
+    BESIDE = False
+
+
+# --------------------------------------------------------------------------------------------
+# pack_records
+# --------------------------------------------------------------------------------------------
 #: How samples are told apart by readers of the three plain fields.
 TASKS = ("captions", "vqa", "multi_turn")
 

@@ -15,13 +15,247 @@ from typing import Any
 
 import torch
 
-from ..errors import UnknownNameError
+from ..errors import ConfigError, UnknownNameError
+from ..families import family_of
 from ..template import ensure_torchvision
-from .tiny_media import internvl, llava_1_5, llava_next, llava_onevision, qwen2_5_omni, qwen2_audio
-from .tiny_parts import HIDDEN, LAYERS, TOWER, Vocabulary, rope, text_layers, vision_tower
 
 __all__ = ["TINY_MODELS", "is_tiny", "tiny_config", "tiny_model"]
 
+
+# --------------------------------------------------------------------------------------------
+# Parts that configs of tiny models share: vocabulary and special ids, text layers, a vision tower
+# --------------------------------------------------------------------------------------------
+HIDDEN, _HEADS, _HEAD_DIM, LAYERS = 64, 4, 16, 2
+TOWER = 32
+
+#: Vocabulary without a tokenizer, and the special ids at its end.
+_VOCABULARY = 512
+_SPECIAL = ("audio", "<|vision_start|>", "<|vision_end|>", "image", "video")
+_SAME = {"<|image_pad|>": "image", "<|video_pad|>": "video"}
+
+#: Large enough for samples that read each other to differ visibly.
+_RANGE = 0.08
+
+
+class Vocabulary:
+    """Sizes and ids a config needs, from a processor, a tokenizer, or the defaults."""
+
+    def __init__(self, source: Any, name: str) -> None:
+        self.name, self.source = name, source
+        self.tokenizer = getattr(source, "tokenizer", source)
+        images = getattr(source, "image_processor", None)
+        self.patch_size = getattr(images, "patch_size", None)
+        self.merge_size = int(getattr(images, "merge_size", 2))
+        self.temporal = int(getattr(images, "temporal_patch_size", 2))
+
+    @property
+    def size(self) -> int:
+        if self.tokenizer is None:
+            return _VOCABULARY
+        return int(max(len(self.tokenizer) - 1, *self.tokenizer.get_vocab().values())) + 1
+
+    def id_of(self, token: str, kind: str | None = None) -> int:
+        """Id of a special token; `kind` ("image", "video", "audio") is what it stands for."""
+        if self.tokenizer is None:
+            return _VOCABULARY - len(_SPECIAL) + _SPECIAL.index(kind or _SAME.get(token, token))
+        found = self.tokenizer.get_vocab().get(token)
+        if found is None:
+            raise ConfigError(
+                f"the tokenizer has no {token} token, which {self.name} needs",
+                hint="use a processor of that family as template.processor",
+            )
+        return int(found)
+
+    def vision_ids(self) -> dict[str, int]:
+        return {
+            "vision_start_token_id": self.id_of("<|vision_start|>"),
+            "vision_end_token_id": self.id_of("<|vision_end|>"),
+            "image_token_id": self.id_of("<|image_pad|>"),
+            "video_token_id": self.id_of("<|video_pad|>"),
+        }
+
+    def side(self, default: int, name: str = "size") -> int:
+        """Side in pixels of a crop or tile; `name` is the image processor's setting."""
+        size = getattr(getattr(self.source, "image_processor", None), name, None)
+        return default if size is None else int(size["height"])
+
+    def mel(self, default: int) -> tuple[int, int]:
+        """Mel bins and the most frames of a clip."""
+        sound = getattr(self.source, "feature_extractor", None)
+        if sound is None:
+            return 128, default
+        return int(sound.feature_size), int(sound.nb_max_frames)
+
+
+def text_layers(vocabulary: Vocabulary, **more: Any) -> dict[str, Any]:
+    """Two decoder layers over the vocabulary."""
+    import transformers
+
+    if transformers.__version__.startswith("4.") and "rope_parameters" in more:  # as configs said it then
+        kept = {key: value for key, value in more.pop("rope_parameters").items() if key != "rope_theta"}
+        more = {**more, "rope_scaling": kept, "rope_theta": 1e6}
+    return {
+        "vocab_size": vocabulary.size,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 2 * HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": _HEADS,
+        "num_key_value_heads": _HEADS // 2,
+        "head_dim": _HEAD_DIM,
+        "max_position_embeddings": 1 << 17,
+        "initializer_range": _RANGE,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "tie_word_embeddings": False,
+        "use_cache": False,
+        **more,
+    }
+
+
+def rope(**more: Any) -> dict[str, Any]:
+    """Rotary settings with mRoPE sections."""
+    sections = [2, 3, 3]  # t, h, w; they sum to half a head
+    return {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections, **more}
+
+
+def vision_tower(vocabulary: Vocabulary, patch_size: int, **more: Any) -> dict[str, Any]:
+    """The tower of a Qwen-VL model."""
+    return {
+        "depth": LAYERS,
+        "num_heads": 2,
+        "in_channels": 3,
+        "patch_size": vocabulary.patch_size or patch_size,
+        "spatial_merge_size": vocabulary.merge_size,
+        "temporal_patch_size": vocabulary.temporal,
+        "initializer_range": _RANGE,
+        **more,
+    }
+
+
+# --------------------------------------------------------------------------------------------
+# Configs of tiny models beyond Qwen-VL: crops, tiles and sound, each with its real tower class
+# --------------------------------------------------------------------------------------------
+_PATCH = 14
+
+
+def _id(vocabulary: Vocabulary, family: str, kind: str) -> int:
+    return vocabulary.id_of(getattr(family_of(name=family), f"{kind}_token"), kind)
+
+
+def _crops(side: int) -> dict[str, Any]:
+    return {
+        "hidden_size": TOWER,
+        "intermediate_size": 2 * TOWER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 2,
+        "image_size": side,
+        "patch_size": _PATCH,
+    }
+
+
+def _sound(vocabulary: Vocabulary, longest: int) -> dict[str, Any]:
+    bins, frames = vocabulary.mel(longest)
+    return {
+        "d_model": TOWER,
+        "encoder_layers": LAYERS,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 2 * TOWER,
+        "num_mel_bins": bins,
+        "max_source_positions": frames // 2,
+    }
+
+
+def llava_onevision(transformers: Any, vocabulary: Vocabulary) -> Any:
+    """SigLIP tower, crops on the processor's grids."""
+    side = vocabulary.side(56)
+    images = getattr(vocabulary.source, "image_processor", None)
+    grids = getattr(images, "image_grid_pinpoints", [[side, side], [side, 2 * side], [2 * side, side]])
+    return transformers.LlavaOnevisionConfig(
+        text_config=text_layers(vocabulary, model_type="qwen2"),
+        vision_config={**_crops(side), "model_type": "siglip_vision_model", "vision_use_head": False},
+        image_grid_pinpoints=[list(grid) for grid in grids],
+        image_token_index=_id(vocabulary, "llava_onevision", "image"),
+        video_token_index=_id(vocabulary, "llava_onevision", "video"),
+    )
+
+
+def llava_1_5(transformers: Any, vocabulary: Vocabulary) -> Any:
+    """CLIP tower, one square an image."""
+    side = vocabulary.side(56, "crop_size")
+    return transformers.LlavaConfig(
+        text_config=text_layers(vocabulary, model_type="qwen2"),
+        vision_config={**_crops(side), "model_type": "clip_vision_model", "projection_dim": TOWER},
+        image_token_index=_id(vocabulary, "llava_1_5", "image"),
+        image_seq_length=(side // _PATCH) ** 2,
+        vision_feature_layer=-1,
+    )
+
+
+def llava_next(transformers: Any, vocabulary: Vocabulary) -> Any:
+    """CLIP tower, crops on the processor's grids."""
+    side = vocabulary.side(56, "crop_size")
+    images = getattr(vocabulary.source, "image_processor", None)
+    grids = getattr(images, "image_grid_pinpoints", [[side, 2 * side], [2 * side, side]])
+    return transformers.LlavaNextConfig(
+        text_config=text_layers(vocabulary, model_type="qwen2"),
+        vision_config={**_crops(side), "model_type": "clip_vision_model", "projection_dim": TOWER},
+        image_token_index=_id(vocabulary, "llava_next", "image"),
+        image_grid_pinpoints=[list(grid) for grid in grids],
+        image_seq_length=(side // _PATCH) ** 2,
+        vision_feature_layer=-1,
+    )
+
+
+def internvl(transformers: Any, vocabulary: Vocabulary) -> Any:
+    """InternViT tower, tiles halved on each side."""
+    side = vocabulary.side(56)
+    tower = {**_crops(side), "image_size": [side, side], "patch_size": [_PATCH, _PATCH]}
+    return transformers.InternVLConfig(
+        text_config=text_layers(vocabulary, model_type="qwen2"),
+        vision_config=tower,
+        image_token_id=_id(vocabulary, "internvl3", "image"),
+        image_seq_length=(side // _PATCH // 2) ** 2,
+    )
+
+
+def qwen2_audio(transformers: Any, vocabulary: Vocabulary) -> Any:
+    """Whisper-like encoder over clips of one width."""
+    return transformers.Qwen2AudioConfig(
+        text_config=text_layers(vocabulary, model_type="qwen2"),
+        audio_config={**_sound(vocabulary, 3000), "model_type": "qwen2_audio_encoder"},
+        audio_token_index=_id(vocabulary, "qwen2_audio", "audio"),
+    )
+
+
+def qwen2_5_omni(transformers: Any, vocabulary: Vocabulary) -> Any:
+    """The thinker: both towers before mRoPE text layers."""
+    from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniThinkerConfig
+
+    patch = vocabulary.patch_size or _PATCH
+    tower = vision_tower(
+        vocabulary,
+        _PATCH,
+        hidden_size=TOWER,
+        out_hidden_size=HIDDEN,
+        intermediate_size=2 * TOWER,
+        window_size=4 * vocabulary.merge_size * patch,
+        fullatt_block_indexes=[LAYERS - 1],
+    )
+    return Qwen2_5OmniThinkerConfig(
+        text_config=text_layers(vocabulary, rope_parameters=rope()),
+        vision_config=tower,
+        audio_config={**_sound(vocabulary, 30000), "output_dim": HIDDEN},
+        image_token_index=_id(vocabulary, "qwen2_5_omni", "image"),
+        video_token_index=_id(vocabulary, "qwen2_5_omni", "video"),
+        audio_token_index=_id(vocabulary, "qwen2_5_omni", "audio"),
+        tie_word_embeddings=False,
+    )
+
+
+# --------------------------------------------------------------------------------------------
+# tiny
+# --------------------------------------------------------------------------------------------
 _PREFIX = "tiny:"
 
 

@@ -13,7 +13,7 @@ import torch
 
 from ..data import PackSampler
 from ..planning.align import AlignedPlan
-from .meter import supervised
+from .consumed import supervised
 
 __all__ = ["ExactSums"]
 

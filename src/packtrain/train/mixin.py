@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,25 +29,59 @@ from ..data import PackedDataset
 from ..errors import ChecksumError, ConfigError, IsolationError, counted
 from ..packs.source import pack_source
 from ..planning.align import AlignedPlan
+from ..template import ensure_torchvision
 from ..workers import worker_context
-from .at_begin import ProofAtBegin
 from .attention import check_attention, check_batch
-from .consumed import read_found
+from .consumed import Meter, read_found, supervised
 from .culprit import foreign_methods
 from .evaluate import ExactSums
 from .growing import steps_of
 from .loss import bare_model
-from .meter import Meter, supervised
 from .passes import Passes, is_sized, loader_options, pass_loader, tell_without_effect
 from .probe import size_of
 from .restore import RestoresWeights
 from .resume import Standing, checkpoint_of, load_position
 from .start_up import StartUpReport, prove_before_training
 
-__all__ = ["PackingMixin", "check_isolation", "first_packs"]
+ensure_torchvision()  # transformers imports torchvision with its callbacks
+
+from transformers import TrainerCallback  # noqa: E402
+
+__all__ = ["PackingMixin", "ProofAtBegin", "check_isolation", "first_packs"]
+
 
 logger = logging.getLogger(__name__)
 
+
+# --------------------------------------------------------------------------------------------
+# The start-up proof in a `Trainer`: when training begins, on the model as it was wrapped
+# --------------------------------------------------------------------------------------------
+class ProofAtBegin(TrainerCallback):  # type: ignore[misc]
+    """Proves isolation when training begins; refuses by raising.
+
+    Args:
+        trainer: a transformers Trainer.
+        packs: gives the first packs of this rank.
+        found: gets the report.
+        options: further arguments of `prove_before_training`.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        packs: Callable[[], Any],
+        found: Callable[[StartUpReport | None], None] = lambda report: None,
+        **options: Any,
+    ) -> None:
+        self.trainer, self.packs, self.found, self.options = trainer, packs, found, options
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.found(prove_before_training(self.trainer.model_wrapped, self.packs, **self.options))
+
+
+# --------------------------------------------------------------------------------------------
+# mixin
+# --------------------------------------------------------------------------------------------
 #: Methods that a batch passes on its way to the model.
 _ON_THE_WAY = ("training_step", "_prepare_inputs", "compute_loss")
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..collate import PaddingFreeCollator
 from ..data import EncodeCache, PackedDataset
 from ..errors import ConfigError, InputError
 from ..files import make_folder, publish_json, reading
@@ -32,16 +33,15 @@ from ..planning.align import AlignedPlan
 from ..planning.epoch_order import seed_in_use
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
+from ..template import dummy_samples
 from ..workers import start_early
 from ..world import World, world
-from .ahead import encode_ahead
 from .arguments import compile_options, refuse_auxiliary_loss, training_arguments
 from .attention import check_attention
 from .compiled import compile_layers
 from .config import RunConfig
 from .epochs import epoch_plans
 from .growing import check_beginning, steps_of, warn_of_another_template
-from .idle import keep_towers_busy
 from .log_file import LOG
 from .loss import bare_model, plain_head
 from .model import load_model, no_progress_bars
@@ -54,10 +54,82 @@ from .start_up import prove_before_training
 from .steps import accumulation_of, announce_steps, balance_of
 from .trace import follow_losses
 
-__all__ = ["TrainResult", "planned_packs", "train", "unplanned_packs"]
+__all__ = ["TrainResult", "keep_towers_busy", "planned_packs", "train", "unplanned_packs"]
+
 
 logger = logging.getLogger(__name__)
 
+
+# --------------------------------------------------------------------------------------------
+# Towers that a pack leaves idle: `training.dummy_media` puts a weightless medium into such rows
+# --------------------------------------------------------------------------------------------
+# Without it, ranks that train a tower wait for the one whose pack has no image (DDP, FSDP, ZeRO), for ever or
+# until DDP refuses the next step. The dummy is made by the run's own processor, so every family has one.
+def keep_towers_busy(trainer: Any, wanted: bool, template: Any) -> None:
+    """Give a PackTrainer a collator with dummies of every tower, where wanted.
+
+    Args:
+        trainer: the trainer, before training.
+        wanted: `training.dummy_media`.
+        template: an `HFTemplate` of a family with media.
+
+    A template without media has no towers: then the option has no effect, and that is told.
+    """
+    family = getattr(template, "family", None)
+    if wanted and (family is None or not family.towers):
+        name = type(template).__name__ if family is None else f"family {family.name}"
+        logger.warning("training.dummy_media has no effect: %s has no media", name)
+        return
+    if not wanted:
+        return
+    dummies = dummy_samples(template)
+    trainer.packs_collator = PaddingFreeCollator(bare_model(trainer.model), dummy_media=dummies)
+    tokens = [len(sample["input_ids"]) for sample in dummies]
+    logger.info("rows without media get a weightless one of %s tokens", tokens)
+
+
+# --------------------------------------------------------------------------------------------
+# `training.encode_cache`: the packs of the training plan are encoded before the first step
+# --------------------------------------------------------------------------------------------
+# Every rank encodes its share of the chunks and reads those of all ranks; what another rank has not written
+# yet is encoded as ever, so no rank waits for another here. A later run with the same plan and template finds
+# everything encoded. The validation plan is read once an evaluation and is not cached.
+def encode_ahead(
+    config: RunConfig, plan: PackPlan, source: Any, template: Any, lengths: Any, place: World
+) -> EncodeCache | None:
+    """The filled cache of the run, or None without `training.encode_cache`.
+
+    Raises:
+        ConfigError: a setting with which encoded packs cannot be kept.
+        ForeignArtefactError: the folder holds packs of another plan or template.
+    """
+    folder = config.training.encode_cache
+    if folder is None:
+        return None
+    for name, value in (("replan", config.training.replan), ("on_error", config.training.on_error)):
+        if value not in (None, "raise"):
+            raise ConfigError(
+                f"training.encode_cache and training.{name} {value!r}: encoded packs would not stay true",
+                hint=f"remove training.{name}, or training.encode_cache",
+            )
+    key = {"template": template_key(template), "source": getattr(source, "fingerprint", None)}
+    cache = EncodeCache(folder, plan, key=key)
+    plain = PackedDataset(plan, source, template.encode, lengths=lengths)
+    made = cache.fill(plain, share=(place.rank, place.size), workers=config.training.encode_cache_workers)
+    if place.is_writer:
+        logger.info("encode cache %s: %d of %d chunks encoded by this rank", folder, made, cache.chunks)
+    return cache
+
+
+def template_key(template: Any) -> Any:
+    """What decides the encoding, as plain JSON; the class alone where a template does not say."""
+    config = getattr(template, "config", None)
+    return type(template).__name__ if config is None else config() if callable(config) else config
+
+
+# --------------------------------------------------------------------------------------------
+# sft
+# --------------------------------------------------------------------------------------------
 #: Kinds of data that a run opens itself.
 _OPENED = ("growing", "stream", "token_budget")
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from .. import files
 from ..errors import InputError, LawError, WaitTimeoutError
-from .claim import BEAT, HELLO, STALE_S, _doing
-from .owner import Owner
+from .claim import BEAT, HELLO, STALE_S, Owner, _doing
 from .poll import Clock, SystemClock, Watch, fresh_json, fresh_names, pauses
 
 __all__ = ["follow"]
