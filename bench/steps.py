@@ -21,8 +21,8 @@ import packtrain as pt
 from packtrain.planning.balance import Balance
 from packtrain.planning.costs import costs_of
 from packtrain.planning.epoch_order import EpochOrder
-from packtrain.planning.evenness import step_evenness
 from packtrain.planning.permutation import Permutation
+from packtrain.planning.stats import step_evenness
 
 
 def evenness(aligned: pt.AlignedPlan, ids: np.ndarray, accum: int, *, per_step: bool = False) -> float:

@@ -74,7 +74,7 @@ NAMED = (
     "packtrain.train.load_config",
     "packtrain.train.loss.packed_loss",
     "packtrain.train.reduction.loss_normaliser",
-    "packtrain.train.restore",
+    "packtrain.train.weights",
     "packtrain.train.positions",
     "packtrain.train.trainer.PackTrainer",
     "packtrain.demo.make_demo",

@@ -12,11 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from packtrain.testing.demo.draws import Draws
 from packtrain.testing.demo.formulas import draw_formula, formula, formula_chat, formula_talk
+from packtrain.testing.demo.make import (
+    PACK_LENGTH,
+    SCHEDULE,
+    encode_picture,
+    lesson,
+    schedule,
+    tokens_of,
+    variant_of,
+)
 from packtrain.testing.demo.maths import problem, problem_talk
-from packtrain.testing.demo.pictures import SCHEDULE, encode_picture, variant_of
-from packtrain.testing.demo.records import SHAPES, record_of
 from packtrain.testing.demo.scenes import (
     COLOURS,
     Scene,
@@ -26,8 +32,7 @@ from packtrain.testing.demo.scenes import (
     scene,
     scene_chat,
 )
-from packtrain.testing.demo.schedule import PACK_LENGTH, lesson, schedule, tokens_of
-from packtrain.testing.demo.talks import Talk
+from packtrain.testing.demo.talks import SHAPES, Draws, Talk, record_of
 
 keys = st.integers(0, 10**6).map(str)
 

@@ -10,7 +10,7 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from packtrain.testing.demo import DemoSet
-from packtrain.testing.demo.schedule import PACK_LENGTH
+from packtrain.testing.demo.make import PACK_LENGTH
 
 Record = dict[str, Any]
 

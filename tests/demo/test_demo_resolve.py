@@ -11,7 +11,7 @@ import yaml
 
 from packtrain.errors import UnknownNameError
 from packtrain.testing.demo import DemoSet, demo_config, is_demo, resolve_demo
-from packtrain.testing.demo.schedule import PACK_LENGTH
+from packtrain.testing.demo.make import PACK_LENGTH
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "demo.yaml"
 

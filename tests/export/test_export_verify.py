@@ -192,7 +192,7 @@ def test_energon_is_said_to_be_missing(made: Callable[..., Set]) -> None:
 
 
 def test_run_exports_instead_of_training(text_run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    from packtrain.pipeline.run_export import run_export
+    from packtrain.pipeline.run import run_export
     from packtrain.train.config import load_config
 
     values = {**text_run(samples=40), "export": {"format": "webdataset", "maxcount": 3}}

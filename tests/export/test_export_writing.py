@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packtrain import files
-from packtrain.export import _ahead
-from packtrain.export._ahead import Lane, members_ahead
+from packtrain.export import _job
+from packtrain.export._job import Lane, members_ahead
 from packtrain.export._tar import Hashed, _header, _made
 from packtrain.files import sha256_file, write_pieces
 from packtrain.store.pack_records import crc32
@@ -102,7 +102,7 @@ def test_what_is_read_ahead_is_bounded() -> None:
         while held != job.begun:  # until the reader waits
             held = job.begun
             time.sleep(0.2)
-        assert held <= (_ahead._AHEAD >> 20) + 4
+        assert held <= (_job._AHEAD >> 20) + 4
     assert not still_reading(), "a writer that gives up ends the reader"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import packtrain as pt
 from packtrain.errors import InputError, UnknownNameError
-from packtrain.planning.device import DeviceProfile
+from packtrain.planning.costs import DeviceProfile
 
 PROFILE = {
     "seconds_per_token": 2e-5,

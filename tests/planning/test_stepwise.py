@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import packtrain as pt
 from packtrain.errors import InputError, LawError, PlanError
 from packtrain.planning.epoch_order import EpochOrder
-from packtrain.planning.evenness import step_evenness
 from packtrain.planning.laws import check_laws
 from packtrain.planning.skip import read_skip_file
+from packtrain.planning.stats import step_evenness
 from packtrain.testing import check_plan, compiled_path, plain_path
 
 

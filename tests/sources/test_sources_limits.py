@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packtrain.errors import SampleError, SourceError
-from packtrain.sources import _once, _packed, _records, _scan, open_source
+from packtrain.sources import _index, _once, _packed, _records, open_source
 from packtrain.sources._index import pin
 
 Write = Callable[..., Path]
@@ -43,11 +43,11 @@ def test_lines_are_found_whatever_the_blocks(tmp_path: Path, parts: list[str], b
         else:
             gaps.append(len(starts))
         at += len(line) + 1
-    held, _scan.LINES_BLOCK = _scan.LINES_BLOCK, block
+    held, _index.LINES_BLOCK = _index.LINES_BLOCK, block
     try:
-        built = _scan.scan_lines(pin(path))
+        built = _index.scan_lines(pin(path))
     finally:
-        _scan.LINES_BLOCK = held
+        _index.LINES_BLOCK = held
     assert built.starts.tolist() == [*starts, len(text)]
     assert built.gaps.tolist() == gaps
 
@@ -58,8 +58,8 @@ def test_escapes_in_an_array_whatever_the_blocks(tmp_path: Path, texts: list[str
     path = tmp_path / "a.json"
     path.write_text(json.dumps([{"t": text} for text in texts]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_scan, "_blocks", lambda file, size=0, real=_scan._blocks: real(file, block))
-        built = _scan.scan_array(pin(path))
+        patch.setattr(_index, "_blocks", lambda file, size=0, real=_index._blocks: real(file, block))
+        built = _index.scan_array(pin(path))
     data = path.read_bytes()
     spans = zip(built.starts.tolist(), built.starts.tolist()[1:], strict=False)
     assert [json.loads(data[a:b].strip(b", \n"))["t"] for a, b in spans] == texts

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from packtrain.errors import ConfigError, SampleError, SourceError, UnknownNameError
 from packtrain.extend import Source, names
-from packtrain.sources import _scan, open_source
+from packtrain.sources import _index, open_source
 
 Write = Callable[..., Path]
 RECORDS: list[dict[str, Any]] = [
@@ -37,7 +37,7 @@ def test_records_come_back(write: Write, name: str) -> None:
 
 @pytest.mark.parametrize("block", [4, 9, 1 << 24])
 def test_lines_of_every_kind(write: Write, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_scan, "LINES_BLOCK", block)
+    monkeypatch.setattr(_index, "LINES_BLOCK", block)
     content = b'\xef\xbb\xbf{"i":0}\r\n\r\n  \t\n{"i":1}\n   {"i":2}  \r\n\n\n{"i":3}'
     source = open_source(write("a.jsonl", content))
     assert [record["i"] for record in source] == [0, 1, 2, 3]
@@ -159,12 +159,12 @@ def test_any_records_in_any_block_size(
     lines = folder / "a.jsonl"
     text = "".join(json.dumps(row, ensure_ascii=ascii_only) + "\n" for row in rows)
     lines.write_text(text, encoding="utf-8", newline="")
-    before = _scan.BLOCK, _scan.LINES_BLOCK
-    _scan.BLOCK = _scan.LINES_BLOCK = block
+    before = _index.BLOCK, _index.LINES_BLOCK
+    _index.BLOCK = _index.LINES_BLOCK = block
     try:
         sources = open_source(array), open_source(lines)
     finally:
-        _scan.BLOCK, _scan.LINES_BLOCK = before
+        _index.BLOCK, _index.LINES_BLOCK = before
     for source in sources:
         assert list(source) == rows
 
@@ -173,7 +173,7 @@ def test_escapes_over_block_borders(write: Write, monkeypatch: pytest.MonkeyPatc
     rows = [{"t": "\\" * n + '"' + "," * (n % 3) + "]"} for n in range(40)]
     path = write("a.json", json.dumps(rows).encode())
     for block in range(1, 24):
-        monkeypatch.setattr(_scan, "BLOCK", block)
+        monkeypatch.setattr(_index, "BLOCK", block)
         assert list(open_source(path, cache_dir=path.parent / str(block), verify_content=True)) == rows
 
 

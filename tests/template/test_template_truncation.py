@@ -22,7 +22,7 @@ from packtrain.report.html import write_report
 from packtrain.sources import open_source
 from packtrain.sources.chat import ChatSource
 from packtrain.template import HFTemplate, load_processor
-from packtrain.template.decoded import stretches
+from packtrain.template.account import stretches
 from packtrain.train.opened import Checked
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]

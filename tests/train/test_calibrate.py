@@ -13,8 +13,7 @@ import pytest
 import packtrain as pt
 from packtrain.cli._app import main
 from packtrain.errors import InputError
-from packtrain.planning.costs import L_STAR
-from packtrain.planning.device import DeviceProfile
+from packtrain.planning.costs import L_STAR, DeviceProfile
 from packtrain.planning.lengths import Lengths
 from packtrain.sources.encoded import EncodedTemplate
 from packtrain.testing.tiny import tiny_model

@@ -90,7 +90,7 @@ def test_a_leak_found_by_the_proof_is_unsafe(monkeypatch: Any, capsys: Any) -> N
 
 
 def _everything(query: Any, key: Any, value: Any, segments: Any, **kwargs: Any) -> Any:
-    from packtrain.train.row_segments import of_lengths
+    from packtrain.train.segments import of_lengths
     from packtrain.train.varlen_kernel import attend
 
     return attend(query, key, value, of_lengths((segments.tokens,), query.device), **kwargs)

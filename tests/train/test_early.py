@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from packtrain.errors import ConfigError, ForeignArtefactError, MissingExtraError, PacktrainError
-from packtrain.pipeline.run import dry_run, run
-from packtrain.pipeline.run_export import run_export
+from packtrain.pipeline.run import dry_run, run, run_export
 from packtrain.template import ensure_torchvision
 from packtrain.testing.tiny import TINY_MODELS, tiny_config, tiny_model
 from packtrain.train import versions

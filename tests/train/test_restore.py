@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from packtrain.errors import ConfigError, FormatError
 from packtrain.testing.tiny import TINY_MODELS, tiny_model
-from packtrain.train.restore import restore_weights
+from packtrain.train.weights import restore_weights
 
 
 @pytest.mark.parametrize("name", sorted(TINY_MODELS))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from packtrain.train.config import load_config
-from packtrain.train.config.without_effect import ROWS
+from packtrain.train.config.conflicts import ROWS
 
 #: Key -> (a value, further keys with which it has no effect, further keys with which it has one).
 CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {

@@ -148,7 +148,7 @@ def verify_stream(folder: Path, progress: Progress = lambda done, total: None) -
 
 
 def _verified(folder: Path, progress: Progress) -> dict[str, str]:
-    from ..export._housekeeping import Housekeeping
+    from ..export.producer import Housekeeping
     from ..store.chunks import ChunkReader
 
     view = View(folder)

@@ -11,7 +11,7 @@ import click
 
 from ..errors import InputError
 from ..files import make_folder
-from ..planning.device import DeviceProfile
+from ..planning.costs import DeviceProfile
 from ._app import completed, emit, progress, without_effect
 from ._show import table
 

@@ -47,8 +47,7 @@ def command(
       packtrain run examples/demo.yaml
       packtrain run examples/demo.yaml --training.num_train_epochs 3 --data.packer diverse
     """
-    from ..pipeline.run import Heard, run
-    from ..pipeline.run_export import run_export
+    from ..pipeline.run import Heard, run, run_export
     from ..train.config import load_config
 
     show_runtime()

@@ -16,7 +16,7 @@ from ..pipeline.length_files import lengths_of
 from ..pipeline.page import Report, sample_figures, source_of, where_of
 from ..pipeline.plan_table import write_plan_table
 from ..pipeline.which import read_run
-from ..planning.device import DeviceProfile
+from ..planning.costs import DeviceProfile
 from ..planning.distribution import distribution, phases_of
 from ..planning.lengths import STATUS_OK, Lengths
 from ..planning.packplan import PackPlan

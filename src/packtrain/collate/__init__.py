@@ -2,8 +2,7 @@
 
 from .boundaries import BOUNDARY_KWARGS, attention_of, state_layers
 from .fields import IGNORE, SAMPLE_FIELDS, TOKEN_FIELDS
-from .filler import FILLER, filler_pack, is_filler
-from .pack_batch import PackBatch
+from .pack_batch import FILLER, PackBatch, filler_pack, is_filler
 from .padding import context_parallel_index, segment_multiple
 from .padding_free import PaddingFreeCollator
 

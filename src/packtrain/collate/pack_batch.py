@@ -18,8 +18,58 @@ import torch
 from .fields import IGNORE
 from .padding import context_parallel_index
 
-__all__ = ["NO_SAMPLE", "PackBatch", "offsets"]
+__all__ = [
+    "FILLER",
+    "NO_SAMPLE",
+    "PackBatch",
+    "filler_pack",
+    "is_filler",
+    "members_of",
+    "offsets",
+]
 
+
+# --------------------------------------------------------------------------------------------
+# The filler pack: what a rank trains on when it must take a step and has no sample left
+# --------------------------------------------------------------------------------------------
+# It has pack id `FILLER` (-1), one segment of one pad token, label -100 and no sample. Collated it gives a
+# batch with `filler=True`, empty `sample_ids` and no supervised token, so it adds exactly nothing to the loss
+# and the gradients, and the ranks stay in step. A filler never stands in a raw plan, and whoever hands one
+# out
+# logs it.
+#: The pack id of a filler. No pack of a plan has it.
+FILLER = -1
+
+
+def filler_pack(pad_token_id: int = 0) -> list[dict[str, Any]]:
+    """The pack that keeps a rank in step: one segment of one pad token, not trained, no sample."""
+    return [{"input_ids": [pad_token_id], "labels": [IGNORE], "filler": True}]
+
+
+def is_filler(pack: Sequence[Mapping[str, Any]]) -> bool:
+    """Does this pack (a list of samples) hold nothing but fillers?"""
+    return len(pack) > 0 and all(bool(sample.get("filler")) for sample in pack)
+
+
+# --------------------------------------------------------------------------------------------
+# Packs that come as one row and still know their samples (`packs.Pack`): the collator takes those
+# --------------------------------------------------------------------------------------------
+def members_of(packs: Sequence[Any]) -> Sequence[Any]:
+    """The packs of a call, rows with `members()` replaced by their samples; all else as it is.
+
+    A row without members (a plain mapping with `cu_seq_lens`) stays, and is refused as one sample with
+    undeclared fields: boundaries are never guessed.
+    """
+    if isinstance(packs, Mapping):
+        return [packs.members()] if hasattr(packs, "members") else packs
+    if not isinstance(packs, Sequence) or not any(hasattr(pack, "members") for pack in packs):
+        return packs
+    return [pack.members() if hasattr(pack, "members") else pack for pack in packs]
+
+
+# --------------------------------------------------------------------------------------------
+# pack_batch
+# --------------------------------------------------------------------------------------------
 #: Segment source of a tail, filler or dummy: it belongs to no sample.
 NO_SAMPLE = -1
 

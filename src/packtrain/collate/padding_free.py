@@ -45,10 +45,9 @@ from .fields import (
     read_sample,
 )
 from .media import check_placeholders, join_media, placeholders_of
-from .pack_batch import NO_SAMPLE, PackBatch, offsets
+from .pack_batch import NO_SAMPLE, PackBatch, members_of, offsets
 from .padding import full, pad_segments, padding_mask, segment_multiple
 from .rotations import check_row, rotations_of
-from .rows import members_of
 
 __all__ = ["PackBatch", "PaddingFreeCollator", "join_positions"]
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from .. import files
 from ..store.pack_records import pack_key
-from ._ahead import Member, members_ahead
-from ._job import Job, drop_unlisted
+from ._job import Job, Member, drop_unlisted, members_ahead
 
 __all__ = ["Made", "Row", "joined", "published", "write_files"]
 

@@ -1,6 +1,6 @@
 """Tars of packs, written as a stream: hashed while written, member by member, media bytes as they are.
 
-Three threads work on a shard: one reads ahead (`_ahead`), one hashes, and this one writes; each hands over
+Three threads work on a shard: one reads ahead (`_job`), one hashes, and this one writes; each hands over
 about a megabyte at a time, and bytes are copied only into the file.
 """
 
@@ -17,8 +17,7 @@ from typing import IO, Any
 
 from .. import files
 from ..store.pack_records import crc32, pack_key
-from ._ahead import Lane, Member, members_ahead
-from ._job import Job, drop_unlisted
+from ._job import Job, Lane, Member, drop_unlisted, members_ahead
 
 __all__ = ["Hashed", "TarShard", "write_tars"]
 

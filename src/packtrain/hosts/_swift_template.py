@@ -21,7 +21,7 @@ from PIL import Image
 from ..errors import SampleError
 from ..extend import Measured
 from ..media.image import read_header
-from ..template.decoded import stretches
+from ..template.account import stretches
 from ._swift_rows import unmarked
 
 __all__ = ["SwiftTemplate"]

@@ -16,8 +16,7 @@ import torch
 
 from ..collate import IGNORE, SAMPLE_FIELDS, PackBatch, attention_of
 from ..collate.boundaries import config_of
-from ..collate.pack_batch import offsets
-from ..collate.rows import members_of
+from ..collate.pack_batch import members_of, offsets
 from ..errors import ConfigError, InputError
 from ..train.loss import bare_model
 from ..train.passes import is_sized

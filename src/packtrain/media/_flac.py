@@ -12,7 +12,7 @@ import struct
 from functools import cache
 
 from ._head import Head, ParsedAudio
-from ._tags import tags_begin
+from ._mp3 import tags_begin
 
 __all__ = ["MAGIC", "parse"]
 

@@ -30,9 +30,8 @@ from ..store.growing import Order, raw_place
 from ..waiting.poll import Clock
 from ..world import world
 from ._acknowledge import Cursor, check_reachable, mark_completed, publish_cursor
-from ._sharded_again import check_not_sharded
 from ._waiting_reader import SlotReader
-from .handed_out import HandedOut
+from .handed_out import HandedOut, check_not_sharded
 from .ledger_file import Skipping
 from .loader import SourceLoader
 from .pack import Pack

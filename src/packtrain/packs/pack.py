@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..collate import IGNORE, TOKEN_FIELDS, filler_pack, is_filler
-from ..collate.filler import FILLER
+from ..collate.pack_batch import FILLER
 from ..store.rows import joined
 
 __all__ = ["Pack"]

@@ -32,8 +32,8 @@ from ..planning.build import plan
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
-from ._shared_epoch import SharedEpoch
 from .encode_cache import EncodeCache
+from .handed_out import SharedEpoch
 from .ledger_file import Skipping
 from .pack import Pack
 

@@ -17,7 +17,7 @@ from ..planning.balance import Balance
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
 from ..world import world
-from ._shared_epoch import SharedEpoch
+from .handed_out import SharedEpoch
 from .loader import PackLoader
 from .pack import Pack
 from .packed import PackedDataset

@@ -19,8 +19,7 @@ from ..planning.balance import Balance
 from ..planning.epoch_order import EpochOrder
 from ..planning.replan import EpochPlans
 from ..world import World, world
-from ._sharded_again import check_not_sharded
-from .handed_out import HandedOut
+from .handed_out import HandedOut, check_not_sharded
 
 __all__ = ["PackBatches", "PackSampler"]
 

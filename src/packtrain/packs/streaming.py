@@ -48,14 +48,12 @@ from ..planning.spec import PlanSpec
 from ..planning.window import MAX_AGE, WindowPacker
 from ..world import World, world
 from ._readers import reader_of
-from ._sharded_again import check_not_sharded
-from ._shared_epoch import SharedEpoch
 from ._splits import MOST, Reader, Splits, check_divides
 from ._stream_pass import Slot, StreamPass
 from ._stream_run import Run
 from ._stream_state import LAST_EPOCH, VERSION, check_held, joined, of_reader, saved_ranks, upgraded, written
 from .equal_steps import EqualSteps
-from .handed_out import HandedOut
+from .handed_out import HandedOut, SharedEpoch, check_not_sharded
 from .ledger_file import check_policy
 from .loader import SourceLoader
 from .pack import Pack

@@ -29,7 +29,7 @@ from ..measuring.run import CUT, RangeResult, measure_range, walk_media
 from ..planning.lengths import Lengths
 from ..store import lengths as lengths_store
 from ..store import parts
-from ..store.media import read_media
+from ..store.lengths import read_media
 from .growth import Piece, is_whole, may_have_grown, pieces_of, read_layout
 from .publish import Identity, details, origin_of, publish, refuse_changed_media
 from .ranges import How, cut, gathered, part_of

@@ -13,7 +13,7 @@ from ..planning.lengths import Lengths
 from ..remote.copies import entries, place_of
 from ..remote.places import told_url
 from ..store import shards
-from ..store.media import changed_media
+from ..store.lengths import changed_media
 from .publish import origin_of
 
 __all__ = [

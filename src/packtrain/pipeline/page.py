@@ -18,7 +18,7 @@ import numpy as np
 from .. import files
 from ..errors import FormatError, PacktrainError
 from ..measuring.run import CUT
-from ..planning.device import DeviceProfile
+from ..planning.costs import DeviceProfile
 from ..planning.epoch_order import EpochOrder
 from ..planning.lengths import STATUS_NAMES, Lengths
 from ..planning.packplan import PackPlan

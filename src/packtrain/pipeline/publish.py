@@ -26,7 +26,7 @@ from ..planning.lengths import STATUS_OK, Lengths
 from ..remote.outputs import output
 from ..store import lengths as lengths_store
 from ..store import parts
-from ..store.media import changed_media, save_media
+from ..store.lengths import changed_media, save_media
 from .growth import LAYOUT, layout_of
 from .unread import refuse_unread, save_keys
 

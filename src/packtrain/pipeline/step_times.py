@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from .. import files
 from ..checks import whole
-from ..planning.costs import FlopsCost, costs_of
-from ..planning.device import DeviceProfile
+from ..planning.costs import DeviceProfile, FlopsCost, costs_of
 from ..planning.epoch_order import EpochOrder
 
 __all__ = ["read_history", "step_figures"]

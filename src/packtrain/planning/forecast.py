@@ -20,8 +20,7 @@ from ..errors import InputError, counted
 from .align import AlignedPlan
 from .balance import Balance
 from .build import plan
-from .costs import FlopsCost
-from .device import DeviceProfile
+from .costs import DeviceProfile, FlopsCost
 from .epoch_order import EpochOrder
 from .lengths import STATUS_OK, Lengths, as_lengths
 from .packplan import PackPlan

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import SampleError, SourceError
 from ..files import digest_json
-from . import _index, _scan
+from . import _index
 from ._handles import Pinned, read
 from ._once import MOST_RECORD, Twice, loads
 from ._paths import near
@@ -21,9 +21,9 @@ from .keys import FIELDS
 __all__ = ["RecordFile", "Shard", "find_kind", "open_records"]
 
 _BUILDERS: dict[str, Callable[[Pinned], _index.Built]] = {
-    "jsonl": _scan.scan_lines,
-    "json": _scan.scan_array,
-    "object": _scan.scan_object,
+    "jsonl": _index.scan_lines,
+    "json": _index.scan_array,
+    "object": _index.scan_object,
 }
 _PROBE = 1 << 16
 _HASHED = 1 << 24
@@ -196,7 +196,7 @@ def find_kind(file: Pinned, kind: str) -> str:
         raise SourceError(f"{file.path} is compressed", hint="unpack it first (gzip -d, zstd -d)")
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise SourceError(f"{file.path} is UTF-16", hint="convert it to UTF-8")
-    start = _text_from(file, len(_scan.BOM) if head.startswith(_scan.BOM) else 0)
+    start = _text_from(file, len(_index.BOM) if head.startswith(_index.BOM) else 0)
     if start == file.size:
         raise SourceError(f"{file.path} is empty", hint="a source needs at least one record")
     first = read(file, start, min(12, file.size - start))

@@ -23,10 +23,9 @@ from ..errors import SourceError
 from . import json as json_source
 from . import jsonl as jsonl_source
 from ._handles import Pinned
-from ._index import KEEP, Index
+from ._index import BOM, KEEP, Index, scan_lines
 from ._paths import expand, ordered, root_of
 from ._records import RecordFile, Shard
-from ._scan import BOM, scan_lines
 from ._table import merkle, rows_of
 
 __all__ = [

@@ -19,8 +19,16 @@ from numpy.typing import NDArray
 from .. import files
 from ..errors import ChecksumError, FormatError, MissingExtraError, counted
 from ..remote.copies import present
-from ._chunk_fields import JSON, from_palette, from_tail, restore
-from ._chunk_media import MEDIA_BYTES, MEDIA_FIELDS, MEDIA_RECORD, encode_again
+from ._chunk_fields import (
+    JSON,
+    MEDIA_BYTES,
+    MEDIA_FIELDS,
+    MEDIA_RECORD,
+    encode_again,
+    from_palette,
+    from_tail,
+    restore,
+)
 from ._folders import check_seal
 from .rows import joined
 

@@ -43,8 +43,19 @@ from numpy.typing import NDArray
 
 from .. import files
 from ..errors import InputError, MissingExtraError, UnknownNameError
-from ._chunk_fields import JSON, Value, from_palette, narrowest, read_value, to_palette, to_tail
-from ._chunk_media import MEDIA_BYTES, MEDIA_FIELDS, MEDIA_RECORD, pull_media
+from ._chunk_fields import (
+    JSON,
+    MEDIA_BYTES,
+    MEDIA_FIELDS,
+    MEDIA_RECORD,
+    Value,
+    from_palette,
+    narrowest,
+    pull_media,
+    read_value,
+    to_palette,
+    to_tail,
+)
 from ._chunk_reader import CHUNK_SCHEMA, ChunkReader, manifest_of
 from ._folders import sealed
 

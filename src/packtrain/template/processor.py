@@ -28,11 +28,11 @@ from ..measuring.image_tokens import PixelRule, grids, verify_limits
 from ..measuring.text import TokenizedText, check_text, tokenize
 from ..media.hints import header_of
 from ._torchvision_shim import ensure_torchvision
+from .account import check_decoded
 from .batch import Measurer
 from .binding import bind_media, media_ids
 from .control import check_control, control_tokens
 from .conversation import check_closed
-from .decoded import check_decoded
 from .grounding import grounded
 from .identity import processor_identity
 from .layout import Layout, check_supervised, media_layout

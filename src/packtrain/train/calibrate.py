@@ -27,8 +27,7 @@ from transformers import TrainerCallback
 
 from ..errors import InputError, counted
 from ..planning.certificate import Certificate
-from ..planning.costs import L_STAR
-from ..planning.device import DeviceProfile
+from ..planning.costs import L_STAR, DeviceProfile
 from ..planning.packplan import PackPlan
 from ..planning.raw_plan import PackerId, Sums
 from ..world import World

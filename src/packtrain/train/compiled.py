@@ -21,7 +21,7 @@ from ..collate.boundaries import text_config
 from ..errors import IsolationError
 from . import varlen
 from .loss import bare_model
-from .row_segments import of_offsets, of_positions
+from .segments import of_offsets, of_positions
 
 __all__ = ["compile_layers"]
 

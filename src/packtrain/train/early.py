@@ -19,7 +19,7 @@ from .. import files
 from ..collate.boundaries import family_for, text_config
 from ..collate.rotations import check_packs
 from ..errors import ConfigError, InputError, MissingExtraError, one_line
-from ..planning.device import DeviceProfile
+from ..planning.costs import DeviceProfile
 from ..testing.tiny import is_tiny, tiny_config
 from ..world import World, world
 from .arguments import check_arguments, refuse_auxiliary_loss

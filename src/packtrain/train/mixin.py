@@ -39,9 +39,9 @@ from .growing import steps_of
 from .loss import bare_model
 from .passes import Passes, is_sized, loader_options, pass_loader, tell_without_effect
 from .probe import size_of
-from .restore import RestoresWeights
 from .resume import Standing, checkpoint_of, load_position
 from .start_up import StartUpReport, prove_before_training
+from .weights import RestoresWeights
 
 ensure_torchvision()  # transformers imports torchvision with its callbacks
 

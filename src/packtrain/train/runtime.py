@@ -9,24 +9,77 @@ world size): no model, no process group, no torch.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, counted
 from ..planning.align import AlignedPlan
-from ..planning.device import DeviceProfile
-from ..planning.evenness import step_warnings
+from ..planning.costs import DeviceProfile
 from ..planning.packplan import PackPlan
+from ..planning.replan import EpochPlans
+from ..planning.stats import step_warnings
 from ..report.contents import plan_words
 from .config import Planned, RunConfig
-from .epochs import epoch_checksums
 from .steps import accumulation_of
 
-__all__ = ["Runtime", "check_runtime", "resolve_runtime", "window_warnings"]
+if TYPE_CHECKING:
+    from .config import RunConfig
+
+
+__all__ = [
+    "Runtime",
+    "check_runtime",
+    "epoch_plans",
+    "resolve_runtime",
+    "window_warnings",
+]
+
 
 logger = logging.getLogger(__name__)
 
+
+# --------------------------------------------------------------------------------------------
+# `training.replan: epoch`: the plans of a run's epochs. No torch here
+# --------------------------------------------------------------------------------------------
+# Epoch 0 is the plan on disk; the others are made in memory when they begin, on every rank alike, and are
+# never written: (plan, lengths, epoch) names them, and their checksum stands in the log and in checkpoints.
+#: Epochs whose checksums a dry run tells.
+_TOLD = 4
+
+
+def epoch_plans(config: RunConfig, plan: PackPlan, lengths: Any) -> EpochPlans | None:
+    """The plans of the run's epochs; None without `training.replan`.
+
+    Raises:
+        ConfigError: there are no lengths to plan from.
+        PlanError: they are not those of the plan, or the plan cannot be made anew.
+    """
+    if config.training.replan is None:
+        return None
+    if lengths is None:
+        raise ConfigError("training.replan needs the lengths of the plan", hint="pass lengths to train()")
+    return EpochPlans(plan, lengths)
+
+
+def epoch_checksums(config: RunConfig, plan: PackPlan, lengths: Any, steps: int) -> list[str] | None:
+    """Checksums of the raw plans of the first epochs of the run; None without `training.replan`.
+
+    Args:
+        steps: optimizer steps of an epoch.
+    """
+    plans = epoch_plans(config, plan, lengths)
+    if plans is None:
+        return None
+    training = config.training
+    count = math.ceil(training.max_steps / steps if training.max_steps > 0 else training.num_train_epochs)
+    return [plans.plan(epoch).checksum for epoch in range(min(_TOLD, max(1, count)))]
+
+
+# --------------------------------------------------------------------------------------------
+# runtime
+# --------------------------------------------------------------------------------------------
 #: Repeated packs named in a log line.
 _SHOWN = 16
 

@@ -40,7 +40,6 @@ from .arguments import compile_options, refuse_auxiliary_loss, training_argument
 from .attention import check_attention
 from .compiled import compile_layers
 from .config import RunConfig
-from .epochs import epoch_plans
 from .growing import check_beginning, steps_of, warn_of_another_template
 from .log_file import LOG
 from .loss import bare_model, plain_head
@@ -49,7 +48,7 @@ from .opened import opened
 from .passes import is_sized
 from .proof import IsolationReport
 from .resume import CONFIG, changed_settings, checkpoint_of, load_position
-from .runtime import Runtime
+from .runtime import Runtime, epoch_plans
 from .start_up import prove_before_training
 from .steps import accumulation_of, announce_steps, balance_of
 from .trace import follow_losses

@@ -39,11 +39,20 @@ from ..errors import InputError, IsolationError
 from .blind_mask import BlindMask, blind_mask
 from .controls import one_segment
 from .culprit import Culprit, eagerly, find_culprit, foreign_functions
-from .live import COMPARED, Live, Passes, base_tolerance, is_sharded, unwrapped
+from .live import (
+    COMPARED,
+    Live,
+    Passes,
+    any_row,
+    backend_of,
+    base_tolerance,
+    is_sharded,
+    proof_row,
+    unwrapped,
+)
 from .loss import bare_model, logits_loss, plain_head, token_loss_sum
 from .probe import Sample, changed, largest_gap, name_of, ordinary_tokens, size_of
 from .proof import IsolationReport, ProofRow
-from .proof_row import any_row, backend_of, proof_row
 from .segments import states_isolated
 from .untouched import is_wrapper, untouched
 from .versions import told

@@ -28,7 +28,7 @@ import torch
 
 from ..collate.boundaries import text_config
 from ..errors import IsolationError, MissingExtraError, counted
-from .row_segments import Segments, of_offsets, of_positions
+from .segments import Segments, of_offsets, of_positions
 from .varlen_kernel import attend, kernel, kernel_available, kernel_takes
 
 __all__ = [

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from .row_segments import Segments
+from .segments import Segments
 
 __all__ = ["attend", "kernel_available", "kernel_takes"]
 

@@ -11,8 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ...errors import MissingExtraError
-from .draws import Draws
-from .talks import Talk
+from .talks import Draws, Talk
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .draws import Draws
-from .talks import Talk
+from .talks import Draws, Talk
 
 __all__ = ["problem", "problem_talk"]
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .draws import Draws
-from .talks import Talk
+from .talks import Draws, Talk
 
 if TYPE_CHECKING:
     from PIL.Image import Image

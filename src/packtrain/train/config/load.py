@@ -27,12 +27,11 @@ from ... import files
 from ...errors import ConfigError, nearest
 from ...world import world
 from .aliases import ALIASES, FOREIGN, IGNORED, MOVED, alias_of, aliases_of, old_names
-from .conflicts import check_together, effect, kind_of, reason_of
+from .conflicts import check_together, effect, kind_of, reason_of, without_effect
 from .data import KINDS, OF_ROWS, Records
 from .run_config import RunConfig
 from .sections import ExportConfig, ModelConfig, ReportConfig, Section, TemplateConfig, TrainingConfig
 from .trainer_keys import check_trainer_keys, trainer_fields
-from .without_effect import without_effect
 
 __all__ = ["load_config"]
 
