@@ -1,32 +1,70 @@
-"""Arguments that are whole numbers within limits, or yes or no: one check, one sentence."""
+"""Arguments that are numbers within limits, names out of few, or yes or no: one check, one sentence."""
 
 from __future__ import annotations
 
-from numbers import Integral
+import math
+from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import Any
 
-from .errors import InputError
+from .errors import InputError, PacktrainError, UnknownNameError
 
-__all__ = ["flag", "whole"]
+__all__ = ["flag", "number", "one_of", "whole"]
 
 
-def whole(name: str, value: Any, low: int, high: int | None = None, *, hint: str | None = None) -> int:
+def whole(
+    name: str,
+    value: Any,
+    low: int,
+    high: int | None = None,
+    *,
+    hint: str | None = None,
+    error: type[PacktrainError] = InputError,
+) -> int:
     """`value` as an int (numpy's integers too).
 
     Raises:
-        InputError: it is none, or outside low..high.
+        InputError: it is none, or outside low..high. Another class where `error` says so.
     """
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"{name} is {value!r}, expected an integer >= {low}", hint=hint)
-    number = int(value)
-    if number < low or (high is not None and number > high):
-        limit = f">= {low}" if high is None else f"in {low}..{high}"
-        raise InputError(f"{name} is {value!r}, expected an integer {limit}", hint=hint)
+    number = None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+    if number is None or number < low or (high is not None and number > high):
+        limit = f">= {low}" if high is None or number is None else f"in {low}..{high}"
+        raise error(f"{name} is {value!r}, expected an integer {limit}", hint=hint)
     return number
 
 
-def flag(name: str, value: Any) -> bool:
+def number(
+    name: str,
+    value: Any,
+    low: float,
+    high: float = math.inf,
+    *,
+    without: tuple[float, ...] = (),
+    hint: str | None = None,
+    error: type[PacktrainError] = InputError,
+) -> float:
+    """`value`, a finite number in low..high, but none of `without`.
+
+    Raises:
+        InputError: it is none of them. Another class where `error` says so.
+    """
+    real = False if isinstance(value, bool) else isinstance(value, Real) and math.isfinite(value)
+    if not real or not low <= value <= high or value in without:
+        least = f"{'above' if low in without else '>='} {low:g}"
+        limit = f"in {low:g}..{high:g}" if high < math.inf else least
+        raise error(f"{name} is {value!r}, expected a number {limit}", hint=hint)
+    return value  # type: ignore[no-any-return]
+
+
+def flag(name: str, value: Any, *, error: type[PacktrainError] = InputError) -> bool:
     """`value`, which has to be True or False: the word "false" would count as True."""
     if not isinstance(value, bool):
-        raise InputError(f"{name} is {value!r}, expected True or False")
+        raise error(f"{name} is {value!r}, expected True or False")
     return value
+
+
+def one_of(what: str, value: Any, known: Iterable[str]) -> None:
+    """UnknownNameError, with the nearest name, where `value` is none of `known`."""
+    names = list(known)
+    if value not in names:
+        raise UnknownNameError(what, str(value), names)

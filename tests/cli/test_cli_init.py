@@ -106,7 +106,7 @@ def test_what_it_refuses(
     (tmp_path / "out" / "train.py").write_text("mine")
     cases: list[tuple[list[Any], str]] = [
         ([gsm8k, "--model", model, "--host", "hf", "-o", tmp_path / "out"], "is there and differs"),
-        ([gsm8k, "--model", model, "--host", "hf", "--pack-length", 0], "expected >= 1"),
+        ([gsm8k, "--model", model, "--host", "hf", "--pack-length", 0], "expected an integer >= 1"),
         ([gsm8k, "--model", model, "--host", "verl"], "verl"),
         ([gsm8k, "--model", model, "--host", "swift", "-o", tmp_path / "s"], "ms-swift is not installed"),
     ]

@@ -258,7 +258,7 @@ def test_weighted_sources() -> None:
         ({"a": a}, {"weights": {"b": 1}}, "weights are for b"),
         ({"a": a}, {"weights": {"a": 0}}, "weight of a is 0"),
         ({"a": iter(a)}, {}, "source a is a generator"),
-        ({"a": a}, {"stopping": "last"}, "stopping is 'last'"),
+        ({"a": a}, {"stopping": "last"}, "unknown stopping 'last'"),
     ):
         with pytest.raises(InputError, match=match):
             WeightedSources(sources, **options)  # type: ignore[arg-type]

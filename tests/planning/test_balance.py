@@ -170,7 +170,7 @@ def test_bad_settings() -> None:
         ({"grad_accum": 0}, "grad_accum is 0"),
         ({"grad_accum": 2, "mode": "steps"}, "balance mode"),
         ({"grad_accum": 2, "sync": "x"}, "sync"),
-        ({"grad_accum": 2, "epoch": -1}, "must be >= 0"),
+        ({"grad_accum": 2, "epoch": -1}, "epoch is -1, expected an integer >= 0"),
     ):
         with pytest.raises(InputError, match=match):
             a.balance(**options)

@@ -170,7 +170,7 @@ def test_repeated_packs_weigh_nothing_when_asked() -> None:
     model = tiny_model("tiny:qwen3", seed=3)
     token_loss_sum(model, PaddingFreeCollator(model)([zeroed[3]])).backward()
     assert all(bool((parameter.grad == 0).all()) for parameter in model.parameters())
-    with pytest.raises(InputError, match="repeat_loss is 'half'"):
+    with pytest.raises(InputError, match="unknown repeat_loss 'half'"):
         PackedDataset(view, samples, repeat_loss="half")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from .. import files
+from ..checks import whole
 from ..errors import DriftError, ForeignArtefactError, InputError, MissingExtraError, SampleError, counted
 from ..measuring.run import drained
 from ..pipeline.plan import MISSING
@@ -91,8 +92,8 @@ def command(
     Example:
       packtrain init train.jsonl --model Qwen/Qwen2.5-VL-3B-Instruct --host hf
     """
-    if pack_length is not None and pack_length < 1:
-        raise InputError(f"--pack-length {pack_length}, expected >= 1", hint="for example 4096")
+    if pack_length is not None:
+        whole("--pack-length", pack_length, 1, hint="for example 4096")
     if host != "swift":
         without_effect(f"with --host {host}", "template")
     from ..hosts._scaffold import command_line, files_for, places_of

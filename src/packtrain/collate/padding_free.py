@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..checks import whole
 from ..errors import InputError
 from ..families import Family
 from ..moved import also_named
@@ -202,11 +203,8 @@ class PaddingFreeCollator:
         dummy_media: bool | Mapping[str, Any] | Sequence[Mapping[str, Any]] = False,
     ) -> None:
         _check_padding(pad_to_length, pad_multiple, context_parallel)
-        if isinstance(pad_token_id, bool) or not isinstance(pad_token_id, int) or pad_token_id < 0:
-            raise InputError(
-                f"pad_token_id is {pad_token_id!r}, expected a token id",
-                hint="any id of the vocabulary: pad tokens are never trained; leave it out for 0",
-            )
+        hint = "any id of the vocabulary: pad tokens are never trained; leave it out for 0"
+        whole("pad_token_id", pad_token_id, 0, hint=hint)
         self.pad_to_length = pad_to_length
         self.pad_multiple = pad_multiple
         self.context_parallel = context_parallel
@@ -413,8 +411,8 @@ def _check_padding(to_length: int | None, multiple: int | None, context_parallel
         ("pad_multiple", multiple),
         ("context_parallel", context_parallel),
     ):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InputError(f"{name} is {value!r}, expected an integer >= 1", hint="leave it out for none")
+        if value is not None:
+            whole(name, value, 1, hint="leave it out for none")
     if to_length is not None and multiple is not None and to_length % multiple:
         raise InputError(f"pad_to_length {to_length} is not a multiple of pad_multiple {multiple}")
     inside = segment_multiple(context_parallel)

@@ -20,7 +20,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .. import files
-from ..errors import InputError, SourceError, UnknownNameError
+from ..checks import number, one_of
+from ..errors import SourceError
 from ..extend import lookup, names
 from ..sources._paths import natural
 from ..waiting.poll import Clock, Watch, fresh_names
@@ -53,10 +54,8 @@ class RawFolder:
     """
 
     def __init__(self, folder: str | Path, *, ready: str, stable_s: float, clock: Clock) -> None:
-        if ready not in READY:
-            raise UnknownNameError("ready", ready, READY)
-        if stable_s < 0:
-            raise InputError(f"stable_s is {stable_s}, expected >= 0")
+        one_of("ready", ready, READY)
+        number("stable_s", stable_s, 0)
         self.folder = Path(folder)
         self._ready, self._stable_s, self._clock = ready, stable_s, clock
         self._watches: dict[str, Watch] = {}

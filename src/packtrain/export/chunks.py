@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import UnknownNameError
+from ..checks import one_of
 from ..files import sha256_file
 from ..store.chunks import DEFAULT_MEDIA, MEDIA, ChunkWriter, manifest_of
 from ._job import Job
@@ -23,8 +23,7 @@ needs_template = True
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Refuse settings that cannot be, before anything is written."""
-    if options["media"] not in MEDIA:
-        raise UnknownNameError("media", str(options["media"]), MEDIA)
+    one_of("media", options["media"], MEDIA)
 
 
 def write_part(job: Job, part: int) -> list[dict[str, Any]]:

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import files
-from ..errors import ConfigError, UnknownNameError
+from ..checks import one_of
+from ..errors import ConfigError
 from ._job import Job
 from ._tar import write_tars
 
@@ -68,8 +69,7 @@ def part_filter(part):
 def check_options(options: Mapping[str, Any]) -> None:
     """Refuse settings that cannot be, before anything is written."""
     layout = options["layout"]
-    if layout not in ("packtrain", "llava"):
-        raise UnknownNameError("layout", str(layout), ("packtrain", "llava"))
+    one_of("layout", layout, ("packtrain", "llava"))
     if layout == "llava" and options["prompts"] not in (None, "prompts"):
         raise ConfigError(
             f"layout llava has the field prompts, not {options['prompts']}", hint="leave prompts out"

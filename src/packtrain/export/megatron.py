@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from .. import files
-from ..checks import whole
-from ..errors import ChecksumError, ConfigError, InputError, UnknownNameError, optional
+from ..checks import one_of, whole
+from ..errors import ChecksumError, ConfigError, InputError, optional
 from ._job import Job
 from ._rows import Made, Row, published, write_files
 
@@ -62,8 +62,7 @@ _SAID = {"input_ids", "labels", "position_ids", "attention_mask", "sample_id", "
 
 def check_options(options: dict[str, Any]) -> None:
     """Refuse settings that cannot be, before anything is written; what changes nothing is taken out."""
-    if options["layout"] not in LAYOUTS:
-        raise UnknownNameError("layout", str(options["layout"]), LAYOUTS)
+    one_of("layout", options["layout"], LAYOUTS)
     for name, least in zip(FURTHER, (1, 0), strict=True):
         if name in options:
             whole(name, options[name], least)

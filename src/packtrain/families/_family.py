@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..checks import one_of
 from ..errors import IsolationError, UnknownNameError
 from ..extend import lookup, names
 
@@ -161,8 +162,7 @@ class Family:
             IsolationError: the family cannot run packed on this backend.
             UnknownNameError: no such backend.
         """
-        if backend not in BACKENDS:
-            raise UnknownNameError("attention backend", backend, BACKENDS)
+        one_of("attention backend", backend, BACKENDS)
         if backend in self.refused:
             raise IsolationError(
                 f"{self.name} cannot run packed on {backend}: {self.refused[backend]}",

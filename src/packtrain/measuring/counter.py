@@ -25,7 +25,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import MissingExtraError, UnknownNameError, one_line
+from ..checks import one_of
+from ..errors import MissingExtraError, one_line
 
 __all__ = [
     "COUNTERS",
@@ -354,8 +355,7 @@ def open_counter(name: str, tokenizer: Any, texts: Sequence[str]) -> TextCounter
         UnknownNameError: no such counter.
         MissingExtraError: it was asked for by name and is not installed.
     """
-    if name not in COUNTERS:
-        raise UnknownNameError("text counter", name, COUNTERS)
+    one_of("text counter", name, COUNTERS)
     if name == "hf":
         return None
     spec = json.loads(tokenizer.backend_tokenizer.to_str())

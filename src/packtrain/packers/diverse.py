@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import whole
-from ..errors import InputError, UnknownNameError
+from ..checks import number, one_of, whole
+from ..errors import InputError
 from ..extend import Bins, PackProblem, Patterns
 from . import bfd
 from ._multi import assign, needs, types_of
@@ -70,12 +70,9 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise InputError("phases of packer diverse are no list of mappings", hint="[{seeds: half}, …]")
     for phase in phases:
         for name in phase:
-            if name not in _KNOBS:
-                raise UnknownNameError("knob of a phase", str(name), _KNOBS)
+            one_of("knob of a phase", name, _KNOBS)
         _at_least_1(phase, "min_items", "max_items")
-        fill = phase.get("min_fill", 0.0)
-        if isinstance(fill, bool) or not isinstance(fill, int | float) or not 0 <= fill <= 1:
-            raise InputError(f"min_fill is {fill!r}", hint="a share of a pack, 0 to 1")
+        number("min_fill", phase.get("min_fill", 0.0), 0, 1, hint="a share of a pack")
         seeds = phase.get("seeds", "largest")
         named = isinstance(seeds, Mapping) and len(seeds) == 1 and next(iter(seeds)) in _NAMED_SEEDS
         if not named and seeds not in _SEEDS:

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ..checks import whole
+from ..checks import one_of, whole
 from ..collate import filler_pack
 from ..errors import ForeignArtefactError, InputError, PacktrainError, counted, described
 
@@ -59,8 +59,7 @@ class EqualSteps:
         ahead: int = 8,
         exchange: Any = None,
     ) -> None:
-        if exhausted not in EXHAUSTED:
-            raise InputError(f"exhausted is {exhausted!r}", hint="use 'fill' or 'first'")
+        one_of("exhausted", exhausted, EXHAUSTED)
         self.packs = packs
         self.exhausted = exhausted
         self.filler = filler_pack() if filler is None else filler

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import number, one_of
 from ..errors import InputError, LawError, SampleError, counted
 from ..files import append_line, reading
 
@@ -25,10 +26,9 @@ POLICIES = ("raise", "skip", "zero")
 
 def check_policy(on_error: Any, max_skip_fraction: Any, ledger_file: Any) -> None:
     """Refuse a policy that does not exist, and one that would lose samples without a word."""
-    if on_error not in POLICIES:
-        raise InputError(f"on_error is {on_error!r}", hint="use 'raise', 'skip' or 'zero'")
-    if max_skip_fraction is not None and not 0 <= max_skip_fraction < 1:
-        raise InputError(f"max_skip_fraction is {max_skip_fraction!r}, expected a number in 0..1")
+    one_of("on_error", on_error, POLICIES)
+    if max_skip_fraction is not None:
+        number("max_skip_fraction", max_skip_fraction, 0, 1, without=(1,))
     if on_error == "raise" and max_skip_fraction is not None:
         logger.warning("max_skip_fraction has no effect with on_error 'raise'")
     if on_error != "raise" and ledger_file is None:

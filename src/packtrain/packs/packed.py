@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from ..checks import one_of
 from ..collate import FILLER, IGNORE
 from ..errors import ConfigError, DriftError, InputError, counted
 from ..measuring.eligibility import probe_once, set_epoch
@@ -179,8 +180,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
                 "an encode cache holds the packs of one plan, replan makes others every epoch",
                 hint="use one of the two",
             )
-        if repeat_loss not in _REPEAT_LOSS:
-            raise InputError(f"repeat_loss is {repeat_loss!r}", hint="use 'keep' or 'zero'")
+        one_of("repeat_loss", repeat_loss, _REPEAT_LOSS)
         skipping = Skipping(None, ledger_file, on_error, max_skip_fraction)
         if not isinstance(plan_or_aligned, PackPlan | AlignedPlan):
             given = [one for one in (plan_or_aligned, samples, encode) if one is not None]

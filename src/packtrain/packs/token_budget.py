@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..checks import flag, whole
+from ..checks import flag, number, one_of, whole
 from ..errors import InputError, counted
 from ..moved import also_named
 from ..planning.build import plan
@@ -135,12 +135,9 @@ class TokenBudgetDataset(StreamingPackedDataset):
             flag(name, value)
         if not isinstance(balance, str | None):
             raise InputError(f"balance is {balance!r}", hint="see PackSampler for its words")
-        if count_mode not in _COUNT_MODES:
-            raise InputError(f"count_mode is {count_mode!r}", hint="use 'total' or 'effective'")
-        if order not in _ORDERS:
-            raise InputError(f"order is {order!r}", hint="use 'packed' or 'arrival'")
-        if not isinstance(overflow_ratio, int | float) or not 1 <= overflow_ratio < math.inf:
-            raise InputError(f"overflow_ratio is {overflow_ratio!r}, expected a number >= 1")
+        one_of("count_mode", count_mode, _COUNT_MODES)
+        one_of("order", order, _ORDERS)
+        number("overflow_ratio", overflow_ratio, 1)
         self.budget = micro_batch_size * max_seq_len
         if warmup_tokens is not None and warmup_tokens > self.budget:
             raise InputError(f"warmup_tokens is {warmup_tokens}, the budget it grows to {self.budget}")
@@ -373,8 +370,7 @@ def _fitting(long_samples: Any) -> Any:
 def _warmup_steps(ratio: float, train_steps: int | None, steps: int) -> int:
     if steps:
         raise InputError("warmup_steps and warmup_ratio both say how long", hint="keep one of them")
-    if not isinstance(ratio, int | float) or not 0 < ratio <= 1:
-        raise InputError(f"warmup_ratio is {ratio!r}, expected a number in 0..1")
+    number("warmup_ratio", ratio, 0, 1, without=(0,))
     if train_steps is None:
         raise InputError(
             "warmup_ratio is a share of the run, and nobody says how long that is",

@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import cached_property, partial
 from math import lcm
-from numbers import Real
 from typing import Any
 
+from ..checks import number, one_of
 from ..errors import InputError, SampleError
 from ..measuring.eligibility import set_epoch
 from ._readers import is_indexed
@@ -58,8 +58,7 @@ class WeightedSources:
             )
         if not sources:
             raise InputError("no source is named")
-        if stopping not in STOPPING:
-            raise InputError(f"stopping is {stopping!r}", hint="use 'first', 'all' or 'never'")
+        one_of("stopping", stopping, STOPPING)
         weights = dict.fromkeys(sources, 1) if weights is None else weights
         if set(weights) != set(sources):
             given, named = (", ".join(sorted(map(str, names))) for names in (weights, sources))
@@ -68,13 +67,7 @@ class WeightedSources:
                 hint="name each source once in both",
             )
         for name, source in sources.items():
-            weight: Any = weights[name]
-            if (
-                isinstance(weight, bool)
-                or not isinstance(weight, Real)
-                or not 0 < float(weight) < float("inf")
-            ):
-                raise InputError(f"the weight of {name} is {weight!r}, expected a number above 0")
+            number(f"the weight of {name}", weights[name], 0, without=(0,))
             if isinstance(source, str | bytes | Mapping) or not _is_source(source):
                 raise InputError(
                     f"source {name} is a {type(source).__name__}, which gives no samples",

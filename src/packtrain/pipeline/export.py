@@ -18,7 +18,6 @@ from typing import Any
 from .. import extend, files
 from ..checks import whole
 from ..errors import (
-    ConfigError,
     ForeignArtefactError,
     FormatError,
     InputError,
@@ -103,8 +102,8 @@ def export(
         DriftError: a sample encodes to another length than planned (`chunks`, `megatron`).
         InputError: a planned sample cannot be exported; it is named, and nothing stands in for it.
     """
-    if maxcount < 1 or maxsize < 1:
-        raise ConfigError(f"maxcount {maxcount}, maxsize {maxsize}", hint="both at least 1")
+    whole("maxcount", maxcount, 1)
+    whole("maxsize", maxsize, 1)
     if shard is not None and not 0 <= shard[0] < shard[1]:
         raise InputError(f"shard {shard[0]}/{shard[1]} does not exist", hint="number them from 0")
     if workers is not None:

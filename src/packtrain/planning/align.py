@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import whole
 from ..errors import InputError, PlanError, counted
 from ..files import digest_json
 from ..packers._jit import use_jit
@@ -39,19 +40,11 @@ def align(plan: RawPlan, world_size: int, drop_last: bool = False, grad_accum: i
         PlanError: the plan is empty, dropping leaves no pack, or the plan was made by steps whose number of
             packs `world_size` does not divide (names the sizes that work).
     """
-    try:
-        size = operator.index(world_size) if not isinstance(world_size, bool) else 0
-    except TypeError:
-        size = 0
-    if size < 1:
-        raise PlanError(f"world_size is {world_size!r}, expected an integer >= 1")
-    if size > _LARGEST_WORLD:
-        raise PlanError(f"world_size is {size}, limit is {_LARGEST_WORLD}")
+    size = whole("world_size", world_size, 1, _LARGEST_WORLD, error=PlanError)
     n = len(plan)
     if n == 0:
         raise PlanError("the plan holds no packs", hint="see plan.ledger.counts() for where the samples went")
-    if isinstance(grad_accum, bool) or not isinstance(grad_accum, int) or grad_accum < 1:
-        raise PlanError(f"grad_accum is {grad_accum!r}, expected an integer >= 1")
+    whole("grad_accum", grad_accum, 1, error=PlanError)
     if plan.spec.samples_per_step is not None:
         made = StepAlignedPlan(plan, size, bool(drop_last))
         if grad_accum not in (1, made.grad_accum):
@@ -189,8 +182,8 @@ class AlignedPlan:
             InputError, PlanError: an argument cannot hold, or the plan's own steps have another width.
         """
         settings = Balance(grad_accum=grad_accum, cost=cost, mode=mode, sync=sync, even=even)
-        if (seed is not None and seed < 0) or epoch < 0:
-            raise InputError(f"seed {seed} and epoch {epoch} must be >= 0")
+        whole("seed", seed or 0, 0)
+        whole("epoch", epoch, 0)
         return BalancedPlan(self, settings, seed, epoch)
 
     @property

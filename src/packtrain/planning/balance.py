@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import whole
-from ..errors import UnknownNameError
+from ..checks import one_of, whole
 from ..packers._jit import kernel
 from .costs import FlopsCost
 
@@ -60,10 +59,8 @@ class Balance:
 
     def __post_init__(self) -> None:
         whole("grad_accum", self.grad_accum, 1)
-        if self.mode not in MODES:
-            raise UnknownNameError("balance mode", str(self.mode), MODES)
-        if self.sync not in SYNCS:
-            raise UnknownNameError("sync", str(self.sync), SYNCS)
+        one_of("balance mode", self.mode, MODES)
+        one_of("sync", self.sync, SYNCS)
         if self.mode != "step":
             self._without_effect("sync", "micro", f"in mode {self.mode!r}")
             self._without_effect("even", None, f"in mode {self.mode!r}")

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import one_of
 from ..errors import InputError, PlanError, UnknownNameError, counted
 from .raw_plan import RawPlan
 
@@ -168,8 +169,7 @@ class DeviceProfile:
     def of(cls, values: Mapping[str, Any]) -> DeviceProfile:
         known = [field.name for field in fields(cls)]
         for key in values:
-            if key not in known:
-                raise UnknownNameError("key of a device profile", str(key), known)
+            one_of("key of a device profile", key, known)
         if "seconds_per_token" not in values:
             raise InputError("the device profile lacks seconds_per_token")
         return cls(**values)

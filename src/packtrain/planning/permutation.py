@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import whole
-from ..errors import InputError
 
 __all__ = ["Permutation"]
 
@@ -33,8 +32,8 @@ class Permutation:
 
     def __init__(self, n: int, seed: int, epoch: int = 0) -> None:
         whole("entries of a permutation", n, 1, 1 << 62)
-        if seed < 0 or epoch < 0:
-            raise InputError(f"seed {seed} and epoch {epoch} must be >= 0")
+        whole("seed", seed, 0)
+        whole("epoch", epoch, 0)
         self.n = n
         self._a = math.isqrt(n - 1) + 1
         self._b = -(-n // self._a)

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from .. import extend
+from ..checks import whole
 from ..errors import ForeignArtefactError, LawError, PlanError, counted
 from ._materialise import mix64, seed64
 from .build import plan, replay
@@ -32,8 +33,7 @@ _STATE = 1
 
 def epoch_seed(seed: int | None, epoch: int) -> int | None:
     """Seed of an epoch's plan: the plan's own in epoch 0, then one derived from both (64 bits)."""
-    if epoch < 0:
-        raise PlanError(f"epoch is {epoch}, expected >= 0")
+    whole("epoch", epoch, 0, error=PlanError)
     if epoch == 0:
         return seed
     return mix64(mix64(seed64(0 if seed is None else seed)) ^ seed64(epoch))

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from .. import extend
+from ..checks import one_of
 from ..errors import ConfigError, InputError, PlanError, UnknownNameError
 
 __all__ = ["LAST_STEPS", "LONG_POLICIES", "PlanSpec"]
@@ -78,10 +79,8 @@ class PlanSpec:
                 self._check_integer(name, 1, "None = no limit")
         if self.seed is not None:
             self._check_integer("seed", 0, "None = no shuffle")
-        if self.long_rule not in _LONG_RULES:
-            raise UnknownNameError("long_rule", str(self.long_rule), _LONG_RULES)
-        if self.last_step not in LAST_STEPS:
-            raise UnknownNameError("last_step", str(self.last_step), LAST_STEPS)
+        one_of("long_rule", self.long_rule, _LONG_RULES)
+        one_of("last_step", self.last_step, LAST_STEPS)
         object.__setattr__(self, "skip", _checked_skip(self.skip))
         object.__setattr__(self, "limits", _checked_limits(self.limits))
         self._check_long_samples()
@@ -98,15 +97,13 @@ class PlanSpec:
         if isinstance(policies, Mapping):
             known = ["tokens", *self.limits]
             for name in policies:
-                if name not in known:
-                    raise UnknownNameError("limit of long_samples", str(name), known)
+                one_of("limit of long_samples", name, known)
             object.__setattr__(self, "long_samples", {name: policies[name] for name in sorted(policies)})
             values = list(policies.values())
         else:
             values = [policies]
         for value in values:
-            if value not in LONG_POLICIES:
-                raise UnknownNameError("long_samples policy", str(value), LONG_POLICIES)
+            one_of("long_samples policy", value, LONG_POLICIES)
 
     def _check_effects(self) -> None:
         if self.samples_per_step is None:
@@ -164,8 +161,7 @@ class PlanSpec:
         """A spec of plain values; unknown keys are refused with the nearest name."""
         known = [f.name for f in fields(cls)]
         for name in values:
-            if name not in known:
-                raise UnknownNameError("plan option", name, known)
+            one_of("plan option", name, known)
         if "pack_length" not in values:
             raise ConfigError("pack_length is missing", hint="the cap of a pack in tokens, e.g. 8192")
         return cls(**dict(values))

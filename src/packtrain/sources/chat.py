@@ -32,7 +32,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import ConfigError, SampleError, UnknownNameError
+from ..checks import one_of
+from ..errors import ConfigError, SampleError
 from ..extend import Source
 from ..files import digest_json
 from ..media.hints import HINTS, checked
@@ -517,16 +518,14 @@ def _name(number: int, turn: Turn) -> str:
 
 
 def _one_of(what: str, value: str, allowed: Sequence[str]) -> str:
-    if value not in allowed:
-        raise UnknownNameError(what, str(value), allowed)
+    one_of(what, value, allowed)
     return value
 
 
 def _checked_columns(columns: Mapping[str, str] | None, shape: str) -> dict[str, str]:
     mapped = dict(columns or {})
     for field, name in mapped.items():
-        if field not in FIELDS:
-            raise UnknownNameError("columns key", str(field), FIELDS)
+        one_of("columns key", field, FIELDS)
         if not isinstance(name, str) or not name:
             raise ConfigError(f"columns maps {field!r} to {name!r}", hint="give the field's name in the data")
     pair = [field for field in ("prompt", "response") if field in mapped]
@@ -542,8 +541,7 @@ def _checked_placeholders(
     if placeholders is not None and not isinstance(placeholders, Mapping):
         placeholders = {"image": placeholders}
     for kind, names in (placeholders or {}).items():
-        if kind not in MODALITIES:
-            raise UnknownNameError("placeholders key", str(kind), MODALITIES)
+        one_of("placeholders key", kind, MODALITIES)
         given = (names,) if isinstance(names, str) else tuple(names)
         if not all(isinstance(name, str) and name for name in given):
             raise ConfigError(f"placeholders {given!r} must be non-empty texts")

@@ -27,7 +27,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..errors import SampleError, SourceError, UnknownNameError
+from ..checks import one_of
+from ..errors import SampleError, SourceError
 from ._derived import Derived, derive, digest_one
 
 __all__ = ["PROMPT", "SCALE", "Detections", "normalise", "open_source"]
@@ -91,8 +92,7 @@ def open_source(
     Raises:
         SourceError: missing, not JSON, not such a file, two images of one id.
     """
-    if order not in ("position", "file"):
-        raise UnknownNameError("order", order, ("position", "file"))
+    one_of("order", order, ("position", "file"))
     text = os.fspath(path)
     if not os.path.isfile(text):
         raise SourceError(f"{text} is no annotation file")

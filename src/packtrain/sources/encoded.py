@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import SampleError, SourceError, UnknownNameError, counted
+from ..checks import one_of
+from ..errors import SampleError, SourceError, counted
 from ..extend import Measured, Source
 from ..files import digest_json
 from . import keys
@@ -190,11 +191,9 @@ def open_source(
     """
     from ._open import open_source as open_any
 
-    if train_on not in ("labels", "all"):
-        raise UnknownNameError("train_on", train_on, ("labels", "all"))
+    one_of("train_on", train_on, ("labels", "all"))
     for name in columns or {}:
-        if name not in ("input_ids", "labels"):
-            raise UnknownNameError("columns key", name, ("input_ids", "labels"))
+        one_of("columns key", name, ("input_ids", "labels"))
     if rows == "encoded":
         raise SourceError("rows='encoded' would open encoded rows of encoded rows", hint="name a file kind")
     return EncodedRows(open_any(path, kind=rows, **options), train_on, columns or {}, ignore_keys)

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import SourceError, UnknownNameError, one_line, optional
+from ..checks import one_of
+from ..errors import SourceError, one_line, optional
 from ._stores import Rows, Stored
 
 __all__ = ["open_source"]
@@ -53,8 +54,7 @@ def open_source(
     except Exception as error:  # whatever the library says of a version that is torn or not there
         raise SourceError(f"{folder} cannot be opened: {one_line(error, 300)}") from None
     for column in columns or ():
-        if column not in data.schema.names:
-            raise UnknownNameError("column", column, data.schema.names)
+        one_of("column", column, data.schema.names)
     held, also = [], []
     for fragment, rows in counts:
         paths = [str(Path("data", file.path)) for file in fragment.data_files()]

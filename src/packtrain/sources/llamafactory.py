@@ -17,6 +17,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..checks import whole
 from ..errors import ConfigError, SampleError, SourceError, nearest
 from ..extend import Source
 from ..files import digest_json
@@ -243,9 +244,7 @@ def _count(name: str, entry: Mapping[str, Any], size: int) -> int:
     number = entry.get("num_samples")
     if number is None:
         return size
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise ConfigError(f"dataset {name!r}: num_samples is {number!r}, not a whole number above 0")
-    return number
+    return whole(f"dataset {name!r}: num_samples", number, 1, error=ConfigError)
 
 
 def _read(full: str) -> Mapping[str, Any]:

@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from .. import files
-from ..errors import SampleError, SourceError, UnknownNameError, counted
+from ..checks import one_of
+from ..errors import SampleError, SourceError, counted
 from ._handles import Pinned
 from ._once import loads
 from ._table import digest_files
@@ -220,8 +221,7 @@ def open_source(
     Raises:
         SourceError: missing, or no packs.
     """
-    if task not in TASKS:
-        raise UnknownNameError("task", task, TASKS)
+    one_of("task", task, TASKS)
     place = os.path.abspath(os.fspath(path))
     listed = sorted(os.listdir(place)) if os.path.isdir(place) else []
     records = [os.path.join(place, name) for name in listed if name.endswith(".json") and name[0] != "."]

@@ -28,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..checks import flag, number, whole
 from ..errors import ConfigError, SourceError, counted, nearest, one_line
 from ..extend import Source
 from ..files import MOST_YAML, digest_json, parse_yaml
@@ -193,10 +194,8 @@ def open_source(
     spec = _read(full)
     _check_keys(spec, _TOP, full)
     seed, shuffle, entries = spec.get("seed", 0), spec.get("shuffle", True), spec.get("sources")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ConfigError(f"{full}: seed is {seed!r}, not a whole number >= 0")
-    if not isinstance(shuffle, bool):
-        raise ConfigError(f"{full}: shuffle is {shuffle!r}, not true or false")
+    whole(f"{full}: seed", seed, 0, error=ConfigError)
+    flag(f"{full}: shuffle", shuffle, error=ConfigError)
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"{full}: sources is not a list of sources")
     shared = {"cache_dir": cache_dir, "verify_content": verify_content}
@@ -238,13 +237,9 @@ def _count(size: int, entry: Mapping[str, Any], what: str) -> int:
     if weight is not None and samples is not None:
         raise ConfigError(f"{what} has a weight and a number of samples", hint="give one of them")
     if samples is not None:
-        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-            raise ConfigError(f"{what}: samples is {samples!r}, not a whole number above 0")
-        return samples
+        return whole(f"{what}: samples", samples, 1, error=ConfigError)
     weight = 1 if weight is None else weight
-    number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-    if not number or not math.isfinite(weight) or weight <= 0:
-        raise ConfigError(f"{what}: weight is {weight!r}, not a number above 0", hint="leave the source out")
+    number(f"{what}: weight", weight, 0, without=(0,), hint="leave the source out", error=ConfigError)
     count = math.floor(weight * size + 0.5)
     if not count:
         raise ConfigError(f"{what}: weight {weight} leaves none of its {counted(size, 'samples')}")

@@ -29,12 +29,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from .. import files
+from ..checks import one_of
 from ..errors import (
     MissingExtraError,
     PacktrainError,
     SampleError,
     SourceError,
-    UnknownNameError,
     one_line,
 )
 from ._handles import Pinned
@@ -68,8 +68,7 @@ class Table:
             if names is None:
                 names = reader.names
                 for column in self._columns or ():
-                    if column not in names:
-                        raise UnknownNameError("column", column, names)
+                    one_of("column", column, names)
             elif set(names) != set(reader.names):
                 odd = sorted(set(names) ^ set(reader.names))
                 raise SourceError(
@@ -311,8 +310,7 @@ def _split(path: str, split: str | None) -> str:
         split = splits[0]
     if split is None:
         raise SourceError(f"{path} has the splits {', '.join(splits)}", hint="choose one with split=")
-    if split not in splits:
-        raise UnknownNameError("split", split, splits)
+    one_of("split", split, splits)
     return os.path.join(path, split)
 
 

@@ -35,7 +35,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import files
-from ..errors import InputError, SampleError, SourceError, UnknownNameError
+from ..checks import one_of
+from ..errors import InputError, SampleError, SourceError
 from ..media._tar import followed
 from ._handles import Pinned, read
 from ._index import cached
@@ -196,8 +197,7 @@ def open_source(
     Raises:
         SourceError: missing, compressed, cut short, no tar, no samples.
     """
-    if truncated not in ("error", "keep"):
-        raise UnknownNameError("truncated", truncated, ("error", "keep"))
+    one_of("truncated", truncated, ("error", "keep"))
     paths = expand(path, SUFFIXES)
     root = root_of(path)
     held = digest_files(paths, root, ".packtrain-tars", cache_dir=cache_dir, verify=verify_content)

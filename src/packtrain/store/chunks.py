@@ -42,7 +42,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import files
-from ..errors import InputError, MissingExtraError, UnknownNameError
+from ..checks import one_of
+from ..errors import InputError, MissingExtraError
 from ._chunk_fields import (
     JSON,
     MEDIA_BYTES,
@@ -230,8 +231,7 @@ class ChunkWriter:
     def __init__(
         self, path: str | Path, *, media: str = DEFAULT_MEDIA, meta: Mapping[str, Any] | None = None
     ) -> None:
-        if media not in MEDIA:
-            raise UnknownNameError("media", media, MEDIA)
+        one_of("media", media, MEDIA)
         arrow()
         self.path = Path(path)
         self.media = media

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ..checks import one_of, whole
 from ..errors import ConfigError, UnknownNameError
 from ..families import BACKENDS, Family, family_of
 from .account import DROPPABLE
@@ -66,9 +67,7 @@ def positive(name: str, value: int | None) -> int | None:
     """`value` if it is a positive integer or None."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} is {value!r}, not a positive integer", hint=f"give {name} in tokens")
-    return value
+    return whole(name, value, 1, hint=f"give {name} in tokens", error=ConfigError)
 
 
 def check_options(template: Any) -> None:
@@ -80,23 +79,17 @@ def check_options(template: Any) -> None:
             f"template variables are not plain values: {error}",
             hint="use strings, numbers, lists and mappings",
         ) from None
-    if template.long_audio not in LONG_AUDIO:
-        raise UnknownNameError("long_audio", str(template.long_audio), LONG_AUDIO)
-    if template.truncation not in TRUNCATIONS:
-        raise UnknownNameError("truncation", str(template.truncation), TRUNCATIONS)
+    one_of("long_audio", template.long_audio, LONG_AUDIO)
+    one_of("truncation", template.truncation, TRUNCATIONS)
     if template.truncation != "error" and template.max_length is None:
         raise ConfigError(
             f"truncation {template.truncation!r} has no max_length to cut to", hint="set template.max_length"
         )
     for kind in template.allow_dropped:
-        if kind not in DROPPABLE:
-            raise UnknownNameError("allow_dropped", str(kind), DROPPABLE)
-    if template.train_on not in TRAIN_ON:
-        raise UnknownNameError("train_on", str(template.train_on), TRAIN_ON)
-    if template.reasoning not in REASONING:
-        raise UnknownNameError("reasoning", str(template.reasoning), REASONING)
-    if template.answer_end not in ANSWER_ENDS:
-        raise UnknownNameError("answer_end", str(template.answer_end), ANSWER_ENDS)
+        one_of("allow_dropped", kind, DROPPABLE)
+    one_of("train_on", template.train_on, TRAIN_ON)
+    one_of("reasoning", template.reasoning, REASONING)
+    one_of("answer_end", template.answer_end, ANSWER_ENDS)
     if not getattr(template.tokenizer, "is_fast", False):
         raise ConfigError(
             f"{type(template.tokenizer).__name__} cannot say which characters a token covers",

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, SampleError, UnknownNameError
+from ..checks import one_of
+from ..errors import ConfigError, SampleError
 from ..extend import Measured
 from ..families import Family
 from ..measuring.text import check_text, tokenize
@@ -58,8 +59,7 @@ class TextTemplate:
             first = self.tokenizer("a")["input_ids"][:1]
             bos = self.tokenizer.bos_token_id is not None and first == [self.tokenizer.bos_token_id]
         self.bos, self.eos = bool(bos), bool(eos)
-        if control_tokens not in ("error", "keep"):
-            raise UnknownNameError("control_tokens", str(control_tokens), ("error", "keep"))
+        one_of("control_tokens", control_tokens, ("error", "keep"))
         self.control_tokens = control_tokens
         templates = [getattr(one, "chat_template", None) for one in (processor, self.tokenizer)]
         held = [text for one in templates for text in (one.values() if isinstance(one, dict) else [one])]

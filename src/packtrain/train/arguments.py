@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..checks import whole
 from ..collate.boundaries import text_config
 from ..errors import ConfigError, one_line
 from ..remote.copies import bring
@@ -235,10 +236,9 @@ def _check_ranks(config: RunConfig, made: Any, place: World) -> None:
 
 def _check_loaders(made: Any) -> None:
     workers, ahead = made.dataloader_num_workers, made.dataloader_prefetch_factor
-    if workers < 0:
-        raise ConfigError(f"training.dataloader_num_workers is {workers}", hint="0 or more")
-    if workers and ahead is not None and ahead < 1:
-        raise ConfigError(f"training.dataloader_prefetch_factor is {ahead}", hint="1 or more")
+    whole("training.dataloader_num_workers", workers, 0, error=ConfigError)
+    if workers and ahead is not None:
+        whole("training.dataloader_prefetch_factor", ahead, 1, error=ConfigError)
     chosen, known = getattr(made, "dataloader_multiprocessing_context", None), get_all_start_methods()
     if workers and chosen is not None and chosen not in known:
         raise ConfigError(

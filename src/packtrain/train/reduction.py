@@ -16,13 +16,13 @@ Tails and fillers have no supervised token and so no weight; a sample without an
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from ..checks import number
 from ..collate import IGNORE
 from ..errors import ConfigError, InputError, nearest
 
@@ -55,8 +55,7 @@ class Reduction:
                 f"Known: {', '.join(REDUCTIONS)}",
             )
         for name, weight in self.source_weights.items():
-            if not (math.isfinite(weight) and weight >= 0):
-                raise ConfigError(f"the weight of source {name!r} is {weight}", hint="use a number >= 0")
+            number(f"the weight of source {name!r}", weight, 0, error=ConfigError)
         if self.source_weights and self.source_of is None:
             raise ConfigError("source weights without sources", hint="pass source_of")
 

@@ -10,7 +10,7 @@ import importlib.resources
 from collections.abc import Callable
 from pathlib import Path
 
-from ...errors import UnknownNameError
+from ...checks import one_of
 from ...world import cache_dir
 from .make import VERSION, DemoSet, make_demo
 
@@ -46,8 +46,7 @@ def resolve_demo(
     if not is_demo(spelling):
         return Path(spelling)
     name = spelling.removeprefix(_PREFIX)
-    if name not in _PARTS:
-        raise UnknownNameError("demo", name, _PARTS)
+    one_of("demo", name, _PARTS)
     place = cache_dir() / "demo" / f"v{VERSION}" if folder is None else Path(folder)
     return _PARTS[name](make_demo(place, progress=progress))
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from ...checks import whole
 from ...errors import ConfigError, MissingExtraError
 
 __all__ = ["check_trainer_keys", "trainer_fields"]
@@ -91,10 +92,7 @@ def check_trainer_keys(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
         if key in _FIXED and value != _FIXED[key][0]:
             told.append(f"training.{key} {value!r} has no effect: {_FIXED[key][1]}")
         if key == _ONE:
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(
-                    f"training.{key} is {value!r}: expected an integer >= 1", hint=f"correct training.{key}"
-                )
+            whole(f"training.{key}", value, 1, hint=f"correct training.{key}", error=ConfigError)
             logger.info("training.%s %d is adapted to 1: a device step is one pack", key, value)
             continue
         if value is False and key.endswith("_strategy"):
@@ -114,5 +112,5 @@ def _number(key: str, text: str) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise ConfigError(f"training.{key} is {text!r}: expected a number", hint=f"correct training.{key}")
-    whole = trainer_fields()[key].removesuffix(" | None") == "int"
-    return int(number) if number.is_integer() and whole else number
+    integer = trainer_fields()[key].removesuffix(" | None") == "int"
+    return int(number) if number.is_integer() and integer else number
