@@ -187,6 +187,10 @@ class SampleError(PacktrainError, ValueError):
         super().__init__(message, hint=hint)
         self.reason = reason
 
+    def at(self, where: str) -> SampleError:
+        """The same fault, told with its place."""
+        return SampleError(self.reason, f"{where}: {self.message}", hint=self.hint)
+
 
 class LawError(PacktrainError, AssertionError):
     """One of packtrain's laws does not hold."""

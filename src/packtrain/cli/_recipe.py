@@ -26,6 +26,13 @@ __all__ = ["KEYS", "no_page", "recipe_of", "refuse_streams", "train_packs"]
 #: Context settings of a verb that takes every key of the YAML as `--section.key VALUE`.
 KEYS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
+no_proof_option = click.option(
+    "--no-proof",
+    is_flag=True,
+    help="Skip the isolation proof before training, with a warning (`training.proof: false`); "
+    "models nobody has shown to isolate are still refused.",
+)
+
 _SECTIONS = ("model", "template", "data", "custom", "training", "train", "report", "export")
 
 
@@ -70,6 +77,13 @@ def _of_training(key: str) -> bool:
 
     known = {*old_names("training"), *TrainingConfig.model_fields, "padding_free"} - {"trainer"}
     return key in known or f"training.{key}" in {*MOVED, *IGNORED} or key in trainer_fields()
+
+
+def show_result(folder: Path, figures: Mapping[str, Any], as_json: bool, plan: Any = None) -> None:
+    """What a training run came to, told by the writing rank; every rank ends here."""
+    if world().is_writer:
+        emit({"run": str(folder), **figures}) if as_json else print_run(folder, dict(figures), plan)
+    end_of_training()
 
 
 def refuse_streams(config: RunConfig) -> None:
@@ -150,6 +164,7 @@ def train_packs(
         )
     if streamed:
         named["keys"] = drained(source)
+    figures: dict[str, Any] = {}
     if world().is_writer:
         figures = _figures(config, named, trained)
         figures["warnings"] = list(dict.fromkeys((*told, *heard.lines)))
@@ -159,11 +174,8 @@ def train_packs(
             path = made.write(folder / "report.html", title=f"packtrain run {folder.name}")
             figures["report"] = str(path)
         finish_run(folder, config.to_dict(), figures)
-        if as_json:
-            emit({"run": str(folder), **trained.metrics, **figures})
-        else:
-            print_run(folder, figures, None)
-    end_of_training()
+        figures = {**trained.metrics, **figures} if as_json else figures
+    show_result(folder, figures, as_json)
 
 
 def _dry_run(

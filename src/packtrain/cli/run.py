@@ -6,10 +6,8 @@ from pathlib import Path
 
 import click
 
-from ..world import world
-from ._app import emit, end_of_training, progress, show_runtime
-from ._recipe import KEYS, no_page, recipe_of, refuse_streams
-from ._show import print_run
+from ._app import emit, progress, show_runtime
+from ._recipe import KEYS, no_page, no_proof_option, recipe_of, refuse_streams, show_result
 from .export import show_export
 
 __all__ = ["command"]
@@ -19,12 +17,7 @@ __all__ = ["command"]
 @click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")
 @click.option("--output-dir", help="Instead of `training.output_dir`.")
 @click.option("--overwrite", is_flag=True, help="Replace what the output folder holds of another run.")
-@click.option(
-    "--no-proof",
-    is_flag=True,
-    help="Skip the isolation proof before training, with a warning (`training.proof: false`); "
-    "models nobody has shown to isolate are still refused.",
-)
+@no_proof_option
 @click.option("--no-html", is_flag=True, help="Write no `report.html`.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @click.pass_context
@@ -69,9 +62,4 @@ def command(
         stage=lambda name: progress(name, quiet=as_json),
         told=heard.lines,
     )
-    if world().is_writer:
-        if as_json:
-            emit({"run": str(result.folder), **result.figures})
-        else:
-            print_run(result.folder, result.figures, result.plan)
-    end_of_training()
+    show_result(result.folder, result.figures, as_json, result.plan)

@@ -10,9 +10,9 @@ import click
 from ..checks import whole
 from ..errors import InputError, counted
 from ..world import World, world
-from ._app import emit, end_of_training, progress, show_runtime
-from ._recipe import KEYS, no_page, recipe_of, train_packs
-from ._show import print_run, table
+from ._app import emit, progress, show_runtime
+from ._recipe import KEYS, no_page, no_proof_option, recipe_of, show_result, train_packs
+from ._show import table
 
 if TYPE_CHECKING:
     from ..train.config import RunConfig
@@ -37,12 +37,7 @@ __all__ = ["command"]
 @click.option("--sharded_lazy_pre_packed", type=bool, help="It holds packs: has to be true.")
 @click.option("--packing", type=bool, help="data.packing; false for packs that were made before.")
 @click.option("--train_dataloader_shuffle", type=bool, help="data.shuffle; false for growing directories.")
-@click.option(
-    "--no-proof",
-    is_flag=True,
-    help="Skip the isolation proof before training, with a warning (`training.proof: false`); "
-    "models nobody has shown to isolate are still refused.",
-)
+@no_proof_option
 @click.option("--max_steps", type=int, help="training.max_steps.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @click.pass_context
@@ -110,12 +105,7 @@ def command(
         stage=lambda name: progress(name, quiet=as_json),
         told=told,
     )
-    if world().is_writer:
-        if as_json:
-            emit({"run": str(result.folder), **result.figures})
-        else:
-            print_run(result.folder, result.figures, result.plan)
-    end_of_training()
+    show_result(result.folder, result.figures, as_json, result.plan)
 
 
 def _dry_run(settings: RunConfig, place: World, overwrite: bool, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-__all__ = ["InMemory", "as_source"]
+__all__ = ["InMemory", "as_source", "fields_of"]
 
 
 class InMemory:
@@ -34,6 +34,12 @@ class InMemory:
 
     def where(self, index: int) -> str:
         return f"row {index}"
+
+
+def fields_of(source: Any) -> Any:
+    """What a source's fingerprint is made of, as plain JSON: its own account, or the fingerprint alone."""
+    inner = getattr(source, "fields", None)
+    return inner() if callable(inner) else {"fingerprint": source.fingerprint}
 
 
 def as_source(rows: Any) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
 import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from ._once import MOST_RECORD, Twice, loads
 from ._paths import near
 from .keys import FIELDS
 
-__all__ = ["RecordFile", "Shard", "find_kind", "open_records"]
+__all__ = ["RecordFile", "Shard", "find_kind", "numbered", "open_records", "part_of"]
 
 _BUILDERS: dict[str, Callable[[Pinned], _index.Built]] = {
     "jsonl": _index.scan_lines,
@@ -40,6 +41,20 @@ class Shard:
     start: int
     stop: int
     fingerprint: str
+
+
+def numbered(index: int, count: int, where: str) -> int:
+    """A record's number; IndexError outside of 0 .. count - 1, so that a source can be iterated."""
+    number = operator.index(index)
+    if not 0 <= number < count:
+        raise IndexError(f"record {number} of {count} ({where})")
+    return number
+
+
+def part_of(stops: Sequence[int], number: int) -> tuple[int, int]:
+    """(part, number in it) of a record of parts that end before `stops`."""
+    part = bisect.bisect_right(stops, number)
+    return part, number - (stops[part - 1] if part else 0)
 
 
 class RecordFile:
@@ -116,9 +131,7 @@ class RecordFile:
         return self._index.count
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        number = operator.index(index)
-        if not 0 <= number < self._index.count:
-            raise IndexError(f"record {number} of {self._index.count} ({self._name})")
+        number = numbered(index, len(self), self._name)
         start, stop = self._span(number)
         if stop - start > MOST_RECORD:
             raise self._malformed(number, f"has {stop - start:,} bytes, a record has at most {MOST_RECORD:,}")

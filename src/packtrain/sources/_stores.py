@@ -6,8 +6,6 @@ lists; media stay the bytes that were stored: nothing is decoded, and no pickle 
 
 from __future__ import annotations
 
-import bisect
-import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -16,7 +14,7 @@ from typing import Any, Protocol
 from .. import files
 from ..errors import PacktrainError, SampleError, SourceError, one_line
 from ._handles import Pinned
-from ._records import Shard
+from ._records import Shard, numbered, part_of
 from ._table import digest_files, merkle
 
 __all__ = ["Rows", "Stored", "index_of", "plain"]
@@ -108,17 +106,14 @@ class Stored:
     def where(self, index: int) -> str:
         """`shard.00000.mds[17]`: the row of its file, from 0."""
         number = self._number(index)
-        shard = bisect.bisect_right(self._stops, number)
-        return f"{self._names[shard]}[{number - (self._stops[shard - 1] if shard else 0)}]"
+        shard, row = part_of(self._stops, number)
+        return f"{self._names[shard]}[{row}]"
 
     def __repr__(self) -> str:
         return f"<{self._kind} source {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
 
     def _number(self, index: int) -> int:
-        number = operator.index(index)
-        if not 0 <= number < len(self):
-            raise IndexError(f"record {number} of {len(self)} ({self.folder})")
-        return number
+        return numbered(index, len(self), self.folder)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": (0, None)}

@@ -35,6 +35,7 @@ from ..media.knobs import ENDS, STARTS
 from ..media.location import identity
 from ._once import loads
 from ._paths import natural
+from ._records import numbered
 
 __all__ = ["PROMPT", "Clips", "open_source"]
 
@@ -84,10 +85,7 @@ class Clips:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        number = operator.index(index)
-        if not 0 <= number < len(self._rows):
-            raise IndexError(f"record {number} of {len(self._rows)} ({self.folder})")
-        row = self._rows[number]
+        row = self._rows[numbered(index, len(self), self.folder)]
         if row.get("fault"):
             raise SampleError("malformed_record", f"{self.where(index)} {row['fault']}")
         if row["text"] is None:

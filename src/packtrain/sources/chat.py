@@ -52,7 +52,7 @@ from ._content import (
     set_knobs,
 )
 from ._loss import weigh
-from ._memory import as_source
+from ._memory import as_source, fields_of
 from ._objects import objects_of
 from ._open import open_source
 from ._plain import OF_MEDIUM, Form, read_plain, says_nothing
@@ -186,9 +186,7 @@ class ChatSource:
 
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON."""
-        inner = getattr(self._source, "fields", None)
-        source = inner() if callable(inner) else {"fingerprint": self._source.fingerprint}
-        return {"source": source, "chat": self.config()}
+        return {"source": fields_of(self._source), "chat": self.config()}
 
     def __len__(self) -> int:
         return len(self._source)
@@ -203,9 +201,7 @@ class ChatSource:
             )
         except SampleError as error:
             self.account.left_out(error)
-            raise SampleError(
-                error.reason, f"{self.where(index)}: {error.message}", hint=error.hint
-            ) from None
+            raise error.at(self.where(index)) from None
 
     def where(self, index: int) -> str:
         return self._source.where(index)
@@ -446,7 +442,7 @@ class ChatSource:
         try:
             own.check(self._placeholders)
         except SampleError as error:
-            raise SampleError(error.reason, f"{what}: {error.message}", hint=error.hint) from None
+            raise error.at(what) from None
         return ahead + content
 
     def _resolve(self, messages: Sequence[Mapping[str, Any]]) -> None:

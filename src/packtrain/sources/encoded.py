@@ -29,6 +29,7 @@ from ..extend import Measured, Source
 from ..files import digest_json
 from . import keys
 from ._account import Account, unread
+from ._memory import fields_of
 from ._values import absent, kind_of_ref
 
 __all__ = ["EncodedRows", "EncodedTemplate", "open_source", "unread_columns"]
@@ -67,9 +68,7 @@ class EncodedRows:
 
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON."""
-        inner = getattr(self._source, "fields", None)
-        source = inner() if callable(inner) else {"fingerprint": self._source.fingerprint}
-        return {"kind": "encoded", "source": source, **self._options()}
+        return {"kind": "encoded", "source": fields_of(self._source), **self._options()}
 
     def _options(self) -> dict[str, Any]:
         ignored = sorted(self.account.ignore)
@@ -89,9 +88,7 @@ class EncodedRows:
             return sample
         except SampleError as error:
             self.account.left_out(error)
-            raise SampleError(
-                error.reason, f"{self.where(index)}: {error.message}", hint=error.hint
-            ) from None
+            raise error.at(self.where(index)) from None
 
     def _account_for(self, row: Mapping[str, Any]) -> None:
         """Columns that nothing read.

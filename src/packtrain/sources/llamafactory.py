@@ -92,9 +92,7 @@ class Dataset:
         try:
             return self._renamed(record)
         except SampleError as error:
-            raise SampleError(
-                error.reason, f"{self.where(index)}: {error.message}", hint=error.hint
-            ) from None
+            raise error.at(self.where(index)) from None
 
     def _renamed(self, record: Any) -> dict[str, Any]:
         if not isinstance(record, Mapping):

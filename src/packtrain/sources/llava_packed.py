@@ -13,8 +13,6 @@ The fingerprint covers the records (of tars: all bytes), not the place.
 
 from __future__ import annotations
 
-import bisect
-import operator
 import os
 import re
 from collections.abc import Sequence
@@ -25,6 +23,7 @@ from ..checks import one_of
 from ..errors import SampleError, SourceError, counted
 from ._handles import Pinned
 from ._once import loads
+from ._records import numbered, part_of
 from ._table import digest_files
 from .webdataset import SUFFIXES as TARS
 from .webdataset import open_source as open_tars
@@ -121,11 +120,7 @@ class LlavaPacked:
         return f"<{len(self._packs)} packs in {self.folder}: {len(self)} samples, {self.fingerprint[:7]}>"
 
     def _place(self, index: int) -> tuple[int, int]:
-        sample = operator.index(index)
-        if not 0 <= sample < len(self):
-            raise IndexError(f"sample {sample} of {len(self)} ({self.folder})")
-        number = bisect.bisect_right(self._stops, sample)
-        return number, sample - (self._stops[number - 1] if number else 0)
+        return part_of(self._stops, numbered(index, len(self), self.folder))
 
     def _messages(
         self, number: int, place: int, asked: list[str], said: list[str], refs: list[str]

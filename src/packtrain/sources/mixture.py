@@ -20,9 +20,7 @@ asks for it is refused). Aggregates only: nothing is tracked per source beyond `
 
 from __future__ import annotations
 
-import bisect
 import math
-import operator
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +35,7 @@ from ..planning.permutation import Permutation
 from ..remote.copies import bring
 from ..remote.ranges import is_remote
 from ._once import loads
+from ._records import numbered, part_of
 from .chat import ChatSource
 
 __all__ = ["SUFFIXES", "Mixture", "Part", "mix", "open_source"]
@@ -111,12 +110,9 @@ class Mixture:
 
     def place(self, index: int) -> tuple[int, int, int]:
         """(part, id in its source, how often that sample came before) of an id."""
-        number = operator.index(index)
-        if not 0 <= number < len(self):
-            raise IndexError(f"record {number} of {len(self)} (mixture in {self.folder})")
+        number = numbered(index, len(self), f"mixture in {self.folder}")
         spot = number if self._order is None else int(self._order[number])
-        part = bisect.bisect_right(self._stops, spot)
-        within = spot - (self._stops[part - 1] if part else 0)
+        part, within = part_of(self._stops, spot)
         again, row = divmod(within, len(self.parts[part].source))
         chosen = self._rows[part]
         if chosen is not None and again == self.parts[part].count // len(self.parts[part].source):

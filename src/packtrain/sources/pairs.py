@@ -30,6 +30,7 @@ from typing import Any
 from .. import files
 from ..errors import SampleError, SourceError
 from ._paths import near
+from ._records import numbered
 from ._table import digest_files
 
 __all__ = ["Pairs", "open_source"]
@@ -75,10 +76,7 @@ class Pairs:
         return len(self._entries)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        number = operator.index(index)
-        if not 0 <= number < len(self._entries):
-            raise IndexError(f"record {number} of {len(self._entries)} ({self.folder})")
-        entry = self._entries[number]
+        entry = self._entries[numbered(index, len(self), self.folder)]
         data = _read(os.path.join(self.folder, entry.name))
         if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise SourceError(

@@ -18,9 +18,7 @@ The fingerprint is a Merkle root over the files' content and the chosen columns.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import operator
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -39,7 +37,7 @@ from ..errors import (
 )
 from ._handles import Pinned
 from ._paths import expand, root_of
-from ._records import Shard
+from ._records import Shard, numbered, part_of
 from ._table import digest_files, merkle
 
 __all__ = ["SUFFIXES", "Table", "open_source"]
@@ -156,11 +154,7 @@ class Table:
         self._valid: set[int] = set()  # groups whose offsets, indices and texts were checked
 
     def _place(self, index: int) -> tuple[int, int]:
-        number = operator.index(index)
-        if not 0 <= number < len(self):
-            raise IndexError(f"record {number} of {len(self)} ({self.folder})")
-        slot = bisect.bisect_right(self._stops, number)
-        return slot, number - (self._stops[slot - 1] if slot else 0)
+        return part_of(self._stops, numbered(index, len(self), self.folder))
 
     def _group(self, slot: int) -> Any:
         if self._owner != os.getpid():  # a forked child reads through files of its own

@@ -11,9 +11,7 @@ follow. `shards` gives the id range and the digest of each, so what is new or ha
 
 from __future__ import annotations
 
-import bisect
 import hashlib
-import operator
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -25,7 +23,7 @@ from . import jsonl as jsonl_source
 from ._handles import Pinned
 from ._index import BOM, KEEP, Index, scan_lines
 from ._paths import expand, ordered, root_of
-from ._records import RecordFile, Shard
+from ._records import RecordFile, Shard, numbered, part_of
 from ._table import merkle, rows_of
 
 __all__ = [
@@ -192,11 +190,7 @@ class Shards:
         return f"<{len(self._files)} shards in {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
 
     def _place(self, index: int) -> tuple[int, int]:
-        number = operator.index(index)
-        if not 0 <= number < len(self):
-            raise IndexError(f"record {number} of {len(self)} ({self.folder})")
-        shard = bisect.bisect_right(self._stops, number)
-        return shard, number - (self._stops[shard - 1] if shard else 0)
+        return part_of(self._stops, numbered(index, len(self), self.folder))
 
 
 def open_source(

@@ -15,7 +15,7 @@ from ..extend import Source
 from ..files import digest_json
 from ._account import Account
 from ._content import check_text, fault
-from ._memory import as_source
+from ._memory import as_source, fields_of
 from .keys import TEXT
 
 __all__ = ["TextSource"]
@@ -56,9 +56,7 @@ class TextSource:
 
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON."""
-        inner = getattr(self._source, "fields", None)
-        source = inner() if callable(inner) else {"fingerprint": self._source.fingerprint}
-        return {"source": source, "text": self.config()}
+        return {"source": fields_of(self._source), "text": self.config()}
 
     def __len__(self) -> int:
         return len(self._source)
@@ -69,9 +67,7 @@ class TextSource:
             return self._read(record)
         except SampleError as error:
             self.account.left_out(error)
-            raise SampleError(
-                error.reason, f"{self.where(index)}: {error.message}", hint=error.hint
-            ) from None
+            raise error.at(self.where(index)) from None
 
     def where(self, index: int) -> str:
         return str(self._source.where(index))

@@ -22,10 +22,8 @@ first sample has, is a `truncated_media`. Member tables are kept beside the tar 
 
 from __future__ import annotations
 
-import bisect
 import json
 import logging
-import operator
 import os
 import posixpath
 import tarfile
@@ -43,7 +41,7 @@ from ._index import cached
 from ._once import loads
 from ._packed import kind_of
 from ._paths import expand, root_of
-from ._records import Shard
+from ._records import Shard, numbered, part_of
 from ._table import digest_files, merkle
 from .keys import FIELDS
 
@@ -167,11 +165,7 @@ class Tars:
         return f"<{len(self._held)} tars in {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
 
     def _place(self, index: int) -> tuple[int, int]:
-        number = operator.index(index)
-        if not 0 <= number < len(self):
-            raise IndexError(f"record {number} of {len(self)} ({self.folder})")
-        shard = bisect.bisect_right(self._stops, number)
-        return shard, number - (self._stops[shard - 1] if shard else 0)
+        return part_of(self._stops, numbered(index, len(self), self.folder))
 
     def _bytes(self, file: Pinned, member: Member) -> bytes:
         return read(file, member[1], member[2])
