@@ -77,12 +77,10 @@ def test_unknown_until_proven(tmp_path: Path, monkeypatch: Any, capsys: Any) -> 
 
 
 def test_a_leak_found_by_the_proof_is_unsafe(monkeypatch: Any, capsys: Any) -> None:
-    from packtrain.train import varlen_kernel
+    from packtrain.train import varlen
 
-    real = varlen_kernel._alone
-    monkeypatch.setattr(
-        varlen_kernel, "_alone", lambda q, k, v, **kw: real(q, k, v, **{**kw, "causal": False})
-    )
+    real = varlen._alone
+    monkeypatch.setattr(varlen, "_alone", lambda q, k, v, **kw: real(q, k, v, **{**kw, "causal": False}))
     assert diagnose("tiny:qwen3", "varlen", prove=True).verdict == "safe"  # wrong, yet inside each sample
     monkeypatch.setattr("packtrain.train.varlen.attend", _everything)
     found = diagnose("tiny:qwen3", "varlen", prove=True)
@@ -91,7 +89,7 @@ def test_a_leak_found_by_the_proof_is_unsafe(monkeypatch: Any, capsys: Any) -> N
 
 def _everything(query: Any, key: Any, value: Any, segments: Any, **kwargs: Any) -> Any:
     from packtrain.train.segments import of_lengths
-    from packtrain.train.varlen_kernel import attend
+    from packtrain.train.varlen import attend
 
     return attend(query, key, value, of_lengths((segments.tokens,), query.device), **kwargs)
 

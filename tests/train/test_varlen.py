@@ -15,8 +15,7 @@ from packtrain.testing.tiny import tiny_model
 from packtrain.train import load_model, prove_isolation, register_varlen_attention, use_varlen, versions
 from packtrain.train.attention import check_attention, choose_backend
 from packtrain.train.segments import of_lengths, of_offsets, of_positions
-from packtrain.train.varlen import TOWER, VARLEN, varlen_refusal
-from packtrain.train.varlen_kernel import attend
+from packtrain.train.varlen import TOWER, VARLEN, attend, varlen_refusal
 
 ensure_torchvision()
 

@@ -48,8 +48,8 @@ __all__ = [
 # What the library says, in the words of its caller: options for a verb, keys for the YAML of a run
 # --------------------------------------------------------------------------------------------
 # The library names Python arguments: `overwrite=True`, `max_drop_fraction`. Here they become `--overwrite`
-# and
-# `--max-drop-fraction` where the verb has such an option, and `data.max_drop_fraction` where it reads YAML.
+# and `--max-drop-fraction` where the verb has such an option, and `data.max_drop_fraction` where it reads
+# YAML.
 _VALUE = r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\{[^}]*\}|[\w.+-]*\w"
 _ASSIGNED = re.compile(rf"(?<![\w.-])([a-z]\w*)=({_VALUE})")
 _KEY = re.compile(r" \((training|data|template|model|custom)\.\w+\)")  # in brackets, for readers of YAML

@@ -115,8 +115,7 @@ def train_packs(
         told: warnings of reading the configuration, for run.json.
     """
     from ..measuring.run import drained
-    from ..pipeline.exported import open_exported
-    from ..pipeline.inputs import Inputs
+    from ..pipeline.inputs import Inputs, open_exported
     from ..pipeline.page import Report
     from ..pipeline.prepare import as_validation
     from ..pipeline.run import Heard, finish_run

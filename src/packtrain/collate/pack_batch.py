@@ -18,15 +18,7 @@ import torch
 from .fields import IGNORE
 from .padding import context_parallel_index
 
-__all__ = [
-    "FILLER",
-    "NO_SAMPLE",
-    "PackBatch",
-    "filler_pack",
-    "is_filler",
-    "members_of",
-    "offsets",
-]
+__all__ = ["FILLER", "NO_SAMPLE", "PackBatch", "filler_pack", "is_filler", "members_of", "offsets"]
 
 
 # --------------------------------------------------------------------------------------------
@@ -35,8 +27,7 @@ __all__ = [
 # It has pack id `FILLER` (-1), one segment of one pad token, label -100 and no sample. Collated it gives a
 # batch with `filler=True`, empty `sample_ids` and no supervised token, so it adds exactly nothing to the loss
 # and the gradients, and the ranks stay in step. A filler never stands in a raw plan, and whoever hands one
-# out
-# logs it.
+# out logs it.
 #: The pack id of a filler. No pack of a plan has it.
 FILLER = -1
 

@@ -25,8 +25,7 @@ from ..extend import Source, Template
 from ..store._chunk_fields import Value, read_value, restore
 from ..store.chunks import ChunkWriter
 from ..workers import Parcel, end_with_parent, parcel, worker_context
-from ._carried import carry
-from ._intake import Intake
+from ._intake import Intake, carry
 
 __all__ = ["Encoding", "is_full"]
 

@@ -22,14 +22,7 @@ from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..store.pack_records import PackRecord, pack_key
 
-__all__ = [
-    "Job",
-    "Lane",
-    "Member",
-    "Pack",
-    "drop_unlisted",
-    "members_ahead",
-]
+__all__ = ["Job", "Lane", "Member", "Pack", "drop_unlisted", "members_ahead"]
 
 
 # --------------------------------------------------------------------------------------------

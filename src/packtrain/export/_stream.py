@@ -34,8 +34,7 @@ from ..store.growing import (
     read_stream,
 )
 from ..waiting.poll import fresh_json, fresh_names
-from ._journal import Journal
-from ._produce_stats import ProduceStats
+from ._journal import Journal, ProduceStats
 
 __all__ = [
     "FAULTY",

@@ -55,8 +55,7 @@ from ..waiting.poll import Clock, SystemClock, fresh_names
 from . import _stream as marks
 from ._encoding import Encoding, is_full
 from ._intake import Intake, Opener
-from ._journal import Journal
-from ._produce_stats import ProduceStats
+from ._journal import Journal, ProduceStats
 from ._raw_shards import RawFolder
 from ._stream import (
     FAULTY,
@@ -69,10 +68,7 @@ from ._stream import (
     undo_beginning,
 )
 
-__all__ = [
-    "Housekeeping",
-    "PackingProducer",
-]
+__all__ = ["Housekeeping", "PackingProducer"]
 
 
 logger = logging.getLogger(__name__)

@@ -20,13 +20,7 @@ from ..errors import ConfigError, DriftError, InputError, SampleError, counted
 from ..extend import Source
 from ..media.hints import HINTS, differences
 
-__all__ = [
-    "AuditReport",
-    "Drift",
-    "audit",
-    "audit_hints",
-    "encoded_costs",
-]
+__all__ = ["AuditReport", "Drift", "audit", "audit_hints", "encoded_costs"]
 
 
 logger = logging.getLogger(__name__)
@@ -36,9 +30,8 @@ logger = logging.getLogger(__name__)
 # Are the sizes that the data give beside their media true? Asked on a sample, before they are trusted
 # --------------------------------------------------------------------------------------------
 # `trust_hints` lets a template take width, height and duration from the data without opening a file. Numbers
-# in
-# data lie (stored before rotation, of another copy), so measuring with it first reads the headers of a seeded
-# random sample and compares. One difference stops the measurement.
+# in data lie (stored before rotation, of another copy), so measuring with it first reads the headers of a
+# seeded random sample and compares. One difference stops the measurement.
 _SHOWN_HINTS = 3  # differences named in the message
 
 

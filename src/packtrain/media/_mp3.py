@@ -12,11 +12,7 @@ import struct
 
 from ._head import Head, ParsedAudio
 
-__all__ = [
-    "accepts",
-    "parse",
-    "tags_begin",
-]
+__all__ = ["accepts", "parse", "tags_begin"]
 
 
 # --------------------------------------------------------------------------------------------

@@ -42,8 +42,7 @@ logger = logging.getLogger(__name__)
 # What a waiting reader knows of the producer: its heartbeat by the reader's own clock, and its last word
 # --------------------------------------------------------------------------------------------
 # A producer that stopped is no reason to give up: it may be started again and goes on where it was. The
-# reader
-# says so in its log and waits on, as long as it was told to.
+# reader says so in its log and waits on, as long as it was told to.
 #: Seconds between two log lines of a waiting reader.
 TELL_S = 30.0
 

@@ -17,11 +17,7 @@ from torch.utils.data import get_worker_info
 
 from ..errors import InputError
 
-__all__ = [
-    "HandedOut",
-    "SharedEpoch",
-    "check_not_sharded",
-]
+__all__ = ["HandedOut", "SharedEpoch", "check_not_sharded"]
 
 
 # --------------------------------------------------------------------------------------------
@@ -86,10 +82,8 @@ def _processes(reader: Any) -> int:
 # An epoch that also reaches loader workers which run already
 # --------------------------------------------------------------------------------------------
 # `persistent_workers` keep the copy of the dataset that they were started with, so a plain attribute set in
-# the
-# main process never gets there and every epoch would have the order of the first. Two numbers in shared
-# memory
-# do.
+# the main process never gets there and every epoch would have the order of the first. Two numbers in shared
+# memory do.
 class SharedEpoch:
     """The last epoch that was chosen, in whichever process. Survives being sent to a worker."""
 

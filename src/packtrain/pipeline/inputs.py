@@ -1,4 +1,4 @@
-"""How a run's samples and template are opened: from a configuration, from options, or again from an artefact.
+"""How a run's samples, packs and template are opened: from a configuration, options, or an artefact.
 
 `Inputs` is plain data. It is stored as `origin.json` beside the lengths, so that later verbs need only the
 artefact: `Inputs.of_artefact(folder)` finds it again through plan -> lengths -> origin.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +21,13 @@ from ..sources import open_source
 from ..sources.chat import ChatSource
 from ..sources.encoded import EncodedTemplate
 from ..sources.text import TextSource
+from ..store import shards
 
 if TYPE_CHECKING:
-    from ..train.config import RunConfig
+    from ..train.config import Exported, RunConfig
 
-__all__ = ["Inputs"]
+
+__all__ = ["Inputs", "open_exported"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,3 +268,50 @@ def _tokens_per_second(model: str | None) -> int | None:
     vision = config.get("vision_config") if isinstance(config, Mapping) else None
     value = vision.get("tokens_per_second") if isinstance(vision, Mapping) else None
     return value if isinstance(value, int) else None
+
+
+# --------------------------------------------------------------------------------------------
+# Packs of an export as a configuration names them (`data: {kind: exported, path: …}`), and their template
+# --------------------------------------------------------------------------------------------
+# The samples of raw, webdataset and energon exports are encoded while training, with the template that
+# measured them: the export says which. Chunks hold encoded samples; they need a template only where they hold
+# media as bytes, for `tiny:` models, and for validation samples, and then `template.processor` names it.
+def open_exported(config: RunConfig, data: Exported) -> tuple[Any, Any]:
+    """The dataset of an export, and the template of its samples or None.
+
+    Raises:
+        ConfigError: its samples have to be encoded, and nothing says by what.
+        FormatError: the folder holds no finished export.
+    """
+    from ..data import open_packs
+    from ..train.opened import left_out_file
+    from ..train.steps import skipped_samples
+
+    folder = shards.at(data.path)
+    chunks = shards.export_of(folder)["key"]["format"] == "chunks"
+    template = _template(config, folder, chunks)
+    options: dict[str, Any] = {"verify": data.verify} if chunks else {}
+    options |= {"skip": skipped_samples(config), "ledger_file": left_out_file(config)}
+    options |= {"on_error": data.on_error, "max_skip_fraction": data.max_skip_fraction}
+    return open_packs(folder, None if template is None else template.encode, **options), template
+
+
+def _template(config: RunConfig, folder: Path, chunks: bool) -> Any:
+    named = config.template.processor
+    if chunks and named is None:
+        return None
+    origin = shards.hidden(folder, "origin.json")
+    told = files.read_json(origin) if origin.is_file() else {}
+    if "inputs" in told:
+        inputs = Inputs.told(told["inputs"], origin)
+    elif named or config.model.name_or_path:
+        inputs = Inputs(source=str(folder), processor=config.processor, max_length=config.template.max_length)
+    else:
+        raise ConfigError(
+            f"{folder} holds samples that are not encoded, and no processor is named",
+            hint="set template.processor to what they were measured with",
+        )
+    system = config.template.system
+    return replace(
+        inputs, processor=named or inputs.processor, system=inputs.system if system is None else system
+    ).open_template()

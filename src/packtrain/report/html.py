@@ -27,8 +27,7 @@ __all__ = ["write_report"]
 # Packs as rows of a page: a bar of segments, one a sample, with ids, lengths and records behind it
 # --------------------------------------------------------------------------------------------
 # Rows of large plans stay small: packs are an evenly spaced choice, thin segments are drawn as one, and of
-# each
-# pack the first samples are listed.
+# each pack the first samples are listed.
 _SHOWN_PACKS = 60
 _SEGMENTS = 12_000  # most segments of a report
 _THIN = 0.25  # percent of the widest bar: narrower segments are drawn together with their neighbours

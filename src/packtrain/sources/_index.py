@@ -33,15 +33,7 @@ from .. import files, world
 from ..errors import InputError, SourceError
 from ._handles import Pinned, read
 
-__all__ = [
-    "BOM",
-    "Built",
-    "Index",
-    "cached",
-    "load",
-    "pin",
-    "scan_lines",
-]
+__all__ = ["BOM", "Built", "Index", "cached", "load", "pin", "scan_lines"]
 
 
 # --------------------------------------------------------------------------------------------

@@ -26,12 +26,7 @@ from ._paths import expand, ordered, root_of
 from ._records import RecordFile, Shard, numbered, part_of
 from ._table import merkle, rows_of
 
-__all__ = [
-    "SUFFIXES",
-    "Shard",
-    "Shards",
-    "open_source",
-]
+__all__ = ["SUFFIXES", "Shard", "Shards", "open_source"]
 
 
 # --------------------------------------------------------------------------------------------

@@ -28,17 +28,7 @@ from ..remote.outputs import output
 from ._folders import check_blocks, check_seal, describe, open_array, read_marker, sealed
 from .parts import MediaRow
 
-__all__ = [
-    "MARKER",
-    "SCHEMA",
-    "changed_media",
-    "load",
-    "read",
-    "read_media",
-    "save",
-    "save_media",
-    "verify",
-]
+__all__ = ["MARKER", "SCHEMA", "changed_media", "load", "read", "read_media", "save", "save_media", "verify"]
 
 
 SCHEMA = "packtrain.lengths/1"
@@ -198,9 +188,8 @@ def _refuse_foreign(folder: Path, marker: Mapping[str, Any], overwrite: bool) ->
 # --------------------------------------------------------------------------------------------
 # The media table of a lengths folder: which files the lengths were read from
 # --------------------------------------------------------------------------------------------
-# `media.jsonl` has one row [name, size, header digest] a medium, ascending by name; its digest is part of
-# the folder's fingerprint. `media_stat.npy` holds their stamps (`files.Stamp`) as they were on this machine:
-# it
+# `media.jsonl` has one row [name, size, header digest] a medium, ascending by name; its digest is part of the
+# folder's fingerprint. `media_stat.npy` holds their stamps (`files.Stamp`) as they were on this machine: it
 # is outside every digest and only saves hashing them again.
 TABLE = "media.jsonl"
 STATS = "media_stat.npy"

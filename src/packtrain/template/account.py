@@ -251,9 +251,9 @@ def dropped(name: str, lost: Sequence[Piece]) -> ConfigError:
 # The account of a rendering, on what is trained: the decoded ids of an encoded sample
 # --------------------------------------------------------------------------------------------
 # A rendering that holds everything may still lose some of it on the way to ids (a tokenizer without a token
-# for
-# a character), and ranges of characters are not yet labels. So for each audited sample the ids are decoded:
-# everything the sample says has to appear, in order, and the trained stretches have to hold the answers.
+# for a character), and ranges of characters are not yet labels. So for each audited sample the ids are
+# decoded: everything the sample says has to appear, in order, and the trained stretches have to hold the
+# answers.
 _BETWEEN = "\n\x00\n"  # between stretches: no text runs across
 
 

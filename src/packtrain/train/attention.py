@@ -26,8 +26,7 @@ from ..collate.boundaries import config_of, family_for, text_config
 from ..errors import InputError, IsolationError
 from ..families import BACKENDS
 from .segments import states_isolated
-from .varlen import VARLEN, varlen_refusal
-from .varlen_kernel import kernel_available
+from .varlen import VARLEN, kernel_available, varlen_refusal
 
 __all__ = ["AttentionSetup", "check_attention", "check_batch", "choose_backend", "segments_of"]
 

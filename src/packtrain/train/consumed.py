@@ -25,11 +25,10 @@ __all__ = ["FOUND", "Consumed", "Meter", "found_of", "read_found", "supervised"]
 # --------------------------------------------------------------------------------------------
 # `packs`, `tokens_per_s` (real tokens), `slots_per_s` (what the packs would take when filled),
 # `samples_per_pack`, `step_s` (seconds of an optimizer step), `data_wait_s` (seconds of a step in which a
-# rank
-# waits for its packs, mean of the ranks), and of the packs that were judged `token_acc` (share of supervised
-# targets that were the likeliest token). Time between a row and the next step (evaluation, checkpoints) does
-# not count. Looking for the likeliest token reads all logits once more, so only the packs of the step
-# that is logged are judged. Nothing is kept per sample or per source.
+# rank waits for its packs, mean of the ranks), and of the packs that were judged `token_acc` (share of
+# supervised targets that were the likeliest token). Time between a row and the next step (evaluation,
+# checkpoints) does not count. Looking for the likeliest token reads all logits once more, so only the packs
+# of the step that is logged are judged. Nothing is kept per sample or per source.
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 

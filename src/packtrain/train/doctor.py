@@ -25,8 +25,7 @@ from .attention import choose_backend, is_installed
 from .blind_mask import blind_mask_of
 from .model import load_model, read_config
 from .proof import prove_isolation
-from .varlen import VARLEN, varlen_refusal
-from .varlen_kernel import kernel_available
+from .varlen import VARLEN, kernel_available, varlen_refusal
 from .versions import missing_features, standings, told
 from .weights import outline
 

@@ -35,8 +35,8 @@ from .attention import check_attention, check_batch
 from .consumed import Meter, read_found, supervised
 from .culprit import foreign_methods
 from .evaluate import ExactSums
-from .growing import steps_of
 from .loss import bare_model
+from .opened import steps_of
 from .passes import Passes, is_sized, loader_options, pass_loader, tell_without_effect
 from .probe import size_of
 from .resume import Standing, checkpoint_of, load_position

@@ -27,14 +27,7 @@ import torch
 from ..collate.boundaries import state_layers
 from ..errors import IsolationError
 
-__all__ = [
-    "Segments",
-    "isolate_states",
-    "of_lengths",
-    "of_offsets",
-    "of_positions",
-    "states_isolated",
-]
+__all__ = ["Segments", "isolate_states", "of_lengths", "of_offsets", "of_positions", "states_isolated"]
 
 
 # --------------------------------------------------------------------------------------------

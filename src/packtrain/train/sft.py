@@ -40,11 +40,10 @@ from .arguments import compile_options, refuse_auxiliary_loss, training_argument
 from .attention import check_attention
 from .compiled import compile_layers
 from .config import RunConfig
-from .growing import check_beginning, steps_of, warn_of_another_template
 from .log_file import LOG
 from .loss import bare_model, plain_head
 from .model import load_model, no_progress_bars
-from .opened import opened
+from .opened import check_beginning, opened, steps_of, warn_of_another_template
 from .passes import is_sized
 from .proof import IsolationReport
 from .resume import CONFIG, changed_settings, checkpoint_of, load_position

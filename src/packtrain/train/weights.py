@@ -23,13 +23,7 @@ from ..template import ensure_torchvision
 from .model import class_for, no_progress_bars
 from .segments import isolate_states
 
-__all__ = [
-    "RestoresWeights",
-    "check_weights",
-    "outline",
-    "position_table",
-    "restore_weights",
-]
+__all__ = ["RestoresWeights", "check_weights", "outline", "position_table", "restore_weights"]
 
 
 _HINT = "check model.name_or_path: copy or convert the model again"
@@ -165,13 +159,12 @@ def _check_packages(config: Any) -> None:
 # Weights of a checkpoint back into a model, also where the file names them differently
 # --------------------------------------------------------------------------------------------
 # transformers writes many models under the names of their published checkpoints (`visual.…`,
-# `model.layers.…`)
-# and not under those of the module (`model.visual.…`, `model.language_model.layers.…`). Its Trainer resumes
-# by
-# `load_state_dict(strict=False)`: for such a model nothing is loaded but a warning, and training goes on from
-# the weights it began with. Here the names are compared first; where they differ, the checkpoint is read by
-# `from_pretrained`, which knows them, and every weight must be there. Cost: one copy of the weights in host
-# memory while they are read. `load_best_model_at_end` has the same fault, and the same mend.
+# `model.layers.…`) and not under those of the module (`model.visual.…`, `model.language_model.layers.…`). Its
+# Trainer resumes by `load_state_dict(strict=False)`: for such a model nothing is loaded but a warning, and
+# training goes on from the weights it began with. Here the names are compared first; where they differ, the
+# checkpoint is read by `from_pretrained`, which knows them, and every weight must be there. Cost: one copy of
+# the weights in host memory while they are read. `load_best_model_at_end` has the same fault, and the same
+# mend.
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 

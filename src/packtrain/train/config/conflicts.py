@@ -17,14 +17,7 @@ if TYPE_CHECKING:
     from .run_config import RunConfig
 
 
-__all__ = [
-    "ROWS",
-    "check_together",
-    "effect",
-    "kind_of",
-    "reason_of",
-    "without_effect",
-]
+__all__ = ["ROWS", "check_together", "effect", "kind_of", "reason_of", "without_effect"]
 
 
 Sections = Mapping[str, Mapping[str, Any]]
