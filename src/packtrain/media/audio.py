@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import MissingExtraError, SampleError, one_line
-from . import _flac, _mp3, _ogg, _wav
 from ._head import Head, ParsedAudio, as_file
+from ._sounds import FLAC_MAGIC, OGG_MAGIC, is_mp3, is_wav, parse_flac, parse_mp3, parse_ogg, parse_wav
 from .location import Ref, name_of, open_head, read_bytes
 
 __all__ = ["AudioHeader", "open_audio", "read_header"]
@@ -121,15 +121,15 @@ def _parse(head: Head) -> tuple[str, ParsedAudio | None]:
         raise head.fail("unreadable_media", "is empty (0 bytes)")
     start = _after_id3(data) if data.startswith(b"ID3") else 0
     magic = head.at(start, 12)
-    if _wav.accepts(magic):
-        return "WAV", _wav.parse(head) if not start else None
-    if magic.startswith(_flac.MAGIC):
-        return "FLAC", _flac.parse(head, start)
-    if magic.startswith(_ogg.MAGIC):
-        return "OGG", _ogg.parse(head)
-    if start or _mp3.accepts(magic):
-        return "MP3", _mp3.parse(head, start)
-    if len(data) < 12 and any(m.startswith(data) or data.startswith(m) for m in (*_OTHERS, _ogg.MAGIC)):
+    if is_wav(magic):
+        return "WAV", parse_wav(head) if not start else None
+    if magic.startswith(FLAC_MAGIC):
+        return "FLAC", parse_flac(head, start)
+    if magic.startswith(OGG_MAGIC):
+        return "OGG", parse_ogg(head)
+    if start or is_mp3(magic):
+        return "MP3", parse_mp3(head, start)
+    if len(data) < 12 and any(m.startswith(data) or data.startswith(m) for m in (*_OTHERS, OGG_MAGIC)):
         raise head.fail("truncated_media", f"is cut short: {len(data)} bytes are no sound file")
     return "", None
 
@@ -168,7 +168,7 @@ def _ask(head: Head) -> tuple[str, ParsedAudio]:
 def _broken(head: Head, error: Exception) -> SampleError:
     said = one_line(error, 160)
     known = (
-        head.bytes[:4] in _OTHERS or head.bytes.startswith((b"ID3", _ogg.MAGIC)) or head.bytes[:1] == b"\xff"
+        head.bytes[:4] in _OTHERS or head.bytes.startswith((b"ID3", OGG_MAGIC)) or head.bytes[:1] == b"\xff"
     )
     if known:
         return head.fail("unreadable_media", f"cannot be decoded ({said})")

@@ -32,9 +32,22 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import SampleError
-from . import _bmp, _gif, _jpeg, _png, _tiff, _webp
-from ._exif import SIDEWAYS
 from ._head import Parsed
+from ._pictures import (
+    BMP_MAGIC,
+    GIF_MAGICS,
+    JPEG_MAGIC,
+    PNG_MAGIC,
+    SIDEWAYS,
+    TIFF_MAGICS,
+    is_webp,
+    parse_bmp,
+    parse_gif,
+    parse_jpeg,
+    parse_png,
+    parse_tiff,
+    parse_webp,
+)
 from .location import Head, Ref, name_of, open_head, read_bytes
 
 if TYPE_CHECKING:
@@ -47,7 +60,7 @@ log = logging.getLogger(__name__)
 #: Formats read through Pillow alone. Those that run other programs (EPS, WMF) are left out on purpose.
 BY_PILLOW = ("AVIF", "JPEG2000", "ICO", "PPM", "QOI", "TIFF")
 
-_MAGICS = (_jpeg.MAGIC, _png.MAGIC, *_gif.MAGICS, b"RIFF", *_tiff.MAGICS, b"BM")
+_MAGICS = (JPEG_MAGIC, PNG_MAGIC, *GIF_MAGICS, b"RIFF", *TIFF_MAGICS, b"BM")
 _EXIF_KEYS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 _PILLOW_LIMIT = 2 * (1024 * 1024 * 1024 // 4 // 3)  # Pillow's own default: an error above this
 
@@ -135,18 +148,18 @@ def _parse(head: Head) -> tuple[str, Parsed] | None:
     """(format, facts) by magic bytes; None for a format without an own reader."""
     data = head.bytes
     reader: Callable[[Head], Parsed]
-    if data.startswith(_jpeg.MAGIC):
-        name, reader = "JPEG", _jpeg.parse
-    elif data.startswith(_png.MAGIC):
-        name, reader = "PNG", _png.parse
-    elif _webp.accepts(data):
-        name, reader = "WEBP", _webp.parse
-    elif data.startswith(_gif.MAGICS):
-        name, reader = "GIF", _gif.parse
-    elif data.startswith(_bmp.MAGIC):
-        name, reader = "BMP", _bmp.parse
-    elif data.startswith(_tiff.MAGICS):
-        name, reader = "TIFF", _tiff.parse
+    if data.startswith(JPEG_MAGIC):
+        name, reader = "JPEG", parse_jpeg
+    elif data.startswith(PNG_MAGIC):
+        name, reader = "PNG", parse_png
+    elif is_webp(data):
+        name, reader = "WEBP", parse_webp
+    elif data.startswith(GIF_MAGICS):
+        name, reader = "GIF", parse_gif
+    elif data.startswith(BMP_MAGIC):
+        name, reader = "BMP", parse_bmp
+    elif data.startswith(TIFF_MAGICS):
+        name, reader = "TIFF", parse_tiff
     else:
         if not data:
             raise head.fail("unreadable_media", "is empty (0 bytes)")
