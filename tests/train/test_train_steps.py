@@ -120,9 +120,9 @@ def test_a_filler_keeps_a_rank_in_step_without_weight(tmp_path: Path) -> None:
     assert len(idle) == 6
 
 
-def test_two_hundred_packed_steps_equal_the_unpacked_run(tmp_path: Path) -> None:
+def test_a_hundred_packed_steps_equal_the_unpacked_run(tmp_path: Path) -> None:
     """Against a plain loop over single samples with AdamW and the same linear schedule."""
-    steps, batch = 200, 8
+    steps, batch = 100, 8
     samples = some(batch * 50, 30)
     made = by_steps(samples, batch, 2)
     view = made.align(1)
