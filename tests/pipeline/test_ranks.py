@@ -80,7 +80,7 @@ def test_rank_0_makes_and_all_ranks_of_all_machines_get_it(tmp_path: Path) -> No
 def test_one_poller_for_each_machine_reads_the_shared_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from packtrain.waiting import follow as module
+    from packtrain.pipeline import ranks as module
 
     readers: set[tuple[str, str]] = set()
     real = module.fresh_json

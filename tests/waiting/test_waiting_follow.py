@@ -12,9 +12,9 @@ import pytest
 from simulated import Simulation, claim_from, dead_here, elsewhere, leave_behind
 
 from packtrain.errors import InputError, LawError, WaitTimeoutError
+from packtrain.pipeline.ranks import follow
 from packtrain.waiting import poll
 from packtrain.waiting.claim import Claim
-from packtrain.waiting.follow import follow
 from packtrain.waiting.poll import fresh_json, pauses
 
 

@@ -117,9 +117,8 @@ def train_packs(
     from ..measuring.run import drained
     from ..pipeline.inputs import Inputs, open_exported
     from ..pipeline.page import Report
-    from ..pipeline.prepare import as_validation
+    from ..pipeline.prepare import as_validation, validation
     from ..pipeline.run import Heard, finish_run
-    from ..pipeline.validation import validation
     from ..train import train
     from ..train.config import Exported
     from ..train.early import check_template

@@ -96,8 +96,8 @@ def _format(head: Head, body: bytes, endian: str) -> tuple[int, int, int, int]:
 # are not counted. The walk reads frame headers only (4 bytes every few hundred), tells a real header from
 # chance by the one that follows it, and passes over ID3v2 in front and tags behind. A stream that goes on in
 # another version, layer or rate has no one length: it is refused.
-# --------------------------------------------------------------------------------------------
-# Tags behind the sound of a file: ID3v1, APE, appended ID3v2 and Lyrics3, in any order
+# -------------------------------------------------------------------------------------------- Tags behind the
+# sound of a file: ID3v1, APE, appended ID3v2 and Lyrics3, in any order
 # --------------------------------------------------------------------------------------------
 _MOST = 8  # tags one behind the other; writers leave two
 

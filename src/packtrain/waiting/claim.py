@@ -39,6 +39,7 @@ __all__ = [
     "Held",
     "Owner",
     "disk_of",
+    "doing_of",
     "error_as_dict",
     "is_local_disk",
     "look",
@@ -300,7 +301,7 @@ class Claim:
             if timeout_s and waited >= timeout_s:
                 raise WaitTimeoutError(
                     f"{what} was not free after {waited:.2f} s: {held.owner} holds {folder} "
-                    f"({_doing(held.beat)})",
+                    f"({doing_of(held.beat)})",
                     hint="raise training.packing_wait_timeout_s (0 = for ever)",
                 )
             clock.sleep(max(0.001, min(next(pause), timeout_s - waited)) if timeout_s else next(pause))
@@ -468,7 +469,7 @@ def _put(folder: Path, number: int, owner: Owner) -> bool:
     return True
 
 
-def _doing(beat: Mapping[str, Any]) -> str:
+def doing_of(beat: Mapping[str, Any]) -> str:
     if not beat:
         return "no sign of life yet"
     total = f" {beat.get('done', 0):,} of {beat['total']:,}" if beat.get("total") else ""
