@@ -102,8 +102,8 @@ def export(
         DriftError: a sample encodes to another length than planned (`chunks`, `megatron`).
         InputError: a planned sample cannot be exported; it is named, and nothing stands in for it.
     """
-    whole("maxcount", maxcount, 1)
-    whole("maxsize", maxsize, 1)
+    for name, value in (("maxcount", maxcount), ("maxsize", maxsize)):
+        whole(name, value, 1, hint="both at least 1")
     if shard is not None and not 0 <= shard[0] < shard[1]:
         raise InputError(f"shard {shard[0]}/{shard[1]} does not exist", hint="number them from 0")
     if workers is not None:

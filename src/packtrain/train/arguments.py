@@ -236,9 +236,9 @@ def _check_ranks(config: RunConfig, made: Any, place: World) -> None:
 
 def _check_loaders(made: Any) -> None:
     workers, ahead = made.dataloader_num_workers, made.dataloader_prefetch_factor
-    whole("training.dataloader_num_workers", workers, 0, error=ConfigError)
+    whole("training.dataloader_num_workers", workers, 0, hint="0 reads in this process", error=ConfigError)
     if workers and ahead is not None:
-        whole("training.dataloader_prefetch_factor", ahead, 1, error=ConfigError)
+        whole("training.dataloader_prefetch_factor", ahead, 1, hint="leave it out for 2", error=ConfigError)
     chosen, known = getattr(made, "dataloader_multiprocessing_context", None), get_all_start_methods()
     if workers and chosen is not None and chosen not in known:
         raise ConfigError(

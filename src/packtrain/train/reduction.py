@@ -55,7 +55,7 @@ class Reduction:
                 f"Known: {', '.join(REDUCTIONS)}",
             )
         for name, weight in self.source_weights.items():
-            number(f"the weight of source {name!r}", weight, 0, error=ConfigError)
+            number(f"the weight of source {name!r}", weight, 0, hint="use a number >= 0", error=ConfigError)
         if self.source_weights and self.source_of is None:
             raise ConfigError("source weights without sources", hint="pass source_of")
 
