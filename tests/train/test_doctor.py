@@ -78,20 +78,18 @@ def test_unknown_until_proven(tmp_path: Path, monkeypatch: Any, capsys: Any) -> 
 
 def test_a_leak_found_by_the_proof_is_unsafe(monkeypatch: Any, capsys: Any) -> None:
     from packtrain.train import varlen
+    from packtrain.train.segments import of_lengths
 
-    real = varlen._alone
+    real, attend = varlen._alone, varlen.attend
+
+    def everything(query: Any, key: Any, value: Any, segments: Any, **kwargs: Any) -> Any:
+        return attend(query, key, value, of_lengths((segments.tokens,), query.device), **kwargs)
+
     monkeypatch.setattr(varlen, "_alone", lambda q, k, v, **kw: real(q, k, v, **{**kw, "causal": False}))
     assert diagnose("tiny:qwen3", "varlen", prove=True).verdict == "safe"  # wrong, yet inside each sample
-    monkeypatch.setattr("packtrain.train.varlen.attend", _everything)
+    monkeypatch.setattr(varlen, "attend", everything)
     found = diagnose("tiny:qwen3", "varlen", prove=True)
     assert found.verdict == "unsafe" and "layers.0" in found.reasons[0]
-
-
-def _everything(query: Any, key: Any, value: Any, segments: Any, **kwargs: Any) -> Any:
-    from packtrain.train.segments import of_lengths
-    from packtrain.train.varlen import attend
-
-    return attend(query, key, value, of_lengths((segments.tokens,), query.device), **kwargs)
 
 
 def test_bad_input(capsys: Any) -> None:
