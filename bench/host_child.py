@@ -25,7 +25,7 @@ from typing import Any
 __all__ = ["HOSTS", "REPOSITORY", "at_first_step", "python_of", "run", "start", "stepped", "variants"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-HOSTS = ("trl", "swift", "llamafactory", "axolotl", "veomni", "torchtitan", "automodel")
+HOSTS = ("trl", "unsloth", "swift", "llamafactory", "axolotl", "veomni", "torchtitan", "automodel")
 
 
 def python_of(host: str) -> str | None:

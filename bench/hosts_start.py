@@ -59,7 +59,7 @@ def _prepare(data: Path, folder: Path, rows: int) -> None:
         for line, _ in zip(lines, range(rows), strict=False):
             row = json.loads(line)
             asked = {"role": "user", "content": row["question"]}
-            chats.append({"messages": [asked, {"role": "assistant", "content": row["answer"]}], "images": []})
+            chats.append({"messages": [asked, {"role": "assistant", "content": row["answer"]}]})
     (folder / "rows.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats), encoding="utf-8")
     texts = [turn["content"] for chat in chats for turn in chat["messages"]]
     save_processor(folder / "processor", train_tokenizer(texts, 900))

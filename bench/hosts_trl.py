@@ -8,7 +8,7 @@ from typing import Any
 
 from .host_child import REPOSITORY, at_first_step
 
-__all__ = ["VARIANTS", "child"]
+__all__ = ["VARIANTS", "child", "start_example"]
 
 CAP = 2048
 EXAMPLES = REPOSITORY / "examples"
@@ -26,17 +26,22 @@ VARIANTS: dict[str, tuple[str, bool, dict[str, Any]]] = {
 
 
 def child(name: str, folder: Path, out: Path) -> None:
-    file, packed, settings = VARIANTS[name]
+    start_example(*VARIANTS[name], folder, out)
+
+
+def start_example(file: str, packed: bool, settings: dict[str, Any], folder: Path, out: Path) -> None:
+    """Run a script of examples/, packed by us where `packed` says so, to its first optimizer step."""
     text = (EXAMPLES / f"{file}.py").read_text(encoding="utf-8")
-    text = re.sub(r"^.*#\s*packtrain$\n", "", text, flags=re.M)
+    text = re.sub(r"^.*#\s*packtrain(?:\s+#.*)?$\n", "", text, flags=re.M)
     names: dict[str, Any] = {"__name__": file}
     exec(compile(text, file, "exec"), names)
+    sft = file != "hf_trainer_text"
     more = {"gradient_accumulation_steps": 1, "use_cpu": True, **settings}
-    if file == "trl_sft":
+    if sft:
         more |= {"bf16": False, "gradient_checkpointing": False, "max_length": CAP}
     at_first_step(lambda trainer: len(trainer.packs if packed else trainer.train_dataset))
     trainer = names["main"](str(folder / "model"), str(folder / "rows.jsonl"), str(out), **more)
-    if packed and file == "trl_sft":
+    if packed and sft:
         from packtrain.hosts.trl import pack as pack_trl
 
         pack_trl(trainer)

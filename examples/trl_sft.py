@@ -17,14 +17,14 @@ TURN = List({"role": Value("string"), "content": Value("string")})
 
 
 def read(path):
-    """Rows {"messages": [{"role", "content"}], "images": [path]} as prompt, completion and pictures."""
+    """Rows {"messages": [{"role", "content"}]}, some with "images": [path], as TRL reads them."""
     with open(path, encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     made = []
     for row in rows:
         turns = [{**turn, "content": turn["content"].replace("<image>", "")} for turn in row["messages"]]
-        made.append({"prompt": turns[:-1], "completion": turns[-1:], "images": row["images"]})
-    if not any(row["images"] for row in rows):
+        made.append({"prompt": turns[:-1], "completion": turns[-1:], "images": row.get("images", [])})
+    if not any(row["images"] for row in made):
         return Dataset.from_list([{key: row[key] for key in ("prompt", "completion")} for row in made])
     return Dataset.from_list(made, Features(prompt=TURN, completion=TURN, images=List(Image())))
 
