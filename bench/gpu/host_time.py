@@ -41,6 +41,7 @@ from torch.profiler import ProfilerActivity, profile
 import packtrain as pt
 from packtrain.collate import PaddingFreeCollator
 from packtrain.hosts.transformers import pack
+from packtrain.planning.epoch_order import EpochOrder
 from packtrain.sources.encoded import EncodedTemplate
 from packtrain.train.compiled import compile_layers
 from packtrain.train.config import load_config
@@ -272,16 +273,16 @@ def flops_of(model: Any, planned: Any, samples: list[dict[str, Any]]) -> float:
 
 
 def bare(model: Any, planned: Any, samples: Any, watch: Watch) -> None:
-    """The step alone, over batches that lie on the card: of all packs, evenly over what attention costs."""
+    """The step alone, over batches that lie on the card: of the packs `train` takes, in its order."""
     collate = PaddingFreeCollator(bare_model(model))
     device = next(model.parameters()).device
     if hasattr(bare_model(model).config, "vision_config"):
         packs = image_packs(bare_model(model))
-        batches = [batch.to(device) for batch in map(collate, ([pack] for pack in packs))]
     else:
-        even = np.argsort(planned.pack_sq, kind="stable")[len(planned) // 16 :: len(planned) // 8]
-        packs = [[{**samples[n], "sample_id": n} for n in planned[k].tolist()] for k in even]
-        batches = [collate([pack]).to(device) for pack in packs]
+        order = EpochOrder(planned.align(1), seed=load_config({}).training.seed)
+        taken = planned.align(1).pack_ids_at(order.at(np.arange(STEPS), 0))
+        packs = [[{**samples[n], "sample_id": n} for n in planned[k].tolist()] for k in taken.tolist()]
+    batches = [collate([pack]).to(device) for pack in packs]
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=device.type == "cuda")
     for step in range(STEPS):

@@ -8,16 +8,20 @@ import pytest
 import torch
 from train_samples import ALL, VISION, image_sample, samples_for, text_sample
 
-from packtrain.collate import PaddingFreeCollator
+from packtrain.collate import PackBatch, PaddingFreeCollator
+from packtrain.collate.pack_batch import on_host
 from packtrain.errors import IsolationError
 from packtrain.template import ensure_torchvision
 from packtrain.testing.tiny import tiny_model
 from packtrain.train import load_model, prove_isolation, register_varlen_attention, use_varlen, versions
 from packtrain.train.attention import check_attention, choose_backend
+from packtrain.train.loss import token_loss_sum
 from packtrain.train.segments import of_lengths, of_offsets, of_positions
-from packtrain.train.varlen import TOWER, VARLEN, attend, varlen_refusal
+from packtrain.train.varlen import TOWER, VARLEN, _is_causal, attend, varlen_refusal
 
 ensure_torchvision()
+
+from transformers import masking_utils  # noqa: E402
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 512,
@@ -243,3 +247,67 @@ def test_versions_nobody_tested_are_told_and_never_refused(monkeypatch: Any) -> 
         and "newer" in versions.told()
         and "proof decides" in versions.told()
     )
+
+
+def test_a_step_reads_nothing_back_from_the_device() -> None:
+    """On the meta device every look at a value is an error; boundaries come from the batch on the host."""
+    model = use_varlen(tiny_model("tiny:qwen3")).train()
+    samples = samples_for("tiny:qwen3", model)
+    batch = PaddingFreeCollator(model)([samples])
+    expected = of_positions(batch["position_ids"]).lengths
+    moved = batch.to("meta")
+    moved.count_trained(batch["labels"])
+    loss = token_loss_sum(model.to("meta"), moved, count=moved.trained)
+    loss.backward()
+    assert loss.device.type == "meta" and of_positions(moved["position_ids"]).lengths == expected
+    assert len(expected) == len(samples)
+
+
+def test_what_a_batch_moved_is_read_on_the_host_until_either_changes() -> None:
+    model = tiny_model("tiny:qwen2_5_vl")
+    batch = PaddingFreeCollator(model)([samples_for("tiny:qwen2_5_vl", model)])
+    assert on_host(batch["position_ids"]) is None and on_host(batch.to("cpu")["position_ids"]) is None
+    rows = batch.to("meta")["position_ids"]
+    assert rows.shape[0] == 4 and on_host(rows) is batch["position_ids"]
+    assert torch.equal(on_host(rows[0]), batch["position_ids"][0])
+    assert of_positions(rows[0]).lengths == batch.lengths
+    assert on_host(rows[1]) is None and on_host(rows[0, :, 1:]) is None and on_host(rows.clone()) is None
+    rows[0].add_(1)
+    assert on_host(rows) is None and on_host(rows[0]) is None
+    rows = batch.to("meta")["position_ids"]
+    batch["position_ids"].add_(1)
+    assert on_host(rows) is None
+
+
+@pytest.mark.parametrize("row", [[[0, 1, 0, 1, 2, 0]], [[0, 1, 2, 3]], [[3, 4], [0, 0]]])
+def test_samples_that_transformers_finds_are_the_same_on_the_host(row: list[list[int]]) -> None:
+    register_varlen_attention()
+    look = masking_utils.find_packed_sequence_indices
+    batch = PackBatch(position_ids=torch.tensor(row))
+    expected = look.__wrapped__(batch["position_ids"])
+    found = look(batch["position_ids"])
+    told = look(batch.to("meta")["position_ids"])
+    if expected is None:
+        assert found is told is None
+    else:
+        assert torch.equal(found, expected) and told.shape == expected.shape
+
+
+def test_causal_masks_are_known_without_being_computed() -> None:
+    rows = torch.tensor([[0, 0, 1, 1]])
+    causal, packed = masking_utils.causal_mask_function, masking_utils.packed_sequence_mask_function(rows)
+    both, either = masking_utils.and_masks, masking_utils.or_masks
+    known = [causal, both(causal, packed), masking_utils.sliding_window_causal_mask_function(2)]
+    unknown = [
+        packed,
+        either(causal, packed),
+        both(either(causal, packed), packed),
+        lambda *at: at[2] >= at[3],
+    ]
+    if remap := getattr(masking_utils, "remap_positions_for_packed_sequence", None):
+        apart = remap(causal, torch.tensor([[0, 1, 0, 1]]))
+        known.append(both(apart, packed))
+        unknown += [apart, both(apart, apart), both(remap(packed, rows), packed)]
+    zero = torch.tensor(0)
+    assert all(map(_is_causal, known)) and not any(map(_is_causal, unknown))
+    assert not any(bool(mask(zero, zero, at, at + 1)) for mask in known for at in torch.arange(3))

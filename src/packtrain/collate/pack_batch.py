@@ -65,6 +65,29 @@ def members_of(packs: Sequence[Any]) -> Sequence[Any]:
 NO_SAMPLE = -1
 
 
+#: Of a tensor that a batch moved to a device: its version then, the tensor on the host, that one's version.
+_HOST = "_packtrain_host"
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The equal tensor on the host that a batch moved `tensor` from, while neither has changed; else None.
+
+    Also of the first part of such a tensor (the text row of four rows of positions). To read it there is no
+    wait for the device.
+    """
+    if tensor.is_inference():  # such tensors do not say when they change
+        return None
+    whole = tensor if hasattr(tensor, _HOST) else tensor._base
+    version, host, before = getattr(whole, _HOST, (None, None, None))
+    if whole is None or host is None or whole._version != version or host._version != before:
+        return None
+    if whole is tensor:
+        return host
+    first = whole[0]
+    same = (first.shape, first.stride(), first.storage_offset())
+    return host[0] if same == (tensor.shape, tensor.stride(), tensor.storage_offset()) else None
+
+
 class PackBatch(dict[str, Any]):
     """A batch for `model(**batch)` that also carries its boundaries as attributes.
 
@@ -114,10 +137,18 @@ class PackBatch(dict[str, Any]):
         return made
 
     def to(self, device: Any, non_blocking: bool = False) -> PackBatch:
-        """The same batch with its tensors on `device`, as `accelerate` and a training loop move it."""
+        """The same batch with its tensors on `device`, as `accelerate` and a training loop move it.
+
+        A tensor that leaves the host remembers the one that it is a copy of (`on_host`).
+        """
 
         def moved(value: Any) -> Any:
-            return value.to(device, non_blocking=non_blocking) if isinstance(value, torch.Tensor) else value
+            if not isinstance(value, torch.Tensor):
+                return value
+            made = value.to(device, non_blocking=non_blocking)
+            if value.device.type == "cpu" != made.device.type and not made.is_inference():
+                setattr(made, _HOST, (made._version, value, value._version))
+            return made
 
         return self.with_values({name: moved(value) for name, value in self.items()})
 

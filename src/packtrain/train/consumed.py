@@ -83,7 +83,8 @@ class Meter:
     def judge(self, hits: Sequence[torch.Tensor], batch: Any) -> None:
         """How many targets of a batch were the likeliest token: 0-d tensors, left on their device."""
         self._correct += hits
-        self._judged += supervised(batch)
+        known = getattr(batch, "trained", None)
+        self._judged += supervised(batch) if known is None else known
 
     def row(self) -> dict[str, float]:
         """The figures since the last call, the same on every rank; starts anew."""

@@ -119,6 +119,7 @@ class PackingMixin(RestoresWeights):
     packs_proven: int | None = None
     packs_evaluating: ExactSums | None = None
     unsupervised_steps: int = 0
+    _flops: int | None = None
     #: What a host's loss divides by in a step without any supervised token.
     packs_least = 1
 
@@ -336,6 +337,15 @@ class PackingMixin(RestoresWeights):
                 is_sized(self.packs) and step % -(-len(self.packs) // args.gradient_accumulation_steps) == 0
             )
         return strategy == "steps" and step % max(1, int(self.state.logging_steps)) == 0
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Trainer's estimate, 6 a weight and token; the weights are counted once, not in every step."""
+        if "input_ids" not in inputs or getattr(self.model, "main_input_name", "input_ids") != "input_ids":
+            return int(super().floating_point_ops(inputs))  # type: ignore[misc]
+        tokens = inputs["input_ids"].numel()
+        if self._flops is None:
+            self._flops = super().floating_point_ops(inputs) // tokens  # type: ignore[misc]
+        return int(self._flops * tokens)
 
     def num_examples(self, dataloader: Any) -> int:
         """Samples, as Trainer counts them: its samples per second are of samples, not of packs."""

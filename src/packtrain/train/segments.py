@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from ..collate.boundaries import state_layers
+from ..collate.pack_batch import on_host
 from ..errors import IsolationError
 
 __all__ = ["Segments", "isolate_states", "of_lengths", "of_offsets", "of_positions", "states_isolated"]
@@ -36,7 +37,8 @@ __all__ = ["Segments", "isolate_states", "of_lengths", "of_offsets", "of_positio
 # They are read from what reaches a layer: restarting text positions, or offsets that a caller gives.
 # The first layer of a forward pass pays one device-to-host copy; the result stays with the tensor it
 # was read from, so that the other layers (and a recomputation for gradient checkpointing, which
-# brings the same tensor) pay nothing. A tensor changed in place is read again.
+# brings the same tensor) pay nothing. A tensor changed in place is read again. What a batch moved to
+# the device is read where it came from: then the host waits for nothing.
 _KEPT = "_packtrain_segments"
 
 
@@ -78,15 +80,19 @@ def of_offsets(offsets: torch.Tensor) -> Segments:
 
 def of_lengths(lengths: tuple[int, ...], device: torch.device) -> Segments:
     """Segments of known lengths."""
-    cu = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
-    return Segments(lengths, cu, max(lengths))
+    cu = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+    if device.type == "cuda":
+        cu = cu.pin_memory().to(device, non_blocking=True)
+    return Segments(lengths, cu.to(device), max(lengths))
 
 
-def _read_positions(positions: torch.Tensor) -> Segments:
+def _read_positions(row: torch.Tensor) -> Segments:
+    host = on_host(row)
+    positions = row if host is None else host
     starts = torch.ones_like(positions, dtype=torch.bool)
     starts[:, 1:] = torch.diff(positions, dim=-1) != 1
     edges = [*starts.flatten().nonzero().flatten().tolist(), positions.numel()]
-    return of_lengths(tuple(b - a for a, b in itertools.pairwise(edges)), positions.device)
+    return of_lengths(tuple(b - a for a, b in itertools.pairwise(edges)), row.device)
 
 
 def _read_offsets(offsets: torch.Tensor) -> Segments:

@@ -30,6 +30,7 @@ import torch
 from torch.nn import functional
 
 from ..collate.boundaries import text_config
+from ..collate.pack_batch import on_host
 from ..errors import IsolationError, MissingExtraError, counted
 from .segments import Segments, of_offsets, of_positions
 
@@ -226,7 +227,32 @@ def register_varlen_attention() -> str:
     for name in (VARLEN, TOWER):
         AttentionInterface.register(name, _attention)
         AttentionMaskInterface.register(name, _mask)
+    _wait_for_nothing()
     return VARLEN
+
+
+def _wait_for_nothing() -> None:
+    """transformers looks for samples in the positions of every step: here it looks at them on the host.
+
+    What it finds is the same; without this the host waits for all that the device has yet to do.
+    """
+    from transformers import masking_utils
+
+    look = getattr(masking_utils, "find_packed_sequence_indices", None)
+    if look is None or hasattr(look, "__wrapped__"):
+        return
+
+    @functools.wraps(look)
+    def on_the_host(position_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        host = None if torch.compiler.is_compiling() else on_host(position_ids)
+        if host is None:
+            return look(position_ids, *args, **kwargs)
+        found = look(host, *args, **kwargs)
+        if found is None or position_ids.device.type != "cuda":
+            return None if found is None else found.to(position_ids.device)
+        return found.pin_memory().to(position_ids.device, non_blocking=True)
+
+    masking_utils.find_packed_sequence_indices = on_the_host
 
 
 def varlen_refusal(config: Any) -> str | None:
@@ -443,8 +469,40 @@ def _looks_ahead(kwargs: dict[str, Any]) -> bool:
     length = int(kwargs.get("q_length") or 0)
     if length < 2 or kwargs.get("kv_length", length) != length:
         return False
+    if _is_causal(kwargs["mask_function"]):
+        return False
     device = kwargs.get("device")
     here = torch.arange(length - 1, device=device)
     zero = torch.zeros((), dtype=torch.long, device=device)
     sees = kwargs["mask_function"](zero, zero, here, here + 1)
     return bool(sees.any()) if isinstance(sees, torch.Tensor) else bool(sees)
+
+
+def _is_causal(function: Any) -> bool:
+    """Is this transformers' causal mask, or one that others only narrow? Nothing is computed for it.
+
+    Newer versions count from the start of each sample: causal too, beside the mask that keeps samples apart.
+    """
+    from transformers import masking_utils
+
+    if function is masking_utils.causal_mask_function:
+        return True
+    if not _made_by("and_masks", function):
+        return False
+    parts = inspect.getclosurevars(function).nonlocals["mask_functions"]
+    if any(_made_by("packed_sequence_mask_function", part) for part in parts):
+        parts = [
+            inspect.getclosurevars(part).nonlocals["mask_function"]
+            if _made_by("remap_positions_for_packed_sequence", part)
+            else part
+            for part in parts
+        ]
+    return any(map(_is_causal, parts))
+
+
+def _made_by(name: str, function: Any) -> bool:
+    """Did this function of transformers' `masking_utils` return it?"""
+    from transformers import masking_utils
+
+    maker = getattr(masking_utils, name, None)
+    return maker is not None and getattr(function, "__code__", None) in maker.__code__.co_consts
