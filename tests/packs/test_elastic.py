@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,24 @@ def layouts(splits: int) -> list[tuple[int, int]]:
 def test_other_readers_go_on_with_the_same_packs_in_the_same_order(
     kind: str, splits: int, cyclic: bool, data: Any
 ) -> None:
+    go_on(kind, splits, cyclic, data.draw)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "fixed"])
+@pytest.mark.parametrize("last", [(2, 1), (1, 4)])
+def test_a_reader_at_its_end_tells_the_splits_that_it_was_given(kind: str, last: tuple[int, int]) -> None:
+    """Not those that it would have had from the start: some of these are others', which go on."""
+    for steps in range(4, 14, 2):
+        drawn: list[Any] = [(1, 2), 3, (4, 0), steps, last]
+        go_on(kind, 4, False, lambda asked, drawn=drawn: drawn.pop(0))
+
+
+def go_on(kind: str, splits: int, cyclic: bool, draw: Callable[[Any], Any]) -> None:
+    """Three stages of readers, each on the states of the one before.
+
+    Args:
+        draw: what a strategy gives: of each stage its readers, and how many steps they take.
+    """
     options: dict[str, Any] = {"splits": splits, "cyclic": cyclic, "exhausted": "fill"}
     layout = st.sampled_from(layouts(splits))
     count = 90
@@ -175,9 +193,9 @@ def test_other_readers_go_on_with_the_same_packs_in_the_same_order(
     given: list[Any] = []
     states: Any = None
     for stage in range(3):
-        ranks, workers = data.draw(layout)
+        ranks, workers = draw(layout)
         cluster = Cluster(kind, ranks, workers, states, **options)
-        steps = data.draw(st.integers(0, 12)) if stage < 2 else count
+        steps = draw(st.integers(0, 12)) if stage < 2 else count
         for _ in range(steps):
             if cyclic and len(given) + ranks > count:
                 break

@@ -175,6 +175,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         self._state: Mapping[str, Any] | None = None  # to begin at, once
         self._divided: Splits | None = None  # by the state that was loaded
         self._reading: StreamPass | None = None
+        self._had: list[int] | None = None  # splits of the pass that has ended
         self.asked = (0, 0)  # how often an epoch was chosen, and which one last
         self._ended = False  # the last pass came to its end
         self._was_ended = False  # so it was in the state that this loader worker was given
@@ -267,6 +268,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
             self._count += 1
             yield pack
         self._ended = True  # from here on a state is the beginning of the next pass
+        self._had = [slot.split for slot in self._reading.slots] if self._reading else None
         if self._then is not None:
             self.epoch, self._then = self._then, None
         self._ahead.clear()
@@ -299,14 +301,11 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
             return self._divided
         return Splits.of(self.splits, here.readers, self.planned_together, self.shuffle_buffer)
 
-    def _beginning(self, here: Reader) -> list[dict[str, Any]]:
-        """The splits of a reader at the beginning of the epoch."""
-        count = self._layout(here).count
+    def _beginning(self, here: Reader, splits: Sequence[int] | None = None) -> list[dict[str, Any]]:
+        """The splits of a reader at the beginning of the epoch; None: those it has where nothing was read."""
         first, step = here.rank + here.ranks * here.worker, here.readers
-        return [
-            {"split": split, "epoch": self.epoch, "turn": 0, "run": None}
-            for split in range(first, count, step)
-        ]
+        own = range(first, self._layout(here).count, step) if splits is None else splits
+        return [{"split": split, "epoch": self.epoch, "turn": 0, "run": None} for split in own]
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Where this reader stands, behind the last pack it handed out: plain values, a few windows long.
@@ -324,8 +323,9 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         if reading is None or (self._ended and not pending):
             if self._state is not None:
                 return written(self._state)
-            ended = {"ended": True} if self._ended else {}
-            return self._told(here, self.epoch, self._beginning(here), ended)
+            if self._ended:  # other readers may have splits left: these are none of theirs
+                return self._told(here, self.epoch, self._beginning(here, self._had), {"ended": True})
+            return self._told(here, self.epoch, self._beginning(here), {})
         given: dict[int, list[tuple[Run, Sequence[int]]]] = {}
         for slot, run, places in pending:
             given.setdefault(slot.split, []).append((run, places))
@@ -422,6 +422,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         self.epoch = chosen if self._ended else epoch
         self._is_chosen = False
         self._state = None if self._ended else dict(own)
+        self._had = [one["split"] for one in own["held"]]
         self._divided = Splits(own["splits"], own["window"], own["buffer"])
         self._reading = None
         self.handed.restart()
