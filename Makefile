@@ -37,8 +37,8 @@ test-install: $(STAMP)  ## the built wheel with each extra, in clean environment
 fuzz: $(STAMP)  ## every reader of foreign bytes and every marker, 10 minutes each, on damaged input
 	PACKTRAIN_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest tests/fuzz -n logical --maxprocesses 8
 
-soak: $(STAMP)  ## 100 kills at random moments: ranks and workers of a training run, producers and readers, exports
-	PACKTRAIN_SOAK_KILLS=$(SOAK_KILLS) $(BIN)/python -m pytest tests/train/test_soak.py -s
+soak: $(STAMP)  ## 100 kills at random moments: ranks and workers of a training run, the reader of a node, producers and readers, exports
+	PACKTRAIN_SOAK_KILLS=$(SOAK_KILLS) $(BIN)/python -m pytest tests/train/test_soak.py tests/packs/test_node_soak.py -s
 	PYTHONPATH=src:tests $(BIN)/python tests/export/kills.py $$(mktemp -d) $(SOAK_KILLS)
 	PYTHONPATH=src:tests $(BIN)/python tests/export/kill_exports.py $$(mktemp -d) $(SOAK_KILLS)
 
