@@ -14,6 +14,7 @@ against one of as many splits as readers.
 from __future__ import annotations
 
 import argparse
+import gc
 import gzip
 import json
 import os
@@ -52,18 +53,19 @@ WORDS = (
 
 
 class Ids:
-    """Samples made when they are read: lognormal lengths around `median`."""
+    """Samples made when they are read: lognormal lengths around `median`, up to `most` of them and again."""
 
-    def __init__(self, count: int, median: int = 350) -> None:
+    def __init__(self, count: int, median: int = 350, most: int = 1_000_000) -> None:
         rng = np.random.default_rng(0)
-        self.lengths = np.clip(rng.lognormal(np.log(median), 1.0, count), 8, CAP).astype(np.int64).tolist()
+        self.count, drawn = count, rng.lognormal(np.log(median), 1.0, min(count, most))
+        self.lengths = np.clip(drawn, 8, CAP).astype(np.int64).tolist()
         self.row = torch.arange(CAP)
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return self.count
 
     def __getitem__(self, i: int) -> dict[str, Any]:
-        ids = self.row[: self.lengths[i]]
+        ids = self.row[: self.lengths[i % len(self.lengths)]]
         return {"input_ids": ids, "labels": ids}
 
 
@@ -201,12 +203,18 @@ class Cycled:
         return self.texts[i % len(self.texts)]
 
 
-def elastic(samples: int, data: Path, pairs: int, readers: int = 4) -> None:
-    """Processor time of one of four readers with the same options, many splits over one split, in pairs."""
-    kinds: dict[str, tuple[Any, Any, Any]] = {
-        "encoded already": (Ids(samples), None, None),
-        "and collated rows": (Ids(samples), None, PaddingFreeCollator()),
-    }
+def elastic(count: int, data: Path, pairs: int, asked: list[int], readers: int = 4) -> None:
+    """Processor time of one of four readers with the same options: many splits over one split a reader, in
+    turns; in a process as it is, and with the objects of its start frozen, as in a loader's worker."""
+    kinds: dict[str, tuple[Any, Any, Any]] = {}
+    for median in (60, 600):
+        source = Ids(count, median, 50_000)
+        kinds[f"encoded, {np.mean(source.lengths):.0f} tokens"] = source, None, None
+        kinds[f"encoded, {np.mean(source.lengths):.0f} tokens, collated"] = (
+            source,
+            None,
+            PaddingFreeCollator(),
+        )
     if (data / "processors" / "qwen2_5_vl").is_dir():
         tokenizer = load_processor(data / "processors" / "qwen2_5_vl").tokenizer
 
@@ -214,9 +222,10 @@ def elastic(samples: int, data: Path, pairs: int, readers: int = 4) -> None:
             ids = torch.tensor(tokenizer(text)["input_ids"])
             return {"input_ids": ids, "labels": ids}
 
-        kinds["text, tokenized and collated"] = Cycled(samples // 16), encode, PaddingFreeCollator()
+        kinds["text, tokenized, collated"] = Cycled(count // 64), encode, PaddingFreeCollator()
+    WindowPacker.seen = 1 << 30  # compiled from the first window on, in all
     for name, (source, template, collate) in kinds.items():
-        splits = readers * max(1, len(source) // (readers * 3000))  # each plans a dozen windows
+        wanted = [n for n in asked if len(source) >= 512 * n]  # two windows of each at least
 
         def read(
             splits: int | None, source: Any = source, template: Any = template, collate: Any = collate
@@ -235,23 +244,21 @@ def elastic(samples: int, data: Path, pairs: int, readers: int = 4) -> None:
             for pack in stream:
                 if collate is not None:
                     collate([pack])
-            return time.process_time() - begun
+            return (time.process_time() - begun) / len(source) * readers * 1e6
 
-        WindowPacker.seen = 1 << 30  # compiled from the first window on, in both
-        read(splits)
-        ratios, seconds = [], {}
-        for pair in range(pairs):
-            order = (None, splits) if pair % 2 else (splits, None)
-            seconds = {asked: read(asked) for asked in order}
-            ratios.append(seconds[splits] / seconds[None] - 1)
-        low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
-        print(
-            f"{name}: {splits} splits over {readers}: {middle:+.1%} "
-            f"({low:+.1%} to {high:+.1%}, {pairs} pairs), "
-            f"{middle * seconds[None] / len(source) * readers * 1e6:+.1f} us a sample of "
-            f"{seconds[None] / len(source) * readers * 1e6:.0f}",
-            flush=True,
-        )
+        for frozen in (False, True) if template is None else (False,):
+            gc.collect()
+            if frozen:
+                gc.freeze()
+            read(wanted[0])
+            rows = [[read(n) for n in (None, *wanted)] for _ in range(pairs)]
+            gc.unfreeze()
+            one, *many = np.array(rows).T
+            print(f"{name}{', frozen' * frozen}: {np.median(one):.1f} us a sample with {readers} splits")
+            for n, took in zip(wanted, many, strict=True):
+                low, middle, high = np.quantile(took / one - 1, (0.25, 0.5, 0.75))
+                told = f"{middle:+.1%} ({low:+.1%} to {high:+.1%}, {pairs} pairs)"
+                print(f"    {n} splits: {told}, {np.median(took - one):+.2f} us", flush=True)
 
 
 def main() -> None:
@@ -262,6 +269,7 @@ def main() -> None:
     parser.add_argument("--memory", type=int, default=1_000_000)
     parser.add_argument("--lengths", type=Path, default=Path("../shared/data/lengths"))
     parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--splits", type=int, nargs="*", default=[8, 64, 1344])
     parser.add_argument("--only", nargs="*", choices=("speed", "loss", "memory", "shared", "elastic"))
     told = parser.parse_args()
     asked = told.only or ["speed", "loss", "memory", "shared", "elastic"]
@@ -278,7 +286,7 @@ def main() -> None:
     if "shared" in asked:
         shared(told.samples // 2)
     if "elastic" in asked:
-        elastic(told.samples * 2, told.lengths.parent, told.pairs)
+        elastic(told.samples * 10, told.lengths.parent, told.pairs, told.splits)
 
 
 if __name__ == "__main__":

@@ -135,6 +135,13 @@ def test_a_state_behind_an_error_loses_no_sample() -> None:
     mended.load_state_dict(stream.state_dict())
     assert sorted(flat(ids(begun)) + flat(ids(mended))) == list(range(100))
 
+    state = json.loads(json.dumps(stream.state_dict()))
+    window = state["held"][0]["run"]["window"]
+    assert len(window) == 7
+    for other in (window[::-1], window[:-1], [0, *window]):
+        with pytest.raises(ForeignArtefactError, match="damaged"):
+            mended.load_state_dict(changed(state, ("held", 0, "run", "window"), other))
+
     long = rows()
     long[37] = rows([99])[0]
     options = {"shuffle_buffer": 0, "long_samples": "error"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -372,3 +373,25 @@ def test_a_state_behind_the_end_begins_the_next_pass() -> None:
     again = make(shuffle_buffer=1)
     again.load_state_dict(stream.state_dict())
     assert ids(again) == expected
+
+
+class Frozen:
+    """Samples that say how many objects no garbage collection of their process looks at."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"input_ids": [1], "frozen": gc.get_freeze_count()}
+
+
+def test_a_worker_of_a_loader_freezes_what_it_was_born_with_and_nobody_else_does() -> None:
+    stream = StreamingPackedDataset(Frozen(), pack_length=4, window=4)
+    gc.unfreeze()
+    try:
+        assert {sample["frozen"] for pack in stream for sample in pack} == {0}
+        packs = list(DataLoader(stream, batch_size=None, num_workers=1, multiprocessing_context="fork"))
+        assert min(sample["frozen"] for pack in packs for sample in pack) > 10_000
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import packtrain as pt
+import packtrain.planning.window as window_module
 from packtrain.errors import PlanError
 from packtrain.planning.window import MAX_AGE, WindowPacker
 from packtrain.testing import check_plan, compiled_path, plain_path
+from packtrain.world import jit_allowed
 
 
 @pytest.mark.parametrize("tokens", [[90] * 10, [1] * 10, [60, 60] * 5, [5, 6, 7], []], ids=str)
@@ -122,3 +126,46 @@ def test_a_long_stream_is_compiled_in_its_midst_and_stays_what_it_was(
     compiled.clear()
     assert packs(500_010 - 1500) == plain
     assert not compiled[0] and compiled[-1] and compiled == sorted(compiled)
+
+
+def of_kind(kind: str, rng: np.random.Generator, cap: int, count: int) -> np.ndarray:
+    if kind == "few sizes":
+        return rng.choice([1, cap // 2, cap // 4 + 1, cap // 3 + 1], count)
+    if kind == "lognormal":
+        return np.clip(rng.lognormal(np.log(cap / 20 + 1), 1.0, count), 0, cap + 1).astype(np.int64)
+    return rng.integers(1, {"any": cap, "small": max(1, cap // 10), "large": cap}[kind] + 1, count)
+
+
+@pytest.mark.parametrize("kind", ["lognormal", "any", "small", "few sizes"])
+@pytest.mark.parametrize("rule", [">", ">="])
+def test_a_small_window_in_one_kernel_is_that_of_many_steps(
+    kind: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packs, carry, ages and packer, window by window; also where samples are long, empty or all alike."""
+    rng, at_once = np.random.default_rng(len(kind)), []
+    small = WindowPacker._small
+
+    def noted(self: WindowPacker, *told: Any) -> Any:
+        made = small(self, *told)
+        at_once.append(made is not None)
+        return made
+
+    def windows(tokens: np.ndarray, spec: pt.PlanSpec, age: int) -> list[Any]:
+        packer, told = WindowPacker(spec, max_age=age), []
+        for low in range(0, len(tokens), spec.window or 1):
+            ids = np.arange(low, min(low + (spec.window or 1), len(tokens)))
+            made = packer.push(ids + 5, pt.Lengths(tokens[ids]), last=ids[-1] == len(tokens) - 1)
+            told.append((made.offsets.tolist(), made.ids.tolist(), made.left_out, made.packer))
+            told.append(packer.state_dict())
+        return told
+
+    monkeypatch.setattr(WindowPacker, "_small", noted)
+    with compiled_path():
+        for cap, window, age in itertools.product((8, 100, 8192), (1, 7, 64, 400), (0, 2, 16)):
+            tokens = of_kind(kind, rng, cap, 5 * window + int(rng.integers(0, window + 1)))
+            spec = pt.PlanSpec(pack_length=cap, window=window, long_rule=rule)
+            told = windows(tokens, spec, age)
+            with monkeypatch.context() as patch:
+                patch.setattr(window_module, "SMALL", 0)
+                assert told == windows(tokens, spec, age), (cap, window, age)
+    assert any(at_once) == jit_allowed()

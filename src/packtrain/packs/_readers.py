@@ -92,12 +92,12 @@ class IndexReader:
         self._tell(epoch)
         total = len(self.source)
         while start < total:
-            places = np.arange(start, min(total, start + _BLOCK * step), step, dtype=np.int64)
-            for place, index in zip(places.tolist(), self._ids(epoch, places), strict=True):
+            places = range(start, min(total, start + _BLOCK * step), step)
+            for place, index in zip(places, self._ids(epoch, np.array(places, dtype=np.int64)), strict=True):
                 if self._epoch != epoch:  # another split reads another epoch meanwhile
                     self._tell(epoch)
                 yield place, index, self._fetch(index)
-            start = int(places[-1]) + step
+            start = places[-1] + step
 
     def _tell(self, epoch: int) -> None:
         set_epoch(self.source, epoch)
@@ -109,7 +109,7 @@ class IndexReader:
         held = sorted(places)
         if held and held[-1] >= len(self.source):
             raise shorter(held[-1], len(self.source))
-        ids = self._ids(epoch, np.array(held, dtype=np.int64)) if held else []
+        ids = self._ids(epoch, np.array(held, dtype=np.int64)) if held else ()
         return {place: (index, self._fetch(index)) for place, index in zip(held, ids, strict=True)}
 
     @property
@@ -176,10 +176,11 @@ class IndexReader:
                 hint="raise SampleError for a sample that cannot be used; anything else stops the stream",
             ) from error
 
-    def _ids(self, epoch: int, places: Any) -> list[int]:
+    def _ids(self, epoch: int, places: Any) -> memoryview:
+        """int64: a list's numbers, of all splits of a reader, would fill the cache of a core."""
         if self.seed is None:
-            return list(places.tolist())
-        return list(Permutation(len(self.source), self.seed, epoch).map(places).tolist())
+            return places.data  # type: ignore[no-any-return]
+        return Permutation(len(self.source), self.seed, epoch).map(places).data
 
 
 def _of_files(source: Any) -> Any:

@@ -91,7 +91,7 @@ class StreamPass:
         for one in records:
             if one["run"] and not one.get("done"):
                 self.stream.reader.check_total(one["run"].get("total"))
-                wanted.setdefault(one["epoch"], set()).update(Run.places(one["run"]))
+                wanted.setdefault(one["epoch"], set()).update(Run.waiting(one["run"]))
         return {epoch: self.reader.again(epoch, places) for epoch, places in wanted.items()}
 
     def _slot(self, one: Record, found: Mapping[int, Any]) -> Slot:

@@ -14,12 +14,14 @@ again by place; the next draw, the next window and the next pack are those of th
 from __future__ import annotations
 
 import logging
+from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import DriftError, InputError, PlanError, SampleError
 from ..measuring.run import CUT
@@ -35,6 +37,7 @@ __all__ = ["Pack", "Run", "Stream"]
 
 logger = logging.getLogger(__name__)
 
+I64 = NDArray[np.int64]
 Sample = dict[str, Any]
 Pack = tuple[Sequence[int], Sequence[Sample]]  # places, encoded samples
 Held = tuple[int, int, Any]  # place, sample id, sample
@@ -103,9 +106,13 @@ class Run:
         self.read = 0
         self.count = 0  # samples that reached the packer; their numbers ascend, whatever their places
         self.flight: deque[int] = deque()
-        self.held: dict[int, tuple[int, Sample]] = {}  # number -> place, encoded sample: window and carry
-        self.window: list[int] = []  # numbers since the last window
-        self.lengths: list[int] = []  # their tokens
+        # Lists and plain numbers: of many splits thousands of samples wait, and each object for one of them
+        # costs time as memory that has left the cache, and in Python's garbage collection.
+        self.window: list[Sample] = []  # since the last window, of the last numbers
+        self.window_places, self.lengths = array("q"), array("q")
+        self.carried: list[Sample] = []
+        self.carried_numbers: I64 = np.zeros(0, dtype=np.int64)  # ascending
+        self.carried_places: I64 = np.zeros(0, dtype=np.int64)
         self.ready: deque[Pack] = deque()
         self._again: deque[Item] = deque()  # in flight when the state was saved
         self.left_out: dict[str, int] = {}
@@ -113,7 +120,7 @@ class Run:
     def __iter__(self) -> Iterator[Pack]:
         stream, window, tally = self.stream, self.full_window, self.tally
         leave = self.flight.popleft  # once a sample is dealt with: an error must not lose it from the state
-        held, encodes = self.held, stream.encode is not None
+        encodes = stream.encode is not None
         yield from self._hand_out()
         if len(self.window) >= window:  # it could not be planned when the state was saved
             self._plan(last=False)
@@ -130,9 +137,9 @@ class Run:
                 self._empty(sample)
                 leave()
                 continue
-            number, self.count = self.count, self.count + 1
-            held[number] = (place, sample)
-            self.window.append(number)
+            self.count += 1
+            self.window.append(sample)
+            self.window_places.append(place)
             self.lengths.append(length)
             leave()
             if len(self.window) >= window:
@@ -156,8 +163,11 @@ class Run:
             "draws": self.shuffle.draws,
             "shuffle": [item[0] for item in self.shuffle.held],
             "flight": [*self.flight, *(item[0] for item in self._again)],
-            "window": list(self.window),
-            "places": [[number, place] for number, (place, _) in self.held.items()],
+            "window": list(range(self.count - len(self.window), self.count)),
+            "places": [
+                *map(list, zip(self.carried_numbers.tolist(), self.carried_places.tolist(), strict=True)),
+                *map(list, enumerate(self.window_places, self.count - len(self.window))),
+            ],
             "packer": self.packer.state_dict(),
             "ready": [*map(list, ahead), *(list(places) for places, _ in self.ready)],
             "left_out": dict(self.left_out),
@@ -165,7 +175,7 @@ class Run:
         }
 
     @staticmethod
-    def places(state: Mapping[str, Any]) -> set[int]:
+    def waiting(state: Mapping[str, Any]) -> set[int]:
         """The places of all samples that wait, by a state."""
         waiting = (place for _, place in state["places"])
         planned = (place for places in state["ready"] for place in places)
@@ -179,8 +189,11 @@ class Run:
         """
         self.next_place, self.read, self.count = state["next_place"], state["read"], state["count"]
         self.shuffle.draws = state["draws"]
-        self.window = list(state["window"])
-        places = {number: place for number, place in state["places"]}
+        waiting = sorted(state["places"])  # the window's have the last numbers
+        carried = len(waiting) - len(state["window"])
+        self.carried_numbers = np.array([number for number, _ in waiting[:carried]], dtype=np.int64)
+        self.carried_places = np.array([place for _, place in waiting[:carried]], dtype=np.int64)
+        self.window_places = array("q", (place for _, place in waiting[carried:]))
         self.packer.load_state_dict(state["packer"])
         self.left_out = dict(state["left_out"])
         planned = [place for places in state["ready"] for place in places]
@@ -190,7 +203,7 @@ class Run:
 
         self.shuffle.held = [item(place) for place in state["shuffle"]]
         self._again = deque(item(place) for place in state["flight"])
-        needed = [*places.values(), *planned]
+        needed = [*(place for _, place in waiting), *planned]
         samples: dict[int, Sample] = {}
         for place, sample_id, sample in self.reading.pool.encoded(map(item, needed)):
             if isinstance(sample, SampleError):
@@ -202,17 +215,19 @@ class Run:
             sample.pop(CUT, None)  # told when it was read
             _length(sample, sample_id)
             samples[place] = sample
-        self.held = {number: (place, samples[place]) for number, place in places.items()}
-        self.lengths = [_length(self.held[number][1]) for number in self.window]
+        self.carried = [samples[place] for _, place in waiting[:carried]]
+        self.window = [samples[place] for place in self.window_places]
+        self.lengths = array("q", map(_length, self.window))
+        of_number = dict(zip((number for number, _ in waiting), [*self.carried, *self.window], strict=True))
         for number, tokens in zip(state["packer"]["ids"], state["packer"]["tokens"], strict=True):
-            sample = self.held[number][1]
+            sample = of_number[number]
             if _length(sample) != tokens:
                 raise DriftError(
                     f"sample {sample['sample_id']} had {tokens} tokens when the state was saved, "
                     f"now {_length(sample)}",
                     hint="the source or template changed; start anew",
                 )
-        self.ready = deque((list(places), [samples[p] for p in places]) for places in state["ready"])
+        self.ready = deque((array("q", places), [samples[p] for p in places]) for places in state["ready"])
 
     def _hand_out(self) -> Iterator[Pack]:
         while self.ready:
@@ -266,28 +281,38 @@ class Run:
 
     def _plan(self, *, last: bool) -> None:
         """Plan the window and what was carried; packs that are final go to `ready`."""
-        numbers = self.window
-        if not numbers and not len(self.packer.waiting):
+        if not self.window and not len(self.packer.waiting):
             return
-        samples = [self.held[number][1] for number in numbers]
-        lengths = Lengths(self.lengths, self.stream.costs_of(samples))
-        self._refuse_long(samples, lengths)
-        made = self.packer.push(np.array(numbers, dtype=np.int64), lengths, last=last)
-        self.window, self.lengths = [], []
-        for number, reason in made.left_out.items():
-            _, sample = self.held.pop(number)
-            detail = f"{_length(sample)} tokens, pack_length {self.stream.spec.pack_length}"
-            self._leave_out(sample["sample_id"], reason, detail)
-        ids = made.ids.tolist()
+        lengths = Lengths(np.array(self.lengths, dtype=np.int64), self.stream.costs_of(self.window))
+        self._refuse_long(self.window, lengths)
+        fresh = np.arange(self.count - len(self.window), self.count, dtype=np.int64)
+        made = self.packer.push(fresh, lengths, last=last)
+        samples = [*self.carried, *self.window]
+        numbers = np.concatenate([self.carried_numbers, fresh])
+        places = np.concatenate([self.carried_places, np.array(self.window_places, dtype=np.int64)])
+        packed = np.searchsorted(numbers, made.ids)
+        out = np.searchsorted(numbers, np.array(list(made.left_out), dtype=np.int64))
+        waits = np.ones(len(numbers), dtype=np.bool_)
+        waits[packed] = waits[out] = False
+        carried = np.flatnonzero(waits)
+        self.carried = list(map(samples.__getitem__, carried.tolist()))
+        self.carried_numbers, self.carried_places = numbers[carried], places[carried]
+        self.window, self.window_places, self.lengths = [], array("q"), array("q")
+        for index, reason in zip(out.tolist(), made.left_out.values(), strict=True):
+            detail = f"{_length(samples[index])} tokens, pack_length {self.stream.spec.pack_length}"
+            self._leave_out(samples[index]["sample_id"], reason, detail)
+        ready, all_places = packed.tolist(), array("q", places[packed].tobytes())
         for start, stop in pairwise(made.offsets.tolist()):
-            places, members = zip(*map(self.held.pop, ids[start:stop]), strict=True)
-            self.ready.append((places, members))
+            members = tuple(map(samples.__getitem__, ready[start:stop]))
+            self.ready.append((all_places[start:stop], members))
         if last and self.ready:
             self._leave_out_partial()
 
     def _refuse_long(self, samples: list[Sample], lengths: Lengths) -> None:
         """Under `long_samples="error"`: by the sample's id, which the packer does not know."""
         spec = self.stream.spec
+        if all(spec.long_policy(name) != "error" for name in ("tokens", *spec.limits)):
+            return
         rounded = -(-lengths.tokens.astype(np.int64) // spec.multiple_of) * spec.multiple_of
         checks = [("tokens", rounded, spec.pack_length)]
         checks += [(name, lengths.costs[name], cap) for name, cap in spec.limits.items()]

@@ -337,6 +337,8 @@ def _check_numbers(run: Mapping[str, Any], packer: Any) -> None:
         raise _damaged("samples that wait have no place")
     if any(number >= run["count"] for number in numbers):
         raise _damaged("a sample waits that did not reach the packer")
+    if list(run["window"]) != list(range(run["count"] - len(run["window"]), run["count"])):
+        raise _damaged("the window does not hold the samples that reached the packer last")
 
 
 def _is_even(held: Mapping[str, Any]) -> bool:

@@ -25,11 +25,11 @@ happens here; around a loader with workers wrap the loader in `EqualSteps`.
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import json
 import logging
 import secrets
-from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
@@ -240,6 +240,8 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
                 "the source divides itself among loader workers, and would be divided twice",
                 hint="use encode_workers instead of workers of the loader",
             )
+        if info is not None:
+            gc.freeze()  # samples wait by the thousands: no collection for them goes through all of torch
         chosen = self._chosen.news()
         if chosen is not None:
             self._begin(chosen)
@@ -288,7 +290,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         reading = StreamPass(self, divided, self._beginning(here) if state is None else state["held"])
         self._reading = reading
         for slot, run, (places, pack) in reading.packs():
-            self._ahead.append((slot, run, array("q", places)))  # a list would keep every number alive
+            self._ahead.append((slot, run, places))
             yield Pack(pack)
 
     def began(self, reading: StreamPass) -> None:

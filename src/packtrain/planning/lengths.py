@@ -30,6 +30,7 @@ __all__ = [
     "STATUS_NAMES",
     "STATUS_OK",
     "Lengths",
+    "part_of_lengths",
 ]
 
 STATUS_OK, STATUS_EMPTY, STATUS_FAILED, STATUS_BEYOND = 0, 1, 2, 3
@@ -150,6 +151,32 @@ class Lengths:
 def as_lengths(lengths: Any) -> Lengths:
     """A `Lengths`, made of an array of tokens where it is not one yet."""
     return lengths if isinstance(lengths, Lengths) else Lengths(lengths)
+
+
+def part_of_lengths(
+    tokens: NDArray[Any], costs: Mapping[str, NDArray[Any]], status: NDArray[np.uint8]
+) -> Lengths:
+    """`Lengths` of arrays that were cut from others or joined: no value is looked at a second time.
+
+    Args:
+        tokens, costs, status: as a `Lengths` holds them; reasons are not taken along.
+    """
+    out = Lengths.__new__(Lengths)
+    out._digest, out.reasons = None, {}
+    out.tokens, out.max_tokens = _stored_again("tokens", tokens)
+    out.costs = {name: _stored_again(name, costs[name])[0] for name in costs}
+    status.flags.writeable = False
+    out.status = status
+    return out
+
+
+def _stored_again(name: str, array: NDArray[Any]) -> tuple[NDArray[Any], int]:
+    """`canonical` of values that were: only the type and the sum may be others."""
+    high = int(array.max(initial=0))
+    if array.dtype != (np.int32 if high < 1 << 31 else np.int64) or high * len(array) >= 1 << 63:
+        return canonical(name, array)
+    array.flags.writeable = False
+    return array, high
 
 
 def canonical(name: str, values: Any, n: int | None = None) -> tuple[NDArray[Any], int]:

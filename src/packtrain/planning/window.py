@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PlanError
-from ..packers._jit import part_of, use_jit
+from ..packers import auto, bfd
+from ..packers._jit import DENSE_LIMIT, part_of, use_jit
 from ._materialise import Csr, index_dtype, mix64
 from .asking import pack_classes
-from .lengths import Lengths
+from .lengths import Lengths, part_of_lengths
 from .long_samples import classify
 from .raw_plan import PackerId, sum_over_packs
 from .spec import PlanSpec
@@ -33,6 +34,10 @@ I64 = NDArray[np.int64]
 FILL = (999, 1000)  # a pack below 99.9 % is carried
 SHARE = 2  # one pack in 2 at most
 MAX_AGE = 16
+
+#: Samples of a window that one kernel plans.
+SMALL = 1 << 14
+_SMALL = PackerId("auto", auto.VERSION, {"chosen": f"bfd/{bfd.VERSION}"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ class WindowPacker:
         self.spec = spec
         self.max_age = max_age
         self.windows = 0
+        self._of_window: PlanSpec | None = None  # what a window without a seed is planned by
         self._empty()
 
     def _empty(self) -> None:
@@ -114,6 +120,39 @@ class WindowPacker:
             return self._pushed(all_ids, joined, age, last)
 
     def _pushed(self, all_ids: I64, joined: Lengths, age: I64, last: bool) -> WindowPacks:
+        at_once = self._small(joined, age, last)
+        if at_once is not None:
+            offsets, final, back = at_once
+            out = WindowPacks(offsets, all_ids[final], {}, _SMALL)
+        else:
+            out, back = self._in_steps(all_ids, joined, age, last)
+        self._ids, self._age = all_ids[back], age[back] + 1
+        self._carried = _take(joined, back) if len(back) else None
+        self.windows += 1
+        return out
+
+    def _small(self, joined: Lengths, age: I64, last: bool) -> tuple[I64, I64, I64] | None:
+        """(offsets, samples of final packs, samples to carry), where the kernels for small windows apply."""
+        spec, n = self.spec, len(joined)
+        bounded = spec.limits or spec.max_samples is not None or spec.multiple_of > 1 or spec.seed is not None
+        if bounded or spec.packer != "auto" or not 0 < n <= SMALL or joined.costs or joined.status.any():
+            return None
+        fits = joined.max_tokens < spec.pack_length + (spec.long_rule == ">")
+        if not fits or spec.pack_length > DENSE_LIMIT or not use_jit(n):
+            return None
+        from ..packers._kernels import bfd_groups
+        from ._window_kernels import classes_of, finished_packs
+
+        sizes, counts = classes_of(joined.tokens)
+        groups = bfd_groups(sizes, counts, spec.pack_length)
+        rules = (spec.pack_length, (FILL[0] << 20) // FILL[1], self.max_age, 0 if last else SHARE)
+        made: tuple[I64, I64, I64] = finished_packs(*groups, joined.tokens, age, sizes, counts, *rules)
+        return made if len(made[0]) else None
+
+    def _in_steps(
+        self, all_ids: I64, joined: Lengths, age: I64, last: bool
+    ) -> tuple[WindowPacks, NDArray[Any]]:
+        """What is final, and the samples that are carried."""
         csr, packer, left_out = self._plan(joined)
         carry = np.zeros(len(csr.offsets) - 1, dtype=bool) if last else self._to_carry(csr, joined, age)
         sizes = np.diff(csr.offsets)
@@ -125,10 +164,7 @@ class WindowPacker:
             {int(all_ids[i]): why for i, why in left_out.items()},
             packer,
         )
-        self._ids, self._age = all_ids[back], age[back] + 1
-        self._carried = _take(joined, back) if len(back) else None
-        self.windows += 1
-        return out
+        return out, back
 
     def flush(self) -> WindowPacks:
         """Plan what waits; nothing is carried."""
@@ -140,10 +176,10 @@ class WindowPacker:
         return list(self._carried.costs) if self._carried is not None else list(self.spec.limits)
 
     def _plan(self, lengths: Lengths) -> tuple[Csr, PackerId, dict[int, str]]:
-        seed = self.spec.seed
-        if seed is not None:
-            seed = mix64(seed ^ (self.windows << 1))
-        spec = replace(self.spec, window=None, seed=seed)
+        spec, seed = self._of_window, self.spec.seed
+        if spec is None or seed is not None:
+            seed = None if seed is None else mix64(seed ^ (self.windows << 1))
+            spec = self._of_window = replace(self.spec, window=None, seed=seed)
         packed = pack_classes(classify(lengths, spec), lengths, spec)
         return packed.csr, packed.packer, dict(packed.ledger)
 
@@ -162,10 +198,8 @@ class WindowPacker:
         if self.spec.max_samples is not None:
             fill = np.maximum(fill, (np.diff(csr.offsets) << 20) // self.spec.max_samples)
         emptiest = np.flatnonzero(fill < (FILL[0] << 20) // FILL[1])
-        oldest = np.array(
-            [int(age[csr.indices[csr.offsets[p] : csr.offsets[p + 1]]].max()) for p in emptiest]
-        )
-        emptiest = emptiest[oldest < self.max_age] if len(emptiest) else emptiest
+        oldest = np.maximum.reduceat(age[csr.indices], csr.offsets[:-1])
+        emptiest = emptiest[oldest[emptiest] < self.max_age]
         emptiest = emptiest[np.argsort(fill[emptiest], kind="stable")][: -(-n_packs // SHARE)]
         out = np.zeros(n_packs, dtype=bool)
         out[emptiest] = True
@@ -230,7 +264,7 @@ def _contents(csr: Csr, packs: I64, ids: I64 | None = None) -> NDArray[Any]:
 
 
 def _slice(lengths: Lengths, start: int, stop: int) -> Lengths:
-    return Lengths(
+    return part_of_lengths(
         lengths.tokens[start:stop],
         {name: array[start:stop] for name, array in lengths.costs.items()},
         lengths.status[start:stop],
@@ -238,14 +272,17 @@ def _slice(lengths: Lengths, start: int, stop: int) -> Lengths:
 
 
 def _take(lengths: Lengths, places: I64) -> Lengths:
-    return Lengths(
-        np.asarray(lengths.tokens)[places], {name: array[places] for name, array in lengths.costs.items()}
+    """Some samples, all of them ok."""
+    return part_of_lengths(
+        lengths.tokens[places],
+        {name: array[places] for name, array in lengths.costs.items()},
+        lengths.status[places],
     )
 
 
 def _join(first: Lengths, second: Lengths) -> Lengths:
     """`first` (all ok) followed by `second`."""
-    return Lengths(
+    return part_of_lengths(
         np.concatenate([first.tokens, second.tokens]),
         {name: np.concatenate([first.costs[name], second.costs[name]]) for name in first.costs},
         np.concatenate([first.status, second.status]),
