@@ -19,7 +19,8 @@ __all__ = ["classes_of", "finished_packs"]
 @kernel
 def classes_of(tokens: Any) -> Any:  # pragma: no cover - compiled
     """The sizes that occur, ascending, and how many samples have each (int64)."""
-    ordered = np.sort(tokens)
+    ordered = tokens.copy()
+    ordered.sort()
     n = len(ordered)
     sizes = np.empty(n, dtype=np.int64)
     counts = np.zeros(n, dtype=np.int64)
@@ -129,7 +130,8 @@ def finished_packs(
     most = np.int64(0)
     if share > 0:
         most = min(able, (packs + share - 1) // share)
-    keys = np.sort(keys[:able])
+    keys = keys[:able].copy()  # no two are equal
+    keys.sort()
     carried = np.zeros(packs, dtype=np.bool_)
     kept = n
     for k in range(most):
@@ -153,4 +155,5 @@ def finished_packs(
         if not carried[p]:
             n_packs += 1
             ends[n_packs] = n_final
-    return ends, final, np.sort(back)
+    back.sort()
+    return ends, final, back
