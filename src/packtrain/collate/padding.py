@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from ..errors import InputError, counted
@@ -67,9 +68,9 @@ def padding_mask(lengths: Sequence[int], real: Sequence[int]) -> torch.Tensor:
         lengths: tokens of each segment in the row.
         real: how many of them, from the front, are data.
     """
-    flags = torch.tensor([False, True]).repeat(len(lengths))
+    flags = np.tile([False, True], len(lengths))
     counts = [count for length, own in zip(lengths, real, strict=True) for count in (own, length - own)]
-    return flags.repeat_interleave(torch.tensor(counts))[None]
+    return torch.from_numpy(np.repeat(flags, counts))[None]
 
 
 def context_parallel_index(lengths: Sequence[int], size: int, rank: int) -> torch.Tensor:

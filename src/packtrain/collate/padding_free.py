@@ -369,8 +369,8 @@ class PaddingFreeCollator:
             "max_length_k": longest,
         }
         if "seq_idx" in self.boundary_kwargs:
-            numbers = torch.arange(len(lengths), dtype=torch.int32)
-            every["seq_idx"] = numbers.repeat_interleave(torch.tensor(lengths))[None]
+            numbers = np.arange(len(lengths), dtype=np.int32)
+            every["seq_idx"] = torch.from_numpy(np.repeat(numbers, lengths))[None]
         return {name: every[name] for name in self.boundary_kwargs}
 
 

@@ -20,10 +20,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..checks import number
 from ..collate import IGNORE
+from ..collate.pack_batch import to_device
 from ..errors import ConfigError, InputError, nearest
 
 __all__ = ["REDUCTIONS", "Reduction", "loss_normaliser", "owners", "reduction_of", "source_names"]
@@ -77,14 +79,14 @@ class Reduction:
         if self.kind == "token" and not self.source_weights:
             return None, trained.sum()
         place, ids = owners(batch)
-        place = place.to(labels.device)
+        place = to_device(place, labels.device)
         counts = trained.new_zeros(len(ids) + 1).index_add_(0, place, trained)
         of_sample = torch.ones_like(counts)
         if self.kind != "token":
             of_sample = counts.clamp(min=1).pow(-1.0 if self.kind == "sample" else -0.5)
         if self.source_weights and self.source_of is not None:
             own = [self.source_weights.get(self.source_of(sample), 1.0) for sample in ids]
-            of_sample = of_sample * torch.tensor([*own, 1.0], dtype=torch.float64).to(labels.device)
+            of_sample = of_sample * to_device(torch.tensor([*own, 1.0], dtype=torch.float64), labels.device)
         weights = of_sample[place]
         return weights.reshape(labels.shape), (weights * trained).sum()
 
@@ -130,7 +132,8 @@ def owners(batch: Any) -> tuple[torch.Tensor, Sequence[Any]]:
             "the row carries no boundaries, and a loss by sample needs them",
             hint="collate it with PaddingFreeCollator and keep the PackBatch",
         )
-    place = torch.tensor(sources).repeat_interleave(torch.tensor(list(lengths)))
+    # numpy: torch starts a thread on every core for it, and these then keep the cores busy for milliseconds
+    place = torch.from_numpy(np.repeat(np.array(sources, np.int64), lengths))
     if place.numel() != batch["labels"].numel():
         raise InputError(
             f"the boundaries of the row cover {place.numel()} tokens, its labels {batch['labels'].numel()}",

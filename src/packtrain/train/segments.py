@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from ..collate.boundaries import state_layers
-from ..collate.pack_batch import on_host
+from ..collate.pack_batch import on_host, to_device
 from ..errors import IsolationError
 
 __all__ = ["Segments", "isolate_states", "of_lengths", "of_offsets", "of_positions", "states_isolated"]
@@ -81,9 +81,7 @@ def of_offsets(offsets: torch.Tensor) -> Segments:
 def of_lengths(lengths: tuple[int, ...], device: torch.device) -> Segments:
     """Segments of known lengths."""
     cu = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
-    if device.type == "cuda":
-        cu = cu.pin_memory().to(device, non_blocking=True)
-    return Segments(lengths, cu.to(device), max(lengths))
+    return Segments(lengths, to_device(cu, device), max(lengths))
 
 
 def _read_positions(row: torch.Tensor) -> Segments:

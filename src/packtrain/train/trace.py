@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ..collate.pack_batch import to_device
 from ..files import append_line, publish, remove
 from .loss import trained_places
 from .reduction import SourceOf, owners, reduction_of, source_names
@@ -67,7 +68,7 @@ def sample_sums(batch: Any, losses: Sequence[torch.Tensor]) -> torch.Tensor:
     place, ids = owners(batch)
     labels = batch["labels"].reshape(-1)
     trained = trained_places(labels[1:], getattr(batch, "trained", None))
-    kept = place.to(labels.device, non_blocking=True)[1:].index_select(0, trained)
+    kept = to_device(place, labels.device)[1:].index_select(0, trained)
     every = torch.cat([part.reshape(-1) for part in losses]) if losses else kept.new_zeros(0)
     pair = torch.stack([every.double(), torch.ones_like(every, dtype=torch.float64)])
     sums = pair.new_zeros(2, len(ids) + 1)

@@ -30,7 +30,7 @@ import torch
 from torch.nn import functional
 
 from ..collate.boundaries import text_config
-from ..collate.pack_batch import on_host
+from ..collate.pack_batch import on_host, to_device
 from ..errors import IsolationError, MissingExtraError, counted
 from .segments import Segments, of_offsets, of_positions
 
@@ -248,9 +248,7 @@ def _wait_for_nothing() -> None:
         if host is None:
             return look(position_ids, *args, **kwargs)
         found = look(host, *args, **kwargs)
-        if found is None or position_ids.device.type != "cuda":
-            return None if found is None else found.to(position_ids.device)
-        return found.pin_memory().to(position_ids.device, non_blocking=True)
+        return None if found is None else to_device(found, position_ids.device)
 
     masking_utils.find_packed_sequence_indices = on_the_host
 
