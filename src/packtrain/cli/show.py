@@ -91,6 +91,13 @@ def rows_of(view: dict[str, Any]) -> dict[str, str]:
 # --------------------------------------------------------------------------------------------
 # show
 # --------------------------------------------------------------------------------------------
+def _need_plan(hint: str, **given: Any) -> None:
+    """Refuse options that show a plan, where there is none."""
+    named = [f"--{name}" for name, value in given.items() if value not in (None, False)]
+    if named:
+        raise InputError(f"{' and '.join(named)} of what has no plan", hint=hint)
+
+
 @click.command("show")
 @click.argument("artefact", type=click.Path(path_type=Path), metavar="ARTEFACT")
 @click.option("--html", type=click.Path(path_type=Path), help="Write the page of a plan or run.")
@@ -162,8 +169,8 @@ def command(
         without_effect("without --distribution", "pack_length")
     if not follow:
         without_effect("without --follow", "interval")
-    if table_file is not None and kind not in ("plan", "run"):
-        raise InputError("--export writes a plan", hint="name a plan or run folder")
+    if kind not in ("plan", "run"):
+        _need_plan("name a plan or run folder", export=table_file)
     if distribution and kind in ("lengths", "plan", "run"):
         of_run = folder_of_run(artefact, "plan") if kind == "run" else artefact
         show_distribution(of_run, "plan" if kind == "run" else kind, pack_length, as_json)
@@ -171,16 +178,14 @@ def command(
     if distribution:
         raise InputError("--distribution needs lengths or a plan", hint="name the plan of this folder")
     if kind == "export":
-        if html or pack is not None or ledger:
-            raise InputError("--html, --pack and --ledger need a plan", hint="name the plan of the export")
+        _need_plan("name the plan of the export", html=html, pack=pack, ledger=ledger)
         from ..pipeline.export import export_figures
 
         figures = export_figures(artefact)
         emit(figures) if as_json else show_export(figures)
         return
     if kind == "stream":
-        if html or pack is not None:
-            raise InputError("--html and --pack need a plan", hint="a stream of chunks has none")
+        _need_plan("a stream of chunks has none", html=html, pack=pack)
         _show_stream(artefact, ledger, follow, interval, as_json)
         return
     if follow:
@@ -189,8 +194,7 @@ def command(
         _print_sample(artefact, kind, sample, as_json)
         return
     if kind == "lengths":
-        if html or pack is not None or ledger:
-            raise InputError("--html, --pack and --ledger need a plan", hint="plan these lengths first")
+        _need_plan("plan these lengths first", html=html, pack=pack, ledger=ledger)
         lengths = Lengths.load(artefact)
         if as_json:
             emit(lengths_figures(artefact, lengths))
@@ -202,13 +206,10 @@ def command(
         read_run(artefact)  # checked
         run = files.read_json(artefact / "run.json")
     if kind == "run" and not _is_planned(artefact, run):
-        if table_file or pack is not None or ledger:
-            with files.reading(artefact / "run.json", "the record of a run", None):
-                kept = run["config"]["data"]["kind"]
-            raise InputError(
-                "--export, --pack and --ledger need a plan",
-                hint=f"packs of kind {kept} have none; left_out.jsonl names what was left out",
-            )
+        with files.reading(artefact / "run.json", "the record of a run", None):
+            kept = run["config"]["data"]["kind"]
+        hint = f"packs of kind {kept} have none; left_out.jsonl names what was left out"
+        _need_plan(hint, export=table_file, pack=pack, ledger=ledger)
         report = Report.of_run(artefact, *read_run(artefact))
         if html is not None:
             report.write(html, title=f"Run {artefact}")

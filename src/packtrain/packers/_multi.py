@@ -17,15 +17,17 @@ or needs weighted by scarcity; and so does which dimension serves as rooms. All 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..extend import PackProblem
+from ..extend import PackProblem, Patterns
 from ._jit import kernel, use_jit
+from ._kernels import emit_patterns
 
-__all__ = ["assign", "largest_need", "needs", "pack_limits", "types_of"]
+__all__ = ["assign", "flatten", "largest_need", "needs", "pack_limits", "types_of"]
 
 
 # --------------------------------------------------------------------------------------------
@@ -35,7 +37,7 @@ __all__ = ["assign", "largest_need", "needs", "pack_limits", "types_of"]
 def fill_types(
     rows: Any, counts: Any, caps: Any, floor: Any, planes: Any, seconds: Any, shift: Any, tries: Any
 ) -> Any:  # pragma: no cover
-    """Patterns over types (repeat, offsets, type, number); rows in the order in which they are placed."""
+    """Groups of types as `bfd_groups` gives them; rows in the order in which they are placed."""
     one = np.uint64(1)
     zero = np.uint64(0)
     dims = rows.shape[1]
@@ -193,33 +195,7 @@ def fill_types(
                     head[i, place] = n_groups
                     words[i, place >> 6] |= one << np.uint64(place & 63)
                 n_groups += 1
-    n_kept = 0
-    n_items = 0
-    for g in range(n_groups):
-        if repeat[g] > 0:
-            n_kept += 1
-            node = content[g]
-            while node >= 0:
-                n_items += 1
-                node = node_parent[node]
-    out_repeat = np.empty(n_kept, dtype=np.int64)
-    offsets = np.zeros(n_kept + 1, dtype=np.int64)
-    kind = np.empty(n_items, dtype=np.int64)
-    number = np.empty(n_items, dtype=np.int64)
-    kept = 0
-    item = 0
-    for g in range(n_groups):
-        if repeat[g] > 0:
-            out_repeat[kept] = repeat[g]
-            node = content[g]
-            while node >= 0:
-                kind[item] = node_kind[node]
-                number[item] = node_number[node]
-                item += 1
-                node = node_parent[node]
-            kept += 1
-            offsets[kept] = item
-    return out_repeat, offsets, kind, number
+    return repeat[:n_groups], content[:n_groups], node_kind, node_number, node_parent
 
 
 # --------------------------------------------------------------------------------------------
@@ -334,7 +310,7 @@ def _run(rows: I64, counts: I64, caps: I64, seconds: int, compiled: bool) -> tup
         shift += 1
     floor = rows.min(axis=0)  # a pack with less left than any sample needs is closed
     if compiled:
-        patterns = fill_types(rows, counts, caps, floor, planes, seconds, shift, _TRIES)
+        patterns = emit_patterns(*fill_types(rows, counts, caps, floor, planes, seconds, shift, _TRIES))
     else:
         patterns = _PlainFill(caps, floor, planes, seconds, shift).run(rows, counts)
     return patterns, int(patterns[0].sum())
@@ -379,20 +355,8 @@ class _PlainFill:
             todo = count
             while todo > 0:
                 todo = self.place(kind, need, todo)
-        repeats: list[int] = []
-        offsets, kinds, numbers = [0], [], []
-        for repeat, content in zip(self.repeat, self.content, strict=True):
-            if repeat == 0:
-                continue
-            node = content
-            while node is not None:
-                kinds.append(node[0])
-                numbers.append(node[1])
-                node = node[2]
-            repeats.append(repeat)
-            offsets.append(len(kinds))
-        as_array = [np.array(values, dtype=np.int64) for values in (repeats, offsets, kinds, numbers)]
-        return as_array[0], as_array[1], as_array[2], as_array[3]
+        made = flatten(zip(self.repeat, self.content, strict=True))
+        return made.repeat, made.offsets, made.size, made.number
 
     def place(self, kind: int, need: list[int], todo: int) -> int:
         """Put samples of a type into the best group or into new packs; returns how many are left."""
@@ -472,3 +436,23 @@ class _PlainFill:
         self.repeat.append(repeat)
         self.left.append(left)
         self.content.append(content)
+
+
+def flatten(groups: Iterable[tuple[int, Any]]) -> Patterns:
+    """Patterns of (repeat, content) groups; a content is (size, number, what was there before) or None."""
+    repeats: list[int] = []
+    offsets = [0]
+    size: list[int] = []
+    number: list[int] = []
+    for repeat, content in groups:
+        if repeat == 0:
+            continue
+        node = content
+        while node is not None:
+            size.append(node[0])
+            number.append(node[1])
+            node = node[2]
+        repeats.append(repeat)
+        offsets.append(len(size))
+    as_array = [np.array(values, dtype=np.int64) for values in (repeats, offsets, size, number)]
+    return Patterns(repeat=as_array[0], offsets=as_array[1], size=as_array[2], number=as_array[3])

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..extend import PackProblem, Patterns
 from ._jit import DENSE_LIMIT, use_jit
+from ._multi import flatten, pack_limits
 
 __all__ = ["HISTOGRAM", "LIMITS", "VERSION", "pack"]
 
@@ -30,8 +31,6 @@ LIMITS = True
 def pack(problem: PackProblem) -> Patterns | NDArray[np.int64]:
     """Patterns of best fit decreasing; under further limits a bin for each sample (`_multi.py`)."""
     if problem.limits or problem.max_samples is not None:
-        from ._multi import pack_limits
-
         return pack_limits(problem)
     return pack_tokens(problem)
 
@@ -101,26 +100,7 @@ def plain(sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int) ->
             if untouched:
                 add(untouched, room, content)
             break
-    return _flatten(groups)
+    return flatten(groups)
 
 
 _Content = tuple[int, int, "_Content"] | None  # size, number, what was there before
-
-
-def _flatten(groups: list[tuple[int, _Content]]) -> Patterns:
-    repeats: list[int] = []
-    offsets = [0]
-    size: list[int] = []
-    number: list[int] = []
-    for repeat, content in groups:
-        if repeat == 0:
-            continue
-        node = content
-        while node is not None:
-            size.append(node[0])
-            number.append(node[1])
-            node = node[2]
-        repeats.append(repeat)
-        offsets.append(len(size))
-    as_array = [np.array(values, dtype=np.int64) for values in (repeats, offsets, size, number)]
-    return Patterns(repeat=as_array[0], offsets=as_array[1], size=as_array[2], number=as_array[3])
