@@ -31,19 +31,6 @@ from ..remote.places import spelled
 from ..version import __version__
 from ..world import world
 
-__all__ = [
-    "app",
-    "completed",
-    "emit",
-    "end_of_training",
-    "main",
-    "progress",
-    "show_runtime",
-    "spoken",
-    "without_effect",
-]
-
-
 # --------------------------------------------------------------------------------------------
 # What the library says, in the words of its caller: options for a verb, keys for the YAML of a run
 # --------------------------------------------------------------------------------------------

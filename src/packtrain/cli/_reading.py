@@ -11,8 +11,6 @@ import click
 from ..errors import InputError
 from ._app import completed
 
-__all__ = ["inputs_of", "pairs", "placeholders", "reading_options"]
-
 _OPTIONS = (
     click.option(
         "--shape",

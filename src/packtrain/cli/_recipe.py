@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..pipeline.prepare import Stage
     from ..train.config import RunConfig
 
-__all__ = ["KEYS", "no_page", "recipe_of", "refuse_streams", "train_packs"]
-
 #: Context settings of a verb that takes every key of the YAML as `--section.key VALUE`.
 KEYS = {"ignore_unknown_options": True, "allow_extra_args": True}
 

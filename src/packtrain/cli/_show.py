@@ -22,19 +22,6 @@ from ..remote.copies import opened
 from ..remote.places import spelled
 from ..store.shards import at, is_export
 
-__all__ = [
-    "artefact_kind",
-    "folder_of_run",
-    "lengths_figures",
-    "of_host",
-    "open_lengths",
-    "plan_rows",
-    "print_lengths",
-    "print_plan",
-    "print_run",
-    "table",
-]
-
 _BARS = "▁▂▃▄▅▆▇█"
 
 _ROWS = 100  # samples named in figures; details.jsonl names all

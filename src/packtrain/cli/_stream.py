@@ -15,8 +15,6 @@ from ..store.growing import PRODUCER, View, chunk_name, completed, number_of, re
 from ..waiting.claim import look
 from ._show import artefact_kind
 
-__all__ = ["follow_stream", "kind_to_follow", "ledger_of", "stream_figures", "stream_rows", "verify_stream"]
-
 Progress = Callable[[int, int], None]
 
 

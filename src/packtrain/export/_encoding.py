@@ -27,8 +27,6 @@ from ..store.chunks import ChunkWriter
 from ..workers import Parcel, end_with_parent, parcel, worker_context
 from ._intake import Intake, carry
 
-__all__ = ["Encoding", "is_full"]
-
 logger = logging.getLogger(__name__)
 
 #: Errors of the machine, not of the sample: no memory, files, space or disk.

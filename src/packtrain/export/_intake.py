@@ -23,9 +23,6 @@ from ..sources.chat import ChatSource
 from ._journal import Journal, RawShard
 from ._raw_shards import content_digest, stamp_of
 
-__all__ = ["Intake", "Opener", "carry", "reading"]
-
-
 logger = logging.getLogger(__name__)
 
 

@@ -22,9 +22,6 @@ from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..store.pack_records import PackRecord, pack_key
 
-__all__ = ["Job", "Lane", "Member", "Pack", "drop_unlisted", "members_ahead"]
-
-
 # --------------------------------------------------------------------------------------------
 # The members of a part, read by a thread ahead of the one that writes them
 # --------------------------------------------------------------------------------------------

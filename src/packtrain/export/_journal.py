@@ -27,8 +27,6 @@ from ..store.growing import JOURNAL, chunk_name, is_sealed, number_of
 from ..waiting.poll import fresh_names
 from ._raw_shards import RawFolder, content_digest, stamp_of
 
-__all__ = ["Journal", "ProduceStats", "RawShard"]
-
 
 # --------------------------------------------------------------------------------------------
 # What a producer has done so far, in numbers

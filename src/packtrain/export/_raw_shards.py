@@ -28,8 +28,6 @@ from ..waiting.poll import Clock, Watch, fresh_names
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["READY", "RawFolder", "content_digest", "is_dangling", "signature", "stamp_of"]
-
 READY = ("rename", "marker", "stable")
 
 _UNFINISHED = (".tmp", ".part", ".partial", ".crdownload", ".download", ".swp", ".lock", "~")

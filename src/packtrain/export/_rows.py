@@ -20,8 +20,6 @@ from .. import files
 from ..store.pack_records import pack_key
 from ._job import Job, Member, drop_unlisted, members_ahead
 
-__all__ = ["Made", "Row", "joined", "published", "write_files"]
-
 Row = dict[str, Any]
 
 #: A file that was written, its number of packs, and what the index says of it.

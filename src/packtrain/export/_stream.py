@@ -36,31 +36,6 @@ from ..store.growing import (
 from ..waiting.poll import fresh_json, fresh_names
 from ._journal import Journal, ProduceStats
 
-__all__ = [
-    "FAULTY",
-    "STOP_AFTER",
-    "begun_with",
-    "check_account",
-    "check_apart",
-    "check_ended",
-    "check_least",
-    "check_limits",
-    "check_readable",
-    "check_times",
-    "check_usable",
-    "chunk_meta",
-    "has_ended",
-    "limited",
-    "packs_before",
-    "publish_again",
-    "publish_end",
-    "publish_stream",
-    "read_checked",
-    "stream_config",
-    "undo_beginning",
-]
-
-
 logger = logging.getLogger(__name__)
 
 

@@ -19,8 +19,6 @@ from .. import files
 from ..store.pack_records import crc32, pack_key
 from ._job import Job, Lane, Member, drop_unlisted, members_ahead
 
-__all__ = ["Hashed", "TarShard", "write_tars"]
-
 _BLOCK = 512
 _WRITTEN = 1 << 20  # bytes written, and hashed, at once
 _UNHASHED = 1 << 23  # bytes written and not yet hashed

@@ -28,17 +28,6 @@ from ..checks import one_of
 from ..errors import IsolationError, UnknownNameError
 from ..extend import lookup, names
 
-__all__ = [
-    "BACKENDS",
-    "FLASH_KWARGS",
-    "MASK_KEYS",
-    "STATEFUL_MODEL_TYPES",
-    "VARLEN_KWARGS",
-    "Family",
-    "families",
-    "family_of",
-]
-
 #: Attention backends whose behaviour is known.
 BACKENDS = (
     "eager",

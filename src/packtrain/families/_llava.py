@@ -13,8 +13,6 @@ from typing import Any
 
 from ._family import Family
 
-__all__ = ["llava_like"]
-
 
 def llava_like(
     name: str,

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from ._family import VARLEN_KWARGS, Family
 
-__all__ = ["GROUNDING", "qwen_vl"]
-
 #: Names and boxes between the family's own tokens, coordinates in thousandths.
 GROUNDING = (
     "<|object_ref_start|>{}<|object_ref_end|>",

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 from ..errors import SampleError, counted
 from ..remote.ranges import Remote
 
-__all__ = ["HEAD_BYTES", "STEPS", "Head", "Parsed", "ParsedAudio", "as_file"]
-
 
 # --------------------------------------------------------------------------------------------
 # What a header parser answers: the stored size, how the picture is turned, whether the end is there

@@ -9,23 +9,6 @@ import zlib
 from ._head import Parsed
 from .location import Head
 
-__all__ = [
-    "BMP_MAGIC",
-    "GIF_MAGICS",
-    "JPEG_MAGIC",
-    "PNG_MAGIC",
-    "SIDEWAYS",
-    "TIFF_MAGICS",
-    "is_webp",
-    "parse_bmp",
-    "parse_gif",
-    "parse_jpeg",
-    "parse_png",
-    "parse_tiff",
-    "parse_webp",
-]
-
-
 # --------------------------------------------------------------------------------------------
 # The EXIF orientation, read from the few bytes that hold it
 # --------------------------------------------------------------------------------------------

@@ -8,9 +8,6 @@ from functools import cache
 
 from ._head import Head, ParsedAudio
 
-__all__ = ["FLAC_MAGIC", "OGG_MAGIC", "is_mp3", "is_wav", "parse_flac", "parse_mp3", "parse_ogg", "parse_wav"]
-
-
 # --------------------------------------------------------------------------------------------
 # WAVE headers (RIFF, RIFX, RF64, BW64): sample frames from the sizes of the `fmt ` and `data` chunks
 # --------------------------------------------------------------------------------------------

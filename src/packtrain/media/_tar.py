@@ -18,8 +18,6 @@ from typing import IO, Any
 
 from ..errors import SampleError, nearest
 
-__all__ = ["PREFIX", "followed", "locate", "split"]
-
 PREFIX = "tar:"
 KEEP = 500_000  # members over all tars
 

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["best_bound", "dual_feasible", "martello_toth", "volume"]
-
 I64 = NDArray[np.int64]
 _EXACT = 1 << 62
 _K = range(2, 101)

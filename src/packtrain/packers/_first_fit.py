@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from ._jit import kernel, use_jit
 
-__all__ = ["first_fit", "first_fit_needs"]
-
 I64 = NDArray[np.int64]
 
 

@@ -18,18 +18,6 @@ from typing import Any
 
 from ..world import jit_allowed, plan_threads
 
-__all__ = [
-    "DENSE_LIMIT",
-    "PLAIN_LIMIT",
-    "THREAD_LIMIT",
-    "Kernel",
-    "kernel",
-    "over_blocks",
-    "part_of",
-    "threads_for",
-    "use_jit",
-]
-
 logger = logging.getLogger(__name__)
 
 #: Up to this many samples the plain path is used, so that no start-up of the compiler is paid.

@@ -13,8 +13,6 @@ import numpy as np
 
 from ._jit import kernel
 
-__all__ = ["bfd_groups", "emit_patterns", "histogram", "next_fit", "tally"]
-
 
 @kernel
 def bfd_groups(sizes: Any, counts: Any, capacity: Any) -> Any:  # pragma: no cover - compiled

@@ -27,8 +27,6 @@ from ..extend import PackProblem, Patterns
 from ._jit import kernel, use_jit
 from ._kernels import emit_patterns
 
-__all__ = ["assign", "flatten", "largest_need", "needs", "pack_limits", "types_of"]
-
 
 # --------------------------------------------------------------------------------------------
 # Compiled form of the fill in `_multi.py`

@@ -32,9 +32,6 @@ from .ledger_file import Skipping
 from .open_chunks import OpenChunks
 from .pack import Pack
 
-__all__ = ["SlotReader"]
-
-
 logger = logging.getLogger(__name__)
 
 

@@ -23,8 +23,6 @@ from ..packers import _kernels
 from ..packers._jit import kernel, over_blocks, threads_for
 from . import _sweep
 
-__all__ = ["count_costs", "cuts", "deal", "shuffle_classes", "sum_packs", "sweep"]
-
 
 # --------------------------------------------------------------------------------------------
 # Compiled loops of the threaded materialiser; `_blocks.py` puts them together

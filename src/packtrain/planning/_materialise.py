@@ -20,17 +20,6 @@ from numpy.typing import NDArray
 from ..extend import Patterns
 from ..packers._jit import use_jit
 
-__all__ = [
-    "Csr",
-    "counts_by_key",
-    "from_bins",
-    "from_patterns",
-    "index_dtype",
-    "mix64",
-    "seed64",
-    "shuffle_bins",
-]
-
 I64 = NDArray[np.int64]
 
 #: Packs dealt from a group at a time, on average: small = packs hold neighbouring ids.

@@ -12,8 +12,6 @@ import numpy as np
 
 from ..packers._jit import kernel
 
-__all__ = ["by_bin", "by_class", "copy_packs", "move_packs", "shuffle_classes", "sum_packs"]
-
 
 @kernel
 def shuffle_classes(slot: Any, starts: Any, seed: Any) -> Any:  # pragma: no cover - compiled

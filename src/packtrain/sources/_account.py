@@ -33,18 +33,6 @@ from .keys import (
     WANTED,
 )
 
-__all__ = [
-    "LEDGER",
-    "MOST",
-    "UNREAD",
-    "Account",
-    "UnreadKeys",
-    "check_share",
-    "refuse_beside",
-    "told",
-    "unread",
-]
-
 #: Reason of a record that holds a key which changes training and is not read.
 UNREAD = "unread_key"
 

@@ -12,8 +12,6 @@ from ._once import Twice, loads
 from ._values import absent, pruned
 from .keys import BLOCK
 
-__all__ = ["blocks_of", "calls_of", "check_json", "parsed", "tools_of"]
-
 #: What may stand beside the name and arguments of a call.
 _BESIDE = ("id", "index", "call_id", "type")
 

@@ -35,22 +35,6 @@ from ._account import unread
 from ._sound import wave_of
 from ._values import MAGIC, absent, kind_of_ref, sniffed
 
-__all__ = [
-    "MODALITIES",
-    "Media",
-    "check_text",
-    "fault",
-    "listed_media",
-    "marks_medium",
-    "media_list",
-    "names_medium",
-    "read_content",
-    "ref_of",
-    "refuse_file_name",
-    "refuse_tagged",
-    "set_knobs",
-]
-
 MODALITIES = ("image", "video", "audio")
 
 _PICTURE = re.compile(r"\.(jpe?g|png|webp|bmp|tiff?)$", re.I)

@@ -24,8 +24,6 @@ from ._packed import kind_of, unpack
 from ._records import RecordFile, open_records
 from ._table import digest_files
 
-__all__ = ["Derived", "derive", "digest_one", "open_text", "store_place"]
-
 
 class Derived(RecordFile):
     """Records of a made file, spoken of by the name and place of the original."""

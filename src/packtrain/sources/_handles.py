@@ -17,8 +17,6 @@ from ..errors import SourceError
 from ..files import Stamp, sha256_file
 from ..remote.copies import present
 
-__all__ = ["LIMIT", "Pinned", "open_count", "read"]
-
 LIMIT = 16
 
 

@@ -33,9 +33,6 @@ from .. import files, world
 from ..errors import InputError, SourceError
 from ._handles import Pinned, read
 
-__all__ = ["BOM", "Built", "Index", "cached", "load", "pin", "scan_lines"]
-
-
 # --------------------------------------------------------------------------------------------
 # One pass over a record file: where its records start, and the SHA-256 of its bytes
 # --------------------------------------------------------------------------------------------

@@ -10,8 +10,6 @@ from ._account import Account
 from ._content import fault
 from .keys import LOSS
 
-__all__ = ["loss_of", "weigh"]
-
 #: Flags of a record that may be any weight; others also name what was recorded there (`loss: 2.31`).
 _WEIGHTS = ("weight", "loss_weight", "loss_scale")
 

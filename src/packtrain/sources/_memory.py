@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-__all__ = ["InMemory", "as_source", "fields_of"]
-
 
 class InMemory:
     """Indexable rows as an `extend.Source`; media columns of `datasets` are not decoded."""

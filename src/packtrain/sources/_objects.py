@@ -17,8 +17,6 @@ from ..errors import SampleError, counted
 from ._content import fault
 from ._values import absent
 
-__all__ = ["BOX", "REF", "objects_of"]
-
 REF, BOX = "<ref-object>", "<bbox>"
 
 _KEYS = ("ref", "bbox", "bbox_type", "image_id")

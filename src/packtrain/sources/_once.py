@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["MOST_RECORD", "Twice", "loads"]
-
 MOST_RECORD = 1 << 28  # bytes of one record
 
 

@@ -22,8 +22,6 @@ from ..extend import Source, lookup, names
 from ..remote.copies import bring
 from ._paths import expand, is_pattern
 
-__all__ = ["kind_of", "open_source"]
-
 _FIRST_KEY = re.compile(rb'\s*\{\s*("(?:[^"\\]|\\.)*")\s*:')
 _COCO = ("info", "licenses", "images", "annotations", "categories")
 _MIXTURE = ("sources", "seed", "shuffle")

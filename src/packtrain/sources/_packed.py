@@ -12,8 +12,6 @@ from typing import Any
 
 from ..errors import MissingExtraError, SourceError
 
-__all__ = ["kind_of", "unpack"]
-
 BLOCK = 1 << 20
 _TIMES, _FREE = 1000, 1 << 30  # gzip reaches 1,032 times on one byte repeated, text some 20
 _MAGICS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from ..errors import SourceError, nearest
 
-__all__ = ["expand", "is_pattern", "natural", "near", "ordered", "root_of"]
-
 _DIGITS = re.compile(r"([0-9]+)")
 _BRACE = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")

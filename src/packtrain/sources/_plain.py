@@ -21,8 +21,6 @@ from ._shapes import CALLS, ROLES, Plan
 from ._values import absent, kind_of_ref
 from .keys import HARMLESS, NUMBERS, USES
 
-__all__ = ["OF_MEDIUM", "Form", "read_plain", "says_nothing"]
-
 #: Keys of a record that describe or set its one medium.
 OF_MEDIUM = KNOB_KEYS | {"fps", "raw_fps", "duration", "frames", "width", "height"}
 

@@ -19,8 +19,6 @@ from ._once import MOST_RECORD, Twice, loads
 from ._paths import near
 from .keys import FIELDS
 
-__all__ = ["RecordFile", "Shard", "find_kind", "numbered", "open_records", "part_of"]
-
 _BUILDERS: dict[str, Callable[[Pinned], _index.Built]] = {
     "jsonl": _index.scan_lines,
     "json": _index.scan_array,

@@ -26,8 +26,6 @@ from ._content import check_text, fault
 from ._loss import loss_of
 from ._values import absent, kind_of_ref
 
-__all__ = ["CALLS", "FIELDS", "ROLES", "SHAPES", "Draft", "Fields", "Plan", "Turn", "detect"]
-
 ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("user", "human", "prompter"), "user"),

@@ -9,8 +9,6 @@ import numpy as np
 
 from ..errors import SampleError
 
-__all__ = ["wave_of"]
-
 
 def wave_of(array: Any, rate: Any, what: str) -> bytes:
     """A WAVE file of samples.

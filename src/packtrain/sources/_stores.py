@@ -17,8 +17,6 @@ from ._handles import Pinned
 from ._records import Shard, numbered, part_of
 from ._table import digest_files, merkle
 
-__all__ = ["Rows", "Stored", "index_of", "plain"]
-
 
 class Rows(Protocol):
     """An open store: rows by number."""

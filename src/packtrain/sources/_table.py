@@ -21,8 +21,6 @@ from ..errors import InputError, SourceError, counted
 from ._handles import Pinned
 from ._index import cached, pin
 
-__all__ = ["digest_files", "merkle", "rows_of"]
-
 log = logging.getLogger(__name__)
 
 _LOOKED_AT = 1024  # files that were read before and are not asked for now: are they still there?

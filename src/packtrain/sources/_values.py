@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["MAGIC", "SUFFIX", "absent", "kind_of_ref", "meaning", "pruned", "sniffed", "texts_in"]
-
 _SUFFIXES = {
     "image": "jpe?g|png|webp|gif|bmp|tiff?|heic|avif",
     "video": "mp4|mov|avi|mkv|webm|m4v|mpe?g",

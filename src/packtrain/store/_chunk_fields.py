@@ -30,24 +30,6 @@ from .. import files
 from ..errors import DriftError, InputError
 from ..media.location import read_bytes
 
-__all__ = [
-    "JSON",
-    "MEDIA_BYTES",
-    "MEDIA_FIELDS",
-    "MEDIA_RECORD",
-    "Value",
-    "encode_again",
-    "from_palette",
-    "from_tail",
-    "narrowest",
-    "pull_media",
-    "read_value",
-    "restore",
-    "to_palette",
-    "to_tail",
-]
-
-
 JSON = "json"
 
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}

@@ -32,8 +32,6 @@ from ._chunk_fields import (
 from ._folders import check_seal
 from .rows import joined
 
-__all__ = ["CHUNK_SCHEMA", "ChunkReader", "manifest_of"]
-
 CHUNK_SCHEMA = "packtrain-chunk-1"
 
 Failed = Callable[[Mapping[str, Any], Exception, str], Mapping[str, Any]]

@@ -18,8 +18,6 @@ from .. import files
 from ..errors import ChecksumError, FormatError, InputError
 from ..planning.digests import block_digests
 
-__all__ = ["check_blocks", "check_seal", "describe", "open_array", "read_marker", "sealed"]
-
 
 def read_marker(folder: Path, name: str, schema: str) -> dict[str, Any]:
     """The marker of a folder, or FormatError that says what is there instead."""

@@ -21,8 +21,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ensure_torchvision"]
-
 logger = logging.getLogger(__name__)
 
 _OPERATORS = ("nms", "qnms")
