@@ -66,7 +66,7 @@ def knobs_of(
     taken: set[str] = set()
     out: dict[str, Any] = {}
     if kind != "image":
-        _take_stretch(kind, holder, out, taken)
+        _take_stretch(holder, out, taken)
     for name in KNOBS[kind]:
         if name in ("start", "end", "sample_fps") or holder.get(name) is None:
             continue
@@ -96,7 +96,7 @@ def knobs_of(
     return out, taken
 
 
-def _take_stretch(kind: str, holder: Mapping[str, Any], out: dict[str, Any], taken: set[str]) -> None:
+def _take_stretch(holder: Mapping[str, Any], out: dict[str, Any], taken: set[str]) -> None:
     starts = [name for name in STARTS if holder.get(name) is not None]
     ends = [name for name in ENDS if holder.get(name) is not None]
     values = {name: _number(name, holder[name], zero=True) for name in (*starts, *ends)}

@@ -133,7 +133,7 @@ def _exported(
     refuse_foreign(out, key, overwrite)
     with alone(place) as claim:
         if overwrite:
-            clear_other(out, key)
+            clear_other(out)
         begins = not shards.is_export(out)
         put_key(out, key, job)
         if shards.hidden(out, shards.EXPORT).is_file() and _is_whole(out, job.parts):

@@ -183,10 +183,10 @@ def forget_unbegun(out: Path, key: dict[str, Any]) -> None:
     """A refused export that wrote no part leaves no key: the corrected command needs no --overwrite."""
     hidden = shards.hidden(out)
     if not any(name.startswith(("part-", "shard-")) for name in entries(hidden)):
-        clear_other(out, key)
+        clear_other(out)
 
 
-def clear_other(out: Path, key: dict[str, Any]) -> None:
+def clear_other(out: Path) -> None:
     """Remove an export; its key goes last, so that a stopped removal is gone on with."""
     if not shards.is_export(out):
         return

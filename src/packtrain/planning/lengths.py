@@ -188,7 +188,7 @@ def canonical(name: str, values: Any, n: int | None = None) -> tuple[NDArray[Any
         raise LengthError(
             f"{name} has {counted(len(array), 'entries')}, tokens has {n}", hint="one entry a sample"
         )
-    low, high = _range(name, array)
+    low, high = _range(array)
     if low < 0:
         where = _first(array, lambda block: block < 0)
         raise LengthError(f"{name}[{where}] is {array[where]}, expected >= 0")
@@ -244,7 +244,7 @@ def _as_array(name: str, values: Any) -> NDArray[Any]:
     )
 
 
-def _range(name: str, array: NDArray[Any]) -> tuple[int, int]:
+def _range(array: NDArray[Any]) -> tuple[int, int]:
     """Smallest and largest value, read in chunks."""
     low, high = 0, 0
     for start in range(0, len(array), _CHUNK):

@@ -157,9 +157,7 @@ def to_palette(value: Value) -> tuple[NDArray[np.uint8], NDArray[Any]] | None:
     return codes.reshape(-1), whole.view(value.array.dtype)
 
 
-def from_palette(
-    codes: NDArray[np.uint8], table: NDArray[Any], dtype: str, shape: tuple[int, ...]
-) -> NDArray[Any]:
+def from_palette(codes: NDArray[np.uint8], table: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """The flat values of a palette, in their own type."""
     outer, channels, inner = _channels(shape)
     planes = codes.reshape(outer, channels, inner)

@@ -230,7 +230,7 @@ class ChunkReader:
                 flat = from_tail(flat, tails[number].values.to_numpy(), tuple(shape))
             if tables is not None:
                 table = tables[number].values.to_numpy()
-                flat = from_palette(flat, table, dtype, tuple(shape))
+                flat = from_palette(flat, table, tuple(shape))
             sample[name] = restore(flat, dtype, tuple(shape))
 
     def _decode_media(self, number: int, batch: Any, samples: list[dict[str, Any]]) -> None:

@@ -459,7 +459,7 @@ def _flat(spool: Spool, held: Held, palette: bool) -> Any:
     flat = spool.read(held)
     if held.table is None or palette:
         return flat
-    return from_palette(flat, held.table, held.dtype, held.shape)
+    return from_palette(flat, held.table, held.shape)
 
 
 def _id_of(value: Any) -> int | str | None:

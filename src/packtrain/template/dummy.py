@@ -27,7 +27,7 @@ def dummy_samples(template: HFTemplate) -> list[dict[str, Any]]:
         kind, make = makers[tower]
         part = {"type": kind, kind: make()}
         turns = [{"role": "user", "content": [part]}, {"role": "assistant", "content": [_text("a")]}]
-        made.append(_cut(template.encode({"messages": turns}), template, kind))
+        made.append(_cut(template.encode({"messages": turns}), template))
     if not made:
         raise InputError(f"family {template.family.name} has no media", hint="leave dummy_media off")
     return made
@@ -37,7 +37,7 @@ def _text(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-def _cut(encoded: dict[str, Any], template: HFTemplate, kind: str) -> dict[str, Any]:
+def _cut(encoded: dict[str, Any], template: HFTemplate) -> dict[str, Any]:
     """The media tokens and one token on each side; positions begin at 0 again."""
     import torch
 

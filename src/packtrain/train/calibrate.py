@@ -100,7 +100,7 @@ def calibrate(
         )  # fmt: skip
     sums = _sums_of(rows).reshape(len(chosen), micro, 3).sum(axis=1)
     seconds, peaks = np.array(clock.seconds()), np.array(clock.latest_peaks(), dtype=np.float64)
-    return _fitted(config, plan, sums, seconds, peaks, fitted, micro, clock.optimizer())
+    return _fitted(config, sums, seconds, peaks, fitted, micro, clock.optimizer())
 
 
 # ------------------------------------------------------------------------------------------ rows
@@ -294,7 +294,6 @@ def _non_negative(columns: F64, wanted: F64) -> F64:
 
 def _fitted(
     config: RunConfig,
-    plan: PackPlan,
     sums: F64,
     seconds: F64,
     peaks: F64,

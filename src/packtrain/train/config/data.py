@@ -175,7 +175,7 @@ class Planned(Records):
             )
         self._rows_of_samples()
         if self.samples_per_step is not None:
-            self._steps_of_samples(self.samples_per_step)
+            self._steps_of_samples()
         if self.replan is not None:
             self._new_plans(self.replan)
         if self.encode_cache is not None and self.on_error != "raise":
@@ -215,7 +215,7 @@ class Planned(Records):
                 hint="set model.max_model_len: longer samples go to the ledger (beyond_model)",
             )
 
-    def _steps_of_samples(self, samples: int) -> None:
+    def _steps_of_samples(self) -> None:
         if self.drop_under_filled:
             raise ConfigError(
                 "training.packing_drop_last would take packs out of steps of samples",
