@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from packtrain.errors import SampleError
-from packtrain.media import _head, audio
+from packtrain.media import audio, location
 from packtrain.media._sounds import _crc8, _crc16
 from packtrain.media.audio import read_header as read_audio
 from packtrain.media.image import read_header as read_image
@@ -23,7 +23,7 @@ MP3_B = b"\xff\xf3\x40\x44" + bytes(100)  # MPEG 2, layer 3, 22.05 kHz: 104 byte
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_head, "STEPS", 4096)
+    monkeypatch.setattr(location, "STEPS", 4096)
 
 
 def refused(data: bytes, reader: object = read_audio) -> SampleError:
@@ -135,7 +135,7 @@ def test_jpeg_segments_and_fill_bytes_are_bounded() -> None:
 
 
 def test_a_parser_may_not_read_a_medium_over_and_over() -> None:
-    with _head.Head(bytes(100), 100, "made.bin") as head:
+    with location.Head(bytes(100), 100, "made.bin") as head:
         head._room = 250
         head.at(0, 100), head.at(0, 100)
         with pytest.raises(SampleError, match=r"made\.bin is read more than"):

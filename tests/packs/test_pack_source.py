@@ -33,8 +33,8 @@ from packtrain.data import (
 )
 from packtrain.errors import InputError, SampleError
 from packtrain.media.image import _QUIET
-from packtrain.packs.open_chunks import OpenChunks
 from packtrain.pipeline.export import export
+from packtrain.store.chunks import OpenChunks
 
 LENGTHS = np.random.default_rng(5).integers(2, 12, 60)
 SAMPLES = [

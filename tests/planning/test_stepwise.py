@@ -14,7 +14,7 @@ import packtrain as pt
 from packtrain.errors import InputError, LawError, PlanError
 from packtrain.planning.epoch_order import EpochOrder
 from packtrain.planning.laws import check_laws
-from packtrain.planning.skip import read_skip_file
+from packtrain.planning.ledger import read_skip_file
 from packtrain.planning.stats import step_evenness
 from packtrain.testing import check_plan, compiled_path, plain_path
 

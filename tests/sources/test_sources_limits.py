@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packtrain.errors import SampleError, SourceError
-from packtrain.sources import _index, _once, _packed, _records, open_source
+from packtrain.sources import _derived, _index, _once, _records, open_source
 from packtrain.sources._index import pin
 
 Write = Callable[..., Path]
@@ -66,8 +66,8 @@ def test_escapes_in_an_array_whatever_the_blocks(tmp_path: Path, texts: list[str
 
 
 def test_a_text_that_unpacks_without_end_is_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_packed, "_FREE", 1 << 16)
-    monkeypatch.setattr(_packed, "_TIMES", 100)
+    monkeypatch.setattr(_derived, "_FREE", 1 << 16)
+    monkeypatch.setattr(_derived, "_TIMES", 100)
     bomb = write("a.jsonl.gz", gzip.compress(bytes(1 << 22)))
     with pytest.raises(SourceError, match=r"a\.jsonl\.gz unpacks to more than 100 times"):
         open_source(bomb)

@@ -9,20 +9,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packtrain.errors import SourceError
-from packtrain.sources import _packed
+from packtrain.sources import _derived
 
 zstandard = pytest.importorskip("zstandard")
 
 
 def test_a_small_file_of_many_zeros_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_packed, "_PIECE", 64)
+    monkeypatch.setattr(_derived, "_PIECE", 64)
     size = 48 << 20
     path = tmp_path / "zeros.jsonl.zst"
     path.write_bytes(zstandard.ZstdCompressor(level=1).compress(bytes(size)))
     assert path.stat().st_size < size // 1000
-    blocks = [len(block) for block in _packed.unpack(str(path), "zstd")]
+    blocks = [len(block) for block in _derived.unpack(str(path), "zstd")]
     # 64 compressed bytes hold at most 16 blocks of 128 KiB
-    assert sum(blocks) == size and max(blocks) <= _packed.BLOCK + (2 << 20)
+    assert sum(blocks) == size and max(blocks) <= _derived.BLOCK + (2 << 20)
 
 
 @settings(
@@ -38,10 +38,10 @@ def test_frames_are_read_to_their_end_or_told_as_cut(
     packed = b"".join(zstandard.ZstdCompressor().compress(text) for text in texts)
     path = tmp_path / "a.zst"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_packed, "_PIECE", piece)
+        patch.setattr(_derived, "_PIECE", piece)
         path.write_bytes(packed)
-        assert b"".join(_packed.unpack(str(path), "zstd")) == b"".join(texts)
+        assert b"".join(_derived.unpack(str(path), "zstd")) == b"".join(texts)
         if texts and cut and cut < len(zstandard.ZstdCompressor().compress(texts[-1])):
             path.write_bytes(packed[:-cut])
             with pytest.raises(SourceError):
-                list(_packed.unpack(str(path), "zstd"))
+                list(_derived.unpack(str(path), "zstd"))

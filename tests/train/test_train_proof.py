@@ -12,8 +12,7 @@ from train_samples import ALL, VISION, samples_for, text_sample
 from packtrain.collate import PackBatch, attention_of
 from packtrain.errors import InputError, IsolationError
 from packtrain.testing.tiny import tiny_model
-from packtrain.train.controls import CONTROLS, run_controls
-from packtrain.train.proof import proof_samples, prove_isolation
+from packtrain.train.proof import CONTROLS, proof_samples, prove_isolation, run_controls
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -83,7 +82,7 @@ def test_a_harmless_or_refused_control_says_so(tiny: dict[str, Any], monkeypatch
     def refuse(batch: PackBatch) -> Mapping[str, Any]:
         raise ValueError("no such row")
 
-    monkeypatch.setattr("packtrain.train.controls.CONTROLS", {"nothing": lambda batch: batch, "no": refuse})
+    monkeypatch.setattr("packtrain.train.proof.CONTROLS", {"nothing": lambda batch: batch, "no": refuse})
     harmless, refused = run_controls(tiny["tiny:qwen3"], samples_for("tiny:qwen3", None), ("sdpa",))
     assert harmless.caught is False and "harmless" in harmless.what
     assert refused.caught is None and refused.what == "the model refuses it: no such row"

@@ -129,7 +129,7 @@ def command(
       packtrain plan s3://bucket/lengths -n 8192 -o s3://bucket/plan
     """
     from ..pipeline.plan import plan_lengths
-    from ..planning.skip import read_skip_file
+    from ..planning.ledger import read_skip_file
 
     out = writable(out)
     given = {"packs_multiple": packs_multiple, "last_step": last_step}

@@ -6,8 +6,7 @@ import re
 import struct
 import zlib
 
-from ._head import Parsed
-from .location import Head
+from .location import Head, Parsed
 
 # --------------------------------------------------------------------------------------------
 # The EXIF orientation, read from the few bytes that hold it

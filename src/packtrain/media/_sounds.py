@@ -6,7 +6,7 @@ import re
 import struct
 from functools import cache
 
-from ._head import Head, ParsedAudio
+from .location import Head, ParsedAudio
 
 # --------------------------------------------------------------------------------------------
 # WAVE headers (RIFF, RIFX, RF64, BW64): sample frames from the sizes of the `fmt ` and `data` chunks

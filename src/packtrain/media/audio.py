@@ -25,9 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import MissingExtraError, SampleError, one_line
-from ._head import Head, ParsedAudio, as_file
 from ._sounds import FLAC_MAGIC, OGG_MAGIC, is_mp3, is_wav, parse_flac, parse_mp3, parse_ogg, parse_wav
-from .location import Ref, name_of, open_head, read_bytes
+from .location import Head, ParsedAudio, Ref, as_file, name_of, open_head, read_bytes
 
 __all__ = ["AudioHeader", "open_audio", "read_header"]
 

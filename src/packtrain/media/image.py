@@ -32,7 +32,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import SampleError
-from ._head import Parsed
 from ._pictures import (
     BMP_MAGIC,
     GIF_MAGICS,
@@ -48,7 +47,7 @@ from ._pictures import (
     parse_tiff,
     parse_webp,
 )
-from .location import Head, Ref, name_of, open_head, read_bytes
+from .location import Head, Parsed, Ref, name_of, open_head, read_bytes
 
 if TYPE_CHECKING:
     from PIL import Image

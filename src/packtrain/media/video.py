@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from ..errors import MissingExtraError, SampleError, one_line
 from . import image
-from ._head import Head, as_file
-from .location import Ref, name_of, open_head, read_bytes
+from .location import Head, Ref, as_file, name_of, open_head, read_bytes
 
 __all__ = ["VideoHeader", "VideoRef", "read_frames", "read_header"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from ..errors import FormatError, InputError, WaitTimeoutError, counted
-from ..store.chunks import ChunkReader
+from ..store.chunks import ChunkReader, OpenChunks
 from ..store.growing import (
     HELD_BACK,
     PRODUCER,
@@ -29,7 +29,6 @@ from ..waiting.poll import Clock, SystemClock, Watch
 from ..world import World
 from ._acknowledge import Cursor, check_reachable
 from .ledger_file import Skipping
-from .open_chunks import OpenChunks
 from .pack import Pack
 
 logger = logging.getLogger(__name__)

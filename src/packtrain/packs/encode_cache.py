@@ -26,8 +26,7 @@ from ..errors import ForeignArtefactError, FormatError, InputError
 from ..execute.local import map_shards
 from ..measuring.eligibility import listens
 from ..planning.packplan import PackPlan
-from ..store.chunks import DEFAULT_MEDIA, ChunkReader, ChunkWriter, manifest_of
-from .open_chunks import OpenChunks
+from ..store.chunks import DEFAULT_MEDIA, ChunkReader, ChunkWriter, OpenChunks, manifest_of
 
 __all__ = ["EncodeCache"]
 

@@ -30,12 +30,11 @@ from ..measuring.eligibility import probe_once
 from ..planning.align import AlignedPlan
 from ..planning.packplan import PackPlan
 from ..store import shards
-from ..store.chunks import ChunkReader
+from ..store.chunks import ChunkReader, OpenChunks
 from ..store.pack_files import PackFiles
 from ..store.pack_records import MEMBER, TASKS, members_of_row, restore
 from ..world import offline_packing
 from .ledger_file import Skipping
-from .open_chunks import OpenChunks
 from .pack import Pack
 
 __all__ = ["ChunkedPacks", "ShardedPacks", "check_task", "encode_pack", "open_packs", "pack_of_row"]

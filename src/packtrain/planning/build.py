@@ -20,11 +20,11 @@ from ..packers._bounds import best_bound
 from ._materialise import from_patterns
 from .asking import Packed, check_patterns, pack_classes
 from .certificate import Certificate, certify
+from .ledger import without_skipped
 from .lengths import Lengths, as_lengths
 from .long_samples import Classes, classify
 from .packplan import PackPlan
 from .raw_plan import PackerId, Sums, pack_sums
-from .skip import without_skipped
 from .spec import PlanSpec
 from .stats import SOURCE, report_steps, source_mixing
 from .stepwise import plan_steps

@@ -1,16 +1,23 @@
-"""Ledger: every sample that is not in the plan, with its reason. read = packed + ledger, always."""
+"""Ledger: every sample that is not in the plan, with its reason, also those that the user leaves out by id.
+
+read = packed + ledger, always.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import PlanError
+from ..errors import InputError, PlanError, counted
+from .lengths import STATUS_FAILED, Lengths
+from .spec import PlanSpec
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "read_skip_file", "without_skipped"]
 
 
 class Ledger:
@@ -80,3 +87,60 @@ class Ledger:
         codes = np.concatenate([self.codes, np.full(len(ids), table.index(reason), dtype=np.uint8)])
         order = np.argsort(merged, kind="stable")
         return Ledger(merged[order], codes[order], table)
+
+
+# --------------------------------------------------------------------------------------------
+# Samples that the user leaves out of a plan, by id: they go to the ledger as `skipped`
+# --------------------------------------------------------------------------------------------
+def without_skipped(lengths: Lengths, spec: PlanSpec) -> Lengths:
+    """`lengths` with the samples of `spec.skip` marked as not usable. The caller's Lengths stays as it is.
+
+    A sample that could not be used anyway keeps its own reason.
+
+    Raises:
+        PlanError: an id is not one of the samples.
+    """
+    if not spec.skip:
+        return lengths
+    ids = np.array(spec.skip, dtype=np.int64)
+    if int(ids[-1]) >= len(lengths):
+        raise PlanError(
+            f"skip holds sample {int(ids[-1])}, but {counted(len(lengths), 'samples')} were read",
+            hint="ids are 0..n-1 of the source that was measured",
+        )
+    ids = ids[np.asarray(lengths.status)[ids] == 0]
+    status = np.array(lengths.status)
+    status[ids] = STATUS_FAILED
+    reasons = {**lengths.reasons, **dict.fromkeys(ids.tolist(), "skipped")}
+    return Lengths(lengths.tokens, lengths.costs, status, reasons)
+
+
+def read_skip_file(path: str | Path) -> tuple[int, ...]:
+    """Sample ids of a file: one a line (empty lines and `#` comments do not count), or a JSON list.
+
+    Raises:
+        InputError: the file cannot be read or holds something else.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the list of samples to skip, {path}, cannot be read: {error}") from None
+    if text.lstrip().startswith("["):
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise InputError(f"{path} is not a JSON list of sample ids: {error}") from None
+        if any(type(value) is not int or value < 0 for value in values):
+            raise InputError(f"{path} holds something else than sample ids", hint="ids are 0, 1, 2, …")
+        return tuple(sorted(set(values)))
+    ids = set()
+    for number, line in enumerate(text.splitlines(), start=1):
+        word = line.partition("#")[0].strip()
+        if word and not (word.isascii() and word.isdigit()):
+            raise InputError(
+                f"{path}:{number}: {word!r} is not a sample id", hint="one id a line: 0, 1, 2, …"
+            )
+        if word:
+            ids.add(int(word))
+    return tuple(sorted(ids))

@@ -36,10 +36,10 @@ from .. import files
 from ..checks import one_of
 from ..errors import InputError, SampleError, SourceError
 from ..media._tar import followed
+from ._derived import kind_of
 from ._handles import Pinned, read
 from ._index import cached
 from ._once import loads
-from ._packed import kind_of
 from ._paths import expand, root_of
 from ._records import Shard, numbered, part_of
 from ._table import digest_files, merkle

@@ -1,4 +1,4 @@
-"""Load a Hugging Face processor or tokenizer from a folder or a hub name.
+"""Load a Hugging Face processor or tokenizer, and what it is as plain values: a part of the cache key.
 
 A folder that describes a processor never falls back to its bare tokenizer: a vision model measured
 as text would be planned with lengths that are far too small, without any sign. Failures become one
@@ -7,14 +7,17 @@ line with a hint instead of a traceback of the library.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, InputError, MissingExtraError, PacktrainError, one_line
+from ..files import canonical_json
 from ._torchvision_shim import ensure_torchvision
 
-__all__ = ["chat_template_of", "load_processor"]
+__all__ = ["chat_template_of", "load_processor", "processor_identity"]
+
 
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "image_processor_config.json")
 
@@ -255,3 +258,52 @@ def _trl_template(processor: Any) -> str:
         ) from None
     own = getattr(processor, "chat_template", None)
     return str(found if found is not None else own)
+
+
+# --------------------------------------------------------------------------------------------
+# What a processor is, as plain values: the part of the cache key that its files and code decide
+# --------------------------------------------------------------------------------------------
+# The digest is taken over the tokenizer's serialised content, not over file names, so the same
+# tokenizer from another folder or host is the same, and one added token, a flipped bos flag or a
+# changed normaliser is not. Settings that a call leaves behind on the object (padding, truncation)
+# are left out.
+#: Raised when packtrain's own rendering or counting changes a length.
+SCHEMA = 1
+
+_FLAGS = ("add_bos_token", "add_eos_token", "add_prefix_space", "legacy", "split_special_tokens")
+
+
+def processor_identity(processor: Any, tokenizer: Any) -> dict[str, Any]:
+    """Class, tokenizer content and library versions, as plain JSON values."""
+    import tokenizers
+    import transformers
+
+    return {
+        "processor_class": type(processor).__name__,
+        "schema": SCHEMA,
+        "tokenizer": tokenizer_digest(tokenizer),
+        "tokenizers": tokenizers.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """SHA-256 (hex) over everything of a tokenizer that decides token ids and template variables."""
+    backend = tokenizer.backend_tokenizer
+    if backend.padding is not None or backend.truncation is not None:
+        backend = type(backend).from_str(backend.to_str())  # a copy: never change the caller's
+        backend.no_padding()
+        backend.no_truncation()
+    flags = {name: _plain(getattr(tokenizer, name, None)) for name in _FLAGS}
+    special = {str(key): _plain(value) for key, value in tokenizer.special_tokens_map.items()}
+    digest = hashlib.sha256(backend.to_str().encode("utf-8"))
+    digest.update(canonical_json([flags, special]))
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value)

@@ -32,11 +32,9 @@ from .account import check_decoded
 from .batch import Measurer
 from .binding import bind_media, media_ids
 from .control import check_control, control_tokens
-from .conversation import check_closed
-from .grounding import grounded
-from .identity import processor_identity
+from .conversation import check_closed, grounded
 from .layout import Layout, check_supervised, media_layout
-from .load import chat_template_of, load_processor
+from .load import chat_template_of, load_processor, processor_identity
 from .options import check_options, choose_family, positive
 from .positions import layout_positions, text_positions
 from .render import ChatRenderer, Rendered

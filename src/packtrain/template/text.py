@@ -14,7 +14,7 @@ from ..extend import Measured
 from ..families import Family
 from ..measuring.text import check_text, tokenize
 from .control import control_tokens as written
-from .identity import processor_identity
+from .load import processor_identity
 from .options import choose_family, positive
 
 __all__ = ["TextTemplate"]

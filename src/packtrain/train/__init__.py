@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from .compare import evaluate_packed_vs_unpacked
     from .compiled import compile_layers
     from .config import RunConfig, load_config
-    from .controls import run_controls
     from .loss import chunked_cross_entropy, packed_loss
     from .model import load_model
-    from .proof import prove_isolation
+    from .proof import prove_isolation, run_controls
     from .segments import isolate_states
     from .sft import train
     from .start_up import prove, prove_before_training

@@ -37,7 +37,6 @@ from ..collate import PaddingFreeCollator
 from ..collate.boundaries import state_layers, text_config
 from ..errors import InputError, IsolationError
 from .blind_mask import BlindMask, blind_mask
-from .controls import one_segment
 from .culprit import Culprit, eagerly, find_culprit, foreign_functions
 from .live import (
     COMPARED,
@@ -52,7 +51,7 @@ from .live import (
 )
 from .loss import bare_model, logits_loss, plain_head, token_loss_sum
 from .probe import Sample, changed, largest_gap, name_of, ordinary_tokens, size_of
-from .proof import IsolationReport, ProofRow
+from .proof import IsolationReport, ProofRow, one_segment
 from .segments import states_isolated
 from .untouched import is_wrapper, untouched
 from .versions import told

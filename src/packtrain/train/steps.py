@@ -16,8 +16,8 @@ from ..errors import ConfigError, InputError, counted
 from ..planning.align import AlignedPlan
 from ..planning.balance import Balance
 from ..planning.epoch_order import EpochOrder
+from ..planning.ledger import read_skip_file
 from ..planning.packplan import PackPlan
-from ..planning.skip import read_skip_file
 from .config import RunConfig
 
 __all__ = [
