@@ -1,4 +1,4 @@
-"""prove_isolation: is a sample in a pack the same as alone, on this model and backend? With negative controls.
+"""prove_isolation: is a sample in a pack the same as alone, on this model and backend? And its controls.
 
     report = prove_isolation(model, samples);  report.ok, report.rows, report.first_leak
 
