@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,7 @@ def test_a_killed_start_goes_on_to_the_same_checksum(
     command = [warm.python(), "-m", "packtrain", "train", str(tmp_path / "run.yaml"), "--dry-run", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     while not list(tmp_path.glob("run/startup/claim.*")) and process.poll() is None:
-        pass
+        time.sleep(0.01)
     process.kill()
     process.communicate()
     assert process.returncode == -9
