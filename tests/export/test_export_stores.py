@@ -159,7 +159,7 @@ def test_a_torn_index_is_refused(made: Callable[..., Set], fmt: str) -> None:
 
 
 def test_stopped_at_any_write(made: Callable[..., Set], tmp_path: Path, fmt: str) -> None:
-    held = made(count=9, names=NAMES[:3])
+    held = made(count=6, names=NAMES[:3])
     whole = tmp_path / "whole"
     write(held, whole, format=fmt, maxcount=2)
 
@@ -174,7 +174,7 @@ def test_stopped_at_any_write(made: Callable[..., Set], tmp_path: Path, fmt: str
     def absent_or_whole(out: Path) -> None:
         if shards.hidden(out, shards.EXPORT).is_file():
             packs = open_packs(out, held.template.encode)
-            assert sum(len(packs[i]) for i in range(len(packs))) == 9
+            assert sum(len(packs[i]) for i in range(len(packs))) == 6
 
     assert crash_points(run, tmp_path / "crash", check=absent_or_whole, ignore=("origin.json",), every=3) > 30
 
