@@ -1,4 +1,4 @@
-"""The producer's journal: which raw shards were taken and under which ids, and the state behind each chunk.
+"""The producer's journal and its figures: raw shards that were taken, their ids, the state behind each chunk.
 
     journal/shard_00000007.json    name, first id, records, bytes, SHA-256: written before any of its
     samples is

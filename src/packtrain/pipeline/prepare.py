@@ -1,4 +1,4 @@
-"""Measured, audited and planned inputs of a run: made by one rank, opened by the others.
+"""Measured, audited and planned inputs of a run and its validation: made by one rank, opened by others.
 
 `prepare` makes them for training or validation; `prepare_ranks` does both for a run of any number of ranks.
 In the run's own folder an artefact of another run is refused; with `data.cache.root_dir`

@@ -1,4 +1,4 @@
-"""Start-up of a run on many ranks: one process makes the artefacts, the others wait on files.
+"""Start-up of a run on many ranks: one process makes the artefacts, the others follow its claim.
 
     with StartUp(folder, place=…, timeout_s=7200) as start:
         result = start.share(make)      # make(tell) -> plain JSON, called on one rank (per disk)

@@ -1,4 +1,4 @@
-"""Which samples a step of training sees, and which steps see a sample: from the artefact alone.
+"""Which samples a step of training sees and with which losses, and which steps see a sample.
 
 Steps are counted from 0: over the whole run, or inside an epoch where one is named. `train_log.jsonl`
 counts finished steps, so its row 1 belongs to step 0.

@@ -1,4 +1,4 @@
-"""Values of encoded samples as flat arrays with a type and a shape, and back, bit for bit.
+"""What a chunk holds of encoded samples: values as flat arrays, media as source bytes, and back, bit for bit.
 
     value                           type in the chunk        stored as
     torch tensor                    torch.int64, …           its numbers; bfloat16 by its bits, bool as uint8

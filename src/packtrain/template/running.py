@@ -1,4 +1,4 @@
-"""Run the real processor on decoded media, and hold its answer against what was measured.
+"""Run the real processor on decoded media (sound resampled), and hold its answer against what was measured.
 
 Frames of videos are chosen here, by the processor's own sampler, so that only those are kept in memory;
 the processor gets them with their numbers and rate and is told not to sample again. Several images of a

@@ -1,4 +1,4 @@
-"""Layers that carry a state (linear attention, SSM, convolution), kept apart segment by segment.
+"""Segments of a row: offsets for kernels, and layers with a state (linear attention, SSM), apart by them.
 
     isolate_states(model)       afterwards every state layer starts afresh at each packed sample
 
