@@ -1,11 +1,9 @@
 """The producer's journal and its figures: raw shards that were taken, their ids, the state behind each chunk.
 
     journal/shard_00000007.json    name, first id, records, bytes, SHA-256: written before any of its
-    samples is
-                                   used, so that ids never move
+                                   samples is used, so that ids never move
     journal/state_00000041.json    what waits and what was counted when chunk 41 was finished; written
-    before its
-                                   manifest
+                                   before its manifest
 
 A restart goes on from the state of the newest chunk that is whole: all that came after it is planned anew
 from the raw shards, which gives the same packs, so nothing is lost or doubled and numbering continues.
