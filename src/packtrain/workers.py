@@ -77,7 +77,7 @@ def end_with_parent() -> None:
 
 
 # --------------------------------------------------------------------------------------------
-# workers
+# Worker processes that start side by side and light: one server imports once, then forks them
 # --------------------------------------------------------------------------------------------
 #: Names of classes, own or inherited, whose objects are read once by the server: they take long to unpickle.
 _HEAVY = {"HFTemplate", "PreTrainedTokenizerBase", "ProcessorMixin"}

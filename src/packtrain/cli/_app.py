@@ -116,7 +116,7 @@ def _yaml(value: Any) -> str:
 
 
 # --------------------------------------------------------------------------------------------
-# app
+# The command group, and what every verb shares: errors as one line, progress, JSON output
 # --------------------------------------------------------------------------------------------
 _VERBS = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
 

@@ -89,7 +89,7 @@ def rows_of(view: dict[str, Any]) -> dict[str, str]:
 
 
 # --------------------------------------------------------------------------------------------
-# show
+# `packtrain show`: what is in an artefact, as a table, JSON or an HTML page
 # --------------------------------------------------------------------------------------------
 def _need_plan(hint: str, **given: Any) -> None:
     """Refuse options that show a plan, where there is none."""

@@ -59,7 +59,7 @@ def members_of(packs: Sequence[Any]) -> Sequence[Any]:
 
 
 # --------------------------------------------------------------------------------------------
-# pack_batch
+# PackBatch: what the collator returns
 # --------------------------------------------------------------------------------------------
 #: Segment source of a tail, filler or dummy: it belongs to no sample.
 NO_SAMPLE = -1

@@ -161,7 +161,7 @@ def _check_steps(row: torch.Tensor, lengths: list[int], segments: Sequence[Segme
 
 
 # --------------------------------------------------------------------------------------------
-# padding_free
+# PaddingFreeCollator: packs -> one row without padding, boundaries as data
 # --------------------------------------------------------------------------------------------
 class PaddingFreeCollator:
     """Joins packs into one row. Picklable: it keeps facts about the model, never the model.

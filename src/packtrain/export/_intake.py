@@ -79,7 +79,7 @@ def _fault(where: str, name: str, value: Any, expected: str) -> SampleError:
 
 
 # --------------------------------------------------------------------------------------------
-# intake
+# The producer's input side: complete shards get ids, ids are measured
 # --------------------------------------------------------------------------------------------
 #: Shards whose sources stay open.
 _OPEN = 256

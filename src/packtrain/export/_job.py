@@ -123,7 +123,7 @@ def _read(
 
 
 # --------------------------------------------------------------------------------------------
-# job
+# What every format writes from: packs of a plan, one at a time, with the samples read from their source
 # --------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Pack:

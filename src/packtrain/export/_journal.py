@@ -106,7 +106,7 @@ class ProduceStats:
 
 
 # --------------------------------------------------------------------------------------------
-# journal
+# The producer's journal and its figures: raw shards that were taken, their ids, the state behind each chunk
 # --------------------------------------------------------------------------------------------
 _KEPT_STATES = 2
 

@@ -184,7 +184,7 @@ def undo_beginning(output: Path) -> bool:
 
 
 # --------------------------------------------------------------------------------------------
-# stream
+# The marks of a stream: what it is (`stream.json`, first), what is refused before that, and its `END`
 # --------------------------------------------------------------------------------------------
 def check_apart(inputs: Path, output: Path) -> None:
     """InputError where chunks would come to lie among other things.

@@ -182,7 +182,7 @@ class _Read:
 
 
 # --------------------------------------------------------------------------------------------
-# producer
+# PackingProducer: raw shards that arrive over time become numbered chunks of packs for `LazyShardedDataset`
 # --------------------------------------------------------------------------------------------
 #: Seconds between two looks at raw shards that were taken: whether they were written again.
 DEEP_S = 60.0

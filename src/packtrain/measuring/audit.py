@@ -88,7 +88,7 @@ def _hinted_parts(source: Source, index: int) -> Iterator[Mapping[str, Any]]:
 
 
 # --------------------------------------------------------------------------------------------
-# audit
+# Audit: does encoding give the lengths that were measured, and do media have the sizes that the data give?
 # --------------------------------------------------------------------------------------------
 _SHOWN = 5  # drifting samples named in the message
 

@@ -218,7 +218,7 @@ OPENERS: dict[str, Callable[[dict[str, Any], Any], Encoder]] = {
 
 
 # --------------------------------------------------------------------------------------------
-# counter
+# Fast text counters: the tokens of many texts at once, used only after they proved equal
 # --------------------------------------------------------------------------------------------
 Span = tuple[int, int]
 

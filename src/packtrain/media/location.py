@@ -60,9 +60,6 @@ __all__ = [
 
 
 # --------------------------------------------------------------------------------------------
-# The first bytes of an open medium and range reads beyond them, wherever the medium is
-# --------------------------------------------------------------------------------------------
-# --------------------------------------------------------------------------------------------
 # What a header parser answers: the stored size, how the picture is turned, whether the end is there
 # --------------------------------------------------------------------------------------------
 class Parsed(NamedTuple):
@@ -99,7 +96,7 @@ class ParsedAudio(NamedTuple):
 
 
 # --------------------------------------------------------------------------------------------
-# head
+# The first bytes of an open medium, and range reads beyond them
 # --------------------------------------------------------------------------------------------
 HEAD_BYTES = 4096  # what `open_head` reads at once and what `identity` hashes
 STEPS = 1 << 18  # parts that a parser may look at in one medium; real ones have a few hundred
@@ -234,7 +231,7 @@ def _read_range(descriptor: int, offset: int, count: int) -> bytes:
 
 
 # --------------------------------------------------------------------------------------------
-# location
+# Where the bytes of a medium are, and how to get few or all of them
 # --------------------------------------------------------------------------------------------
 Ref: TypeAlias = str | os.PathLike[str] | bytes
 

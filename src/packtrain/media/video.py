@@ -109,7 +109,7 @@ def _of_track(moov: bytes, track: int) -> int:
 
 
 # --------------------------------------------------------------------------------------------
-# video
+# Frames, rate and size of videos from their headers, and chosen frames, agreeing with each other
 # --------------------------------------------------------------------------------------------
 VideoRef: TypeAlias = Ref | Sequence[Ref]
 

@@ -197,7 +197,7 @@ def fill_types(
 
 
 # --------------------------------------------------------------------------------------------
-# multi
+# Best fit decreasing under several capacities: tokens, further limits, samples a pack
 # --------------------------------------------------------------------------------------------
 I64 = NDArray[np.int64]
 

@@ -142,7 +142,7 @@ def wait_for(
 
 
 # --------------------------------------------------------------------------------------------
-# waiting_reader
+# Waits for the next chunk of a growing directory and reads its packs, for LazyShardedDataset
 # --------------------------------------------------------------------------------------------
 class SlotReader:
     """Waits for slots and reads them. Arguments as of `LazyShardedDataset`."""

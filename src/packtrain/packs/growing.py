@@ -87,7 +87,7 @@ class SlotStream(IterableDataset[Pack]):  # type: ignore[misc]
 
 
 # --------------------------------------------------------------------------------------------
-# growing
+# LazyShardedDataset: packs out of a directory that may still grow, each rank from its own chunks
 # --------------------------------------------------------------------------------------------
 _STARTS = ("acknowledged", "beginning")
 

@@ -110,7 +110,7 @@ class SharedEpoch:
 
 
 # --------------------------------------------------------------------------------------------
-# handed_out
+# How far a source was read, and by whom
 # --------------------------------------------------------------------------------------------
 class HandedOut:
     """Micro steps of a pass that left the source; knows of its copies in other processes (shared memory)."""

@@ -102,7 +102,7 @@ def samples_of(source: Source, faults: Faults) -> Iterator[tuple[int, Mapping[st
 
 
 # --------------------------------------------------------------------------------------------
-# pairs
+# Several records of one image, in both ways of offline packing: split into pairs, or merged into a dialogue
 # --------------------------------------------------------------------------------------------
 #: Bytes of a stem that are kept; with a number and a suffix it stays below the 255 of file systems.
 _STEM = 200

@@ -188,7 +188,7 @@ def _failure(writer: str, error: Mapping[str, Any]) -> InputError | LawError:
 
 
 # --------------------------------------------------------------------------------------------
-# ranks
+# Start-up of a run on many ranks: one process makes the artefacts, the others follow its claim
 # --------------------------------------------------------------------------------------------
 Tell = Callable[[str, int, int], None]
 

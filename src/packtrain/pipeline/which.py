@@ -91,7 +91,7 @@ def _row(line: str) -> dict[str, Any] | None:
 
 
 # --------------------------------------------------------------------------------------------
-# which
+# Which samples a step of training sees and with which losses, and which steps see a sample
 # --------------------------------------------------------------------------------------------
 I64 = NDArray[np.int64]
 

@@ -124,7 +124,7 @@ def write_block(start: Any, stop: Any, places: Any, out: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------
-# blocks
+# Materialising on threads, in blocks; the bytes do not depend on their number
 # --------------------------------------------------------------------------------------------
 I64 = NDArray[np.int64]
 Block = tuple[int, int, NDArray[Any]]  # samples low..high-1 and what is known of them

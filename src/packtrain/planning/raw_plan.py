@@ -52,7 +52,7 @@ def sum_over_packs(values: NDArray[Any], offsets: I64, indices: NDArray[Any]) ->
 
 
 # --------------------------------------------------------------------------------------------
-# raw_plan
+# RawPlan: what a plan holds
 # --------------------------------------------------------------------------------------------
 SCHEMA = "packtrain.plan/1"
 

@@ -75,7 +75,7 @@ def step_warnings(plan: RawPlan, ranks: int) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------
-# stats
+# Statistics of a plan as one flat dictionary, and how even its steps are over ranks
 # --------------------------------------------------------------------------------------------
 #: The cost of lengths that numbers the source of each sample; not one to limit.
 SOURCE = "source"

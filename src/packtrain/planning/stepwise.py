@@ -160,7 +160,7 @@ def fill_empty(weight: Any, starts: Any, packs: Any, out: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------
-# stepwise
+# Steps of samples: the seeded sample order cut into steps of B, each step packed on its own into K packs
 # --------------------------------------------------------------------------------------------
 I64 = NDArray[np.int64]
 

@@ -120,7 +120,7 @@ def _segments(
 
 
 # --------------------------------------------------------------------------------------------
-# html
+# One self-contained HTML file about a run: no external address, light, dark and on paper
 # --------------------------------------------------------------------------------------------
 _RECORDS = 400  # records whose text is on the page
 _RECORD = 600  # characters of each

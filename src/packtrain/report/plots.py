@@ -67,7 +67,7 @@ def draw_choices(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------
-# plots
+# The charts of a report, drawn by matplotlib as inline SVG
 # --------------------------------------------------------------------------------------------
 Points = Sequence[Sequence[float]]
 

@@ -127,7 +127,7 @@ class _Zstd:
 
 
 # --------------------------------------------------------------------------------------------
-# derived
+# JSONL files made once, in the cache folder, from a source of another layout or a compressed one
 # --------------------------------------------------------------------------------------------
 class Derived(RecordFile):
     """Records of a made file, spoken of by the name and place of the original."""

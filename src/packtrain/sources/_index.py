@@ -213,7 +213,7 @@ def _trailing(file: Pinned) -> SourceError:
 
 
 # --------------------------------------------------------------------------------------------
-# index
+# Where each record of a file starts: found in one pass, kept as a byte-offset index in the cache folder
 # --------------------------------------------------------------------------------------------
 log = logging.getLogger(__name__)
 

@@ -118,7 +118,7 @@ def _counted(path: str) -> tuple[str, int]:
 
 
 # --------------------------------------------------------------------------------------------
-# shards
+# Several JSONL or JSON-array files as one source: a folder, a glob or braces; compressed files too
 # --------------------------------------------------------------------------------------------
 #: Files that count in a folder. A folder of `.json` files is one of pairs: name those with a glob.
 FILES = jsonl_source.SUFFIXES

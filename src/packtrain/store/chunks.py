@@ -212,7 +212,7 @@ class Spool:
 
 
 # --------------------------------------------------------------------------------------------
-# chunks
+# A chunk: packs that are already encoded, in one Arrow IPC file with a manifest, read through a memory map
 # --------------------------------------------------------------------------------------------
 #: How media may be kept.
 MEDIA = ("source", "uint8", "tensor")

@@ -119,9 +119,6 @@ def _said(message: Mapping[str, Any]) -> bool:
 
 
 # --------------------------------------------------------------------------------------------
-# pack_records
-# --------------------------------------------------------------------------------------------
-# --------------------------------------------------------------------------------------------
 # CRC-32 of members: from zlib, or the same from ISA-L (`packtrain[export]`) at ten times its speed
 # --------------------------------------------------------------------------------------------
 class _Sum(Protocol):
@@ -140,7 +137,7 @@ else:
 
 
 # --------------------------------------------------------------------------------------------
-# pack_records
+# One pack as plain files: its media under names of ours, and a JSON record that restores every sample
 # --------------------------------------------------------------------------------------------
 #: How samples are told apart by readers of the three plain fields.
 TASKS = ("captions", "vqa", "multi_turn")

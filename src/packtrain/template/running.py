@@ -64,7 +64,7 @@ def resample(samples: F32, old: int, new: int) -> F32:
 
 
 # --------------------------------------------------------------------------------------------
-# running
+# Run the real processor on decoded media (sound resampled), and hold its answer against what was measured
 # --------------------------------------------------------------------------------------------
 I64 = NDArray[np.int64]
 

@@ -254,7 +254,7 @@ def qwen2_5_omni(transformers: Any, vocabulary: Vocabulary) -> Any:
 
 
 # --------------------------------------------------------------------------------------------
-# tiny
+# tiny:… models: small random networks of the real transformers classes
 # --------------------------------------------------------------------------------------------
 _PREFIX = "tiny:"
 

@@ -115,7 +115,7 @@ def supervised(batch: Any) -> int:
 
 
 # --------------------------------------------------------------------------------------------
-# consumed
+# What a run consumed: in all (packs, samples, tokens on all ranks), and between two rows of its log
 # --------------------------------------------------------------------------------------------
 #: File of a checkpoint that says what the run found up to there.
 FOUND = "found.json"

@@ -80,7 +80,7 @@ class ProofAtBegin(TrainerCallback):  # type: ignore[misc]
 
 
 # --------------------------------------------------------------------------------------------
-# mixin
+# PackingMixin: what makes a transformers Trainer train on packs, of any `PackSource`, in every host
 # --------------------------------------------------------------------------------------------
 #: Methods that a batch passes on its way to the model.
 _ON_THE_WAY = ("training_step", "_prepare_inputs", "compute_loss")

@@ -72,7 +72,7 @@ def epoch_checksums(config: RunConfig, plan: PackPlan, lengths: Any, steps: int)
 
 
 # --------------------------------------------------------------------------------------------
-# runtime
+# The resolved runtime of a run: packs per step, steps per epoch, what is repeated or dropped, and warnings
 # --------------------------------------------------------------------------------------------
 #: Repeated packs named in a log line.
 _SHOWN = 16

@@ -116,7 +116,7 @@ def _kept(tensor: torch.Tensor, read: object) -> Segments:
 
 
 # --------------------------------------------------------------------------------------------
-# segments
+# Segments of a row: offsets for kernels, and layers with a state (linear attention, SSM), apart by them
 # --------------------------------------------------------------------------------------------
 #: Class names of layers that carry a state along the row; their first argument is [B,T,hidden].
 _CLASS = re.compile(

@@ -126,7 +126,7 @@ def template_key(template: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------
-# sft
+# Training with a configuration, on packs of every kind: the step from packs to a trained model
 # --------------------------------------------------------------------------------------------
 #: Kinds of data that a run opens itself.
 _OPENED = ("growing", "stream", "token_budget")

@@ -207,7 +207,7 @@ def _tell_once(dtype: str, size: int) -> None:
 
 
 # --------------------------------------------------------------------------------------------
-# varlen
+# Variable-length attention behind transformers' interface: `attn_implementation="varlen"`
 # --------------------------------------------------------------------------------------------
 #: Attention name of the language layers.
 VARLEN = "varlen"

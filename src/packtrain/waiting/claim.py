@@ -158,7 +158,7 @@ def is_local_disk(folder: str | Path) -> bool:
 
 
 # --------------------------------------------------------------------------------------------
-# claim
+# A claim: the right to write a folder, held by one process and shown by its heartbeat
 # --------------------------------------------------------------------------------------------
 _log = logging.getLogger(__name__)
 

@@ -369,7 +369,7 @@ class Writer:
 
 
 # --------------------------------------------------------------------------------------------
-# make
+# Make the demo set: a few hundred samples of real work for a vision-language model, with faults planted
 # --------------------------------------------------------------------------------------------
 VERSION = 1
 _OURS = "This folder was made by packtrain's demo, which may rewrite it.\n"

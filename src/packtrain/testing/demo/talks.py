@@ -115,7 +115,7 @@ def _part(part: str | Look, shape: str, paths: Sequence[str]) -> Record:
 
 
 # --------------------------------------------------------------------------------------------
-# talks
+# What the makers of demo samples hand over: a talk with pictures, before it has a record shape
 # --------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Look:
