@@ -36,7 +36,7 @@ _HOMES = {
     "prove_before_training": "start_up",
     "prove_isolation": "proof",
     "register_varlen_attention": "varlen",
-    "run_controls": "controls",
+    "run_controls": "proof",
     "tiny_model": ".testing.tiny",
     "train": "sft",
     "use_varlen": "varlen",
