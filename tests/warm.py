@@ -93,6 +93,22 @@ def load() -> None:
     assert len([name for name in threads if name != "jemalloc_bg_thd"]) == 1, threads  # it can be forked
 
 
+def received(client: socket.socket) -> tuple[bytes | None, list[int]]:
+    """A client's words and streams; None: it was killed before it had sent them, and is closed."""
+    streams: list[int] = []
+    words = b""
+    with contextlib.suppress(OSError):
+        size, streams, _, _ = socket.recv_fds(client, 8, 3)
+        while len(words) < int.from_bytes(size, "big") and (part := client.recv(1 << 20)):
+            words += part
+        if size and len(words) == int.from_bytes(size, "big"):
+            return words, streams
+    for stream in streams:
+        os.close(stream)
+    client.close()
+    return None, []
+
+
 def serve(listener: socket.socket) -> list[Any] | None:
     """Fork for every client; returns its words in a forked process, None when the session has ended."""
     clients: dict[
@@ -116,10 +132,9 @@ def serve(listener: socket.socket) -> list[Any] | None:
                 os.kill(pid, signal.SIGKILL)
         if listener.fileno() in ready:
             client, _ = listener.accept()
-            size, streams, _, _ = socket.recv_fds(client, 8, 3)
-            words = b""
-            while len(words) < int.from_bytes(size, "big"):
-                words += client.recv(1 << 20)
+            words, streams = received(client)
+            if words is None:
+                continue
             pid = os.fork()
             if pid == 0:
                 for number, stream in enumerate(streams):
@@ -133,7 +148,8 @@ def serve(listener: socket.socket) -> list[Any] | None:
                 return json.loads(words)  # type: ignore[no-any-return]
             for stream in streams:
                 os.close(stream)
-            client.sendall(pid.to_bytes(8, "big"))
+            with contextlib.suppress(OSError):  # the client was killed, which is seen next
+                client.sendall(pid.to_bytes(8, "big"))
             clients[os.pidfd_open(pid)] = client, pid
 
 
