@@ -13,9 +13,8 @@ import pytest
 import packtrain
 from packtrain import files
 from packtrain.errors import InputError
-from packtrain.pipeline.alone import PLACE, alone
 from packtrain.pipeline.plan import plan_lengths
-from packtrain.waiting.claim import Owner, look
+from packtrain.waiting.claim import PLACE, Owner, alone, look
 
 
 def another(pid: int) -> dict[str, object]:

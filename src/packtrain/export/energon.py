@@ -6,7 +6,8 @@
 
 `layout: packtrain` (default) describes crude samples, for `packtrain.hosts.energon.PackedTaskEncoder`.
 `layout: llava` writes what LLaVA-OneVision-1.5's encoders read: the field `prompts` with `<image>` in it,
-`img0.jpg`, its sample class and a loader; samples that they would read wrongly are refused (`store.pack_records`).
+`img0.jpg`, its sample class and a loader; samples that they would read wrongly are refused
+(`store.pack_records`).
 """
 
 from __future__ import annotations

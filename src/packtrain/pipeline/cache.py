@@ -26,9 +26,8 @@ from ..planning.spec import PlanSpec
 from ..store import lengths as lengths_store
 from ..store import plans as plans_store
 from ..version import __version__
-from ..waiting.claim import Claim
+from ..waiting.claim import PLACE, Claim
 from ..waiting.poll import fresh_names
-from .alone import PLACE
 from .measure import measure
 from .plan import check_drops, plan_lengths
 from .publish import Identity

@@ -33,7 +33,7 @@ from ..remote.outputs import output, sending
 from ..remote.places import spelled
 from ..store import shards
 from ..store.pack_records import SPELLINGS, TASKS, task_of
-from .alone import alone
+from ..waiting.claim import alone
 from .export_guards import (
     clear_other,
     forget_unbegun,

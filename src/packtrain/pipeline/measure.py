@@ -25,8 +25,7 @@ from ..planning.lengths import Lengths
 from ..remote.outputs import output
 from ..store import lengths as lengths_store
 from ..store import parts
-from ..waiting.claim import Claim
-from .alone import PLACE, alone
+from ..waiting.claim import PLACE, Claim, alone
 from .append import append_lengths, clear_next, finish_exchange
 from .growth import may_have_grown, read_layout
 from .publish import (

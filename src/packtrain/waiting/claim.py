@@ -1,4 +1,4 @@
-"""A claim: the right to write a folder, held by one process and shown by its heartbeat.
+"""A claim: the right to write a folder, held by one process and shown by its heartbeat, and `alone` with it.
 
     <folder>/claim.000001   the owner; appears whole and only once (`files.publish_new`), never rewritten
              beat.json      the owner's nonce, a counter that goes up, what it is doing, and at last the
@@ -20,7 +20,7 @@ import logging
 import os
 import platform
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -34,10 +34,12 @@ from .poll import Clock, SystemClock, Watch, fresh_json, fresh_names, pauses
 __all__ = [
     "BEAT",
     "HELLO",
+    "PLACE",
     "STALE_S",
     "Claim",
     "Held",
     "Owner",
+    "alone",
     "disk_of",
     "doing_of",
     "error_as_dict",
@@ -474,3 +476,55 @@ def doing_of(beat: Mapping[str, Any]) -> str:
         return "no sign of life yet"
     total = f" {beat.get('done', 0):,} of {beat['total']:,}" if beat.get("total") else ""
     return f"{beat.get('stage', beat.get('state', 'working'))}{total}"
+
+
+# --------------------------------------------------------------------------------------------
+# One process at a time works in an output folder; a second one is told who is there
+# --------------------------------------------------------------------------------------------
+# The right is a claim (`waiting.claim`) in `<folder>/claim`, gone again when the work ends. It beats with
+# the work itself (`pulse` after each part), not from a thread, so what is written and in which order
+# depends on the work alone. A claim that this very process left behind (an interrupted call) is no rival; one
+# that another of its threads holds is.
+#: Name of the claim inside the folder.
+PLACE = "claim"
+
+_held: set[Path] = set()
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[Claim]:
+    """Hold `folder` for the length of the block.
+
+    Raises:
+        InputError: a living process works in it, named with its id and host.
+    """
+    place, was_there = (folder / PLACE).absolute(), folder.is_dir()
+    held = look(place)
+    if held is not None and held.owner is not None and _is_here(held.owner) and place not in _held:
+        files.remove_tree(place)
+    claim = Claim.take(
+        place,
+        what=str(folder),
+        refuse=True,
+        threaded=False,
+        hint="wait for it, stop it, or choose another output folder",
+    )
+    _held.add(place)
+    try:
+        yield claim
+    except BaseException as error:
+        if not claim.is_out_of_reach(error):
+            with contextlib.suppress(OSError, SourceError):  # a full disk: the error says so itself
+                claim.release(tidy=True)
+        raise
+    else:
+        claim.release(tidy=True)
+    finally:
+        _held.discard(place)
+        if not was_there and folder.is_dir() and not any(folder.iterdir()):
+            files.remove_tree(folder)  # nothing was made
+
+
+def _is_here(owner: Owner) -> bool:
+    me = Owner.here()
+    return (owner.machine, owner.pid, owner.started) == (me.machine, me.pid, me.started)
