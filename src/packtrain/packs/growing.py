@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
+from ..checks import one_of, whole
 from ..errors import InputError
 from ..moved import also_named, renamed
 from ..remote.copies import place_of
@@ -156,10 +157,10 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
         on_error: str = "raise",
         max_skip_fraction: float | None = None,
     ) -> None:
-        if start is not None and start not in _STARTS:
-            raise InputError(f"start is {start!r}", hint=f"use one of {', '.join(_STARTS)}")
-        if total_steps is not None and total_steps < 1:
-            raise InputError(f"total_steps is {total_steps}, expected >= 1")
+        if start is not None:
+            one_of("start", start, _STARTS)
+        if total_steps is not None:
+            whole("total_steps", total_steps, 1)
         directory = Path(place_of(directory))
         if directory.is_file():
             raise InputError(f"{directory} is a file", hint="name the folder that `packtrain produce` writes")
