@@ -87,7 +87,7 @@ class Reduction:
         if self.source_weights and self.source_of is not None:
             own = [self.source_weights.get(self.source_of(sample), 1.0) for sample in ids]
             of_sample = of_sample * to_device(torch.tensor([*own, 1.0], dtype=torch.float64), labels.device)
-        weights = of_sample[place]
+        weights = of_sample.index_select(0, place)
         return weights.reshape(labels.shape), (weights * trained).sum()
 
     def scaled(self, batch: Any) -> tuple[dict[str, Any], torch.Tensor]:
@@ -132,7 +132,7 @@ def owners(batch: Any) -> tuple[torch.Tensor, Sequence[Any]]:
             "the row carries no boundaries, and a loss by sample needs them",
             hint="collate it with PaddingFreeCollator and keep the PackBatch",
         )
-    # numpy: torch starts a thread on every core for it, and these then keep the cores busy for milliseconds
+    # numpy: torch's own (an index by brackets too) wakes a thread on every core, which spins for milliseconds
     place = torch.from_numpy(np.repeat(np.array(sources, np.int64), lengths))
     if place.numel() != batch["labels"].numel():
         raise InputError(
