@@ -61,13 +61,18 @@ def run(host: str, name: str, *words: Any) -> Any:
         "OMP_NUM_THREADS": "1",
     }
     words = (python_of(host), "-m", "bench.host_child", host, name, *words)
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+    with (
+        tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+") as errors,
+        # `datasets` prepares rows anew each time, and versions of it do not read each other's
+        tempfile.TemporaryDirectory() as prepared,
+    ):
         child = subprocess.Popen(
             [*map(str, words)],
             stdout=out,
             stderr=errors,
             cwd=REPOSITORY,
-            env={**kept, **more, "HF_HUB_OFFLINE": "1"},
+            env={**kept, **more, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": prepared},
             start_new_session=True,
         )
         code = child.wait()
