@@ -563,7 +563,8 @@ def _hint(bare: Any, report: StartUpReport) -> str:
 def _fingerprint(model: Any, bare: Any, collate: Any) -> tuple[Any, ...]:
     """What could change the answer: the code of every module, its file's functions, hooks and attention.
 
-    Functions are held as weak references: an address may be that of another one later.
+    Functions are held as weak references: an address may be that of another one later. Not in it: whether a
+    module trains, and accelerate's mark on a model that it prepared (what it replaced there, is).
     """
     owner = getattr(collate, "__self__", collate)  # a bound method is made anew at every look
     parts: list[Any] = [_reference(owner), getattr(collate, "__name__", ""), backend_of(bare)]
@@ -594,4 +595,4 @@ def _reference(value: Any) -> Any:
 
 
 def _is_setting(name: str, value: Any) -> bool:
-    return name != "training" and isinstance(value, (bool, int, float, str))
+    return name not in ("training", "_is_accelerate_prepared") and isinstance(value, (bool, int, float, str))
