@@ -1,4 +1,4 @@
-"""Materialising on threads, in blocks; the bytes do not depend on their number.
+"""Compiled materialisers: one pass, or on threads in blocks; the bytes do not depend on their number.
 
 - Counting: blocks of samples. Shuffling: blocks of classes. Sums: blocks of packs. Nothing is shared.
 - Dealing: blocks of rounds. What the rounds before a block have dealt is a formula.
@@ -6,7 +6,7 @@
   order, then ids are written. Each stage works on another block at the same time, so more than three or four
   threads find nothing to do.
 
-One thread uses the single pass of `_sweep.by_class`.
+One thread uses the single pass of `by_class`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,159 @@ from numpy.typing import NDArray
 from ..extend import Patterns
 from ..packers import _kernels
 from ..packers._jit import kernel, over_blocks, threads_for
-from . import _sweep
 
 
 # --------------------------------------------------------------------------------------------
-# Compiled loops of the threaded materialiser; `_blocks.py` puts them together
+# Compiled materialisers; see `_materialise.py` for the rules and the plain forms
+# --------------------------------------------------------------------------------------------
+# The sweep works in blocks with three short loops (place, bin, write) so that cache misses overlap.
+# Cursors and slots are int32 below 2**31 samples: 8192 classes stay inside the first-level cache.
+@kernel
+def shuffle_block(slot: Any, starts: Any, seed: Any) -> Any:  # pragma: no cover - compiled
+    """Fisher-Yates inside each class, in place."""
+    for key in range(len(starts) - 1):
+        low = starts[key]
+        for i in range(starts[key + 1] - 1, low, -1):
+            x = (seed ^ np.uint64(i)) + np.uint64(0x9E3779B97F4A7C15)
+            x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            x = x ^ (x >> np.uint64(31))
+            j = low + np.int64(x % np.uint64(i - low + 1))
+            held = slot[i]
+            slot[i] = slot[j]
+            slot[j] = held
+    return 0
+
+
+@kernel
+def by_class(
+    keys: Any, top: Any, cursor: Any, slot: Any, sizes: Any, n_single: Any, out: Any
+) -> Any:  # pragma: no cover
+    """Canonical (offsets, indices): one pass over the samples, each takes the next place of its class.
+
+    `sizes` becomes the write pointers: -size while a pack is not open, then where its next id goes.
+    """
+    n = len(keys)
+    offsets = np.empty(len(sizes) + n_single + 1, dtype=np.int64)
+    offsets[0] = 0
+    opened = np.int64(0)
+    total = np.int64(0)
+    bins = np.empty(512, dtype=cursor.dtype)
+    for start in range(0, n, 512):
+        width = min(512, n - start)
+        for k in range(width):
+            c = keys[start + k]
+            if c == 0:
+                bins[k] = -1
+            elif c > top:
+                bins[k] = -2
+            else:
+                p = cursor[c]
+                cursor[c] = p + 1
+                bins[k] = p
+        for k in range(width):
+            if bins[k] >= 0:
+                bins[k] = slot[bins[k]]
+        for k in range(width):
+            b = bins[k]
+            if b >= 0:
+                w = np.int64(sizes[b])
+                if w < 0:
+                    size = -w
+                    w = total
+                    total += size
+                    opened += 1
+                    offsets[opened] = total
+                out[w] = start + k
+                sizes[b] = w + 1
+            elif b == -2:
+                out[total] = start + k
+                total += 1
+                opened += 1
+                offsets[opened] = total
+    return offsets, out
+
+
+@kernel
+def by_bin(bin_of: Any, n_bins: Any, out: Any) -> Any:  # pragma: no cover - compiled
+    """Canonical (offsets, indices) of a bin for each sample (-1 = left out)."""
+    n = len(bin_of)
+    sizes = np.zeros(n_bins, dtype=np.int64)
+    for i in range(n):
+        if bin_of[i] >= 0:
+            sizes[bin_of[i]] += 1
+    used = 0
+    for b in range(n_bins):
+        if sizes[b] > 0:
+            used += 1
+    offsets = np.zeros(used + 1, dtype=np.int64)
+    written = np.full(n_bins, -1, dtype=np.int64)
+    opened = 0
+    total = np.int64(0)
+    for i in range(n):
+        b = bin_of[i]
+        if b < 0:
+            continue
+        w = written[b]
+        if w < 0:
+            w = total
+            total += sizes[b]
+            opened += 1
+            offsets[opened] = total
+        out[w] = i
+        written[b] = w + 1
+    return offsets, out[:total].copy()
+
+
+@kernel
+def sum_block(values: Any, offsets: Any, indices: Any) -> Any:  # pragma: no cover - compiled
+    """Sums and sums of squares of `values` over each pack."""
+    n_packs = len(offsets) - 1
+    total = np.empty(n_packs, dtype=np.int64)
+    squares = np.empty(n_packs, dtype=np.int64)
+    for p in range(n_packs):
+        a = np.int64(0)
+        b = np.int64(0)
+        for q in range(offsets[p], offsets[p + 1]):
+            v = np.int64(values[indices[q]])
+            a += v
+            b += v * v
+        total[p] = a
+        squares[p] = b
+    return total, squares
+
+
+@kernel
+def copy_packs(
+    offsets: Any, indices: Any, packs: Any, ids: Any, out: Any
+) -> Any:  # pragma: no cover - compiled
+    """Write `ids[i]` for the ids i of the named packs one after the other; returns how many."""
+    at = np.int64(0)
+    for k in range(len(packs)):
+        p = packs[k]
+        for q in range(offsets[p], offsets[p + 1]):
+            out[at] = ids[indices[q]]
+            at += 1
+    return at
+
+
+@kernel
+def move_packs(offsets: Any, indices: Any, packs: Any, out: Any) -> Any:  # pragma: no cover - compiled
+    """Write the ids of the named packs one after the other; returns how many."""
+    at = np.int64(0)
+    for k in range(len(packs)):
+        p = packs[k]
+        for q in range(offsets[p], offsets[p + 1]):
+            out[at] = indices[q]
+            at += 1
+    return at
+
+
+# --------------------------------------------------------------------------------------------
+# blocks
+# --------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------
+# Compiled loops over one block, for the threads
 # --------------------------------------------------------------------------------------------
 # Each works on a block of its own (rounds of the deal, or samples by id). What runs at the same time shares
 # only arrays in which blocks own different places.
@@ -66,7 +214,7 @@ def deal_rounds(
 
 @kernel
 def place_block(keys: Any, start: Any, stop: Any, top: Any, cursor: Any, slot: Any, bins: Any) -> Any:
-    """bins[i - start] = raw pack of sample i; -1: left out, -2: alone. First half of `_sweep.by_class`."""
+    """bins[i - start] = raw pack of sample i; -1: left out, -2: alone. First half of `by_class`."""
     for low in range(start, stop, 512):
         width = min(512, stop - low)
         at = low - start
@@ -90,7 +238,7 @@ def place_block(keys: Any, start: Any, stop: Any, top: Any, cursor: Any, slot: A
 def open_block(bins: Any, count: Any, sizes: Any, offsets: Any, opened: Any) -> Any:
     """Turn the first `count` bins into places of the ids, -1 for none; returns how many packs are open now.
 
-    Blocks come in order: packs are opened as they occur. `sizes` as in `_sweep.by_class`.
+    Blocks come in order: packs are opened as they occur. `sizes` as in `by_class`.
     """
     total = offsets[opened]
     for k in range(count):
@@ -124,7 +272,7 @@ def write_block(start: Any, stop: Any, places: Any, out: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------
-# Materialising on threads, in blocks; the bytes do not depend on their number
+# On threads, in blocks
 # --------------------------------------------------------------------------------------------
 I64 = NDArray[np.int64]
 Block = tuple[int, int, NDArray[Any]]  # samples low..high-1 and what is known of them
@@ -188,15 +336,15 @@ def deal(
 
 
 def shuffle_classes(slot: NDArray[Any], starts: I64, seed: Any) -> None:
-    """`_sweep.shuffle_classes` over blocks of classes: the draw of a place depends on seed and place."""
+    """`shuffle_block` over blocks of classes: the draw of a place depends on seed and place."""
     ends = cuts(np.diff(starts), threads_for(len(slot)))
-    over_blocks(ends, lambda low, high: _sweep.shuffle_classes(slot, starts[low : high + 1], seed))
+    over_blocks(ends, lambda low, high: shuffle_block(slot, starts[low : high + 1], seed))
 
 
 def sum_packs(values: NDArray[Any], offsets: I64, indices: NDArray[Any]) -> tuple[I64, I64]:
-    """`_sweep.sum_packs` over blocks of packs."""
+    """`sum_block` over blocks of packs."""
     ends = even_cuts(len(offsets) - 1, threads_for(len(indices)))
-    made = over_blocks(ends, lambda low, high: _sweep.sum_packs(values, offsets[low : high + 1], indices))
+    made = over_blocks(ends, lambda low, high: sum_block(values, offsets[low : high + 1], indices))
     if len(made) == 1:
         return made[0][0], made[0][1]
     return np.concatenate([part[0] for part in made]), np.concatenate([part[1] for part in made])
@@ -223,7 +371,7 @@ def sweep(
     out = np.empty(len(slot) + n_single, dtype)
     threads = threads_for(n)
     if threads == 1 and n < _STAGED:
-        offsets, ids = _sweep.by_class(keys, top, starts.copy(), slot, sizes, n_single, out)
+        offsets, ids = by_class(keys, top, starts.copy(), slot, sizes, n_single, out)
         return offsets, ids
     offsets = np.zeros(len(sizes) + n_single + 1, dtype=np.int64)
     cursor = starts.copy()

@@ -83,11 +83,11 @@ def from_bins(bin_of: I64) -> Csr:
     """Materialise a bin for each sample (-1 = left out). Bin numbers need not be dense or in order."""
     n = len(bin_of)
     if use_jit(n):
-        from . import _sweep
+        from . import _blocks
 
         n_bins = int(bin_of.max()) + 1 if n else 0
         if n_bins <= 2 * n:
-            return _finish(*_sweep.by_bin(bin_of, n_bins, np.empty(n, index_dtype(n))))
+            return _finish(*_blocks.by_bin(bin_of, n_bins, np.empty(n, index_dtype(n))))
     ids = np.flatnonzero(bin_of >= 0)
     bins = bin_of[ids]
     order = np.argsort(bins, kind="stable")
@@ -184,9 +184,9 @@ def shuffle_bins(bins: I64, types: tuple[Any, I64, I64], seed: int) -> I64:
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     slot = bins[ids]
     if use_jit(len(bins)):
-        from . import _sweep
+        from . import _blocks
 
-        _sweep.shuffle_classes(slot, starts, np.uint64(seed64(seed)))
+        _blocks.shuffle_block(slot, starts, np.uint64(seed64(seed)))
     else:
         _shuffle_classes(slot, starts, seed64(seed))
     out = np.empty_like(bins)

@@ -249,13 +249,13 @@ def _contents(csr: Csr, packs: I64, ids: I64 | None = None) -> NDArray[Any]:
     sizes = np.diff(csr.offsets)[packs]
     total = int(sizes.sum())
     if use_jit(len(csr.indices)):
-        from . import _sweep
+        from . import _blocks
 
         out = np.empty(total, dtype=csr.indices.dtype if ids is None else ids.dtype)
         if ids is None:
-            _sweep.move_packs(csr.offsets, csr.indices, packs, out)
+            _blocks.move_packs(csr.offsets, csr.indices, packs, out)
         else:
-            _sweep.copy_packs(csr.offsets, csr.indices, packs, ids, out)
+            _blocks.copy_packs(csr.offsets, csr.indices, packs, ids, out)
         return out
     ends = np.cumsum(sizes)
     take = np.repeat(csr.offsets[packs] - (ends - sizes), sizes) + np.arange(total)
