@@ -67,7 +67,7 @@ class Life:
             reader.kill()
 
     def end(self) -> list[int]:
-        return [reader.wait(120) for reader in self.readers]
+        return [reader.wait(600) for reader in self.readers]
 
     def steps(self) -> list[list[tuple[int, ...]]]:
         """The packs of every rank, whole lines alone."""
