@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 from typing import Any
 
 import pytest
@@ -277,6 +280,64 @@ def test_what_a_batch_moved_is_read_on_the_host_until_either_changes() -> None:
     rows = batch.to("meta")["position_ids"]
     batch["position_ids"].add_(1)
     assert on_host(rows) is None
+
+
+def _saved(value: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one)), _saved]
+)
+def test_a_copy_of_a_changed_tensor_knows_nothing_of_before(copied: Any) -> None:
+    """Copies count their changes anew, to the number that the first one had when it was read."""
+    before, after = (torch.cat([torch.arange(n) for n in lengths])[None] for lengths in ((4, 4), (2, 6)))
+    for noted in range(3):
+        for changes in range(4):
+            row, labels = before.clone(), torch.ones(1, 8, dtype=torch.long)
+            moved = PackBatch(position_ids=row, labels=labels).to("meta")
+            for tensor in (row, labels, *moved.values()):
+                for _ in range(noted):
+                    tensor.mul_(1)
+            batch = PackBatch(position_ids=row, labels=labels)
+            moved = batch.to("meta")
+            batch.count_trained(labels)
+            assert of_positions(row).lengths == (4, 4) and batch.trained == 7
+            for _ in range(changes):
+                row.copy_(after)
+                labels.fill_(-100)
+                moved["position_ids"].copy_(after)
+            changed = changes > 0
+            assert of_positions(copied(row)).lengths == ((2, 6) if changed else (4, 4))
+            assert PackBatch(labels=copied(labels)).trained is None
+            assert on_host(copied(moved["position_ids"])) is None
+
+
+def test_tensors_of_inference_and_without_a_first_part_are_moved() -> None:
+    with torch.inference_mode():
+        batch = PackBatch(position_ids=torch.arange(8)[None])
+    assert on_host(batch.to("meta")["position_ids"]) is None
+    moved = PackBatch(one=torch.tensor(3), none=torch.zeros(0, 3)).to("meta")
+    assert on_host(moved["one"].view(1)) is None and on_host(moved["none"].view(3, 0)) is None
+
+
+def test_a_model_compiled_by_its_owner_sees_positions_that_changed() -> None:
+    """Whose graphs hold the version of the tensor that they were traced with."""
+    model = use_varlen(tiny_model("tiny:qwen3")).eval()
+    rows = [
+        torch.cat([torch.arange(n) for n in lengths])[None] for lengths in ((8, 8), (16,), (4, 12), (3, 13))
+    ]
+    given = {"input_ids": torch.arange(16)[None] + 5, "use_cache": False}
+    with torch.no_grad():
+        expected = [model(**given, position_ids=row.clone()).logits for row in rows]
+        compiled, positions = torch.compile(model, backend="aot_eager"), rows[0].clone()
+        for is_in_place in (False, False, True):
+            for row, logits in zip(rows, expected, strict=True):
+                given["position_ids"] = positions.copy_(row) if is_in_place else row.clone()
+                torch.testing.assert_close(compiled(**given).logits, logits, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("row", [[[0, 1, 0, 1, 2, 0]], [[0, 1, 2, 3]], [[3, 4], [0, 0]]])

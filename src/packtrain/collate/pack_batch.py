@@ -8,6 +8,7 @@ somebody rebuilds item by item is without them.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -65,8 +66,47 @@ def members_of(packs: Sequence[Any]) -> Sequence[Any]:
 NO_SAMPLE = -1
 
 
-#: Of a tensor that a batch moved to a device: its version then, the tensor on the host, that one's version.
+# --------------------------------------------------------------------------------------------
+# What is known of a tensor, as long as it is as it was: read where that is free, believed later
+# --------------------------------------------------------------------------------------------
+class _Known:
+    """On a tensor: something that was read from it. Copies of the tensor, pickled ones too, know nothing:
+    torch counts their changes anew, so a copy of a changed tensor may have the version of the first one.
+    """
+
+    __slots__ = ("of", "value", "version")
+
+    def __init__(self, tensor: torch.Tensor, value: Any) -> None:
+        self.of, self.version, self.value = weakref.ref(tensor), tensor._version, value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return set, ()  # nothing, in a type that torch.load reads with weights_only
+
+
+def remember(tensor: torch.Tensor, name: str, value: Any) -> None:
+    """Keep on a tensor what was read from it, until it changes in place (`remembered`)."""
+    if _tells_changes(tensor):
+        setattr(tensor, name, _Known(tensor, value))
+
+
+def remembered(tensor: torch.Tensor, name: str) -> Any:
+    """What `remember` kept on this very tensor; None: nothing, or it has changed since."""
+    known = getattr(tensor, name, None) if _tells_changes(tensor) else None
+    if isinstance(known, _Known) and known.version == tensor._version and known.of() is tensor:
+        return known.value
+    return None
+
+
+def _tells_changes(tensor: torch.Tensor) -> bool:
+    """Not where torch.compile traces: the version would be that of the trace; nor outside of autograd."""
+    return not torch.compiler.is_compiling() and not tensor.is_inference()
+
+
+#: Of a tensor that a batch moved to a device: the tensor on the host, that one's version then.
 _HOST = "_packtrain_host"
+
+#: Of labels: how many of them are targets.
+_TRAINED = "_packtrain_trained"
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -75,14 +115,17 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor | None:
     Also of the first part of such a tensor (the text row of four rows of positions). To read it there is no
     wait for the device.
     """
-    if tensor.is_inference():  # such tensors do not say when they change
-        return None
     whole = tensor if hasattr(tensor, _HOST) else tensor._base
-    version, host, before = getattr(whole, _HOST, (None, None, None))
-    if whole is None or host is None or whole._version != version or host._version != before:
+    kept = None if whole is None else remembered(whole, _HOST)
+    if whole is None or kept is None:
+        return None
+    host: torch.Tensor = kept[0]
+    if host._version != kept[1]:
         return None
     if whole is tensor:
         return host
+    if not whole.ndim or not len(whole):
+        return None
     first = whole[0]
     same = (first.shape, first.stride(), first.storage_offset())
     return host[0] if same == (tensor.shape, tensor.stride(), tensor.storage_offset()) else None
@@ -120,7 +163,6 @@ class PackBatch(dict[str, Any]):
     filler: bool = False
     dummies: int = 0
     per_token: tuple[str, ...] = ()
-    _counted: tuple[int, torch.Tensor, int] | None = None
 
     def __init__(self, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)
@@ -153,26 +195,21 @@ class PackBatch(dict[str, Any]):
             if not isinstance(value, torch.Tensor):
                 return value
             made = value.to(device, non_blocking=non_blocking)
-            if value.device.type == "cpu" != made.device.type and not made.is_inference():
-                setattr(made, _HOST, (made._version, value, value._version))
+            if value.device.type == "cpu" != made.device.type and not value.is_inference():
+                remember(made, _HOST, (value, value._version))
             return made
 
         return self.with_values({name: moved(value) for name, value in self.items()})
 
     def count_trained(self, labels: torch.Tensor) -> None:
         """Note how many targets are trained, from the same labels where looking at them is free."""
-        own = self["labels"]
-        if not own.is_inference():  # such tensors do not say when they change
-            self._counted = int((labels[..., 1:] != IGNORE).sum()), own, own._version
+        remember(self["labels"], _TRAINED, int((labels[..., 1:] != IGNORE).sum()))
 
     @property
     def trained(self) -> int | None:
         """Targets that are trained, if they were counted and the labels are still those; else None."""
-        if self._counted is None:
-            return None
-        count, labels, version = self._counted
-        same = labels._version == version and self.get("labels") is labels
-        return count if same else None
+        labels = self.get("labels")
+        return None if labels is None else remembered(labels, _TRAINED)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuilt, (type(self), dict(self), dict(self.__dict__)))

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from ..collate.boundaries import state_layers
-from ..collate.pack_batch import on_host, to_device
+from ..collate.pack_batch import on_host, remember, remembered, to_device
 from ..errors import IsolationError
 
 __all__ = ["Segments", "isolate_states", "of_lengths", "of_offsets", "of_positions", "states_isolated"]
@@ -105,13 +105,11 @@ def _read_offsets(offsets: torch.Tensor) -> Segments:
 
 
 def _kept(tensor: torch.Tensor, read: object) -> Segments:
-    if tensor.is_inference():  # such tensors do not say when they change
-        return read(tensor)  # type: ignore[operator, no-any-return]
-    kept = getattr(tensor, _KEPT, None)
-    if kept is None or kept[0] != tensor._version:
-        kept = (tensor._version, read(tensor))  # type: ignore[operator]
-        setattr(tensor, _KEPT, kept)
-    segments: Segments = kept[1]
+    kept = remembered(tensor, _KEPT)
+    if kept is None:
+        kept = read(tensor)  # type: ignore[operator]
+        remember(tensor, _KEPT, kept)
+    segments: Segments = kept
     return segments
 
 
