@@ -39,6 +39,45 @@ class Counted:
             yield {"input_ids": [i] * (1 + (i * 7 + self.epoch * 3) % 31), **more}
 
 
+class Waiting(Counted):
+    """Nothing comes any more after some samples, as from a queue that nobody fills."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        yield from super().__iter__()
+        time.sleep(1000)
+
+
+class Various(Counted):
+    """Samples of values that are pickled in another way by each process."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        import torch
+
+        for sample in super().__iter__():
+            tokens = torch.tensor(sample["input_ids"])
+            views = {"half": tokens.to(torch.bfloat16), "none": tokens[:0], "bits": tokens > 3}
+            more = {"of": [tokens[::2]], "tags": {f"{tokens[0]} {k}" for k in range(9)}, **views}
+            yield {"input_ids": tokens, "one": tokens.sum(), "kind": frozenset(["a", "b", "c"]), **more}
+
+
+class Fragile:
+    """Pickled, but not read again."""
+
+    def __setstate__(self, state: Any) -> None:
+        raise TypeError("not here")
+
+    def __init__(self) -> None:
+        self.value = 1
+
+
+class Later(Counted):
+    """Some samples in, they cannot be unpickled any more."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for place, sample in enumerate(super().__iter__()):
+            yield {**sample, "more": Fragile()} if place >= 20 else sample
+
+
 class OfRank(Counted):
     """Other samples in every process, against the contract."""
 

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from counted_source import Changing, Counted, OfRank, passes
+from counted_source import Changing, Counted, Later, OfRank, Various, Waiting, passes
 from test_elastic import KINDS, Cluster
 from torch.utils.data import DataLoader
 
@@ -22,7 +23,7 @@ import packtrain.packs._node_reader as node_reader
 import packtrain.packs._node_server as node_server
 from packtrain.data import StreamingPackedDataset, WeightedSources
 from packtrain.errors import SourceError
-from packtrain.packs._iterable import OfSplits, Places
+from packtrain.packs._iterable import OfSplits, Places, mark
 from packtrain.packs._node_reader import NodeReader
 
 STREAM: dict[str, Any] = {"pack_length": 64, "window": 16, "seed": 3, "shuffle_buffer": 8}
@@ -213,6 +214,7 @@ def test_a_failure_of_the_source_is_that_of_reading_by_itself(tmp_path: Path) ->
         (lambda folder: lambda: iter(Counted(folder, 40)), "it cannot be sent to the process"),
         (lambda folder: Changing(folder, 40), "made for one process"),
         (lambda folder: OfRank(folder, 40), "gets other samples"),
+        (lambda folder: Later(folder, 40), "a sample cannot be unpickled (TypeError: not here)"),
     ],
 )
 def test_what_cannot_be_shared_is_read_by_each_reader_with_one_warning(
@@ -228,6 +230,69 @@ def test_what_cannot_be_shared_is_read_by_each_reader_with_one_warning(
         assert places(reader(source).taken(0, OfSplits({k: k}, 2))) == [(i, i) for i in range(k, 40, 2)]
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warned) == 1 and why in warned[0]
+
+
+def test_values_that_each_process_pickles_otherwise_are_shared(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tensors (torch writes addresses) and sets (in an order for each process)."""
+    source = Various(tmp_path, 40)
+    one = reader(source, "various")
+    for place, sample in enumerate(source):
+        one._see(0, place, sample)
+    assert len(set(one._seen[0])) == 40
+    del one._seen[0][4:]
+    found = [(place, int(sample["one"])) for place, sample in one.taken(0, OfSplits({1: 1}, 2))]
+    assert found == [(place, int(sample["one"])) for place, sample in enumerate(source) if place % 2]
+    assert not caplog.records and [pid == os.getpid() for pid, _ in passes(tmp_path)] == [True, False, True]
+
+
+def test_marks_are_of_values_and_types() -> None:
+    import torch
+
+    row = torch.arange(6)
+    odd = [row, row.view(2, 3), row.int(), row[:0], row.float(), row.tolist(), row.numpy(), {1, 2}, [1, 2]]
+    odd += [frozenset({1, 2}), {1, 3}, {"a": {1}}, {"a": {2}}, row.flip(0), row.bfloat16(), row[0], row > 2]
+    assert len({mark(one) for one in odd}) == len(odd)
+    assert mark(row.view(2, 3).t()) == mark(row.view(2, 3).t().clone()) and mark(row) == mark(row.clone())
+
+
+@pytest.mark.parametrize("samples", [2, 30])
+def test_the_process_ends_where_its_readers_are_gone_while_it_waits(samples: int, tmp_path: Path) -> None:
+    """Its source gives nothing any more, before or behind the first samples."""
+    child = os.fork()
+    if not child:
+        list(reader(Waiting(tmp_path, samples), "waits").taken(0, OfSplits({0: 0}, 2)))
+    until = time.monotonic() + 60
+    while not passes(tmp_path) and time.monotonic() < until:
+        time.sleep(0.05)
+    ((server, _),) = passes(tmp_path)
+    time.sleep(0.5)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    while time.monotonic() < until:  # whoever takes in orphans may leave them unwaited for
+        try:
+            state = Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        if state == "Z":
+            return
+        time.sleep(0.1)
+    os.kill(server, signal.SIGKILL)
+    pytest.fail("it is still there")
+
+
+def test_a_folder_that_is_too_long_for_a_socket_is_told_at_once_by_every_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None holds the lock that says that a process is about to listen."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 120)))
+    Path(tempfile.gettempdir()).mkdir()
+    source = Counted(tmp_path, 40)
+    for k in range(2):
+        monkeypatch.setattr(node_reader, "_told", told := set())
+        assert places(reader(source).taken(0, OfSplits({k: k}, 2))) == [(i, i) for i in range(k, 40, 2)]
+        assert told == {"OSError: AF_UNIX path too long"}
 
 
 def test_who_shares_and_who_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import pickle
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -13,9 +16,36 @@ __all__ = ["FIRST", "OfSplits", "Places", "Wanted", "mark", "samples_of", "short
 FIRST = 4  # samples that two readers of the same source compare
 
 
-def mark(body: bytes) -> bytes:
-    """Of a pickled sample, to compare it by."""
-    return hashlib.blake2b(body, digest_size=16).digest()
+def mark(sample: Any) -> bytes:
+    """Of a sample, to compare it by: the same in every process that reads it.
+
+    A pickle is not: torch writes addresses into it, each process orders sets anew, and what a script defines
+    is of another module in a process that imports the script.
+    """
+    file = io.BytesIO()
+    _Marking(file, pickle.HIGHEST_PROTOCOL).dump(sample)
+    return hashlib.blake2b(file.getvalue(), digest_size=16).digest()
+
+
+class _Marking(pickle.Pickler):
+    """What it writes is compared, and never read."""
+
+    def reducer_override(self, value: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            told = value.detach().cpu().resolve_conj().resolve_neg()
+            told = told.clone(memory_format=torch.contiguous_format).flatten()
+            data = told.view(torch.uint8).numpy().tobytes() if told.numel() else b""
+            return bytes, ((str(value.dtype), *value.shape), data)
+        is_named = hasattr(value, "__qualname__")
+        if is_named and getattr(value, "__module__", None) in ("__main__", "__mp_main__"):
+            return str, (value.__qualname__,)
+        return NotImplemented
+
+    def persistent_id(self, value: Any) -> Any:
+        if type(value) in (set, frozenset):
+            return type(value).__name__, sorted(map(mark, value))
+        return None
 
 
 class OfSplits:

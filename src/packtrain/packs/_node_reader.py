@@ -119,7 +119,7 @@ class NodeReader(IterableReader):
         seen = self._seen.setdefault(epoch, [])
         if place == len(seen):
             with contextlib.suppress(Exception):  # told where it matters
-                seen.append(mark(pickle.dumps(sample, pickle.HIGHEST_PROTOCOL)))
+                seen.append(mark(sample))
 
     def _is_worth(self, sample: Any) -> bool:
         """Does passing by a sample cost more than sending one?"""
@@ -149,10 +149,10 @@ class NodeReader(IterableReader):
         try:
             self.let_go()
             seen = self._seen.get(epoch, ())
-            for word in ("first", "next"):
-                pipe.send(word)
+            pipe.send("first")
             if any(one != other for one, other in zip(seen, pipe.recv(), strict=False)):
                 raise _Unfed("the process that reads it for all gets other samples")
+            pipe.send("next")
             while True:
                 word, told = pipe.recv()
                 if word == "ended":
@@ -164,7 +164,11 @@ class NodeReader(IterableReader):
                     raise _Unfed(told)
                 pipe.send("next")  # comes meanwhile
                 for place, body in told:
-                    yield place, pickle.loads(body)
+                    try:
+                        sample = pickle.loads(body)
+                    except Exception as error:
+                        raise _Unfed(f"a sample cannot be unpickled ({described(error)})") from error
+                    yield place, sample
         except (EOFError, OSError, pickle.UnpicklingError) as error:
             raise _Unfed("the process that read it for all is gone") from error
         finally:
@@ -278,6 +282,9 @@ def _start(folder: Path, name: str, source: bytes) -> subprocess.Popen[bytes] | 
     except BlockingIOError:
         os.close(lock)
         return None
+    except BaseException:
+        os.close(lock)  # or the next reader takes this one for a server that is about to listen
+        raise
     command = [spawn.get_executable(), "-c", "from packtrain.packs._node_server import serve; serve()"]
     variables = {**environment(), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     own: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": 2, "env": variables}

@@ -133,15 +133,21 @@ class Log:
             self.cursors.discard(cursor)
             self._change.notify_all()
 
-    def beginning(self) -> list[bytes]:
-        """The marks of the first samples; waits for them."""
+    def beginning(self, is_gone: Callable[[], bool] = lambda: False) -> list[bytes]:
+        """The marks of the first samples; waits for them as long as the reader does."""
         with self._change:
             while len(self.first) < FIRST and self.outcome is None:
                 self._change.wait(0.1)
+                if is_gone():
+                    raise EOFError
             return list(self.first)
 
-    def block(self, cursor: Cursor) -> Answer:
-        """The next samples of a reader, as (place, bytes); waits for them."""
+    def block(self, cursor: Cursor, is_gone: Callable[[], bool] = lambda: False) -> Answer:
+        """The next samples of a reader, as (place, bytes); waits for them as long as the reader does.
+
+        Raises:
+            EOFError: the reader is gone.
+        """
         found: list[tuple[int, bytes]] = []
         size = 0
         while True:
@@ -176,6 +182,8 @@ class Log:
                     cursor.is_waiting = True
                     self._change.wait(0.1)
                     cursor.is_waiting = False
+                    if is_gone():
+                        raise EOFError
 
     # --------------------------------------------------------------------------- the thread that reads
     def read(self) -> None:
@@ -190,7 +198,7 @@ class Log:
                 except Exception as error:
                     self._end("unfit", f"a sample cannot be pickled: {described(error)}")
                     break
-                if not self._add(body):
+                if not self._add(body, sample):
                     return
             else:
                 self._end("ended", self._segments[-1].stop)
@@ -210,7 +218,7 @@ class Log:
             self.outcome = word, told
             self._change.notify_all()
 
-    def _add(self, body: bytes) -> bool:
+    def _add(self, body: bytes, sample: Any) -> bool:
         """Keep a sample once there is room; False: nobody needs it."""
         with self._change:
             newest = self._segments[-1]
@@ -223,7 +231,7 @@ class Log:
                     self._segments.append(newest)
             newest.add(body)
             if len(self.first) < FIRST:
-                self.first.append(mark(body))
+                self.first.append(mark(sample))
             self.in_memory += len(body)
             now = time.monotonic()
             if now - self._told > _TOLD_S and any(one.is_waiting for one in self.cursors):
@@ -322,7 +330,9 @@ class _Server:
         try:
             pipe.send(("joined", os.getpid()))
             while word := pipe.recv():
-                pipe.send(log.block(cursor) if word == "next" else log.beginning())
+                # it says nothing until it has its answer: what can be read before is its end
+                is_next = word == "next"
+                pipe.send(log.block(cursor, pipe.poll) if is_next else log.beginning(pipe.poll))
         finally:
             log.leave(cursor)
 
