@@ -70,6 +70,22 @@ def test_a_file_is_there_before_it_is_here(far: Any) -> None:
         assert plain == folder.parent.parent / "plain"
 
 
+@pytest.mark.parametrize(
+    "name", ["a b", "ü" * 99, "x%20y", "h#1", "tail//", "~", "claim", ".notes", "o'k", "a\nb"]
+)
+def test_a_name_that_is_written_is_read_again(
+    name: str, far: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for machine in ("one", "two"):
+        monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / machine))
+        with output(f"gs://b/{name}") as folder:
+            if machine == "one":
+                files.publish_text(folder / "file", name)
+            assert (folder / "file").read_text() == name
+            assert url_of(folder / "file") == f"gs://b/{name.rstrip('/')}/file"
+    assert far.find("/b") == [f"/b/{name.rstrip('/')}/file"]
+
+
 @pytest.mark.parametrize("md5", [False, True])
 @pytest.mark.parametrize("fault", ["lost", "cut", "short", "flip"])
 def test_what_came_otherwise_is_sent_again(far: Any, fault: str, md5: bool) -> None:
@@ -147,6 +163,14 @@ def test_what_cannot_be_written_is_refused_up_front(far: Any) -> None:
         ("https://host/out", "takes no files"),
         ("gs://b/file", "is a file"),
         ("gs://", "no file"),
+        ("gs://b/" + "ü" * 200, "names no file"),
+        ("gs://b/a/../out", "names no file"),
+        ("gs://b/run[1]", "a pattern of names"),
+        ("gs://b/out?v=1", "a pattern of names"),
+        ("gs://b/{a,b}/out", "a pattern of names"),
+        ("gs://b/*/out", "a pattern of names"),
+        ("gs://b//out", "its files would be behind gs://b/out"),
+        ("gs://user:key@b/out", "gs://b/out cannot be written: its files would be behind gs://b/out"),
     ):
         with pytest.raises(InputError, match=said), output(url):
             pytest.fail("opened")

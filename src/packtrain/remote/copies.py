@@ -72,7 +72,7 @@ ENDS = 1 << 16
 AT_ONCE = 8  # files
 OLD = 3600.0  # seconds without a write after which a fetch was stopped
 
-_MAGIC = re.compile(r"[*?\[]|\{[^{}]*\}")
+MAGIC = re.compile(r"[*?\[]|\{[^{}]*\}")
 _swept: set[str] = set()
 _taken: dict[str, tuple[float, float]] = {}  # bytes of copies when last counted and fetched since
 _listings: dict[str, dict[str, Mapping[str, Any]]] = {}  # the last look at a folder, by its place
@@ -269,7 +269,7 @@ def _found(url: str, cache_dir: str | os.PathLike[str] | None) -> tuple[str, dic
     system, path = system_of(url, named(url))
     system = fresh(system)
     web = url.lower().startswith("http")
-    magic = _MAGIC.search(url.partition("?")[0] if web else url)
+    magic = MAGIC.search(url.partition("?")[0] if web else url)
     if magic is None:
         info = tried(named(url), lambda: system.info(path), TRIES)
         page = web and info.get("mimetype") == "text/html" and not path.endswith((".html", ".htm"))
@@ -377,7 +377,7 @@ def _below(url: str, name: str) -> str:
     """The URL of a file that a folder or pattern means."""
     if not name:
         return url
-    magic = _MAGIC.search(url.partition("?")[0] if url.lower().startswith("http") else url)
+    magic = MAGIC.search(url.partition("?")[0] if url.lower().startswith("http") else url)
     base = url if magic is None else url[: magic.start()].rpartition("/")[0]
     return f"{base.rstrip('/')}/{name}"
 
@@ -393,7 +393,7 @@ def _forget(place: str, root: str, found: Mapping[str, Any]) -> None:
     """Remove copies of files that a URL means no more."""
     if set(found) == {""}:
         return
-    if _MAGIC.search(place):
+    if MAGIC.search(place):
         held = [path for one in _braces(place) for path in glob.glob(one, recursive=True)]
     else:
         held = [os.path.join(folder, name) for folder, _, inner in os.walk(root) for name in inner]

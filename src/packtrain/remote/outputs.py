@@ -26,7 +26,7 @@ from typing import Any
 
 from .. import files
 from ..errors import InputError
-from .copies import TRIES, bring, ends_of, listed_as, make_room, put_listed
+from .copies import MAGIC, TRIES, bring, ends_of, listed_as, make_room, put_listed
 from .places import (
     Note,
     named,
@@ -38,6 +38,7 @@ from .places import (
     set_time,
     stays_here,
     told_url,
+    url_by_place,
     url_of,
 )
 from .ranges import Remote, as_source, fresh, scheme_of, stamp_of, system_of, tried
@@ -84,7 +85,7 @@ def writable(path: str | os.PathLike[str]) -> Path:
     """The folder that `output` gives, with nothing asked.
 
     Raises:
-        InputError: a URL of a scheme that nothing is written to.
+        InputError: a URL of a scheme that nothing is written to, or of which the files would lie elsewhere.
     """
     url = told_url(path)
     if url is None:
@@ -94,7 +95,18 @@ def writable(path: str | os.PathLike[str]) -> Path:
             f"{named(url)} cannot be written: a web server takes no files",
             hint="name a folder, or a URL of s3://, gs://, az://, hf://, hdfs://",
         )
-    return Path(place_for(url))
+    place = place_for(url)
+    if MAGIC.search(url):
+        raise InputError(
+            f"{named(url)} cannot be written: it is a pattern of names, and would be read as one",
+            hint="choose a name without * ? [ ] { }",
+        )
+    if (behind := url_by_place(place)) != url.rstrip("/"):  # nobody would look there
+        raise InputError(
+            f"{named(url)} cannot be written: its files would be behind {behind}",
+            hint="name that, without empty parts, users and passwords",
+        )
+    return Path(place)
 
 
 @contextlib.contextmanager

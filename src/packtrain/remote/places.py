@@ -39,6 +39,7 @@ __all__ = [
     "spelled",
     "stays_here",
     "told_url",
+    "url_by_place",
     "url_of",
 ]
 
@@ -75,13 +76,18 @@ def url_of(path: str | os.PathLike[str]) -> str | None:
     text = os.fspath(path)
     if text in _full:
         return _full[text]
+    for root in stays_here:
+        if text.startswith(root + os.sep) and _OURS & set(text[len(root) :].split(os.sep)):
+            return None
+    return url_by_place(text)
+
+
+def url_by_place(text: str) -> str | None:
+    """The URL that a place itself says, as what lies below it does; None for any other path."""
     _, mark, rest = text.partition(_MARK)
     scheme, _, place = rest.partition(os.sep)
     if not mark or not place or scheme.startswith("."):
         return None
-    for root in stays_here:
-        if text.startswith(root + os.sep) and _OURS & set(text[len(root) :].split(os.sep)):
-            return None
     return f"{scheme}://{place.replace(os.sep, '/')}"
 
 
@@ -141,7 +147,12 @@ def kept(path: str | os.PathLike[str]) -> str:
 
 def is_name(name: str) -> bool:
     """Whether a part of a URL can be the name of a file here."""
-    return name not in ("", ".", "..") and "\0" not in name and os.sep not in name and len(name) < 256
+    return (
+        name not in ("", ".", "..")
+        and "\0" not in name
+        and os.sep not in name
+        and len(os.fsencode(name)) < 256
+    )
 
 
 def root_of(place: str) -> str:
