@@ -60,6 +60,21 @@ class Various(Counted):
             yield {"input_ids": tokens, "one": tokens.sum(), "kind": frozenset(["a", "b", "c"]), **more}
 
 
+class Named(Counted):
+    """Its samples say its name, but for the first ones; it counts how often it was begun."""
+
+    begun = 0
+
+    def __init__(self, folder: Path, samples: int, name: str) -> None:
+        super().__init__(folder, samples)
+        self.name, self.tags = name, {"a", "b", "c"}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.begun += 1
+        for place, sample in enumerate(super().__iter__()):
+            yield {**sample, "name": self.name if place >= 8 else "head"}
+
+
 class Fragile:
     """Pickled, but not read again."""
 

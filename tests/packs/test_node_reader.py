@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from counted_source import Changing, Counted, Later, OfRank, Various, Waiting, passes
+from counted_source import Changing, Counted, Later, Named, OfRank, Various, Waiting, passes
 from test_elastic import KINDS, Cluster
 from torch.utils.data import DataLoader
 
@@ -245,6 +245,25 @@ def test_values_that_each_process_pickles_otherwise_are_shared(
     found = [(place, int(sample["one"])) for place, sample in one.taken(0, OfSplits({1: 1}, 2))]
     assert found == [(place, int(sample["one"])) for place, sample in enumerate(source) if place % 2]
     assert not caplog.records and [pid == os.getpid() for pid, _ in passes(tmp_path)] == [True, False, True]
+
+
+@pytest.mark.usefixtures("ranks")
+def test_sources_that_begin_alike_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    """Two streams of one launch; each is begun once an epoch, whatever its source counts meanwhile."""
+    streams = {
+        (name, rank): StreamingPackedDataset(
+            Named(tmp_path, 60, name), rank=rank, world_size=4, splits=4, **STREAM
+        )
+        for name in "ab"
+        for rank in range(4)
+    }
+    for epoch in range(2):
+        for (name, rank), stream in streams.items():
+            stream.set_epoch(epoch)
+            stream.reader.source.begun += rank * epoch
+            for sample in (sample for pack in stream for sample in pack):
+                assert sample["name"] == (name if sample["sample_id"] >= 8 else "head")
+    assert len({pid for pid, _ in passes(tmp_path)}) == 4 and len(passes(tmp_path)) == 4
 
 
 def test_marks_are_of_values_and_types() -> None:

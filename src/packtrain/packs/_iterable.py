@@ -16,13 +16,13 @@ __all__ = ["FIRST", "OfSplits", "Places", "Wanted", "mark", "samples_of", "short
 FIRST = 4  # samples that two readers of the same source compare
 
 
-def mark(sample: Any) -> bytes:
-    """Of a sample, to compare it by: the same in every process that reads it.
+def mark(sample: Any, file: io.BytesIO | None = None) -> bytes:
+    """Of a sample or source, to compare it by: the same in every process that reads it.
 
     A pickle is not: torch writes addresses into it, each process orders sets anew, and what a script defines
     is of another module in a process that imports the script.
     """
-    file = io.BytesIO()
+    file = io.BytesIO() if file is None else file
     _Marking(file, pickle.HIGHEST_PROTOCOL).dump(sample)
     return hashlib.blake2b(file.getvalue(), digest_size=16).digest()
 

@@ -6,9 +6,9 @@ process to process, and took `WORTH_S` already, it goes on with what the node's 
 Whether and when changes nothing: samples and places are those of reading by itself, to which a reader comes
 back, with one warning, where the server cannot be used or is gone.
 
-Readers meet at a socket whose name says the launch and the pass, or, of one rank's loader workers, the stream
-and the source's bytes. The first one there starts the server. A reader believes it only if the first samples
-are those that it has read itself.
+Readers meet at a socket whose name says the launch, the pass and the source's values, or, of one rank's
+loader workers, the stream and the source's bytes. The first one there starts the server. A reader believes it
+only if the first samples are those that it has read itself.
 """
 
 from __future__ import annotations
@@ -64,7 +64,11 @@ def node_reader(stream: Any) -> Any:
         return NodeReader(reader.source, stream.name, of_one_rank=True)
     place = [on.launch, on.index, type(reader.source).__qualname__]
     told = [stream.spec.to_dict(), stream.seed, stream.shuffle_buffer, stream.epoch, stream.passes]
-    return NodeReader(reader.source, digest_json([*place, *told]), of_one_rank=False)
+    if stream.source_mark is None:  # before it is read: sources may count what they gave
+        stream.source_mark = ""
+        with contextlib.suppress(Exception):  # told where it matters
+            stream.source_mark = mark(reader.source, _Limited()).hex()
+    return NodeReader(reader.source, digest_json([*place, *told, stream.source_mark]), of_one_rank=False)
 
 
 class NodeReader(IterableReader):

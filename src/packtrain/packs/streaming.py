@@ -157,6 +157,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         )
         EqualSteps((), exhausted=exhausted)  # refuses an unknown word here, not at the first epoch
         self.name = secrets.token_hex(8)  # the same in all loader workers
+        self.source_mark: str | None = None  # of an iterable: the same in all ranks of a node
         self.reader = reader_of(source, shuffled=shuffle_buffer > 0, seed=seed)
         self.encode = getattr(template, "encode", template)
         self.place = World(int(place.rank), int(place.size))
