@@ -247,6 +247,12 @@ def test_values_that_each_process_pickles_otherwise_are_shared(
     assert not caplog.records and [pid == os.getpid() for pid, _ in passes(tmp_path)] == [True, False, True]
 
 
+def test_samples_larger_than_all_that_is_read_ahead_come(tmp_path: Path) -> None:
+    """The first ones, too, which are compared before a reader moves."""
+    taken = reader(Counted(tmp_path, 6, kilobytes=40 << 10), "large").taken(0, OfSplits({1: 1}, 2))
+    assert [place for place, _ in taken] == [1, 3, 5]
+
+
 @pytest.mark.usefixtures("ranks")
 def test_sources_that_begin_alike_are_not_taken_for_each_other(tmp_path: Path) -> None:
     """Two streams of one launch; each is begun once an epoch, whatever its source counts meanwhile."""

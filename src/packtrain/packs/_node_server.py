@@ -260,6 +260,8 @@ class Log:
 
     def _has_room(self) -> bool:
         """May another segment be read? Drops what all have passed, and puts away what is not new."""
+        if len(self.first) < FIRST:
+            return True  # no reader moves before it has compared them
         slowest = min(self.cursors, key=lambda cursor: cursor.place)
         while (
             len(self._segments) > 1
