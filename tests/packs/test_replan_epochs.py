@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import packtrain as pt
-from packtrain.data import PackedDataset, PackSampler, pack_source
+from packtrain.data import PackedDataset, PackLoader, PackSampler, pack_source
 from packtrain.errors import ForeignArtefactError, InputError, PlanError
 from packtrain.planning.balance import Balance
 from packtrain.planning.replan import EpochPlans
@@ -144,3 +144,22 @@ def test_a_pass_that_began_keeps_its_order() -> None:
     begun = [next(stream), next(stream)]
     sampler.set_epoch(1)
     assert begun + list(stream) == whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_dataset_of_a_loader_follows_the_epoch_of_its_sampler(workers: int) -> None:
+    """Hosts tell samplers the epoch, as torch's scripts do: the dataset reads the plan of that epoch then."""
+    wanted = [epoch_ids(epoch)[0] for epoch in range(3)]
+    sampler, data = setup(0)
+    loader = PackLoader(data, sampler, num_workers=workers)
+
+    def ids() -> list[list[int]]:
+        return [[member["sample_id"] for member in pack] for (pack,) in loader]
+
+    for epoch in (0, 2, 1):
+        loader.sampler.set_epoch(epoch)
+        assert ids() == wanted[epoch]
+    state = loader.sampler.state_dict(5)
+    loader.set_epoch(2)
+    loader.sampler.load_state_dict(state)  # epoch 1, behind its fifth pack
+    assert ids() == wanted[1][5:]

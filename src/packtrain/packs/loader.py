@@ -159,7 +159,8 @@ class PackLoader(RankLoader):
         collate_fn: such as `PaddingFreeCollator(model)`; None = the list of packs itself.
         options: further arguments of `DataLoader` (`num_workers`, `prefetch_factor`, `pin_memory`, …).
 
-    A pass begins where the loaded state stands, else at the start of the epoch that `set_epoch` named.
+    A pass begins where the loaded state stands, else at the start of the epoch that `set_epoch` named. The
+    dataset follows the sampler, which alone is told the epoch by Lightning.
     """
 
     def __init__(
@@ -173,6 +174,7 @@ class PackLoader(RankLoader):
         collate_fn = _as_it_is if collate_fn is None else collate_fn
         super().__init__(data, options, batch_sampler=sampler.batches(packs), collate_fn=collate_fn)
         self.packs = packs
+        self._followed = 0  # the epoch that the dataset was told
 
     @property
     def sampler(self) -> Any:
@@ -189,6 +191,8 @@ class PackLoader(RankLoader):
         return found
 
     def __iter__(self) -> Iterator[Any]:
+        if self._followed != self.pack_sampler.epoch:
+            self._follow(self.pack_sampler.epoch)
         start = self.pack_sampler.begins_at
         batches = super().__iter__()  # the sampler begins a pass of its own
         self.pack_sampler.handed.begin(start)
@@ -208,6 +212,7 @@ class PackLoader(RankLoader):
         self._follow(epoch)
 
     def _follow(self, epoch: int) -> None:
+        self._followed = epoch
         if hasattr(self.dataset, "set_epoch"):  # an export has the same packs in every epoch
             self.dataset.set_epoch(epoch)
 
