@@ -25,7 +25,7 @@ KINDS = {
 }
 HOSTS = (
     *("transformers Trainer", "TRL SFTTrainer", "ms-swift", "LLaMA-Factory", "axolotl", "VeOmni"),
-    *("unsloth", "torchtitan", "NeMo Automodel", "accelerate", "Ray Train"),
+    *("unsloth", "torchtitan", "NeMo Automodel", "accelerate", "Ray Train", "Lightning"),
 )
 #: Those of them that take packs which are made already.
 TAKE_PACKS = HOSTS[:3]

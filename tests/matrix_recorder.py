@@ -34,6 +34,7 @@ HOSTS = {
     "tests/hosts/test_veomni.py": "VeOmni",
     "tests/hosts/test_accelerate.py": "accelerate",
     "tests/hosts/test_ray_train.py": "Ray Train",
+    "tests/hosts/test_lightning.py": "Lightning",
     "tests/hosts/test_unsloth.py": "unsloth",
     "tests/hosts/test_torchtitan.py": "torchtitan",
     "tests/hosts/test_automodel.py": "NeMo Automodel",
