@@ -122,12 +122,15 @@ def step_lines(aligned: AlignedPlan, accumulation: int, seed: int = 0) -> list[s
     width = aligned.world_size * accumulation
     held = _samples(aligned, accumulation, seed)
     unpacked = -(-len(plan.indices) // width)
+    keep = (
+        f"to keep the batch set training.samples_per_step: {width} (a "
+        f"step then holds {counted(width, 'samples')})"
+    )
     return [
         f"steps of packs: an epoch has {counted(steps, 'steps')} of {counted(width, 'packs')}, "
         f"{unpacked / steps:.1f} times fewer than the {unpacked:,} of {counted(width, 'unpacked samples')}",
         f"a step holds {held.mean():.1f} samples (sd {held.std():.1f}, {held.min():,} to {held.max():,})",
-        f"to keep the batch set training.samples_per_step: {width} (a "
-        f"step then holds {counted(width, 'samples')})",
+        *([keep] if width > 1 else []),  # a sample a step would be no packing
     ]
 
 
