@@ -121,6 +121,21 @@ def _yaml(value: Any) -> str:
 _VERBS = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
 
 
+class _NamedPath(click.Path):
+    """A path that is named: the empty one would be the current folder."""
+
+    def __init__(self, plain: click.Path) -> None:
+        super().__init__(exists=plain.exists, dir_okay=plain.dir_okay, path_type=plain.type)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "" and param is not None:
+            name = param.make_metavar(ctx) if isinstance(param, click.Argument) and ctx else param.opts[0]
+            raise InputError(
+                f"{name} is empty, expected a path", hint="a variable that is not set? `.` is this folder"
+            )
+        return super().convert(value, param, ctx)
+
+
 class _Verbs(click.Group):
     """Loads a verb's module when it is asked for, so that `packtrain plan` never imports torch."""
 
@@ -132,6 +147,9 @@ class _Verbs(click.Group):
             return None
         module = importlib.import_module(f".{cmd_name}", __package__)
         command: click.Command = module.command
+        for param in command.params:
+            if type(param.type) is click.Path:
+                param.type = _NamedPath(param.type)
         return command
 
     def resolve_command(

@@ -27,7 +27,7 @@ from ..planning.lengths import Lengths
 from ..remote.outputs import output
 from ..store import lengths as lengths_store
 from ..store import parts
-from .publish import Identity, origin_of, publish
+from .publish import Identity, origin_of, publish, refuse_other_kind
 from .ranges import How, Progress, cut, gathered, part_of
 
 __all__ = ["Shard", "measure_shard", "merge", "shard_lengths"]
@@ -92,6 +92,7 @@ def measure_shard(
         progress=progress,
     )
     with output(out) as whole:
+        refuse_other_kind(whole, lengths_store.MARKER)
         return _measured(source, template, whole, shard, identity, how, origin, overwrite=overwrite)
 
 
@@ -165,6 +166,7 @@ def merge(out: str | Path, *, overwrite: bool = False) -> Lengths:
         ChecksumError: a file of a shard is not what its marker says.
     """
     with output(out) as folder:
+        refuse_other_kind(folder, lengths_store.MARKER)
         return _merged(folder, overwrite)
 
 

@@ -89,6 +89,8 @@ def writable(path: str | os.PathLike[str]) -> Path:
     """
     url = told_url(path)
     if url is None:
+        if not os.fspath(path):
+            raise InputError("the path of the folder to write is empty", hint="name a folder")
         return Path(path)
     if scheme_of(url) in _READ_ONLY:
         raise InputError(

@@ -83,10 +83,10 @@ def _save(
     files.make_folder(folder)
     files.remove_leftovers(folder)
     files.remove(folder / MARKER)
+    if origin is not None:  # first: without a marker it says whose the arrays of a stopped writer are
+        files.publish_json(folder / "origin.json", dict(origin))
     for stem, array in arrays.items():
         files.publish_array(folder / f"{stem}.npy", array)
-    if origin is not None:
-        files.publish_json(folder / "origin.json", dict(origin))
     files.publish_json(folder / MARKER, sealed(marker))
 
 
