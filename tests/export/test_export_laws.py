@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from typing import Any
 import pytest
 from export_sets import NAMES, Set, captions
 
+from packtrain import extend
 from packtrain.data import open_packs
 from packtrain.errors import (
     ChecksumError,
     DriftError,
     ForeignArtefactError,
     InputError,
+    MissingExtraError,
     UnknownNameError,
 )
 from packtrain.pipeline.export import export, finish_export
@@ -27,6 +30,9 @@ from packtrain.store import shards
 from packtrain.testing import crash_points, snapshot
 
 FORMATS = ["raw", "webdataset", "energon", "chunks"]
+
+#: Format -> the module of its library.
+LIBRARIES = {"mds": "streaming", "litdata": "litdata", "lance": "lance", "datasets": "datasets"}
 
 
 def write(held: Set, out: Path, **options: Any) -> dict[str, Any]:
@@ -171,6 +177,43 @@ def test_an_image_that_vanishes_during_the_export(made: Callable[..., Set]) -> N
     write(held, out)
     write(held, held.folder / "fresh")
     assert snapshot(out, ("origin.json",)) == snapshot(held.folder / "fresh", ("origin.json",))
+
+
+@pytest.mark.parametrize("fault", [InputError("refused"), IndexError("record 499 of 300")])
+@pytest.mark.parametrize("fmt", [*FORMATS, *LIBRARIES, "megatron"])
+def test_an_export_that_wrote_no_part_leaves_nothing(
+    made: Callable[..., Set], monkeypatch: pytest.MonkeyPatch, fmt: str, fault: Exception
+) -> None:
+    """Of what it made: folders that were there stay."""
+    held = made(count=10)
+
+    def refused(*_: Any) -> Any:
+        raise fault
+
+    with monkeypatch.context() as patch:
+        patch.setattr(extend.lookup("export", fmt), "write_part", refused)
+        (held.folder / "mine").mkdir()
+        for place in ("out", "fresh/er/out", "mine"):
+            with pytest.raises((type(fault), MissingExtraError)):
+                write(held, held.folder / place, format=fmt)
+    assert not (held.folder / "out").exists() and not (held.folder / "fresh").exists()
+    assert not list((held.folder / "mine").iterdir())
+    write(held, held.folder / "mine", format="raw")
+
+
+@pytest.mark.parametrize("shard", [None, (0, 2)])
+def test_a_library_that_is_not_there_is_told_before_the_other_export_goes(
+    made: Callable[..., Set], monkeypatch: pytest.MonkeyPatch, shard: tuple[int, int] | None
+) -> None:
+    held = made(count=10)
+    write(held, held.folder / "out", format="raw")
+    before = snapshot(held.folder)
+    for fmt, module in LIBRARIES.items():
+        monkeypatch.setitem(sys.modules, module, None)
+        for place, overwrite in (("out", True), ("new", False)):
+            with pytest.raises(MissingExtraError):
+                write(held, held.folder / place, format=fmt, overwrite=overwrite, shard=shard)
+    assert snapshot(held.folder) == before
 
 
 def test_a_full_disk(made: Callable[..., Set]) -> None:

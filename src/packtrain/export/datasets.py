@@ -19,9 +19,9 @@ from ..errors import optional
 from ._job import Job
 from ._rows import Made, Row, published, write_files
 
-__all__ = ["finish", "needs_template", "open_rows", "write_part"]
+__all__ = ["finish", "library", "needs_template", "open_rows", "write_part"]
 
-_library = functools.partial(optional, "datasets", "datasets", "datasets")
+library = functools.partial(optional, "datasets", "datasets", "datasets")
 
 OPTIONS: dict[str, Any] = {}
 FILES = (
@@ -75,10 +75,10 @@ def finish(job: Job, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def open_rows(out: Path) -> Any:
     """The rows, by number of the pack."""
-    return _library().load_from_disk(str(out))
+    return library().load_from_disk(str(out))
 
 
 def _features() -> Any:
-    value = _library().Value
+    value = library().Value
     media = {"path": value("string"), "bytes": value("large_binary")}
-    return _library().Features(key=value("string"), json=value("large_string"), media=[media])
+    return library().Features(key=value("string"), json=value("large_string"), media=[media])

@@ -20,9 +20,9 @@ from ..errors import optional
 from ._job import Job
 from ._rows import Made, Row, write_files
 
-__all__ = ["finish", "needs_template", "open_rows", "write_part"]
+__all__ = ["finish", "library", "needs_template", "open_rows", "write_part"]
 
-_library = functools.partial(optional, "lance.fragment", "pylance", "lance")
+library = functools.partial(optional, "lance.fragment", "pylance", "lance")
 
 OPTIONS: dict[str, Any] = {}
 FILES = (r"(?!)", r"data|_versions|_transactions")
@@ -34,7 +34,7 @@ _VERSION = ("_versions", "_transactions")
 
 def write_part(job: Job, part: int) -> list[dict[str, Any]]:
     """Write the fragments of a part."""
-    lance = _library()
+    lance = library()
     import pyarrow as pa
 
     def write(folder: Path, rows: Iterator[Row]) -> Iterator[Made]:
@@ -56,7 +56,7 @@ def write_part(job: Job, part: int) -> list[dict[str, Any]]:
 
 def finish(job: Job, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Make the version that holds all fragments."""
-    lance = _library()
+    lance = library()
     fragments = []
     for number, row in enumerate(row for part in parts for row in part["files"]):
         (held,) = row["told"]["files"]
@@ -76,7 +76,7 @@ class Rows:
     """The rows of a Lance dataset by number."""
 
     def __init__(self, out: Path) -> None:
-        self._data = _library().dataset(str(out))
+        self._data = library().dataset(str(out))
 
     def __len__(self) -> int:
         return int(self._data.count_rows())

@@ -20,9 +20,9 @@ from ..errors import optional
 from ._job import Job
 from ._rows import Made, Row, joined, published, write_files
 
-__all__ = ["finish", "needs_template", "open_rows", "write_part"]
+__all__ = ["finish", "library", "needs_template", "open_rows", "write_part"]
 
-_library = functools.partial(optional, "litdata", "litdata", "litdata")
+library = functools.partial(optional, "litdata", "litdata", "litdata")
 
 OPTIONS: dict[str, Any] = {}
 FILES = (r".*\.bin|.*index\.json", r"pack-\d{6,}-\d{3,}\.bin|index\.json")
@@ -34,7 +34,7 @@ _CHUNK = 1 << 26  # bytes: a chunk is put together in memory
 
 def write_part(job: Job, part: int) -> list[dict[str, Any]]:
     """Write the chunks of a part."""
-    _library()
+    library()
     from litdata.streaming.writer import BinaryWriter
 
     def write(folder: Path, rows: Iterator[Row]) -> Iterator[Made]:
@@ -61,4 +61,4 @@ def finish(job: Job, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def open_rows(out: Path) -> Any:
     """The rows, by number of the pack."""
-    return _library().StreamingDataset(str(out), shuffle=False)
+    return library().StreamingDataset(str(out), shuffle=False)

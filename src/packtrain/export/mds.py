@@ -18,9 +18,9 @@ from ..errors import optional
 from ._job import Job
 from ._rows import Made, Row, joined, published, write_files
 
-__all__ = ["finish", "needs_template", "open_rows", "write_part"]
+__all__ = ["finish", "library", "needs_template", "open_rows", "write_part"]
 
-_library = functools.partial(optional, "streaming", "mosaicml-streaming", "mds")
+library = functools.partial(optional, "streaming", "mosaicml-streaming", "mds")
 
 OPTIONS: dict[str, Any] = {}
 FILES = (r".*\.mds(\.\w+)?|index\.json", r"pack-\d{6,}-\d{3,}\.mds|index\.json")
@@ -33,7 +33,7 @@ _SHARD = 1 << 26  # bytes: a shard is put together in memory
 
 def write_part(job: Job, part: int) -> list[dict[str, Any]]:
     """Write the shards of a part."""
-    streaming = _library()
+    streaming = library()
 
     def write(folder: Path, rows: Iterator[Row]) -> Iterator[Made]:
         out = folder / "mds"
@@ -60,4 +60,4 @@ def finish(job: Job, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def open_rows(out: Path) -> Any:
     """The rows, by number of the pack."""
-    return _library().LocalDataset(str(out))
+    return library().LocalDataset(str(out))

@@ -21,7 +21,6 @@ from ..errors import (
     ForeignArtefactError,
     FormatError,
     InputError,
-    PacktrainError,
     SourceError,
     UnknownNameError,
     counted,
@@ -131,12 +130,14 @@ def _exported(
     out, key = job.out, key_of(job)
     place = shards.hidden(out) if shard is None else shards.hidden(out, f"shard-{shard[0]}-of-{shard[1]}")
     refuse_foreign(out, key, overwrite)
+    if (overwrite or not _is_made(job)) and hasattr(module := extend.lookup("export", job.format), "library"):
+        module.library()  # not there: said before the other export goes
     with alone(place) as claim:
         if overwrite:
             clear_other(out)
         begins = not shards.is_export(out)
         put_key(out, key, job)
-        if shards.hidden(out, shards.EXPORT).is_file() and _is_whole(out, job.parts):
+        if _is_made(job):
             return export_figures(out)
         chosen = range(job.parts)
         if shard is not None:
@@ -151,10 +152,10 @@ def _exported(
                 claim.check()
                 if progress is not None:
                     progress(done, total)
-        except PacktrainError:
+        except Exception:
             if begins and shard is None:
                 claim.check()  # what another process writes by now is left alone
-                with suppress(SourceError):  # what cannot be reached stays
+                with suppress(SourceError, OSError):  # what cannot be reached stays
                     shards.look_again(out)
                     forget_unbegun(out, key)
             raise
@@ -308,6 +309,10 @@ def _task(job: Job, asked: str) -> str:
         if found == TASKS[-1]:  # nothing is wider: no need to look further
             break
     return found
+
+
+def _is_made(job: Job) -> bool:
+    return shards.hidden(job.out, shards.EXPORT).is_file() and _is_whole(job.out, job.parts)
 
 
 def _is_whole(out: Path, parts: int) -> bool:

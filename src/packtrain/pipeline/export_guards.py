@@ -180,10 +180,11 @@ def _told(folder: Path) -> str:
 
 
 def forget_unbegun(out: Path, key: dict[str, Any]) -> None:
-    """A refused export that wrote no part leaves no key: the corrected command needs no --overwrite."""
+    """A refused export that wrote no part leaves nothing: the corrected command needs no --overwrite."""
     hidden = shards.hidden(out)
     if not any(name.startswith(("part-", "shard-")) for name in entries(hidden)):
         clear_other(out)
+        files.remove(shards.hidden(out, "origin.json"))
 
 
 def clear_other(out: Path) -> None:

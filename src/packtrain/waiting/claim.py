@@ -493,12 +493,13 @@ _held: set[Path] = set()
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[Claim]:
-    """Hold `folder` for the length of the block.
+    """Hold `folder` for the length of the block; folders that it made and that stayed empty go with it.
 
     Raises:
         InputError: a living process works in it, named with its id and host.
     """
-    place, was_there = (folder / PLACE).absolute(), folder.is_dir()
+    place = (folder / PLACE).absolute()
+    new = [one for one in place.parents if not one.is_dir()]
     held = look(place)
     if held is not None and held.owner is not None and _is_here(held.owner) and place not in _held:
         files.remove_tree(place)
@@ -521,8 +522,9 @@ def alone(folder: Path) -> Iterator[Claim]:
         claim.release(tidy=True)
     finally:
         _held.discard(place)
-        if not was_there and folder.is_dir() and not any(folder.iterdir()):
-            files.remove_tree(folder)  # nothing was made
+        for one in new:
+            with contextlib.suppress(OSError):  # something was made
+                one.rmdir()
 
 
 def _is_here(owner: Owner) -> bool:
