@@ -7,7 +7,9 @@ import importlib
 import importlib.util
 import inspect
 import pickle
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,27 @@ def every_error() -> list[type[errors.PacktrainError]]:
 def test_the_tree_in_the_docstring_is_the_tree() -> None:
     for kind in every_error():
         assert kind.__name__ in errors.__doc__ and kind.__name__ in errors.__all__
+
+
+def test_every_extra_that_a_hint_names_is_there_and_holds_the_package() -> None:
+    """None: no extra does, and the hint names the package."""
+    root = Path(errors.__file__).parent
+    extras = tomllib.loads((root.parents[1] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    extras.pop("dev")
+    named = re.compile(r'(?:MissingExtraError\(|optional(?:\(|, )(?:"[\w.]+", ))"([\w.-]+)", ("?[\w-]+"?)')
+    found = [match for path in root.rglob("*.py") for match in named.findall(path.read_text())]
+    assert len(found) > 15 and ("ms-swift", "None") in found
+    for package, extra in found:
+        if extra == "None":
+            assert not any(re.match(rf"{package}\b", one) for held in extras.values() for one in held), (
+                package
+            )
+        else:
+            held = [*extras[extra.strip('"')], "tokenizers"]  # of transformers
+            assert any(re.match(rf"{package}\b", one) for one in held), (package, extra)
+    assert errors.MissingExtraError("ms-swift", None).hint == "pip install ms-swift"
 
 
 def test_exit_codes() -> None:

@@ -155,10 +155,14 @@ class MissingExtraError(InputError, ImportError):
     Raised where an ImportError is handled, it tells that one's cause unless the package itself is absent.
 
     Args:
+        package: as pip knows it.
+        extra: the one of ours that holds it; None: none does.
         said: instead, what is wrong with the package that is installed. hint: what helps then.
     """
 
-    def __init__(self, package: str, extra: str, said: str | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self, package: str, extra: str | None, said: str | None = None, hint: str | None = None
+    ) -> None:
         if said is not None:
             super().__init__(said, hint=hint)
             return
@@ -168,7 +172,8 @@ class MissingExtraError(InputError, ImportError):
             root = (held.name or "").partition(".")[0]
             if not (isinstance(held, ModuleNotFoundError) and root in package):
                 said = f"{package} cannot be imported ({one_line(held, 200)})"
-        super().__init__(said, hint=f"pip install 'packtrain[{extra}]'")
+        named = package if extra is None else f"'packtrain[{extra}]'"
+        super().__init__(said, hint=f"pip install {named}")
 
 
 class WaitTimeoutError(InputError, TimeoutError):

@@ -287,3 +287,38 @@ def test_the_script_and_the_yaml_supervise_the_same_tokens(
 def trained(sample: Any) -> list[tuple[int, int]]:
     """(place, token) of all that is trained."""
     return [(place, int(token)) for place, token in enumerate(sample["labels"]) if token != -100]
+
+
+def test_a_refused_init_leaves_no_model(
+    data: Path, gsm8k: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Data, host, media and files are looked at before anything is written."""
+    picture = {"messages": [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "so"}]}
+    blind = tmp_path / "blind.jsonl"
+    blind.write_text(json.dumps({**picture, "images": ["gone.png"]}) + "\n", encoding="utf-8")
+    for path, host, words in (
+        (tmp_path / "none.jsonl", "hf", "none.jsonl"),
+        (gsm8k, "swift", "ms-swift is not installed\n  hint: pip install ms-swift\n"),
+        (blind, "trl", "--media-root"),
+    ):
+        kind = "tiny:qwen2_5_vl" if path == blind else "tiny:qwen3"
+        assert init(path, "--model", kind, "--host", host, "-o", tmp_path / "o") == 2
+        assert words in capsys.readouterr().err
+        assert not (tmp_path / "o").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "train.py").write_text("mine")
+    assert init(gsm8k, "--model", "tiny:qwen3", "--host", "hf", "-o", tmp_path / "mine") == 2
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["train.py"]
+
+
+def test_the_folder_of_a_tiny_text_model_names_no_processor(gsm8k: Path, tmp_path: Path) -> None:
+    """`AutoProcessor` takes it for what it is, as TRL asks."""
+    ensure_torchvision()
+    from transformers import AutoProcessor
+
+    words = (gsm8k, "--model", "tiny:qwen3", "--host", "trl", "-o", tmp_path / "o")
+    assert init(*words) == 0 and init(*words) == 0
+    folder = tmp_path / "o" / "tiny-qwen3"
+    assert "processor_class" not in json.loads((folder / "tokenizer_config.json").read_text())
+    assert len(AutoProcessor.from_pretrained(folder)) > 500
+    assert f"{str(folder)!r}" in (tmp_path / "o" / "train.py").read_text()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,9 @@ _NAME_IT = "give a model folder with its config.json, and name the type: --templ
 _OTHER_LIMITS = (
     "unset MAX_PIXELS and IMAGE_MAX_TOKEN_NUM (only ms-swift reads them), or try another --template"
 )
+
+#: The file of a tiny model that is written last.
+_LAST = "model.safetensors"
 
 #: Samples measured for the figures.
 LOOKED = 64
@@ -108,8 +115,8 @@ def command(
     by = command_line(*words)
     if not overwrite:
         _refuse_others(places_of(host, out), by)
-    if model.startswith("tiny:"):
-        model = _tiny(model, out)
+    if host == "swift":
+        _swift_library()
 
     options: dict[str, Any] = {"ignore_keys": list(ignore_keys)} if ignore_keys else {}
     if allow_remote:
@@ -117,37 +124,43 @@ def command(
     if media_root is not None:
         options["media_root"] = str(Path(media_root).resolve()) if Path(media_root).exists() else media_root
     source = ChatSource(open_source(data), **options)
-    seen = _look(source, model)
-    lengths = seen["lengths"]
-    longest = max(lengths)
-    values = {
-        "data": str(data.resolve()),
-        "model": str(Path(model).resolve()) if Path(model).exists() else model,
-        "out": str((out / "runs").resolve()),
-        "pack_length": pack_length or _cap(lengths),
-        "samples": len(source),
-        "kinds": seen["kinds"],
-        "looked": len(lengths),
-        "mean": round(sum(lengths) / len(lengths)),
-        "longest": longest,
-        "template": template,
-        "options": options,
-        "sees": seen["template"].media is not None,
-        "by": by,
-    }
-    folder = Path(values["model"])
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        click.echo(
-            f"warning: {folder} holds no config.json, it is a processor alone, and the script loads a model",
-            err=True,
-        )
-    agreed, values["answer_end"] = _agree(host, values["model"], seen, template)
-    written = []
-    for path, text in files_for(host, out, values).items():
-        if path.exists() and path.read_text(encoding="utf-8") != text and not overwrite:
-            raise ForeignArtefactError(f"{path} is there and differs", hint="--overwrite, or another --out")
+    with _model(model, out) as (folder, model):
+        seen = _look(source, folder, model)
+        lengths = seen["lengths"]
+        longest = max(lengths)
+        values = {
+            "data": str(data.resolve()),
+            "model": str(Path(model).resolve()) if folder != model or Path(model).exists() else model,
+            "out": str((out / "runs").resolve()),
+            "pack_length": pack_length or _cap(lengths),
+            "samples": len(source),
+            "kinds": seen["kinds"],
+            "looked": len(lengths),
+            "mean": round(sum(lengths) / len(lengths)),
+            "longest": longest,
+            "template": template,
+            "options": options,
+            "sees": seen["template"].media is not None,
+            "by": by,
+        }
+        if Path(folder).is_dir() and not (Path(folder) / "config.json").is_file():
+            click.echo(
+                f"warning: {values['model']} holds no config.json, it is a processor alone, and the script "
+                "loads a model",
+                err=True,
+            )
+        agreed, values["answer_end"] = _agree(host, folder, seen, template)
+        texts = files_for(host, out, values)
+        for path, text in texts.items():
+            if path.exists() and path.read_text(encoding="utf-8") != text and not overwrite:
+                raise ForeignArtefactError(
+                    f"{path} is there and differs", hint="--overwrite, or another --out"
+                )
+        if folder != model:
+            _keep(Path(folder), Path(model))
+    for path, text in texts.items():
         files.publish_text(path, text)
-        written.append(str(path))
+    written = list(map(str, texts))
     found = {"failed": seen["failed"], "keys": seen["keys"], "written": written}
     figures = {**values, "host": host, "agreed_tokens": agreed, **found}
     if as_json:
@@ -198,24 +211,46 @@ def _unlike(before: str, now: str) -> str:
     return " and ".join(told) or "with the same options in another order"
 
 
-def _tiny(name: str, out: Path) -> str:
-    """A folder under `out` with a tiny model and its processor or tokenizer, as a user has one on disk."""
+@contextmanager
+def _model(name: str, out: Path) -> Iterator[tuple[str, str]]:
+    """(where a model is to be read, where the script finds it): a tiny one is made, and kept by `_keep`."""
+    kept = out / name.replace(":", "-")
+    if not name.startswith("tiny:"):
+        yield name, name
+    elif (kept / _LAST).is_file():
+        yield str(kept), str(kept)
+    else:
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place) / kept.name
+            _tiny(name, folder)
+            yield str(folder), str(kept)
+
+
+def _tiny(name: str, folder: Path) -> None:
+    """A tiny model and its processor or tokenizer, as a user has one on disk."""
     from ..template import load_processor
     from ..testing.demo.resolve import resolve_demo
     from ..testing.tiny import tiny_model
 
-    folder = out / name.replace(":", "-")
-    if not (folder / "model.safetensors").is_file():  # written last
-        processor = load_processor(str(resolve_demo("demo:qwen2_5_vl")))
-        made = tiny_model(name, processor)
-        kept = processor if hasattr(made.config, "vision_config") else processor.tokenizer
-        files.make_folder(folder)
-        kept.save_pretrained(folder)
-        made.save_pretrained(folder)
-    return str(folder)
+    processor = load_processor(str(resolve_demo("demo:qwen2_5_vl")))
+    made = tiny_model(name, processor)
+    kept = processor
+    if not hasattr(made.config, "vision_config"):
+        kept = processor.tokenizer
+        kept._processor_class = None  # of the folder that it came from: this one holds no processor
+        kept.init_kwargs.pop("processor_class", None)
+    kept.save_pretrained(folder)
+    made.save_pretrained(folder)
 
 
-def _look(source: Any, model: str) -> dict[str, Any]:
+def _keep(folder: Path, kept: Path) -> None:
+    """The files of a folder go into another, the weights last."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == _LAST):
+        with files.publish(kept / path.name) as handle, path.open("rb") as made:
+            shutil.copyfileobj(made, handle)
+
+
+def _look(source: Any, folder: str, model: str) -> dict[str, Any]:
     """What all samples hold, the lengths of some of them, evenly spread, and the template of the model.
 
     What a script must carry is decided by every row, in one pass; a row or medium that cannot be read is a
@@ -223,7 +258,7 @@ def _look(source: Any, model: str) -> dict[str, Any]:
     """
     from ..template import HFTemplate, load_processor
 
-    template = HFTemplate(load_processor(model))
+    template = HFTemplate(load_processor(folder))
     lengths: list[int] = []
     failed: list[tuple[str, str]] = []
     unmeasured = 0  # of them
@@ -401,17 +436,27 @@ def _by_processor(seen: dict[str, Any]) -> int:
     return len(ids[0]) if len(ids) and isinstance(ids[0], (list, tuple)) else len(ids)
 
 
+def _swift_library() -> tuple[Any, Any]:
+    """What `_swift` calls.
+
+    Raises:
+        MissingExtraError: ms-swift is not installed.
+    """
+    try:
+        from swift.model import get_processor
+        from swift.template import get_template
+    except ImportError:
+        raise MissingExtraError("ms-swift", None) from None
+    return get_processor, get_template
+
+
 def _swift(model: str, samples: list[Any], kind: str | None) -> list[tuple[int, list[int]]]:
     """Tokens of samples by ms-swift's template, and their labels.
 
     Raises:
         InputError: ms-swift cannot tell which template a model folder has.
     """
-    try:
-        from swift.model import get_processor
-        from swift.template import get_template
-    except ImportError:
-        raise MissingExtraError("ms-swift", "train") from None
+    get_processor, get_template = _swift_library()
     try:
         own = get_template(get_processor(model), **({} if kind is None else {"template_type": kind}))
     except (ValueError, KeyError, OSError) as error:

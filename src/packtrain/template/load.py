@@ -248,7 +248,7 @@ def _trl_template(processor: Any) -> str:
     try:
         from trl.chat_template_utils import get_training_chat_template
     except ImportError:
-        raise MissingExtraError("trl", "trl") from None
+        raise MissingExtraError("trl", None) from None
     try:
         found = get_training_chat_template(processor)
     except ValueError as error:
