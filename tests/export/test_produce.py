@@ -333,6 +333,21 @@ def test_options_and_folders_that_do_not_fit(tmp_path: Path) -> None:
         producer(tmp_path / "in", tmp_path / "out4").run()
 
 
+@pytest.mark.parametrize("end", [True, False])
+def test_a_refused_start_changes_nothing(tmp_path: Path, end: bool) -> None:
+    """Of a stream that a run has made, ended or stopped: the claim too says what that run said."""
+    put(tmp_path / "in", "a.jsonl", lengths_of(30))
+    out = tmp_path / "out"
+    producer(tmp_path / "in", out).run(end=end)
+    before = snapshot(out)
+    put(tmp_path / "in2", "b.jsonl", lengths_of(9))
+    refused = [(tmp_path / "in", {"pack_length": 200}), (tmp_path / "in2", {"max_samples": 3})]
+    for folder, options in [*refused, *([(tmp_path / "in2", {})] if end else [])]:
+        with pytest.raises((ForeignArtefactError, InputError)):
+            producer(folder, out, **options).run()
+        assert snapshot(out) == before
+
+
 def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Full at each write in turn: the file is named, and the next run goes on."""
     put(tmp_path / "in", "a.jsonl", lengths_of(40))

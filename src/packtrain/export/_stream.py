@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +168,7 @@ def undo_beginning(output: Path) -> bool:
     `stream.json` goes last: stopped anywhere, the next run finds a stream that has published nothing.
     """
     names = fresh_names(output)
-    if END in names or INDEX in names:
-        return False
-    if any(number_of(name) is not None or name.endswith(COMPLETED) for name in names):
+    if _is_published(names):
         return False
     journal = output / JOURNAL
     for name in sorted(fresh_names(journal), reverse=True):  # states, then shards from the newest on
@@ -181,6 +179,33 @@ def undo_beginning(output: Path) -> bool:
             files.remove(output / name)  # a chunk whose manifest was never written
     files.remove(output / STREAM)
     return True
+
+
+def _is_published(names: Sequence[str]) -> bool:
+    """Can something of the stream have been read?"""
+    marks = (END, INDEX)
+    return any(name in marks or number_of(name) is not None or name.endswith(COMPLETED) for name in names)
+
+
+def refuse_other(output: Path, config: Mapping[str, Any]) -> None:
+    """Refuse to go on with a stream that was made with other options, where it can have been read.
+
+    Raises:
+        ForeignArtefactError: names the first of them.
+    """
+    told = read_stream(output)
+    if told is None or not _is_published(fresh_names(output)):
+        return
+    if (key := _differs(told["config"], config)) is not None:
+        raise ForeignArtefactError(
+            f"{output} holds a stream made with {key} {told['config'].get(key)!r}, not {config.get(key)!r}",
+            hint="use the options it was begun with, or another folder",
+        )
+
+
+def _differs(held: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
+    """The first option that two streams have not alike."""
+    return next((key for key in sorted({*config, *held}) if held.get(key) != config.get(key)), None)
 
 
 # --------------------------------------------------------------------------------------------
@@ -247,16 +272,10 @@ def read_checked(output: Path, config: Mapping[str, Any]) -> str | None:
     told = read_stream(output)
     if told is None:
         return None
-    held = told["config"]
-    for key in sorted({*config, *held}):
-        if held.get(key) != config.get(key):
-            if undo_beginning(output):
-                logger.warning("%s: begun anew, it was begun with %s %r", output, key, held.get(key))
-                return None
-            raise ForeignArtefactError(
-                f"{output} holds a stream made with {key} {held.get(key)!r}, not {config.get(key)!r}",
-                hint="use the options it was begun with, or another folder",
-            )
+    refuse_other(output, config)
+    if (key := _differs(told["config"], config)) is not None and undo_beginning(output):
+        logger.warning("%s: begun anew, it was begun with %s %r", output, key, told["config"].get(key))
+        return None
     return str(told["stream"])
 
 
@@ -325,9 +344,13 @@ def publish_end(output: Path, stream: str, stats: ProduceStats, ledger: list[dic
     files.publish_json(output / END, sealed({**told, "stats": stats.to_dict(), "ledger": ledger}))
 
 
+def is_whole_end(output: Path) -> bool:
+    return is_sealed(fresh_json(output / END))
+
+
 def has_ended(output: Path) -> bool:
     """Is END there, whole? A torn one is removed: it is made again from the state behind the last chunk."""
-    if is_sealed(fresh_json(output / END)):
+    if is_whole_end(output):
         return True
     if (output / END).exists():
         files.remove(output / END)

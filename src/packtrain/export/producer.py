@@ -327,18 +327,25 @@ class PackingProducer:
         Returns:
             The counts; `output/END` holds them too.
         """
-        with (
-            writing(self.output),
-            Claim.take(self.output / PRODUCER, what=spelled(self.output), **_ALONE) as self._claim,
-        ):
-            self._recover()
-            if marks.has_ended(self.output):
-                self.stats = marks.check_ended(self.output, self._journal)
-            else:
-                with contextlib.closing(self._encoding):
-                    self._work(watch, end or watch)
+        with writing(self.output):
+            self._refuse()
+            with Claim.take(self.output / PRODUCER, what=spelled(self.output), **_ALONE) as self._claim:
+                self._recover()
+                if marks.has_ended(self.output):
+                    self.stats = marks.check_ended(self.output, self._journal)
+                else:
+                    with contextlib.closing(self._encoding):
+                        self._work(watch, end or watch)
         self._claim = None
         return self.stats
+
+    def _refuse(self) -> None:
+        """Refuse what does not fit before it is claimed: the claim still tells of the run that made it."""
+        marks.refuse_other(self.output, self._config())
+        if marks.is_whole_end(self.output):
+            self._reset()
+            self._journal.load()
+            marks.check_ended(self.output, self._journal)
 
     def _work(self, watch: bool, end: bool) -> None:
         window = self.spec.window or 1
