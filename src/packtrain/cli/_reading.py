@@ -129,6 +129,7 @@ def inputs_of(source: str, options: dict[str, Any]) -> Any:
     from ..pipeline.inputs import Inputs
     from ..train.config.sections import TEMPLATE_OPTIONS
 
+    _check_values(options)
     given = dict(options)
     given["columns"] = pairs("--column", given["columns"])
     given["source_options"] = pairs("--option", given["source_options"])
@@ -143,6 +144,25 @@ def inputs_of(source: str, options: dict[str, Any]) -> Any:
     for name in (*names, *TEMPLATE_OPTIONS, "prompt"):
         options.pop(name, None)
     return Inputs(**{**{name: given[name] for name in names}, "source": source})
+
+
+def _check_values(options: dict[str, Any]) -> None:
+    """Options that are keys of a run's YAML too have its limits."""
+    from ..train.config.data import Records
+    from ..train.config.sections import TEMPLATE_OPTIONS, ModelConfig, Section, TemplateConfig, fault_of
+
+    keys: dict[str, tuple[type[Section], str]] = {
+        **{name: (TemplateConfig, name) for name in TEMPLATE_OPTIONS},
+        "frame_rate": (Records, "frame_rate"),
+        "task": (Records, "task"),
+        "long_audio": (Records, "long_audio"),
+        "model_limit": (ModelConfig, "max_model_len"),
+    }
+    for name, (section, key) in keys.items():
+        value = options.get(name)
+        value = list(value) if isinstance(value, tuple) else value
+        if value is not None and (fault := fault_of(section, key, value)):
+            raise InputError(f"--{name.replace('_', '-')} is {value!r}: {fault}")
 
 
 def pairs(option: str, values: tuple[str, ...]) -> dict[str, str]:

@@ -241,7 +241,10 @@ def order_of(
     if not (folder / "plan.json").is_file():
         raise FormatError(f"{folder} holds no plan and no finished run", hint="name a run or plan folder")
     plan = PackPlan.load(folder)
-    aligned = plan.align(world_size or 1)
+    ranks = 1 if world_size is None else whole("world_size", world_size, 1, 1 << 20)
+    if grad_accum is not None:
+        whole("grad_accum", grad_accum, 1, 1 << 31)
+    aligned = plan.align(ranks)
     own = aligned.block // aligned.world_size if aligned.block > 1 else None
     if own is not None and grad_accum not in (None, own):
         raise InputError(

@@ -30,7 +30,15 @@ from .aliases import ALIASES, FOREIGN, IGNORED, MOVED, alias_of, aliases_of, old
 from .conflicts import check_together, effect, kind_of, reason_of, without_effect
 from .data import KINDS, OF_ROWS, Records
 from .run_config import RunConfig
-from .sections import ExportConfig, ModelConfig, ReportConfig, Section, TemplateConfig, TrainingConfig
+from .sections import (
+    ExportConfig,
+    ModelConfig,
+    ReportConfig,
+    Section,
+    TemplateConfig,
+    TrainingConfig,
+    plain_words,
+)
 from .trainer_keys import check_trainer_keys, trainer_fields
 
 __all__ = ["load_config"]
@@ -313,7 +321,9 @@ class _Reading:
         further = dict.fromkeys(self._dotted(other) for other in others)
         further.pop(dotted, None)
         more = f"; also wrong: {', '.join(further)}" if further else ""
-        return ConfigError(f"{dotted} is {first['input']!r}: {_plain(first)}{more}", hint=f"correct {dotted}")
+        return ConfigError(
+            f"{dotted} is {first['input']!r}: {plain_words(first)}{more}", hint=f"correct {dotted}"
+        )
 
     def _dotted(self, error: Any) -> str:
         """The key an error of pydantic speaks of, under the name that the file has for it."""
@@ -379,11 +389,6 @@ def _resolved(value: Any, base: Path) -> Any:
 
 def _dumped(value: Any) -> Any:
     return value.model_dump() if isinstance(value, Section) else value
-
-
-def _plain(detail: Any) -> str:
-    message = str(detail["msg"]).removeprefix("Value error, ")
-    return message[0].lower() + message[1:]
 
 
 def _parse(text: str, path: Path) -> dict[str, Any]:

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    TypeAdapter,
+    ValidationError,
+)
 
 from ...remote.ranges import is_remote
 
@@ -30,6 +39,8 @@ __all__ = [
     "Tokens",
     "TrainingConfig",
     "Whole",
+    "fault_of",
+    "plain_words",
 ]
 
 ATTENTIONS = ("auto", "varlen", "flash_attention_2", "flash_attention_3", "flex_attention", "sdpa", "eager")
@@ -67,6 +78,27 @@ class Section(BaseModel):
     """A section: unknown keys are refused, values never change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+def plain_words(error: Any) -> str:
+    """What an error of pydantic says of a value, in the middle of a sentence."""
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return message[0].lower() + message[1:]
+
+
+def fault_of(section: type[Section], key: str, value: Any) -> str | None:
+    """What is wrong with the value of a key, where another place than a file takes it; None: nothing.
+
+    >>> fault_of(TemplateConfig, "fps", -1.0)
+    'input should be greater than 0'
+    """
+    field = section.model_fields[key]
+    limited: Any = Annotated[field.annotation, field]
+    try:
+        TypeAdapter(limited).validate_python(value)
+    except ValidationError as error:
+        return plain_words(error.errors(include_url=False)[0])
+    return None
 
 
 class ModelConfig(Section):
