@@ -138,3 +138,47 @@ def test_an_empty_path_is_not_the_current_folder(
         code, said = told(capsys, verb, *named, *given)
         assert code == 2 and "is empty" in said, said
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("url", ["foo://bucket/x", "s4://bucket/x", "S33://bucket/x", "file:///tmp/x"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "URL", "-n", "8", "-o", "out"),
+        ("plan", "mine/tokens.npy", "-n", "8", "-o", "URL"),
+        ("measure", "rows.jsonl", "--kind", "encoded", "-o", "URL"),
+        ("measure", "URL", "--kind", "encoded", "-o", "out"),
+        ("show", "URL"),
+        ("verify", "URL"),
+        ("export", "URL", "out"),
+        ("export", "plan", "URL", "-f", "chunks"),
+        ("produce", "rows.jsonl", "URL", "-n", "8", "--once"),
+        ("merge", "URL"),
+        ("forecast", "URL", "--pack-lengths", "8"),
+    ],
+    ids=" ".join,
+)
+def test_a_url_of_no_known_scheme_is_no_folder_here(
+    words: tuple[str, ...],
+    url: str,
+    rows: Path,
+    mine: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(rows.parent)
+    pt.plan(np.array([3, 4, 5]), pack_length=8).save("plan")
+    before = held(rows.parent)
+    code, said = told(capsys, *[url if word == "URL" else word for word in words])
+    scheme = url.partition(":")[0]
+    assert code == 2 and f"{url}: unknown scheme {scheme!r}" in said, said
+    assert held(rows.parent) == before
+
+
+def test_a_folder_that_ends_like_a_scheme_is_a_folder(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("odd:").mkdir()
+    assert told(capsys, "plan", mine / "tokens.npy", "-n", 8, "-o", "odd:/plan")[0] == 0
+    assert (tmp_path / "odd:" / "plan" / "plan.json").is_file()

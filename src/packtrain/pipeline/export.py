@@ -18,6 +18,7 @@ from typing import Any
 from .. import extend, files
 from ..checks import whole
 from ..errors import (
+    ChecksumError,
     ForeignArtefactError,
     FormatError,
     InputError,
@@ -30,6 +31,7 @@ from ..planning.packplan import PackPlan
 from ..remote.copies import entries, opened
 from ..remote.outputs import output, sending
 from ..remote.places import spelled
+from ..store import plans as plans_store
 from ..store import shards
 from ..store.pack_records import SPELLINGS, TASKS, task_of
 from ..waiting.claim import alone
@@ -102,7 +104,7 @@ def export(
         InputError: a planned sample cannot be exported; it is named, and nothing stands in for it.
     """
     for name, value in (("maxcount", maxcount), ("maxsize", maxsize)):
-        whole(name, value, 1, hint="both at least 1")
+        whole(name, value, 1)
     if shard is not None and not 0 <= shard[0] < shard[1]:
         raise InputError(f"shard {shard[0]}/{shard[1]} does not exist", hint="number them from 0")
     if workers is not None:
@@ -268,7 +270,7 @@ def format_of(name: str, given: Mapping[str, Any], out: Path | None = None) -> t
 def _job(plan_folder: Path, out: Path, name: str, module: Any, source: Any, template: Any) -> Job:
     if (plan_folder / "run.json").is_file():
         plan_folder = plan_folder / "plan"
-    PackPlan.load(plan_folder)
+    _refuse_damaged(plan_folder)
     try:
         lengths: Path | None = lengths_of_plan(plan_folder)
     except FormatError:
@@ -294,6 +296,16 @@ def _job(plan_folder: Path, out: Path, name: str, module: Any, source: Any, temp
         source=source,
         template=template,
     )
+
+
+def _refuse_damaged(plan_folder: Path) -> None:
+    """Its ids would name other samples than those that were planned, or none at all."""
+    try:
+        plans_store.verify(plan_folder)
+    except ChecksumError as error:
+        raise FormatError(
+            f"the plan is damaged: {error.message}", hint="plan again with overwrite=True, and verify it"
+        ) from None
 
 
 def _task(job: Job, asked: str) -> str:

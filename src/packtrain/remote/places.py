@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import files, world
-from ..errors import FormatError, SourceError
+from ..errors import FormatError, InputError, SourceError
 from .ranges import SCHEMES, is_remote
 
 __all__ = [
@@ -51,6 +51,7 @@ _full: dict[str, str] = {}  # copies whose URL has a query or a password, of thi
 stays_here: set[str] = set()
 _OURS = {"claim", "producer", "partial"}
 _MARK = f"{os.sep}{FOLDER}{os.sep}"
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(/?)")
 _WORDS = re.compile(r"([\s'\"(]+)")
 
 
@@ -64,10 +65,27 @@ class Note(NamedTuple):
 
 
 def told_url(path: str | os.PathLike[str]) -> str | None:
-    """The URL that a path is, or that its copies stand for; None for any other path."""
+    """The URL that a path is, or that its copies stand for; None for any other path.
+
+    Raises:
+        InputError: a URL of a scheme that nothing is read from: its files would lie in a folder `foo:` here.
+    """
     text = os.fspath(path)
-    if isinstance(path, Path) and (cut := re.match(r"([a-z0-9]+):/(?!/)", text)) and cut[1] in SCHEMES:
-        text = f"{cut[1]}://{text[cut.end() :]}"  # a Path makes one slash of two
+    cut = _SCHEME.match(text)
+    if cut is not None:
+        if isinstance(path, Path) and not cut[2]:
+            slashes = ":///" if cut[1] == "file" else "://"
+            text = cut[1] + slashes + text[cut.end() :]  # a Path makes one slash of two
+        if "://" not in text:
+            return url_of(path)
+        if not is_remote(text):
+            if os.path.lexists(f"{cut[1]}:"):
+                return None
+            known = ", ".join(f"{name}://" for name in SCHEMES)
+            raise InputError(
+                f"{named(text)}: unknown scheme {cut[1]!r}",
+                hint="a path of this machine has none" if cut[1] == "file" else f"known: {known}",
+            )
     return text if is_remote(text) else url_of(text)
 
 

@@ -59,7 +59,7 @@ def _no_switch(value: Any) -> Any:
 
 def _on_a_disk(value: str) -> str:
     """A run appends to its files, which nothing behind a URL allows."""
-    if is_remote(value):
+    if is_remote(value) or "://" in value:
         raise ValueError("a run writes to a disk; copy what it made elsewhere")
     return value
 
