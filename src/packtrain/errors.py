@@ -53,8 +53,8 @@ __all__ = [
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name closest to `name`, or None when nothing is close."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    """The known name closest to `name`, or None when nothing is close: less than half of it is another."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.51)
     return found[0] if found else None
 
 

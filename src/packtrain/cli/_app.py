@@ -39,6 +39,7 @@ from ..world import world
 # YAML.
 _VALUE = r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\{[^}]*\}|[\w.+-]*\w"
 _ASSIGNED = re.compile(rf"(?<![\w.-])([a-z]\w*)=({_VALUE})")
+_OPTION_BEFORE = re.compile(r"--[a-z][a-z-]* \Z")
 _KEY = re.compile(r" \((training|data|template|model|custom)\.\w+\)")  # in brackets, for readers of YAML
 _NAMED = re.compile(r"(?<![\w./'{-])([a-z]+(?:_[a-z]+)+)(?![\w(=/.':])")
 
@@ -59,6 +60,8 @@ def spoken(text: str, command: click.Command | None) -> str:
 
     def assigned(found: re.Match[str]) -> str:
         name, value = found[1], _literal(found[2])
+        if _OPTION_BEFORE.search(text, 0, found.start()):
+            return found[0]  # the value of an option that is written out
         if name in options:
             return _option(options[name], value)
         return f"{keys[name]}: {_yaml(value)}" if name in keys else found[0]
@@ -191,11 +194,21 @@ def app(ctx: click.Context, verbose: bool) -> None:
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
         return
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(levelname).1s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    shown = logging.StreamHandler(sys.stderr)
+    shown.setFormatter(_Spoken(ctx.command, ctx.invoked_subcommand))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[shown])
+
+
+class _Spoken(logging.Formatter):
+    """Lines of the log; warnings in the words of the verb, as errors are."""
+
+    def __init__(self, group: click.Command, verb: str) -> None:
+        super().__init__("%(levelname).1s %(name)s: %(message)s")
+        self.command = group.get_command(click.Context(group), verb) if isinstance(group, _Verbs) else None
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        return spoken(line, self.command) if record.levelno >= logging.WARNING else line
 
 
 def main(args: list[str] | None = None) -> None:

@@ -117,6 +117,10 @@ _OPTIONS = (
 )
 
 
+#: Option of pairs -> the form of one, and an example.
+_FORMS = {"--column": ("NAME=FIELD", "prompt=question"), "--option": ("NAME=VALUE", "split=train")}
+
+
 def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options on a command; `inputs_of` takes what they gave."""
     for option in reversed(_OPTIONS):
@@ -171,9 +175,8 @@ def pairs(option: str, values: tuple[str, ...]) -> dict[str, str]:
     for value in values:
         name, equals, field = value.partition("=")
         if not equals or not name or not field:
-            raise InputError(
-                f"{option} {value!r} is not NAME=FIELD", hint="for example --column prompt=question"
-            )
+            form, example = _FORMS.get(option, _FORMS["--column"])
+            raise InputError(f"{option} {value!r} is not {form}", hint=f"for example {option} {example}")
         out[name] = field
     return out
 

@@ -16,8 +16,14 @@ __all__ = ["command"]
 
 def _numbers(option: str, text: str) -> list[int]:
     words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words or not all(word.isdigit() and int(word) for word in words):
-        raise InputError(f"{option} {text!r} is not a list of numbers", hint=f"{option} 4096,8192")
+    if not words or not all(word.isascii() and word.isdecimal() for word in words):
+        raise InputError(
+            f"{option} {text!r} is not a list of numbers", hint=f"for example {option} 4096,8192"
+        )
+    if not all(map(int, words)):
+        raise InputError(
+            f"{option} {text!r} holds 0, expected numbers >= 1", hint=f"for example {option} 4096,8192"
+        )
     return [int(word) for word in words]
 
 

@@ -69,10 +69,12 @@ def _lengths(path: Path, columns: Columns) -> Lengths:
         name = next(iter(columns))
     else:
         name = next((known for known in TOKEN_COLUMNS if known in columns), "")
+    if not columns:
+        raise FormatError(f"{path} is empty", hint=f"expected a column {TOKEN_COLUMNS[0]} of token counts")
     measured = f"records of samples are measured first: packtrain measure {path}"
     if name not in columns:
         raise FormatError(
-            f"{path} has columns {', '.join(map(str, columns)) or 'none'}: none is named as token counts are",
+            f"{path} has columns {', '.join(map(str, columns))}: none is named as token counts are",
             hint=f"name it {TOKEN_COLUMNS[0]}; {measured}",
         )
     values = np.asarray(columns[name])

@@ -97,6 +97,10 @@ def check_drops(made: PackPlan, lengths_folder: str | Path | None, limit: float 
     Without `limit`, samples whose media are missing or not allowed to be fetched may be `MISSING` of all.
     """
     read, by_reason = len(made.indices) + len(made.ledger), made.ledger.counts()
+    if not read:
+        raise PlanError(
+            "there is no sample to plan: the lengths are empty", hint="measure a source with samples"
+        )
     if not len(made):
         raise PlanError(
             f"the plan has no pack; {_left_out(read, by_reason)}",

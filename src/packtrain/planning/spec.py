@@ -76,9 +76,9 @@ class PlanSpec:
         self._check_integer("packs_multiple", 1, "1 = no rounding")
         for name in ("max_samples", "window", "samples_per_step", "packs_per_step"):
             if getattr(self, name) is not None:
-                self._check_integer(name, 1, "None = no limit")
+                self._check_integer(name, 1, "leave it out for no limit")
         if self.seed is not None:
-            self._check_integer("seed", 0, "None = no shuffle")
+            self._check_integer("seed", 0, "leave it out for no shuffle")
         one_of("long_rule", self.long_rule, _LONG_RULES)
         one_of("last_step", self.last_step, LAST_STEPS)
         object.__setattr__(self, "skip", _checked_skip(self.skip))

@@ -1,0 +1,65 @@
+"""What is wrong is said in the words of the command line, with an example that can be typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from packtrain.cli import main
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as caught:
+        main([str(word) for word in words])
+    return int(caught.value.code or 0), capsys.readouterr().err
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("lengths.json").write_text("[5, 7, 3]")
+    Path("none.json").write_text("[]")
+    Path("none.csv").write_text("")
+    Path("x.jsonl").write_text(json.dumps({"q": "a", "a": "b"}) + "\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("measure x.jsonl -p . -o o --column a", "--column 'a' is not NAME=FIELD|--column prompt=question"),
+        ("measure x.jsonl -p . -o o --option a", "--option 'a' is not NAME=VALUE|--option split=train"),
+        ("produce x.jsonl o -p . -n 8 --column a", "for example --column prompt=question"),
+        ("measure x.jsonl -p . -o o --column foo=q", "unknown columns key 'foo'|known: |prompt, response"),
+        ("plan lengths.json -n 8 -o o --window 0", "window is 0|leave it out for no limit"),
+        ("plan lengths.json -n 8 -o o --max-samples 0", "--max-samples is 0|leave it out for no limit"),
+        ("plan lengths.json -n 8 -o o --seed -1", "seed is -1|leave it out for no shuffle"),
+        ("plan none.json -n 8 -o o", "there is no sample to plan"),
+        ("plan none.csv -n 8 -o o", "none.csv is empty"),
+        ("forecast lengths.json --pack-lengths 8,0", "holds 0, expected numbers >= 1"),
+        ("forecast lengths.json --pack-lengths ²", "is not a list of numbers"),
+    ],
+)
+def test_a_refusal_and_its_hint(
+    words: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, heard = told(capsys, *words.split())
+    assert code == 2
+    for part in said.split("|"):
+        assert part in heard, heard
+    assert "None" not in heard and not (here / "o" / "plan.json").exists()
+
+
+def test_warnings_speak_as_errors_do(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import logging
+
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    words = "plan lengths.json -n 8 -o o --packs-multiple 4 --last-step drop"
+    code, heard = told(capsys, *words.split())
+    assert code == 0
+    assert "--packs-multiple 4 has no effect without --samples-per-step" in heard, heard
+    assert "--last-step drop has no effect" in heard and "samples_per_step" not in heard, heard
