@@ -92,6 +92,13 @@ def test_unreadable_places_are_named(tmp_path: Path) -> None:
         files.make_folder(tmp_path / "file")
     with pytest.raises(InputError, match="is a file, not a folder"):
         files.make_folder(tmp_path / "file" / "deeper")
+    with pytest.raises(InputError, match=r"^/dev/null is a file, not a folder"):
+        files.make_folder("/dev/null/claim")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match=rf"^{tmp_path}/folder is a folder, not a file"):
+        files.publish_text(tmp_path / "folder", "x")
+    with pytest.raises(FormatError, match="is not a plan: AssertionError"), files.reading(tmp_path, "a plan"):
+        raise AssertionError
     with pytest.raises(FormatError, match="does not exist"):
         files.read_json(tmp_path / "none.json")
     (tmp_path / "torn.json").write_bytes(b'{"a": ')

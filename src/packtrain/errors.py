@@ -49,6 +49,7 @@ __all__ = [
     "nearest",
     "one_line",
     "optional",
+    "without_path",
 ]
 
 
@@ -75,6 +76,11 @@ def counted(count: int, noun: str) -> str:
 def one_line(error: BaseException, most: int | None = None) -> str:
     """The message of any error on one line, cut to `most` characters."""
     return " ".join(str(error).split())[:most]
+
+
+def without_path(error: BaseException) -> str:
+    """What an error says of a file that the message names already: no number, no path."""
+    return getattr(error, "strerror", None) or one_line(error)
 
 
 def described(error: BaseException, most: int | None = None) -> str:

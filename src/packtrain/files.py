@@ -103,6 +103,8 @@ def publish(path: str | Path, *, here: bool = False) -> Iterator[IO[bytes]]:
     """
     path = Path(path)
     make_folder(path.parent)
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not a file", hint="name a file")
     temporary = _temporary(path)
     try:
         with _create(temporary) as handle:
@@ -118,8 +120,8 @@ def publish(path: str | Path, *, here: bool = False) -> Iterator[IO[bytes]]:
         step("rename", path)
         sync_folder(path.parent)
     except BaseException as error:
-        if isinstance(error, OSError):  # a full disk does not say what it was for
-            error.filename = error.filename or str(path)
+        if isinstance(error, OSError) and error.filename in (None, str(temporary), temporary):
+            error.filename = str(path)  # a full disk does not say what it was for
         # A stopped process cannot tidy up either; leftovers are harmless and removed by the next run.
         if observer is None:
             with contextlib.suppress(OSError):
@@ -214,6 +216,8 @@ def publish_new(path: str | Path, text: str) -> bool:
     """
     path = Path(path)
     make_folder(path.parent)
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not a file", hint="name a file")
     temporary = _temporary(path)
     try:
         with _create(temporary) as handle:
@@ -316,7 +320,9 @@ def make_folder(folder: str | Path) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            taken = next((one for one in (folder, *folder.parents) if one.is_file()), folder)
+            taken = next(
+                (one for one in (folder, *folder.parents) if one.exists() and not one.is_dir()), folder
+            )
             raise InputError(f"{taken} is a file, not a folder", hint="choose another folder") from None
         except PermissionError:
             raise InputError(f"no permission to create {folder}", hint="choose a writable folder") from None
@@ -517,7 +523,8 @@ def reading(path: str | Path, what: str, hint: str | None = "make it again") -> 
     except RecursionError:
         raise FormatError(f"{path} is not {what}: nested too deeply", hint=hint) from None
     except Exception as error:  # wrong types, numbers without measure, damaged arrays and archives
-        raise FormatError(f"{path} is not {what}: {one_line(error, 160)}", hint=hint) from None
+        said = one_line(error, 160) or type(error).__name__
+        raise FormatError(f"{path} is not {what}: {said}", hint=hint) from None
 
 
 def canonical_json(value: Any) -> bytes:

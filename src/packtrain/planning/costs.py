@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import one_of
-from ..errors import InputError, PlanError, UnknownNameError, counted
+from ..errors import InputError, PlanError, UnknownNameError, counted, without_path
 from .raw_plan import RawPlan
 
 __all__ = ["COSTS", "L_STAR", "DeviceProfile", "FlopsCost", "costs_of"]
@@ -160,7 +160,7 @@ class DeviceProfile:
         try:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise InputError(f"device profile {path} cannot be read: {error}") from None
+            raise InputError(f"device profile {path} cannot be read: {without_path(error)}") from None
         if not isinstance(values, Mapping) or values.get("schema") != SCHEMA:
             raise InputError(f"{path} is no device profile", hint=f'it needs "schema": "{SCHEMA}"')
         return cls.of({key: value for key, value in values.items() if key != "schema"})

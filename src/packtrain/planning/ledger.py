@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, PlanError, counted
+from ..errors import InputError, PlanError, counted, without_path
 from .lengths import STATUS_FAILED, Lengths
 from .spec import PlanSpec
 
@@ -125,7 +125,9 @@ def read_skip_file(path: str | Path) -> tuple[int, ...]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the list of samples to skip, {path}, cannot be read: {error}") from None
+        raise InputError(
+            f"the list of samples to skip, {path}, cannot be read: {without_path(error)}"
+        ) from None
     if text.lstrip().startswith("["):
         try:
             values = json.loads(text)

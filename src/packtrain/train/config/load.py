@@ -24,7 +24,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ... import files
-from ...errors import ConfigError, nearest
+from ...errors import ConfigError, nearest, without_path
 from ...world import world
 from .aliases import ALIASES, FOREIGN, IGNORED, MOVED, alias_of, aliases_of, old_names
 from .conflicts import check_together, effect, kind_of, reason_of, without_effect
@@ -97,7 +97,7 @@ def load_config(
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist", hint="name a YAML file") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+        raise ConfigError(f"{path} cannot be read: {without_path(error)}", hint="name a YAML file") from None
     return _Reading(_parse(text, path), given, base=path.resolve().parent).config()
 
 
