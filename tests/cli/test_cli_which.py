@@ -85,6 +85,14 @@ def test_text_and_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert code == 2 and "no plan and no finished run" in err
 
 
+@pytest.mark.parametrize(("epoch", "where"), [(None, "of this run"), (0, "of this run in epoch 0")])
+def test_a_sample_that_no_step_saw(epoch: int | None, where: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from packtrain.cli.which import _print_sample
+
+    _print_sample(17, epoch, [], ["train.jsonl:18"], as_json=False)
+    assert capsys.readouterr().out == f"sample 17 (train.jsonl:18)\n  no step {where} holds it\n"
+
+
 def test_replan_names_the_packs_of_the_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lengths = pt.Lengths([20 + (i * 37) % 6 for i in range(100)])
     lengths.save(tmp_path / "lengths")

@@ -187,3 +187,41 @@ def test_the_example_on_real_conversations_runs(
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["config"]["template"]["processor"].endswith("qwen2_5_vl")
     assert record["result"]["metrics"]["steps"] == 2 and record["result"]["proof"]
+
+
+def test_messages_hold_no_number_of_the_system_and_no_name_of_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder where a file belongs, a file where a folder belongs."""
+    lengths = counts(tmp_path, 5, 6)
+    (tmp_path / "images").mkdir()
+    for words, wanted in (
+        (
+            ("train", tmp_path / "images"),
+            f"{tmp_path}/images cannot be read: Is a directory\n  hint: name a YAML",
+        ),
+        (
+            ("plan", lengths, "-n", 9, "-o", tmp_path / "o", "--skip-samples", tmp_path / "images"),
+            "Is a directory",
+        ),
+        (("plan", lengths, "-n", 9, "-o", tmp_path / "o", "--skip-samples", tmp_path / "no"), "No such file"),
+        (("plan", lengths, "-n", 9, "-o", lengths), f"{lengths} is a file, not a folder"),
+        (("plan", lengths, "-n", 9, "-o", "/dev/null"), "packtrain: /dev/null is "),
+    ):
+        code, said = told(capsys, *words)
+        assert code == 2 and wanted in said, said
+        assert "Errno" not in said and "claim" not in said and ".tmp" not in said, said
+
+
+def test_a_folder_without_a_stream_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.png").touch()
+    path = tmp_path / "run.yaml"
+    path.write_text("model: {name_or_path: tiny:qwen3}\ndata: {kind: growing, path: images}\n")
+    code, said = told(capsys, "train", path, "--dry-run")
+    assert code == 2 and "images holds no stream of packs\n  hint: name the OUT of packtrain produce" in said
+
+
+def test_an_option_without_its_value_keeps_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = told(capsys, "forecast", "lengths", "--pack-lengths")
+    assert code == 2 and "see `packtrain forecast --help`" in said

@@ -17,6 +17,7 @@ import pytest
 from export_sets import NAMES, Set, records
 from verbs import call
 
+from packtrain.cli import main
 from packtrain.errors import ChecksumError, InputError, LawError, MissingExtraError
 from packtrain.pipeline.export import export
 from packtrain.pipeline.verify_export import _check_members, verify_export
@@ -170,7 +171,9 @@ def test_the_verbs(text_run: Callable[..., dict[str, Any]], tokenizer_folder: Pa
     call("export", plan, out, code=2)
 
 
-def test_energon_is_said_to_be_missing(made: Callable[..., Set]) -> None:
+def test_energon_is_said_to_be_missing(
+    made: Callable[..., Set], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Where the library is, `tests/hosts` reads through it."""
     from packtrain.hosts.energon_reading import has_energon, read_through_energon
 
@@ -185,7 +188,11 @@ def test_energon_is_said_to_be_missing(made: Callable[..., Set]) -> None:
         said = {"packtrain": "is not installed here", "llava": "LLaVA-OneVision"}.get(layout or "")
         assert ("energon" in checks) == (fmt == "energon")
         assert said is None or said in checks["energon"]
-        call("verify", str(out), "--energon", code=2)
+        with pytest.raises(SystemExit), monkeypatch.context() as patch:  # at once: nothing is read
+            patch.setattr("packtrain.pipeline.verify_export.verify_export", None)
+            main(["verify", str(out), "--energon"])
+        said = capsys.readouterr().err
+        assert ("is not installed" if fmt == "energon" else "holds webdataset") in said, said
         with pytest.raises(InputError, match="not installed" if fmt == "energon" else "holds webdataset"):
             read_through_energon(out)
     call("verify", str(held.plan_folder), "--energon", code=2)

@@ -225,7 +225,8 @@ def main(args: list[str] | None = None) -> None:
         _fail(message, advice, error.exit_code, "--json" in arguments)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        hint = f"see `{context.command_path if context is not None else 'packtrain'} --help`"
+        path = context.command_path if context is not None else _path(_verb(arguments))
+        hint = f"see `{path} --help`"
         if isinstance(error, click.NoSuchOption) and context is not None:
             hint = _named_elsewhere(error.option_name, context) or hint
         _fail(error.format_message(), hint, 2, "--json" in arguments)
@@ -273,6 +274,10 @@ def _verb(arguments: list[str]) -> click.Command | None:
     return None if name is None else app.get_command(click.Context(app), name)
 
 
+def _path(verb: click.Command | None) -> str:
+    return "packtrain" if verb is None else f"packtrain {verb.name}"
+
+
 def end_of_training() -> None:
     """The last call of a verb that trained: a rank of a launched group ends here, successfully and at once.
 
@@ -316,8 +321,7 @@ def _unexpected(error: Exception, arguments: list[str]) -> None:
 def _fail(message: str, hint: str | None, code: int, as_json: bool) -> None:
     line = " ".join(str(message).split())
     if not hint and code == 2:
-        verb = next((word for word in sys.argv[1:] if word in _VERBS), "")
-        hint = f"see `{' '.join(filter(None, ['packtrain', verb, '--help']))}`"
+        hint = f"see `{_path(_verb(sys.argv[1:]))} --help`"
     if as_json:
         click.echo(json.dumps({"error": line, "hint": hint, "exit_code": code}))
     click.echo(f"packtrain: {line}", err=True)

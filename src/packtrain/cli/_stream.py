@@ -24,11 +24,20 @@ def stream_figures(folder: Path, view: View | None = None) -> dict[str, Any]:
         return _figures(folder, view or View(folder))
 
 
-def _figures(folder: Path, view: View) -> dict[str, Any]:
+def _stream_of(folder: Path, view: View) -> dict[str, Any]:
+    """What the stream in a folder says of itself, as it is now."""
     view.refresh()
-    assert view.stream is not None
+    if view.stream is None:
+        raise FormatError(
+            f"{folder} holds no stream of packs", hint="name the OUT of packtrain produce, once it has begun"
+        )
+    return view.stream
+
+
+def _figures(folder: Path, view: View) -> dict[str, Any]:
+    stream = _stream_of(folder, view)
     newest = len(view.counts) - 1
-    told: dict[str, Any] = {"pack_length": view.stream["config"].get("pack_length")}
+    told: dict[str, Any] = {"pack_length": stream["config"].get("pack_length")}
     if view.end is not None:
         told = dict(view.end["stats"])
     elif newest >= 0:
@@ -38,7 +47,7 @@ def _figures(folder: Path, view: View) -> dict[str, Any]:
     told["efficiency"] = round(told.get("tokens", 0) / slots, 6) if slots else 0.0
     told["samples_per_pack"] = round(told.get("packed", 0) / told["packs"], 4) if told["packs"] else 0.0
     told["lag_samples"] = told.get("read", 0) - told.get("packed", 0) - sum(told.get("dropped", {}).values())
-    marks = readers(folder, view.stream["stream"])
+    marks = readers(folder, stream["stream"])
     slots = min((0 if told is None else int(told["slots"]) for told in marks.values()), default=0)
     present = [name for name in view.names if name.startswith("chunk_") and name.endswith(".arrow")]
     told["chunks_on_disk"] = len(present)
@@ -47,7 +56,7 @@ def _figures(folder: Path, view: View) -> dict[str, Any]:
     told["packs_acknowledged"] = min(slots, told["packs"])
     told["ended"] = view.is_complete
     told["producer"] = _doing(folder)
-    return {"stream": view.stream["stream"], "out": str(folder), **told}
+    return {"stream": stream["stream"], "out": str(folder), **told}
 
 
 def _doing(folder: Path) -> str:
@@ -150,14 +159,13 @@ def _verified(folder: Path, progress: Progress) -> dict[str, str]:
     from ..store.chunks import ChunkReader
 
     view = View(folder)
-    view.refresh()
-    assert view.stream is not None
-    cap = int(view.stream["config"]["pack_length"])
+    stream = _stream_of(folder, view)
+    cap = int(stream["config"]["pack_length"])
     seen: set[Any] = set()
     chunks = tokens = 0
     if view.end is not None and not view.is_complete:
         raise FormatError(f"{view.fault}, though the stream has ended", hint="copy it again")
-    used = Housekeeping(folder, view.stream["stream"], view.counts).used_up()
+    used = Housekeeping(folder, stream["stream"], view.counts).used_up()
     for number in range(len(view.counts)):
         progress(number, len(view.counts))
         path = folder / chunk_name(number)

@@ -94,8 +94,11 @@ def command(
         _print(artefact, held, as_json)
         return
     if kind == "export":
+        from ..hosts.energon_reading import check_readable
         from ..pipeline.verify_export import verify_export
 
+        if energon:
+            check_readable(artefact)
         with progress("verifying", quiet=as_json) as report:
             checked = verify_export(artefact, encode=encode, progress=report)
         checked |= _through_energon(artefact, energon, as_json)

@@ -67,7 +67,7 @@ def command(
     if sample is not None:
         without_effect("with --sample", "rank")
         epochs = [epoch] if epoch is not None else list(range(order.epochs))
-        _print_sample(sample, order.sample(sample, epochs), rows_of(order.folder, [sample]), as_json)
+        _print_sample(sample, epoch, order.sample(sample, epochs), rows_of(order.folder, [sample]), as_json)
         return
     found = order.step(int(step or 0), epoch=epoch, rank=rank)
     rows = rows_of(order.folder, found["ids"])
@@ -108,11 +108,15 @@ def _print_losses(
         click.echo(f"  {row['id']}\t{loss}\t{row['tokens']}\t{where.get(row['id'], '')}".rstrip())
 
 
-def _print_sample(sample: int, places: list[dict[str, int]], rows: list[str] | None, as_json: bool) -> None:
+def _print_sample(
+    sample: int, epoch: int | None, places: list[dict[str, int]], rows: list[str] | None, as_json: bool
+) -> None:
     if as_json:
         emit({"sample": sample, "steps": places, "row": rows[0] if rows else None})
         return
     click.echo(f"sample {sample}" + (f" ({rows[0]})" if rows else ""))
+    if not places:
+        click.echo("  no step of this run" + ("" if epoch is None else f" in epoch {epoch}") + " holds it")
     for place in places:
         click.echo(
             f"  epoch {place['epoch']}, step {place['step']} (step {place['run_step']} of the run): "

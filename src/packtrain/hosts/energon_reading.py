@@ -38,6 +38,25 @@ def has_energon() -> bool:
         return False
 
 
+def check_readable(out: str | Path) -> None:
+    """Refuse at once what `read_through_energon` cannot read.
+
+    Raises:
+        MissingExtraError: the library is not installed. InputError: no energon export, or one in a layout
+            whose sample class is not installed.
+    """
+    key = shards.export_of(shards.at(out))["key"]
+    if key["format"] != "energon":
+        raise InputError(f"{out} holds {key['format']}", hint="only --format energon is read by energon")
+    if not has_energon():
+        raise MissingExtraError("megatron-energon", "energon")
+    if key["options"].get("layout") == "llava":
+        raise InputError(
+            f"{out} is in the layout of LLaVA-OneVision: its training code builds the samples",
+            hint="read it there, or export with --layout packtrain",
+        )
+
+
 def read_through_energon(out: str | Path, *, progress: Progress | None = None) -> str:
     """Read every pack of an energon export once, through the library.
 
@@ -53,16 +72,8 @@ def read_through_energon(out: str | Path, *, progress: Progress | None = None) -
             whose sample class is not installed.
         LawError: a pack does not come, comes twice, or not as planned; or the library cannot open it.
     """
+    check_readable(out)
     packs = PackFiles(out)
-    if packs.format != "energon":
-        raise InputError(f"{out} holds {packs.format}", hint="only --format energon is read by energon")
-    if not has_energon():
-        raise MissingExtraError("megatron-energon", "energon")
-    if packs.marker["key"]["options"].get("layout") == "llava":
-        raise InputError(
-            f"{out} is in the layout of LLaVA-OneVision: its training code builds the samples",
-            hint="read it there, or export with --layout packtrain",
-        )
     plan = PackPlan.load(shards.hidden(packs.out, "plan"))
     read: dict[str, list[int]] = {}
     try:
