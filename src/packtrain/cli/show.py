@@ -93,7 +93,7 @@ def rows_of(view: dict[str, Any]) -> dict[str, str]:
 # --------------------------------------------------------------------------------------------
 def _need_plan(hint: str, **given: Any) -> None:
     """Refuse options that show a plan, where there is none."""
-    named = [f"--{name}" for name, value in given.items() if value not in (None, False)]
+    named = [f"--{name}" for name, value in given.items() if value is not None and value is not False]
     if named:
         raise InputError(f"{' and '.join(named)} of what has no plan", hint=hint)
 
