@@ -159,7 +159,7 @@ def test_a_run_with_a_profile_that_is_none_stops_early(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ("", "is no file"),
+        ("", "--calibrate is empty, expected a path"),
         ("https://x.y/d.json", "is no file"),
         ("folder", "is a folder"),
         ("run.yaml", "is there and holds no device profile"),

@@ -174,7 +174,6 @@ class PackLoader(RankLoader):
         collate_fn = _as_it_is if collate_fn is None else collate_fn
         super().__init__(data, options, batch_sampler=sampler.batches(packs), collate_fn=collate_fn)
         self.packs = packs
-        self._followed = 0  # the epoch that the dataset was told
 
     @property
     def sampler(self) -> Any:
@@ -191,8 +190,9 @@ class PackLoader(RankLoader):
         return found
 
     def __iter__(self) -> Iterator[Any]:
-        if self._followed != self.pack_sampler.epoch:
-            self._follow(self.pack_sampler.epoch)
+        epoch = self.pack_sampler.epoch
+        if getattr(self.dataset, "epoch", epoch) != epoch:
+            self._follow(epoch)
         start = self.pack_sampler.begins_at
         batches = super().__iter__()  # the sampler begins a pass of its own
         self.pack_sampler.handed.begin(start)
@@ -212,7 +212,6 @@ class PackLoader(RankLoader):
         self._follow(epoch)
 
     def _follow(self, epoch: int) -> None:
-        self._followed = epoch
         if hasattr(self.dataset, "set_epoch"):  # an export has the same packs in every epoch
             self.dataset.set_epoch(epoch)
 

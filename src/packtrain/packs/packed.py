@@ -156,6 +156,9 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         replan: the plans of the epochs, as given to `PackSampler`: `set_epoch` then chooses the plan too.
         cache: packs that were encoded ahead (`EncodeCache` of the raw plan); a pack that it lacks is encoded.
 
+    Attributes:
+        epoch: the epoch that `set_epoch` named last.
+
     Position -1 is the filler pack. Other negative positions are refused: no position is an alias.
     """
 
@@ -205,6 +208,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         self.repeat_loss = repeat_loss
         self.replan = replan
         self.cache = cache
+        self.epoch = 0
         self._cannot_plan = False  # a copy in a worker, without the plans of the epochs that follow
         self._still = False  # nobody looked yet whether the samples move
         self._chosen = SharedEpoch()
@@ -312,6 +316,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
 
         Loader workers follow; those that were sent the plan of one epoch, and run already, refuse another.
         """
+        self.epoch = epoch
         if self._begin(epoch) or self.replan is not None:
             self._chosen.choose(epoch)
 

@@ -166,7 +166,6 @@ def merge(out: str | Path, *, overwrite: bool = False) -> Lengths:
         ChecksumError: a file of a shard is not what its marker says.
     """
     with output(out) as folder:
-        refuse_other_kind(folder, lengths_store.MARKER)
         return _merged(folder, overwrite)
 
 
@@ -182,6 +181,7 @@ def _merged(folder: Path, overwrite: bool) -> Lengths:
             f"{folder} holds no shards",
             hint="name the folder given to packtrain measure --shard, or to packtrain export --shard",
         )
+    refuse_other_kind(folder, lengths_store.MARKER)
     markers = _checked(folder, found)
     identity = Identity(**markers[0]["identity"])
     if held is not None and not overwrite:
