@@ -9,8 +9,6 @@ from typing import Any
 
 from .errors import InputError, PacktrainError, UnknownNameError
 
-__all__ = ["flag", "number", "one_of", "whole"]
-
 
 def whole(
     name: str,

@@ -27,31 +27,6 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = [
-    "ChecksumError",
-    "ConfigError",
-    "DriftError",
-    "ForeignArtefactError",
-    "FormatError",
-    "InputError",
-    "IsolationError",
-    "LawError",
-    "LengthError",
-    "MissingExtraError",
-    "PacktrainError",
-    "PlanError",
-    "SampleError",
-    "SourceError",
-    "UnknownNameError",
-    "WaitTimeoutError",
-    "described",
-    "missing_package",
-    "nearest",
-    "one_line",
-    "optional",
-    "without_path",
-]
-
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name closest to `name`, or None when nothing is close: less than half of it is another."""

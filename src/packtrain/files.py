@@ -24,36 +24,6 @@ from numpy.typing import NDArray
 
 from .errors import ConfigError, FormatError, InputError, PacktrainError, one_line
 
-__all__ = [
-    "MOST_JSON",
-    "MOST_YAML",
-    "Elsewhere",
-    "FlushAhead",
-    "append_line",
-    "canonical_json",
-    "digest_json",
-    "is_leftover",
-    "locked",
-    "make_folder",
-    "move",
-    "parse_yaml",
-    "private_folder",
-    "publish",
-    "publish_array",
-    "publish_json",
-    "publish_new",
-    "publish_text",
-    "read_json",
-    "reading",
-    "remove",
-    "remove_leftovers",
-    "remove_tree",
-    "scratch",
-    "sha256_file",
-    "take",
-    "write_pieces",
-]
-
 BLOCK = 1 << 26  # 64 MiB: unit of array writing and of plan digests
 _TMP = ".tmp."
 _IOV = 1024  # pieces that POSIX systems take at once

@@ -21,18 +21,6 @@ from typing import Any, TypeVar
 
 from .errors import ConfigError, InputError, nearest
 
-__all__ = [
-    "KEYWORDS",
-    "MODULES",
-    "NAMES",
-    "THEIRS",
-    "also_named",
-    "attribute",
-    "install",
-    "new_path",
-    "renamed",
-]
-
 # old module -> new one. The row of a package holds for the modules below it that have no row of their own.
 MODULES: dict[str, str] = {
     "packtrain.data.chunked": "packtrain.packs.exported",

@@ -42,17 +42,6 @@ from .errors import InputError
 from .files import make_folder, private_folder, publish, publish_text, remove_tree
 from .world import environment, environment_for_children, take_environment
 
-__all__ = [
-    "Parcel",
-    "check_script",
-    "end_with_parent",
-    "one_start",
-    "parcel",
-    "start_early",
-    "worker_context",
-]
-
-
 logger = logging.getLogger(__name__)
 
 

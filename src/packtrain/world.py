@@ -17,21 +17,6 @@ from pathlib import Path
 
 from .errors import InputError, counted
 
-__all__ = [
-    "Node",
-    "World",
-    "cache_dir",
-    "copies_limit",
-    "environment",
-    "environment_for_children",
-    "jit_allowed",
-    "node",
-    "offline_packing",
-    "plan_threads",
-    "take_environment",
-    "world",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class World:

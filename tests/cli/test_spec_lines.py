@@ -16,7 +16,7 @@ import yaml
 import warm
 from packtrain.moved import THEIRS
 from packtrain.pipeline.export import export
-from packtrain.pipeline.run import prepare
+from packtrain.pipeline.prepare import prepare
 from packtrain.train.config import load_config
 from pages import script
 

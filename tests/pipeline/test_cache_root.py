@@ -15,7 +15,8 @@ from words import Texts, Words, many
 
 from packtrain.errors import ChecksumError, FormatError, InputError, PlanError
 from packtrain.pipeline.cache import CacheRoot
-from packtrain.pipeline.run import dry_run, prepare
+from packtrain.pipeline.prepare import prepare
+from packtrain.pipeline.run import dry_run
 from packtrain.planning.packplan import PackPlan
 from packtrain.store import parts
 from packtrain.testing import snapshot

@@ -17,8 +17,9 @@ from words import Texts, Words, many
 import packtrain as pt
 from packtrain.errors import ForeignArtefactError, InputError, PlanError, SourceError
 from packtrain.pipeline import ranges as module
-from packtrain.pipeline.measure import details, measure
+from packtrain.pipeline.measure import measure
 from packtrain.pipeline.plan import check_measured
+from packtrain.pipeline.publish import details
 from packtrain.planning.lengths import Lengths
 from packtrain.store import parts
 from packtrain.testing import crash_points, snapshot

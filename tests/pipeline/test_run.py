@@ -13,7 +13,8 @@ from packtrain.cli import main
 from packtrain.errors import DriftError, ForeignArtefactError, InputError, PlanError
 from packtrain.pipeline.inputs import Inputs
 from packtrain.pipeline.plan import ledger_rows
-from packtrain.pipeline.run import prepare, run
+from packtrain.pipeline.prepare import prepare
+from packtrain.pipeline.run import run
 from packtrain.planning.packplan import PackPlan
 from packtrain.testing.demo.resolve import resolve_demo
 from packtrain.train.config import load_config

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from packtrain.pipeline.run import prepare
+from packtrain.pipeline.prepare import prepare
 from packtrain.train.config import load_config
 
 

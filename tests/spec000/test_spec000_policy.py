@@ -174,7 +174,7 @@ def test_a_sample_as_long_as_the_cap_is_alone_or_dropped_and_logged(
             packing_allow_single_long=allowed, output_dir=f"{values['training']['output_dir']}x"
         )
         config = load_config(values)
-        from packtrain.pipeline.run import prepare
+        from packtrain.pipeline.prepare import prepare
 
         made = prepare(config, Path(config.training.output_dir)).plan
         told = resolve_runtime(config, made, 1)
@@ -204,7 +204,7 @@ def test_a_sample_as_long_as_the_cap_is_alone_or_dropped_and_logged(
 def test_fusion_schedules_are_refused_and_static_mixtures_are_accepted(
     text_run: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    from packtrain.pipeline.run import prepare
+    from packtrain.pipeline.prepare import prepare
 
     values = text_run(30)
     train = values["custom"].pop("train_jsonl")
@@ -235,7 +235,7 @@ def test_a_cache_of_another_source_fails_fast(
     text_run: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     """Source identity is in the fingerprint: another file in the same output folder is named."""
-    from packtrain.pipeline.run import prepare
+    from packtrain.pipeline.prepare import prepare
 
     one, two = load_config(text_run(40)), load_config(text_run(41, name="other"))
     prepare(one, tmp_path / "run")

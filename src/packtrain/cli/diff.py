@@ -14,8 +14,6 @@ from ..planning.packplan import PackPlan
 from ._app import emit
 from ._show import artefact_kind, folder_of_run, of_host, table
 
-__all__ = ["command"]
-
 
 @click.command("diff")
 @click.argument("plan_a", type=click.Path(path_type=Path), metavar="PLAN_A")

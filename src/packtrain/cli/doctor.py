@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ..train.calibrate import Calibration
     from ..train.config import RunConfig
 
-__all__ = ["command"]
 
 #: Above this error of the time the machine was busy, or its steps too short to tell.
 _NOISY = 0.25

@@ -11,8 +11,6 @@ from ._app import emit, progress, without_effect
 from ._show import table
 from .measure import _shard
 
-__all__ = ["command"]
-
 
 @click.command("export")
 @click.argument("plan", type=click.Path(path_type=Path), metavar="PLAN")

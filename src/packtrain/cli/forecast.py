@@ -11,8 +11,6 @@ from ..errors import InputError, counted
 from ._app import emit
 from ._show import open_lengths
 
-__all__ = ["command"]
-
 
 def _numbers(option: str, text: str) -> list[int]:
     words = [word.strip() for word in text.split(",") if word.strip()]

@@ -20,8 +20,6 @@ from ..pipeline.plan import MISSING
 from ..pipeline.unread import refuse_unread, told
 from ._app import emit, without_effect
 
-__all__ = ["command"]
-
 HOSTS = ("hf", "trl", "swift")
 
 _NAME_IT = "give a model folder with its config.json, and name the type: --template qwen2_5_vl"

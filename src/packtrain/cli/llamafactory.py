@@ -9,8 +9,6 @@ import click
 
 from ._app import emit, end_of_training
 
-__all__ = ["command"]
-
 
 @click.command("llamafactory")
 @click.argument("config", type=click.Path(exists=True, dir_okay=False))

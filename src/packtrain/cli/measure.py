@@ -16,8 +16,6 @@ from ._app import emit, progress, without_effect
 from ._reading import inputs_of, reading_options
 from ._show import lengths_figures, print_lengths
 
-__all__ = ["command"]
-
 
 def _shard(text: str | None) -> tuple[int, int] | None:
     if text is None:

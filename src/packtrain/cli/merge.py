@@ -11,8 +11,6 @@ from ._app import emit
 from ._show import lengths_figures, print_lengths
 from .export import show_export
 
-__all__ = ["command"]
-
 
 @click.command("merge")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))

@@ -12,8 +12,6 @@ from ._app import emit, without_effect
 from ._reading import pairs, placeholders
 from ._show import table
 
-__all__ = ["command"]
-
 
 @click.command("pairs")
 @click.argument("source", metavar="SOURCE")

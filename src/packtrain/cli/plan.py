@@ -13,8 +13,6 @@ from ..remote.outputs import writable
 from ._app import completed, emit
 from ._show import open_lengths, print_plan
 
-__all__ = ["command"]
-
 
 def _numbers(option: str, values: tuple[str, ...]) -> dict[str, int]:
     out: dict[str, int] = {}

@@ -16,8 +16,6 @@ from ._show import table
 from ._stream import stream_rows
 from .plan import _numbers
 
-__all__ = ["command"]
-
 #: Options that decide which samples a raw shard has.
 _READING = (
     "allow_outside",

@@ -10,8 +10,6 @@ from ._app import emit, progress, show_runtime
 from ._recipe import KEYS, no_page, no_proof_option, recipe_of, refuse_streams, show_result
 from .export import show_export
 
-__all__ = ["command"]
-
 
 @click.command("run", context_settings=KEYS)
 @click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")

@@ -34,8 +34,6 @@ from ._show import (
 from ._stream import follow_stream, kind_to_follow, ledger_of, stream_figures, stream_rows
 from .export import show_export
 
-__all__ = ["command"]
-
 
 # --------------------------------------------------------------------------------------------
 # The view of lengths against a pack length, and the phases of a `diverse` plan

@@ -17,8 +17,6 @@ from ._show import table
 if TYPE_CHECKING:
     from ..train.config import RunConfig
 
-__all__ = ["command"]
-
 
 @click.command("train", context_settings=KEYS)
 @click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")

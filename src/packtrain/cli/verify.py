@@ -13,8 +13,6 @@ from ..errors import FormatError, InputError, LawError, counted
 from ._app import emit, progress, without_effect
 from ._show import artefact_kind, folder_of_run, of_host, table
 
-__all__ = ["command"]
-
 #: Tokens of the proof's row; of longer samples the shortest, or their first text, are taken.
 PROOF_TOKENS = 4096
 

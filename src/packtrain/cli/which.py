@@ -11,8 +11,6 @@ from ..errors import InputError, counted
 from ._app import emit, without_effect
 from ._show import of_host
 
-__all__ = ["command"]
-
 
 @click.command("which")
 @click.argument("artefact", type=click.Path(path_type=Path), metavar="RUN|PLAN")

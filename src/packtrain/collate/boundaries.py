@@ -15,16 +15,6 @@ from typing import Any
 from ..errors import InputError, IsolationError, UnknownNameError
 from ..families import BACKENDS, FLASH_KWARGS, STATEFUL_MODEL_TYPES, Family, family_of
 
-__all__ = [
-    "BOUNDARY_KWARGS",
-    "attention_of",
-    "choose_kwargs",
-    "config_of",
-    "family_for",
-    "state_layers",
-    "text_config",
-]
-
 BOUNDARY_KWARGS = (*FLASH_KWARGS, "seq_idx")
 
 #: `config.layer_types` whose layers carry a state along the row.

@@ -22,8 +22,6 @@ from ..families import Family
 from .boundaries import config_of
 from .fields import IGNORE
 
-__all__ = ["Dummies", "dummies_of"]
-
 #: (media keys of a tower, the sample that makes it run)
 Dummies = list[tuple[frozenset[str], dict[str, Any]]]
 

@@ -27,19 +27,6 @@ import torch
 from ..errors import InputError, nearest
 from ..families import Family, families
 
-__all__ = [
-    "IGNORE",
-    "MEDIA_RULES",
-    "MEDIA_TYPES",
-    "SAMPLE_FIELDS",
-    "TOKEN_FIELDS",
-    "Segment",
-    "check_token_fields",
-    "media_rules",
-    "mrope_keys",
-    "read_sample",
-]
-
 #: Label of a token that is not trained.
 IGNORE = -100
 

@@ -18,8 +18,6 @@ from ..families import Family
 from .boundaries import config_of, family_for
 from .fields import Segment
 
-__all__ = ["check_placeholders", "join_media", "placeholders_of"]
-
 #: Patch tensor -> the grid tensor ([media, 3]: t, h, w in patches) that describes its rows.
 _GRIDS = {"pixel_values": "image_grid_thw", "pixel_values_videos": "video_grid_thw"}
 

@@ -19,9 +19,6 @@ import torch
 from .fields import IGNORE
 from .padding import context_parallel_index
 
-__all__ = ["FILLER", "NO_SAMPLE", "PackBatch", "filler_pack", "is_filler", "members_of", "offsets"]
-
-
 # --------------------------------------------------------------------------------------------
 # The filler pack: what a rank trains on when it must take a step and has no sample left
 # --------------------------------------------------------------------------------------------

@@ -21,8 +21,6 @@ import torch
 from ..errors import InputError, counted
 from .fields import Segment
 
-__all__ = ["context_parallel_index", "full", "pad_segments", "padding_mask", "segment_multiple"]
-
 
 def segment_multiple(context_parallel: int) -> int:
     """What every segment is padded to a multiple of; give it to `packtrain.plan` as `multiple_of`."""

@@ -50,8 +50,6 @@ from .pack_batch import NO_SAMPLE, PackBatch, members_of, offsets
 from .padding import full, pad_segments, padding_mask, segment_multiple
 from .rotations import check_row, rotations_of
 
-__all__ = ["PackBatch", "PaddingFreeCollator", "join_positions"]
-
 
 # --------------------------------------------------------------------------------------------
 # Positions of a row: those of each sample alone, laid end to end

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from ..errors import IsolationError
 from .boundaries import config_of, text_config
 
-__all__ = ["Rotations", "check_packs", "check_row", "rotations_of"]
-
 I64 = NDArray[np.int64]
 
 

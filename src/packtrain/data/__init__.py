@@ -3,13 +3,14 @@
 from typing import Any
 
 from .. import moved
+from ..collate import FILLER
 from ..packs.encode_cache import EncodeCache
 from ..packs.equal_steps import EqualSteps
 from ..packs.exported import ChunkedPacks, ShardedPacks, open_packs, pack_of_row
 from ..packs.growing import LazyShardedDataset
 from ..packs.loader import PackLoader, loader_position
 from ..packs.pack import Pack
-from ..packs.packed import FILLER, PackedDataset
+from ..packs.packed import PackedDataset
 from ..packs.planned import PlannedSource
 from ..packs.sampler import PackSampler
 from ..packs.source import PackSource, pack_source

@@ -27,8 +27,6 @@ from ..checks import whole
 from ..errors import InputError, described
 from ..workers import Parcel, parcel, worker_context
 
-__all__ = ["answer_of", "available_cpus", "failure_of", "map_shards", "packed", "shard_name"]
-
 #: Shards per worker that may be finished and not yet handed out.
 _AHEAD = 4
 

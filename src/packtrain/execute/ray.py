@@ -23,8 +23,6 @@ from ..checks import whole
 from ..errors import InputError, MissingExtraError, described, one_line
 from .local import answer_of, failure_of, packed, shard_name
 
-__all__ = ["RETRIES", "map_shards"]
-
 #: How often a shard is tried again after the worker that had it died.
 RETRIES = 3
 

@@ -14,8 +14,6 @@ from ..files import sha256_file
 from ..store.chunks import DEFAULT_MEDIA, MEDIA, ChunkWriter, manifest_of
 from ._job import Job
 
-__all__ = ["check_options", "finish", "needs_template", "write_part"]
-
 OPTIONS = {"media": DEFAULT_MEDIA}
 
 needs_template = True

@@ -19,8 +19,6 @@ from ..errors import optional
 from ._job import Job
 from ._rows import Made, Row, published, write_files
 
-__all__ = ["finish", "library", "needs_template", "open_rows", "write_part"]
-
 library = functools.partial(optional, "datasets", "datasets", "datasets")
 
 OPTIONS: dict[str, Any] = {}

@@ -23,8 +23,6 @@ from ..errors import ConfigError
 from ._job import Job
 from ._tar import write_tars
 
-__all__ = ["check_options", "finish", "needs_template", "write_part"]
-
 OPTIONS = {"prompts": None, "layout": "packtrain"}
 
 #: The version that the metadata claims: its readers compare nothing but the fields.

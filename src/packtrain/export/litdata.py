@@ -20,8 +20,6 @@ from ..errors import optional
 from ._job import Job
 from ._rows import Made, Row, joined, published, write_files
 
-__all__ = ["finish", "library", "needs_template", "open_rows", "write_part"]
-
 library = functools.partial(optional, "litdata", "litdata", "litdata")
 
 OPTIONS: dict[str, Any] = {}

@@ -29,17 +29,6 @@ from ..errors import ChecksumError, ConfigError, InputError, optional
 from ._job import Job
 from ._rows import Made, Row, published, write_files
 
-__all__ = [
-    "check_job",
-    "check_options",
-    "finish",
-    "needs_template",
-    "packed_row",
-    "padding_of",
-    "read_rows",
-    "write_part",
-]
-
 logger = logging.getLogger(__name__)
 
 LAYOUTS = ("parquet", "npy")

@@ -68,9 +68,6 @@ from ._stream import (
     undo_beginning,
 )
 
-__all__ = ["Housekeeping", "PackingProducer"]
-
-
 logger = logging.getLogger(__name__)
 
 

@@ -13,8 +13,6 @@ from typing import Any
 from .. import files
 from ._job import Job
 
-__all__ = ["finish", "needs_template", "write_part"]
-
 OPTIONS = {"prompts": "prompt"}
 
 needs_template = False

@@ -13,8 +13,6 @@ from typing import Any
 from ._job import Job
 from ._tar import write_tars
 
-__all__ = ["finish", "needs_template", "write_part"]
-
 OPTIONS = {"prompts": "prompt"}
 
 needs_template = False

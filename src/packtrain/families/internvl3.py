@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from ._llava import llava_like
 
-__all__ = ["FAMILY"]
-
 FAMILY = llava_like(
     "internvl3",
     ("internvl",),

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from ._llava import llava_like
 
-__all__ = ["FAMILY"]
-
 FAMILY = llava_like(
     "llava_next",
     ("llava_next",),

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from ._llava import llava_like
 
-__all__ = ["FAMILY"]
-
 FAMILY = llava_like(
     "llava_onevision",
     ("llava_onevision",),

@@ -11,8 +11,6 @@ from dataclasses import replace
 
 from ._qwen_vl import qwen_vl
 
-__all__ = ["FAMILY"]
-
 _BASE = qwen_vl("qwen2_5_omni", ("qwen2_5_omni_thinker",), ("Qwen2_5OmniProcessor",))
 
 FAMILY = replace(

@@ -10,8 +10,6 @@ from dataclasses import replace
 
 from ._qwen_vl import GROUNDING, qwen_vl
 
-__all__ = ["FAMILY"]
-
 FAMILY = replace(
     qwen_vl("qwen2_5_vl", ("qwen2_5_vl",), ("Qwen2_5_VLProcessor",)),
     grounding=(*GROUNDING[:2], "pixels"),

@@ -4,6 +4,4 @@ from __future__ import annotations
 
 from ._qwen_vl import qwen_vl
 
-__all__ = ["FAMILY"]
-
 FAMILY = qwen_vl("qwen2_vl", ("qwen2_vl",), ("Qwen2VLProcessor",))

@@ -10,8 +10,6 @@ from dataclasses import replace
 
 from ._qwen_vl import qwen_vl
 
-__all__ = ["FAMILY"]
-
 FAMILY = replace(
     qwen_vl("qwen3_vl", ("qwen3_vl", "qwen3_vl_moe"), ("Qwen3VLProcessor",)),
     video_rule="clip",

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from ._family import FLASH_KWARGS, VARLEN_KWARGS, Family
 
-__all__ = ["FAMILY"]
-
 _FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
 
 _TYPES = """

@@ -14,19 +14,6 @@ from ..packs._readers import is_indexed
 from ..train.loss import shift_labels
 from ..train.passes import is_sized
 
-__all__ = [
-    "NOISE",
-    "check_evaluation",
-    "check_loss",
-    "check_samples_per_step",
-    "check_source",
-    "check_trainer",
-    "indexable",
-    "own_evaluation",
-    "own_loss",
-    "unchanged_on_failure",
-]
-
 logger = logging.getLogger(__name__)
 
 NOISE = "its noise is scaled by the length of a row, which would be that of a pack"

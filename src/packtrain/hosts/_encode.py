@@ -20,8 +20,6 @@ from ..collate.fields import IGNORE, media_rules
 from ..errors import InputError
 from ..sources._values import absent
 
-__all__ = ["HostEncoder", "RopeIndex"]
-
 #: Keys that say nothing a pack does not say better.
 _REPLACED = frozenset(
     {"attention_mask", "position_ids", "rope_deltas", "token_type_ids", "mm_token_type_ids", "seq_lengths"}

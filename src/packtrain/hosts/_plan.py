@@ -27,8 +27,6 @@ from ..planning.packplan import PackPlan
 from ..world import World
 from ._rows import ChatReader, Rows, measure_rows
 
-__all__ = ["PLACE", "pack_rows", "say"]
-
 logger = logging.getLogger(__name__)
 
 #: Folder in the host's output folder that holds lengths and plans.

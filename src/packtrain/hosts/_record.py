@@ -32,8 +32,6 @@ ensure_torchvision()  # transformers imports torchvision with its callbacks
 
 from transformers import TrainerCallback  # noqa: E402
 
-__all__ = ["RunRecord", "record_run"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -26,8 +26,6 @@ from ..planning.lengths import STATUS_EMPTY, STATUS_FAILED, Lengths
 from ..sources._account import LEDGER, UNREAD
 from ..sources.chat import ChatSource
 
-__all__ = ["ChatReader", "Parts", "Rows", "measure_rows", "tell_cut"]
-
 logger = logging.getLogger(__name__)
 
 _BATCH = 256

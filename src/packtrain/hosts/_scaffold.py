@@ -9,8 +9,6 @@ from typing import Any
 
 import yaml
 
-__all__ = ["command_line", "files_for", "places_of"]
-
 _YAML = """\
 # Written by `packtrain init`. `packtrain measure`, `plan`, `forecast` and `run` read the same data by it.
 {by}

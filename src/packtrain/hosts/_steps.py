@@ -13,8 +13,6 @@ from typing import Any
 from ..packs.source import PackSource, pack_source
 from ..planning.balance import Balance
 
-__all__ = ["Steps", "rank_packs"]
-
 
 def rank_packs(
     data: Any,

@@ -8,8 +8,6 @@ from typing import Any
 from ..errors import ConfigError
 from ._checks import NOISE
 
-__all__ = ["check_flags"]
-
 logger = logging.getLogger(__name__)
 
 #: Attention for which packs are kept apart by restarting positions.

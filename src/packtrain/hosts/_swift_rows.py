@@ -16,8 +16,6 @@ from ..errors import SampleError
 from ..sources._account import UNREAD, Account
 from ._unread import Reads, unread_keys
 
-__all__ = ["READS", "RowReader", "Watch", "unmarked", "watch_rows"]
-
 MARK = "unread_key"
 
 _MEDIA = ("images", "videos", "audios")

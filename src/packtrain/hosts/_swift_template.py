@@ -24,8 +24,6 @@ from ..media.image import read_header
 from ..template.account import stretches
 from ._swift_rows import unmarked
 
-__all__ = ["SwiftTemplate"]
-
 #: Settings of the host's template that affect a length.
 _SETTINGS = (
     "max_length",

@@ -18,8 +18,6 @@ from ..sources._account import Account
 from ..sources._values import absent, texts_in
 from ..sources.encoded import unread_columns
 
-__all__ = ["Reads", "columns_of", "unread_keys", "unread_rows"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -30,7 +30,6 @@ try:
 except ImportError:
     BasePlugin = object
 
-__all__ = ["AxolotlMixin", "PacktrainArgs", "PacktrainPlugin", "pack"]
 
 _PICTURES = ("images", "image")
 _OWN = "the rows are packed already, by axolotl"

@@ -25,8 +25,6 @@ from ..errors import ConfigError, MissingExtraError, PacktrainError, counted
 from ..packs.exported import check_task, encode_pack
 from ..store.pack_records import MEMBER, restore
 
-__all__ = ["PackFault", "PackedTaskEncoder"]
-
 _KEYS = ("__key__", "__restore_key__", "__subflavors__", "__subflavor__", "__sources__")
 
 

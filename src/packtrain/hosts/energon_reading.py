@@ -25,8 +25,6 @@ from ..store import shards
 from ..store.pack_files import PackFiles
 from ..store.pack_records import MEMBER, pack_key, restore
 
-__all__ = ["has_energon", "read_through_energon"]
-
 Progress = Callable[[int, int], None]
 
 

@@ -21,8 +21,6 @@ from ._rows import tell_cut
 from .transformers import HostMixin
 from .transformers import pack as pack_trainer
 
-__all__ = ["FactoryMixin", "launch", "pack"]
-
 logger = logging.getLogger(__name__)
 _MEDIA = ("images", "videos", "audios")
 _TEXT = ("input_ids", "labels", "attention_mask")

@@ -54,8 +54,6 @@ from ._swift_template import SwiftTemplate  # noqa: E402
 from ._unread import unread_rows  # noqa: E402
 from .transformers import HostMixin  # noqa: E402
 
-__all__ = ["SwiftCollator", "SwiftPacks", "SwiftStream", "install"]
-
 logger = logging.getLogger(__name__)
 
 #: Rows that are encoded before they are packed, as in ms-swift's own packing of streams.

@@ -36,7 +36,6 @@ except ImportError:
 
     Suppress = None
 
-__all__ = ["PackDataLoader", "pack"]
 
 logger = logging.getLogger(__name__)
 

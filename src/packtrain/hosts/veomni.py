@@ -27,8 +27,6 @@ from ._rows import Parts, tell_cut
 from ._steps import Steps, rank_packs
 from ._unread import Reads, unread_rows
 
-__all__ = ["MainBatch", "pack"]
-
 logger = logging.getLogger(__name__)
 
 

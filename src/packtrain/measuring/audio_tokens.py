@@ -16,8 +16,6 @@ from typing import Any
 from ..errors import ConfigError, InputError, SampleError
 from .expansion import Expansion
 
-__all__ = ["AudioRule", "audio_rule"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class AudioRule:

@@ -20,9 +20,6 @@ from ..errors import ConfigError, DriftError, InputError, SampleError, counted
 from ..extend import Source
 from ..media.hints import HINTS, differences
 
-__all__ = ["AuditReport", "Drift", "audit", "audit_hints", "encoded_costs"]
-
-
 logger = logging.getLogger(__name__)
 
 

@@ -28,9 +28,6 @@ from numpy.typing import NDArray
 from ..checks import one_of
 from ..errors import MissingExtraError, one_line
 
-__all__ = ["COUNTERS", "Counts", "TextCounter", "hard_texts", "open_counter"]
-
-
 logger = logging.getLogger(__name__)
 
 

@@ -16,8 +16,6 @@ from typing import Any
 from ..errors import ConfigError
 from .expansion import Expansion
 
-__all__ = ["AnyresRule", "SquareRule", "TileRule", "crop_rule"]
-
 _REMEMBERED = 65_536  # sizes
 
 

@@ -28,8 +28,6 @@ import numpy as np
 from ..errors import InputError, SampleError
 from ..files import canonical_json
 
-__all__ = ["PROBED", "epoch_of", "listens", "probe_once", "probe_static", "set_epoch"]
-
 #: Items that are encoded, evenly spaced, the last one included.
 PROBED = 16
 

@@ -15,8 +15,6 @@ from functools import lru_cache
 
 from ..errors import SampleError, counted
 
-__all__ = ["Block", "Expansion", "Spliced", "splice"]
-
 Span = tuple[int, int]
 
 

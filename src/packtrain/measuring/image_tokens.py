@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, SampleError
 
-__all__ = ["MAX_ASPECT", "PixelRule", "grids", "rule_of", "smart_resize", "verify_limits"]
-
 I64 = NDArray[np.int64]
 
 #: The processors refuse images whose longer side is more than this many times the shorter one.

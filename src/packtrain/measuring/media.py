@@ -22,8 +22,6 @@ from .expansion import Block, Expansion
 from .image_tokens import PixelRule, grids
 from .video_tokens import Clip, VideoRule
 
-__all__ = ["MediaRules", "Part"]
-
 I64 = NDArray[np.int64]
 Part = Mapping[str, Any]
 Expansions = dict[str, list[Expansion]]

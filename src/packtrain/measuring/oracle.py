@@ -24,8 +24,6 @@ import numpy as np
 from ..errors import ConfigError, SampleError, one_line
 from .expansion import Expansion
 
-__all__ = ["PROBES", "Oracle"]
-
 logger = logging.getLogger(__name__)
 
 #: Sizes (height, width) with which the library's count is compared.

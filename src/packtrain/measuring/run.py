@@ -24,8 +24,6 @@ from ..extend import Source, Template, measure_many
 from ..media.location import identity
 from ..planning.lengths import STATUS_BEYOND, STATUS_EMPTY, STATUS_FAILED, STATUS_OK
 
-__all__ = ["BATCH", "CUT", "RangeResult", "drained", "left_out", "measure_range", "media_refs", "walk_media"]
-
 I64 = NDArray[np.int64]
 
 #: Samples handed to the template in one call.

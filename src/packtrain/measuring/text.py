@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from ..errors import SampleError
 
-__all__ = ["TokenizedText", "check_text", "supervised_mask", "tokenize"]
-
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 

@@ -25,8 +25,6 @@ from ..errors import ConfigError, SampleError
 from .expansion import Block, Expansion
 from .image_tokens import MAX_ASPECT, PixelRule, rule_of, smart_resize
 
-__all__ = ["Clip", "VideoRule", "chunk_bounds", "video_rule"]
-
 I64 = NDArray[np.int64]
 
 #: (frames, frames per second) -> frame numbers the processor takes, or None for all of them.

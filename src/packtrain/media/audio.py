@@ -28,8 +28,6 @@ from ..errors import MissingExtraError, SampleError, one_line
 from ._sounds import FLAC_MAGIC, OGG_MAGIC, is_mp3, is_wav, parse_flac, parse_mp3, parse_ogg, parse_wav
 from .location import Head, ParsedAudio, Ref, as_file, name_of, open_head, read_bytes
 
-__all__ = ["AudioHeader", "open_audio", "read_header"]
-
 MOST_VALUES = 1 << 31  # samples of all channels: 6 hours of CD sound, 8 GiB decoded
 
 _OTHERS = {b"FORM": "AIFF", b".snd": "AU", b"caff": "CAF", b"riff": "W64", b"RIFF": "WAV", b"fLaC": "FLAC"}

@@ -25,8 +25,6 @@ from .audio import AudioHeader
 from .image import ImageHeader
 from .video import VideoHeader
 
-__all__ = ["HINTS", "checked", "differences", "header_of", "hinted"]
-
 #: Hint names of each modality; whole numbers but `duration` and `fps`.
 HINTS: dict[str, tuple[str, ...]] = {
     "image": ("width", "height"),

@@ -52,7 +52,6 @@ from .location import Head, Parsed, Ref, name_of, open_head, read_bytes
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["ImageHeader", "open_image", "read_header"]
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 
 from ..errors import SampleError
 
-__all__ = ["ENDS", "KNOBS", "KNOB_KEYS", "STARTS", "chosen_frames", "knobs_of", "sized", "stretch"]
-
 STARTS = ("start", "video_start", "audio_start", "begin_time", "start_time", "offset")
 ENDS = ("end", "video_end", "audio_end", "end_time")
 _SIZE = ("min_pixels", "max_pixels", "resized_height", "resized_width")

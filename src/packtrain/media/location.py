@@ -41,23 +41,6 @@ from ..remote.places import url_of
 from ..remote.ranges import Remote
 from . import _tar
 
-__all__ = [
-    "HEAD_BYTES",
-    "Head",
-    "Ref",
-    "as_file",
-    "exists",
-    "file_of",
-    "identity",
-    "identity_name",
-    "is_url",
-    "name_of",
-    "open_head",
-    "read_bytes",
-    "ref_of",
-    "resolve",
-]
-
 
 # --------------------------------------------------------------------------------------------
 # What a header parser answers: the stored size, how the picture is turned, whether the end is there

@@ -24,9 +24,6 @@ from ..errors import MissingExtraError, SampleError, one_line
 from . import image
 from .location import Head, Ref, as_file, name_of, open_head, read_bytes
 
-__all__ = ["VideoHeader", "VideoRef", "read_frames", "read_header"]
-
-
 # --------------------------------------------------------------------------------------------
 # What of an MP4 or MOV file is needed beside the demuxer: how the picture is turned, and whether it is cut
 # --------------------------------------------------------------------------------------------

@@ -13,8 +13,6 @@ from . import bfd, refine
 from ._bounds import best_bound
 from ._multi import pack_limits
 
-__all__ = ["HISTOGRAM", "LIMITS", "VERSION", "pack"]
-
 VERSION = 3
 HISTOGRAM = True
 LIMITS = True

@@ -19,8 +19,6 @@ from ..extend import PackProblem, Patterns
 from ._jit import DENSE_LIMIT, use_jit
 from ._multi import flatten, pack_limits
 
-__all__ = ["HISTOGRAM", "LIMITS", "VERSION", "pack"]
-
 VERSION = 2
 
 #: Reads `sizes` and `counts` only, so the planner need not gather `costs`.

@@ -37,8 +37,6 @@ from ..extend import Bins, PackProblem, Patterns
 from . import bfd
 from ._multi import assign, needs, types_of
 
-__all__ = ["HISTOGRAM", "LIMITS", "OPTIONS", "VERSION", "check_options", "pack", "phase_order"]
-
 VERSION = 1
 HISTOGRAM = True
 LIMITS = True

@@ -14,8 +14,6 @@ from ..extend import PackProblem
 from ._first_fit import first_fit, first_fit_needs
 from ._multi import largest_need, needs
 
-__all__ = ["LIMITS", "VERSION", "pack"]
-
 VERSION = 1
 LIMITS = True
 

@@ -29,8 +29,6 @@ from . import auto, bfd, refine
 from ._bounds import best_bound
 from ._jit import part_of
 
-__all__ = ["HISTOGRAM", "VERSION", "pack"]
-
 VERSION = 2
 HISTOGRAM = True
 

@@ -13,8 +13,6 @@ from ..extend import Bins, PackProblem
 from ._first_fit import first_fit, first_fit_needs
 from ._multi import needs
 
-__all__ = ["LIMITS", "SEEDED", "VERSION", "pack"]
-
 VERSION = 1
 SEEDED = True
 LIMITS = True

@@ -32,8 +32,6 @@ from ._bounds import best_bound
 from ._first_fit import first_fit
 from ._jit import DENSE_LIMIT, kernel, over_blocks, part_of, threads_for, use_jit
 
-__all__ = ["HISTOGRAM", "VERSION", "pack"]
-
 
 # --------------------------------------------------------------------------------------------
 # Compiled form of `refine`; its plain twin stands in `refine.py`

@@ -13,8 +13,6 @@ from ..extend import PackProblem
 from ._jit import use_jit
 from ._multi import needs
 
-__all__ = ["LIMITS", "VERSION", "pack"]
-
 VERSION = 1
 LIMITS = True
 

@@ -17,8 +17,6 @@ from ..errors import ForeignArtefactError, FormatError
 from ..store.growing import ACKS, COMPLETED, Order, View, acknowledged, chunk_name, is_cursor
 from ..waiting.poll import fresh_json
 
-__all__ = ["Cursor", "acknowledged", "check_reachable", "mark_completed", "publish_cursor"]
-
 
 @dataclass(slots=True)
 class Cursor:

@@ -21,8 +21,6 @@ from ..planning.lengths import Lengths
 from ..planning.raw_plan import PackerId
 from ..planning.window import WindowPacker, WindowPacks
 
-__all__ = ["ArrivalPacker", "FixedPacker", "WarmUp", "WarmUpPacker"]
-
 I64 = NDArray[np.int64]
 
 

@@ -18,8 +18,6 @@ from typing import Any
 from ..errors import InputError, PacktrainError, SampleError, described
 from ..workers import end_with_parent, worker_context
 
-__all__ = ["EncodePool", "Item"]
-
 #: Samples of one worker that may be on the way.
 _AHEAD = 8
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from ..errors import InputError, PacktrainError, SourceError, counted, described
 
-__all__ = ["FIRST", "OfSplits", "Places", "Wanted", "mark", "samples_of", "shorter"]
-
 FIRST = 4  # samples that two readers of the same source compare
 
 

@@ -36,8 +36,6 @@ from ._iterable import FIRST, Places, Wanted, mark
 from ._readers import IterableReader, is_indexed
 from ._splits import Reader
 
-__all__ = ["NodeReader", "node_reader"]
-
 logger = logging.getLogger(__name__)
 
 WORTH_S = 1.0  # spent on samples of others before a reader asks for the server

@@ -31,8 +31,6 @@ from ..errors import PacktrainError, described
 from ..measuring.eligibility import set_epoch
 from ._iterable import FIRST, Wanted, mark, samples_of
 
-__all__ = ["Cursor", "Log", "serve"]
-
 #: Bytes of a segment, of segments in memory, of those in files, and that are read before a reader asks.
 SEGMENT, KEPT, MOST, AHEAD = 16 << 20, 64 << 20, 8 << 30, 32 << 20
 BLOCK = 256 << 10  # bytes that a reader is sent at once

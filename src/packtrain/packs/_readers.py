@@ -32,8 +32,6 @@ from ..measuring.eligibility import set_epoch
 from ..planning.permutation import Permutation
 from ._iterable import OfSplits, Places, Wanted, samples_of, shorter
 
-__all__ = ["IndexReader", "IterableReader", "SharedRead", "is_indexed", "reader_of"]
-
 logger = logging.getLogger(__name__)
 
 _BLOCK = 1024

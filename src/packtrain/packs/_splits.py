@@ -22,8 +22,6 @@ from torch.utils.data import get_worker_info
 from ..errors import InputError, counted
 from ..world import World
 
-__all__ = ["LEAST", "MOST", "Reader", "Splits", "check_divides", "deal"]
-
 #: Most splits of a stream.
 MOST = 1 << 20
 #: Samples that a split plans together at least, where a stream has so many: with fewer, packs get emptier.

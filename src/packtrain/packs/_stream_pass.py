@@ -15,8 +15,6 @@ from ._splits import Record, Splits
 from ._stream_run import Pack, Run, Stream
 from ._stream_tally import Tally
 
-__all__ = ["Slot", "StreamPass"]
-
 logger = logging.getLogger(__name__)
 
 _BEHIND = 4  # windows and buffers that a split of an iterable may be behind the others of its reader

@@ -33,8 +33,6 @@ from ._encode_pool import EncodePool, Item
 from ._splits import Splits
 from ._stream_tally import Tally
 
-__all__ = ["Pack", "Run", "Stream"]
-
 logger = logging.getLogger(__name__)
 
 I64 = NDArray[np.int64]

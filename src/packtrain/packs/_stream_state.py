@@ -26,18 +26,6 @@ from ..errors import ForeignArtefactError, counted
 from ..planning.window import WindowPacker
 from ._splits import MOST, Reader, Record, check_divides, deal
 
-__all__ = [
-    "LAST_EPOCH",
-    "PARTS",
-    "VERSION",
-    "check_held",
-    "joined",
-    "of_reader",
-    "saved_ranks",
-    "upgraded",
-    "written",
-]
-
 VERSION = 3
 
 _LONG = 128  # numbers that are written as one text

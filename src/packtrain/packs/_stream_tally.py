@@ -11,8 +11,6 @@ from ..measuring.run import drained
 from ..sources._account import UNREAD, check_share, told
 from .ledger_file import check_fraction
 
-__all__ = ["Tally"]
-
 logger = logging.getLogger(__name__)
 
 _FEW = 100  # samples read before a share of them counts

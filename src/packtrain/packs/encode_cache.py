@@ -28,8 +28,6 @@ from ..measuring.eligibility import listens
 from ..planning.packplan import PackPlan
 from ..store.chunks import DEFAULT_MEDIA, ChunkReader, ChunkWriter, OpenChunks, manifest_of
 
-__all__ = ["EncodeCache"]
-
 MARKER = "encoded.json"
 _SCHEMA = "packtrain-encoded-1"
 

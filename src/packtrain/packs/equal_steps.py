@@ -27,8 +27,6 @@ from ..checks import one_of, whole
 from ..collate import filler_pack
 from ..errors import ForeignArtefactError, InputError, PacktrainError, counted, described
 
-__all__ = ["EXHAUSTED", "EqualSteps", "exchanged"]
-
 logger = logging.getLogger(__name__)
 
 EXHAUSTED = ("fill", "first")

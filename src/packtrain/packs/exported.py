@@ -37,8 +37,6 @@ from ..world import offline_packing
 from .ledger_file import Skipping
 from .pack import Pack
 
-__all__ = ["ChunkedPacks", "ShardedPacks", "check_task", "encode_pack", "open_packs", "pack_of_row"]
-
 logger = logging.getLogger(__name__)
 
 _told: list[bool] = []  # the warning of this process

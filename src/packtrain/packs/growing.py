@@ -37,8 +37,6 @@ from .ledger_file import Skipping
 from .loader import SourceLoader
 from .pack import Pack
 
-__all__ = ["LazyShardedDataset", "LengthUnknownError"]
-
 
 # --------------------------------------------------------------------------------------------
 # LazyShardedDataset for DataLoaders: a sampler of its slots, and an iterable that workers share

@@ -17,9 +17,6 @@ from torch.utils.data import get_worker_info
 
 from ..errors import InputError
 
-__all__ = ["HandedOut", "SharedEpoch", "check_not_sharded"]
-
-
 # --------------------------------------------------------------------------------------------
 # Who iterates: a shard that would take every W-th of packs that are one rank's already, or a loader ahead
 # --------------------------------------------------------------------------------------------

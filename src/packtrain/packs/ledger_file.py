@@ -14,8 +14,6 @@ from ..checks import number, one_of
 from ..errors import InputError, LawError, SampleError, counted
 from ..files import append_line, reading
 
-__all__ = ["POLICIES", "LedgerFile", "Skipping", "check_fraction", "check_policy"]
-
 logger = logging.getLogger(__name__)
 
 _FEW = 100  # samples read before a share of them counts

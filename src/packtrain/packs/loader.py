@@ -25,7 +25,6 @@ from .handed_out import HandedOut
 from .packed import PackedDataset
 from .sampler import PackSampler
 
-__all__ = ["PackLoader", "SourceLoader", "loader_position"]
 logger = logging.getLogger(__name__)
 
 _TAKEN = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}

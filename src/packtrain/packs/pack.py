@@ -17,8 +17,6 @@ from ..collate import IGNORE, TOKEN_FIELDS, filler_pack, is_filler
 from ..collate.pack_batch import FILLER
 from ..store.rows import joined
 
-__all__ = ["Pack"]
-
 Sample = dict[str, Any]
 
 

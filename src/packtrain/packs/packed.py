@@ -38,9 +38,6 @@ from .handed_out import SharedEpoch
 from .ledger_file import Skipping
 from .pack import Pack
 
-__all__ = ["FILLER", "PackedDataset"]
-
-
 logger = logging.getLogger(__name__)
 
 

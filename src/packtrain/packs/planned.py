@@ -23,8 +23,6 @@ from .pack import Pack
 from .packed import PackedDataset
 from .sampler import PackSampler
 
-__all__ = ["PlannedSource"]
-
 
 class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
     """Packs of one rank over a plan. Picklable as its dataset is.

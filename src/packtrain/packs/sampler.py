@@ -21,8 +21,6 @@ from ..planning.replan import EpochPlans
 from ..world import World, world
 from .handed_out import HandedOut, check_not_sharded
 
-__all__ = ["PackBatches", "PackSampler"]
-
 _BLOCK = 4096  # micro steps computed at a time
 
 

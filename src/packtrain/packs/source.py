@@ -30,8 +30,6 @@ from .pack import Pack
 from .packed import PackedDataset
 from .planned import PlannedSource
 
-__all__ = ["KINDS", "PackSource", "is_packs", "loader", "pack_source"]
-
 logger = logging.getLogger(__name__)
 
 KINDS = ("planned", "exported", "growing", "stream", "token_budget")

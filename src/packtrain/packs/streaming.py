@@ -58,8 +58,6 @@ from .ledger_file import check_policy
 from .loader import SourceLoader
 from .pack import Pack
 
-__all__ = ["StreamingPackedDataset"]
-
 logger = logging.getLogger(__name__)
 
 _HISTORY = 4096  # packs that were handed out and may still be counted back

@@ -35,8 +35,6 @@ from .packed import PackedDataset
 from .planned import PlannedSource
 from .streaming import States, StreamingPackedDataset
 
-__all__ = ["TokenBudgetDataset"]
-
 logger = logging.getLogger(__name__)
 
 _COUNT_MODES = ("total", "effective")

@@ -30,8 +30,6 @@ from ..errors import InputError, SampleError
 from ..measuring.eligibility import set_epoch
 from ._readers import is_indexed
 
-__all__ = ["STOPPING", "WeightedSources"]
-
 STOPPING = ("first", "all", "never")
 
 _LONGEST = 1 << 18  # places times sources of a period that is worked out

@@ -35,8 +35,6 @@ from .publish import Identity, details, origin_of, publish, refuse_changed_media
 from .ranges import How, cut, gathered, part_of
 from .unread import KEYS, read_keys
 
-__all__ = ["append_lengths", "clear_next", "finish_exchange"]
-
 _log = logging.getLogger(__name__)
 
 _NEXT = "next"

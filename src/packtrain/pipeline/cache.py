@@ -32,8 +32,6 @@ from .measure import measure
 from .plan import check_drops, plan_lengths
 from .publish import Identity
 
-__all__ = ["CacheRoot"]
-
 _log = logging.getLogger(__name__)
 
 

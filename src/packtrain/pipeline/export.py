@@ -48,8 +48,6 @@ from .export_guards import (
 )
 from .inputs import Inputs, lengths_of_plan
 
-__all__ = ["export", "export_figures", "finish_export", "format_of", "write_one"]
-
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]

@@ -16,18 +16,6 @@ from ..store import shards
 from ..store.lengths import changed_media
 from .publish import origin_of
 
-__all__ = [
-    "clear_other",
-    "forget_unbegun",
-    "held_key",
-    "key_of",
-    "put_key",
-    "refuse_changed",
-    "refuse_foreign",
-    "refuse_meanwhile",
-    "refuse_strays",
-]
-
 #: Of the names in an export, whatever its format; with a dot: what a stopped writer left.
 _BEGINNINGS = ("ps_", "pack-", "chunk_", ".ps_", ".pack-", ".chunk_", ".version.")
 

@@ -17,8 +17,6 @@ from typing import Any
 
 from .. import extend, files
 
-__all__ = ["LAYOUT", "Piece", "is_whole", "layout_of", "may_have_grown", "pieces_of", "read_layout"]
-
 #: File that says which files the ids come from.
 LAYOUT = "source.json"
 

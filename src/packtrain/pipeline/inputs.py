@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from ..train.config import Exported, RunConfig
 
 
-__all__ = ["Inputs", "open_exported"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
     """A source of chat samples and the processor that encodes them. Fields as the YAML names them.

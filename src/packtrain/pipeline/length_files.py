@@ -22,8 +22,6 @@ from ..errors import FormatError, LengthError, MissingExtraError
 from ..planning.lengths import Lengths
 from .inputs import lengths_of_plan
 
-__all__ = ["SUFFIXES", "TOKEN_COLUMNS", "lengths_of", "read_lengths"]
-
 #: Names under which a column of token counts is found, in this order.
 TOKEN_COLUMNS = (
     "tokens",

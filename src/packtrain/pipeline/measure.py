@@ -31,16 +31,13 @@ from .growth import may_have_grown, read_layout
 from .publish import (
     REFUSED,
     Identity,
-    details,
     origin_of,
     publish,
     refuse_changed_media,
     refuse_other_kind,
 )
-from .ranges import SERIAL, How, Progress, cut, gathered, part_of
+from .ranges import How, Progress, cut, gathered, part_of
 from .unread import UnreadKeys, refuse_unread
-
-__all__ = ["SERIAL", "details", "measure", "origin_of"]
 
 _log = logging.getLogger(__name__)
 

@@ -28,8 +28,6 @@ from .plan import ledger_rows
 from .step_times import read_history, step_figures
 from .unread import read_keys, told
 
-__all__ = ["Report", "record_of", "sample_figures", "source_of", "where_of"]
-
 
 @dataclass(kw_only=True)
 class Report:

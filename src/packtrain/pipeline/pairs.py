@@ -36,8 +36,6 @@ from ..media.location import exists, identity_name, name_of, read_bytes
 from ..sources.chat import media_refs
 from .unread import refuse_unread
 
-__all__ = ["merge_images", "split_pairs"]
-
 
 # --------------------------------------------------------------------------------------------
 # Records that `packtrain pairs` cannot use: the first stops it by name, or all of them stand in a ledger

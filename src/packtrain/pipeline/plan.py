@@ -22,8 +22,6 @@ from ..waiting.claim import alone
 from .publish import details, origin_of, refusal_marked, refuse_other_kind
 from .truncated import truncated_rows
 
-__all__ = ["MISSING", "check_drops", "check_limit", "check_measured", "ledger_rows", "plan_lengths"]
-
 logger = logging.getLogger(__name__)
 
 #: Without a limit of its own, a plan leaves out at most this share of the samples for media that are missing.

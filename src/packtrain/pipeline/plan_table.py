@@ -26,8 +26,6 @@ from ..errors import ForeignArtefactError, InputError, MissingExtraError
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 
-__all__ = ["SUFFIXES", "plan_table", "write_plan_table"]
-
 Table = dict[str, NDArray[np.int64]]
 
 

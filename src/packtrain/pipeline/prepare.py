@@ -37,18 +37,6 @@ if TYPE_CHECKING:
     from ..train.config import RunConfig
 
 
-__all__ = [
-    "Prepared",
-    "Stage",
-    "as_validation",
-    "prepare",
-    "prepare_ranks",
-    "prepare_validation",
-    "silent",
-    "validation",
-]
-
-
 logger = logging.getLogger(__name__)
 
 
@@ -368,7 +356,7 @@ def _telling(stage: Stage, tell: Tell) -> Stage:
 def _workers(config: RunConfig, samples: int) -> int:
     """As configured, but never more than there are cores and 2,048-sample shares."""
     from ..execute.local import available_cpus
-    from .measure import SERIAL
+    from .ranges import SERIAL
 
     asked = config.data.measure_workers
     return max(1, min(asked, available_cpus(), -(-samples // SERIAL)))

@@ -31,19 +31,6 @@ from ..waiting.claim import PLACE
 from .growth import LAYOUT, layout_of
 from .unread import refuse_unread, save_keys
 
-__all__ = [
-    "KEY_SCHEMA",
-    "REFUSED",
-    "Identity",
-    "details",
-    "origin_of",
-    "publish",
-    "publish_details",
-    "refusal_marked",
-    "refuse_changed_media",
-    "refuse_other_kind",
-]
-
 #: Lies in a lengths folder of which too many samples could not be used; other lengths may take its place.
 REFUSED = "refused.json"
 

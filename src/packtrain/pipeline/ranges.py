@@ -14,8 +14,6 @@ from .. import extend
 from ..measuring.run import CUT, RangeResult
 from ..store import parts
 
-__all__ = ["SERIAL", "UNIT", "How", "Progress", "cut", "gathered", "part_of"]
-
 #: Samples a worker measures at once: small enough for progress and balance, large enough to batch.
 UNIT = 256
 

@@ -30,8 +30,6 @@ from ..waiting.claim import BEAT, HELLO, STALE_S, Claim, Owner, doing_of, error_
 from ..waiting.poll import Clock, SystemClock, Watch, fresh_json, fresh_names, pauses
 from ..world import Node, World, node
 
-__all__ = ["PROBE_S", "StartUp", "follow"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -43,19 +43,6 @@ if TYPE_CHECKING:
     from ..train.sft import TrainResult
 
 
-__all__ = [
-    "Heard",
-    "Prepared",
-    "RunResult",
-    "calibrate_run",
-    "dry_run",
-    "finish_run",
-    "prepare",
-    "run",
-    "run_export",
-]
-
-
 #: Packed and unpacked loss of the trained model differ by less, or something leaks (float32 noise is 1e-7).
 TOLERANCE = 1e-4
 

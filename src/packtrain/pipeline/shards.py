@@ -30,8 +30,6 @@ from ..store import parts
 from .publish import Identity, origin_of, publish, refuse_other_kind
 from .ranges import How, Progress, cut, gathered, part_of
 
-__all__ = ["Shard", "measure_shard", "merge", "shard_lengths"]
-
 _log = logging.getLogger(__name__)
 
 SCHEMA = "packtrain.shard/1"

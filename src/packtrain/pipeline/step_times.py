@@ -20,8 +20,6 @@ from ..checks import whole
 from ..planning.costs import DeviceProfile, FlopsCost, costs_of
 from ..planning.epoch_order import EpochOrder
 
-__all__ = ["read_history", "step_figures"]
-
 F64 = NDArray[np.float64]
 
 #: Places of the first steps that are looked at.

@@ -12,8 +12,6 @@ from ..measuring.run import CUT
 from ..planning.lengths import STATUS_OK, Lengths
 from .publish import details
 
-__all__ = ["told_truncated", "truncated_figures", "truncated_rows"]
-
 _SHOWN = 3  # samples named in one line
 
 

@@ -34,8 +34,6 @@ from ..store.pack_files import PackFiles, media_hold, split_members
 from ..store.pack_records import MEMBER, pack_key
 from .inputs import Inputs
 
-__all__ = ["verify_export"]
-
 Progress = Callable[[int, int], None]
 
 

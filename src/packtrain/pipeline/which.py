@@ -24,8 +24,6 @@ from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
 from .length_files import lengths_of
 
-__all__ = ["Order", "losses_of", "order_of", "order_of_config", "read_run", "rows_of"]
-
 
 # --------------------------------------------------------------------------------------------
 # The losses of a step's samples, from what training wrote: `RUN/sample_loss/rank-N.jsonl`

@@ -13,8 +13,6 @@ import numpy as np
 
 from ..packers._jit import kernel
 
-__all__ = ["classes_of", "finished_packs"]
-
 
 @kernel
 def classes_of(tokens: Any) -> Any:  # pragma: no cover - compiled

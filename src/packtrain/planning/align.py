@@ -22,8 +22,6 @@ from .costs import FlopsCost
 from .epoch_order import EpochOrder, view_checksum
 from .raw_plan import RawPlan
 
-__all__ = ["AlignedPlan", "BalancedPlan", "StepAlignedPlan", "align", "packs_per_step", "step_packs"]
-
 I64 = NDArray[np.int64]
 
 _LARGEST_WORLD = 1 << 24  # ranks; far above any machine, and low enough that positions stay 64-bit

@@ -19,8 +19,6 @@ from .long_samples import Classes
 from .raw_plan import PackerId
 from .spec import PlanSpec
 
-__all__ = ["Packed", "check_patterns", "pack_classes"]
-
 I64 = NDArray[np.int64]
 
 

@@ -23,8 +23,6 @@ from ..checks import one_of, whole
 from ..packers._jit import kernel
 from .costs import FlopsCost
 
-__all__ = ["MODES", "WINDOW", "Balance", "cut", "deal", "rank_totals"]
-
 logger = logging.getLogger(__name__)
 I64 = NDArray[np.int64]
 

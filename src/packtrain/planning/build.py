@@ -30,8 +30,6 @@ from .stats import SOURCE, report_steps, source_mixing
 from .stepwise import plan_steps
 from .window import plan_windows
 
-__all__ = ["plan", "replay"]
-
 logger = logging.getLogger(__name__)
 I64 = NDArray[np.int64]
 

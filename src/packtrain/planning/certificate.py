@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from ..packers._bounds import best_bound
 
-__all__ = ["Certificate", "certify"]
-
 I64 = NDArray[np.int64]
 
 

@@ -22,9 +22,6 @@ from ..checks import one_of
 from ..errors import InputError, PlanError, UnknownNameError, counted, without_path
 from .raw_plan import RawPlan
 
-__all__ = ["COSTS", "L_STAR", "DeviceProfile", "FlopsCost", "costs_of"]
-
-
 I64 = NDArray[np.int64]
 
 #: A sample of this many tokens takes twice the time of its tokens alone.

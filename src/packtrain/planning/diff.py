@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from .lengths import Lengths
 from .packplan import PackPlan
 
-__all__ = ["PlanDiff", "diff_plans"]
-
 I64 = NDArray[np.int64]
 
 

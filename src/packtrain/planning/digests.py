@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from ..files import BLOCK, canonical_json
 
-__all__ = ["block_digests", "checksum_of"]
-
 
 def block_digests(array: NDArray[Any]) -> Iterator[bytes]:
     """SHA-256 of each 64 MiB block of `array`'s little-endian bytes (none for an empty array)."""

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from ..checks import whole
 from ..packers.diverse import phase_order
 
-__all__ = ["distribution", "phases_of", "quantiles"]
-
 I64 = NDArray[np.int64]
 
 

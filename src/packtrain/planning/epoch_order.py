@@ -34,8 +34,6 @@ from .costs import costs_of
 from .permutation import Permutation
 from .raw_plan import RawPlan
 
-__all__ = ["EpochOrder", "seed_in_use", "view_checksum"]
-
 logger = logging.getLogger(__name__)
 I64 = NDArray[np.int64]
 

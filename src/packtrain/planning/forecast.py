@@ -25,8 +25,6 @@ from .epoch_order import EpochOrder
 from .lengths import STATUS_OK, Lengths, as_lengths
 from .packplan import PackPlan
 
-__all__ = ["AUTO", "forecast", "samples_words"]
-
 I64 = NDArray[np.int64]
 
 #: Value of pack_lengths that tries the powers of two that suit the lengths (and the device).

@@ -12,8 +12,6 @@ from ..errors import LawError, counted
 from .lengths import Lengths
 from .packplan import PackPlan
 
-__all__ = ["check_laws", "check_sums"]
-
 
 def check_laws(plan: PackPlan, lengths: Lengths | None = None) -> None:
     """LawError when the plan breaks a law; with `lengths` also capacity and the origin are checked."""

@@ -17,8 +17,6 @@ from ..errors import InputError, PlanError, counted, without_path
 from .lengths import STATUS_FAILED, Lengths
 from .spec import PlanSpec
 
-__all__ = ["Ledger", "read_skip_file", "without_skipped"]
-
 
 class Ledger:
     """Sample ids with reason codes. Immutable.

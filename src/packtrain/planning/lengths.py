@@ -23,16 +23,6 @@ from ..errors import LengthError, counted
 from ..files import canonical_json
 from .digests import block_digests
 
-__all__ = [
-    "STATUS_BEYOND",
-    "STATUS_EMPTY",
-    "STATUS_FAILED",
-    "STATUS_NAMES",
-    "STATUS_OK",
-    "Lengths",
-    "part_of_lengths",
-]
-
 STATUS_OK, STATUS_EMPTY, STATUS_FAILED, STATUS_BEYOND = 0, 1, 2, 3
 
 #: Ledger reason of a status for which `reasons` names no finer one.

@@ -20,8 +20,6 @@ from .ledger import Ledger
 from .lengths import STATUS_NAMES, Lengths
 from .spec import PlanSpec
 
-__all__ = ["Classes", "classify"]
-
 I64 = NDArray[np.int64]
 
 

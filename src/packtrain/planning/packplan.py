@@ -23,8 +23,6 @@ from .epoch_order import EpochOrder
 from .raw_plan import PackerId, RawPlan, Sums
 from .stats import plan_stats
 
-__all__ = ["PackPlan"]
-
 I64 = NDArray[np.int64]
 
 

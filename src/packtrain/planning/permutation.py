@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from ..checks import whole
 
-__all__ = ["Permutation"]
-
 I64 = NDArray[np.int64]
 _ROUNDS = 8
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

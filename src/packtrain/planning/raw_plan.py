@@ -23,9 +23,6 @@ from .ledger import Ledger
 from .lengths import Lengths
 from .spec import PlanSpec
 
-__all__ = ["SCHEMA", "PackerId", "RawPlan", "Sums", "pack_sums", "sum_over_packs"]
-
-
 # --------------------------------------------------------------------------------------------
 # Sums over packs: tokens, squared tokens, further costs. Compiled for many samples, numpy for few
 # --------------------------------------------------------------------------------------------

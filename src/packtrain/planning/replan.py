@@ -26,8 +26,6 @@ from .lengths import Lengths, as_lengths
 from .packplan import PackPlan
 from .spec import PlanSpec
 
-__all__ = ["EpochPlans", "check_replan", "epoch_seed", "replan", "resume", "state"]
-
 _STATE = 1
 
 

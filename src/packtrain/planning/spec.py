@@ -16,8 +16,6 @@ from .. import extend
 from ..checks import one_of
 from ..errors import ConfigError, InputError, PlanError, UnknownNameError
 
-__all__ = ["LAST_STEPS", "LONG_POLICIES", "PlanSpec"]
-
 logger = logging.getLogger(__name__)
 
 LONG_POLICIES = ("single", "drop", "error")

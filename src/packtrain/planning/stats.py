@@ -19,9 +19,6 @@ from .align import packs_per_step, step_packs
 from .balance import deal, rank_totals
 from .raw_plan import RawPlan
 
-__all__ = ["SOURCE", "plan_stats", "report_steps", "source_mixing", "step_evenness", "step_warnings"]
-
-
 logger = logging.getLogger(__name__)
 
 

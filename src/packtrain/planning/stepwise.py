@@ -28,9 +28,6 @@ from .long_samples import Classes
 from .permutation import Permutation
 from .spec import PlanSpec
 
-__all__ = ["StepPacks", "plan_steps"]
-
-
 logger = logging.getLogger(__name__)
 
 

@@ -27,8 +27,6 @@ from .long_samples import classify
 from .raw_plan import PackerId, sum_over_packs
 from .spec import PlanSpec
 
-__all__ = ["FILL", "MAX_AGE", "SHARE", "WindowPacker", "WindowPacks", "plan_windows"]
-
 I64 = NDArray[np.int64]
 
 FILL = (999, 1000)  # a pack below 99.9 % is carried

@@ -48,22 +48,6 @@ from .places import (
 )
 from .ranges import Remote, as_source, fresh, stamp_of, system_of, tried
 
-__all__ = [
-    "TRIES",
-    "bring",
-    "ends_of",
-    "entries",
-    "listed_as",
-    "make_room",
-    "names",
-    "opened",
-    "place_of",
-    "present",
-    "put_listed",
-    "renew",
-    "size_of",
-]
-
 log = logging.getLogger(__name__)
 
 TRIES = 7

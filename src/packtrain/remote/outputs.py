@@ -43,8 +43,6 @@ from .places import (
 )
 from .ranges import Remote, as_source, fresh, scheme_of, stamp_of, system_of, tried
 
-__all__ = ["output", "sending", "writable"]
-
 #: Schemes that nothing is written to, and those where each write is a commit.
 _READ_ONLY = ("http", "https")
 _COMMITS = ("hf",)

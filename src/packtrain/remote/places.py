@@ -21,28 +21,6 @@ from .. import files, world
 from ..errors import FormatError, InputError, SourceError
 from .ranges import SCHEMES, is_remote
 
-__all__ = [
-    "FOLDER",
-    "Note",
-    "is_copy",
-    "is_name",
-    "kept",
-    "named",
-    "note_of",
-    "note_path",
-    "place_for",
-    "put_note",
-    "read_json",
-    "remember",
-    "root_of",
-    "set_time",
-    "spelled",
-    "stays_here",
-    "told_url",
-    "url_by_place",
-    "url_of",
-]
-
 FOLDER = "packtrain-remote"
 
 _full: dict[str, str] = {}  # copies whose URL has a query or a password, of this process

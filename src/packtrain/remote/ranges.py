@@ -20,21 +20,6 @@ from typing import Any, TypeVar
 
 from ..errors import MissingExtraError, SampleError, SourceError, one_line
 
-__all__ = [
-    "SCHEMES",
-    "Remote",
-    "as_source",
-    "fresh",
-    "inside",
-    "is_remote",
-    "join",
-    "open_remote",
-    "scheme_of",
-    "stamp_of",
-    "system_of",
-    "tried",
-]
-
 T = TypeVar("T")
 
 #: Schemes that are read. Chained and local schemes of fsspec are left out on purpose.

@@ -10,23 +10,6 @@ from typing import Any
 
 from ..errors import counted
 
-__all__ = [
-    "buckets",
-    "comparison_rows",
-    "config_text",
-    "consumed_words",
-    "facts",
-    "headline",
-    "ledger_groups",
-    "loss_words",
-    "plan_words",
-    "slot_rows",
-    "speed_words",
-    "spread",
-    "step_rows",
-    "trained_words",
-]
-
 Points = Sequence[Sequence[float]]
 
 _ROWS = 40  # ledger rows shown of one reason

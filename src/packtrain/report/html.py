@@ -20,9 +20,6 @@ from . import contents, plots
 from .contents import percent
 from .numbers import report_figures
 
-__all__ = ["write_report"]
-
-
 # --------------------------------------------------------------------------------------------
 # Packs as rows of a page: a bar of segments, one a sample, with ids, lengths and records behind it
 # --------------------------------------------------------------------------------------------

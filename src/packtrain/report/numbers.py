@@ -16,16 +16,6 @@ from numpy.typing import NDArray
 from ..planning.distribution import distribution, phases_of, quantiles
 from ..planning.lengths import STATUS_OK
 
-__all__ = [
-    "Histogram",
-    "Slots",
-    "curves",
-    "fill_histogram",
-    "length_histogram",
-    "report_figures",
-    "token_slots",
-]
-
 #: Series of a training log that are drawn: key of a row -> name of the line.
 _SERIES = ("loss", "step_s", "data_wait_s", "tokens_per_s")
 

@@ -18,8 +18,6 @@ import numpy as np
 from ..errors import InputError
 from ..files import publish
 
-__all__ = ["compact", "curve", "draw_choices", "histogram"]
-
 
 # --------------------------------------------------------------------------------------------
 # The plot of a forecast: epoch time and max/mean over pack lengths, the recommended one marked

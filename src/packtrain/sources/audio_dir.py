@@ -37,8 +37,6 @@ from ._once import loads
 from ._paths import natural
 from ._records import numbered
 
-__all__ = ["PROMPT", "Clips", "open_source"]
-
 PROMPT = "Transcribe the audio."
 SUFFIXES_OF_CLIPS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".au")
 TABLES = ("manifest.jsonl", "metadata.jsonl", "metadata.csv")

@@ -60,8 +60,6 @@ from ._shapes import FIELDS, SHAPES, Draft, Fields, Plan, Turn, detect
 from ._values import absent
 from .keys import CAPTION, HARMLESS, MEDIA, ORIGIN, USES, WANTED
 
-__all__ = ["ChatSource", "media_refs", "open_chats"]
-
 SCHEMA = 3  # raised when the same record would be normalised to another sample
 _HINTS = tuple(dict.fromkeys(name for kind in MODALITIES for name in HINTS[kind] if name in FIELDS))
 _PLANS = 4096  # remembered

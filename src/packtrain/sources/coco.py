@@ -31,8 +31,6 @@ from ..checks import one_of
 from ..errors import SampleError, SourceError
 from ._derived import Derived, derive, digest_one
 
-__all__ = ["PROMPT", "SCALE", "Detections", "normalise", "open_source"]
-
 log = logging.getLogger(__name__)
 
 PROMPT = (

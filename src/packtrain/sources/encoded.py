@@ -32,8 +32,6 @@ from ._account import Account, unread
 from ._memory import fields_of
 from ._values import absent, kind_of_ref
 
-__all__ = ["EncodedRows", "EncodedTemplate", "open_source", "unread_columns"]
-
 IGNORED = -100
 _MASKS = keys.ENCODED["mask"]
 _LENGTHS = keys.ENCODED["length"]

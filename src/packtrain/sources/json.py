@@ -12,8 +12,6 @@ from ._derived import open_text
 from ._index import KEEP
 from ._records import RecordFile
 
-__all__ = ["SUFFIXES", "open_source"]
-
 PACKED = (".gz", ".zst", ".bz2", ".xz")
 SUFFIXES = tuple(name + packed for name in (".json",) for packed in ("", *PACKED))
 

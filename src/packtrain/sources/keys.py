@@ -11,35 +11,6 @@ from collections.abc import Iterable
 
 from ..media.knobs import ENDS, KNOBS, STARTS
 
-__all__ = [
-    "BESIDE",
-    "BLOCK",
-    "CAPTION",
-    "ENCODED",
-    "ENCODED_HARMLESS",
-    "ENCODED_TRAINING",
-    "ENCODED_TYPES",
-    "FIELDS",
-    "FLAG_WORDS",
-    "HARMLESS",
-    "INDEX",
-    "LOSS",
-    "MEDIA",
-    "MESSAGE",
-    "NUMBERED",
-    "NUMBERS",
-    "ORIGIN",
-    "PART",
-    "PREFERENCE",
-    "SAYS",
-    "STRETCH",
-    "TEXT",
-    "TRAINING",
-    "USES",
-    "WANTED",
-    "page",
-]
-
 #: Field of a record -> its spellings; the first one found is read.
 FIELDS: dict[str, tuple[str, ...]] = {
     "messages": ("messages", "dialog", "dialogue", "chat", "turns"),

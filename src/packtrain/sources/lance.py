@@ -16,8 +16,6 @@ from ..checks import one_of
 from ..errors import SourceError, one_line, optional
 from ._stores import Rows, Stored
 
-__all__ = ["open_source"]
-
 _library = functools.partial(optional, "lance", "pylance", "lance")
 
 

@@ -14,8 +14,6 @@ from .. import files
 from ..errors import SourceError, optional
 from ._stores import Rows, Stored, index_of
 
-__all__ = ["open_source"]
-
 _library = functools.partial(optional, "litdata.streaming.serializers", "litdata", "litdata")
 
 _RAW = ("jpeg",)  # formats whose bytes are a medium's file

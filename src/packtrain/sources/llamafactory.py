@@ -28,8 +28,6 @@ from ._values import absent
 from .keys import FIELDS
 from .mixture import Mixture, Part
 
-__all__ = ["Dataset", "open_source"]
-
 INFO = "dataset_info.json"
 FORMATS = ("alpaca", "sharegpt", "openai")
 _KINDS = {".json": "json", ".jsonl": "jsonl"}

@@ -28,8 +28,6 @@ from ._table import digest_files
 from .webdataset import SUFFIXES as TARS
 from .webdataset import open_source as open_tars
 
-__all__ = ["LlavaPacked", "open_source"]
-
 TASKS = ("auto", "captions")
 _PLACEHOLDER = "<image>"
 #: What their preparation writes in place of a text that it could not read.

@@ -15,8 +15,6 @@ from .. import files
 from ..errors import SourceError, optional
 from ._stores import Rows, Stored, index_of
 
-__all__ = ["open_source"]
-
 _library = functools.partial(optional, "streaming", "mosaicml-streaming", "mds")
 
 _RAW = ("jpeg", "png")  # encodings whose bytes are a picture's file

@@ -38,8 +38,6 @@ from ._once import loads
 from ._records import numbered, part_of
 from .chat import ChatSource
 
-__all__ = ["SUFFIXES", "Mixture", "Part", "mix", "open_source"]
-
 SUFFIXES = (".yaml", ".yml")
 
 _TOP = ("sources", "seed", "shuffle")

@@ -33,8 +33,6 @@ from ._paths import near
 from ._records import numbered
 from ._table import digest_files
 
-__all__ = ["Pairs", "open_source"]
-
 log = logging.getLogger(__name__)
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")

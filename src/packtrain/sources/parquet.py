@@ -40,8 +40,6 @@ from ._paths import expand, root_of
 from ._records import Shard, numbered, part_of
 from ._table import digest_files, merkle
 
-__all__ = ["SUFFIXES", "Table", "open_source"]
-
 SUFFIXES = (".parquet", ".pq", ".arrow", ".ipc", ".feather")
 CACHE_BYTES = 1 << 28
 

@@ -26,9 +26,6 @@ from ._paths import expand, ordered, root_of
 from ._records import RecordFile, Shard, numbered, part_of
 from ._table import merkle, rows_of
 
-__all__ = ["SUFFIXES", "Shard", "Shards", "open_source"]
-
-
 # --------------------------------------------------------------------------------------------
 # Small JSONL files of a source of very many: each is read once when it is opened, one table knows all
 # --------------------------------------------------------------------------------------------

@@ -18,8 +18,6 @@ from ._content import check_text, fault
 from ._memory import as_source, fields_of
 from .keys import TEXT
 
-__all__ = ["TextSource"]
-
 
 class TextSource:
     """Documents of a source of raw records.

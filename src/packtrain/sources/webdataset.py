@@ -45,8 +45,6 @@ from ._records import Shard, numbered, part_of
 from ._table import digest_files, merkle
 from .keys import FIELDS
 
-__all__ = ["SUFFIXES", "Tars", "open_source"]
-
 log = logging.getLogger(__name__)
 
 SUFFIXES = (".tar",)

@@ -38,32 +38,6 @@ from ._chunk_reader import CHUNK_SCHEMA
 from ._folders import sealed
 from .shards import FOLDER as EXPORTED
 
-__all__ = [
-    "ACKS",
-    "COMPLETED",
-    "END",
-    "HELD_BACK",
-    "INDEX",
-    "JOURNAL",
-    "PRODUCER",
-    "READERS",
-    "STREAM",
-    "STREAM_SCHEMA",
-    "Order",
-    "View",
-    "acknowledged",
-    "check_folder",
-    "chunk_name",
-    "completed",
-    "is_cursor",
-    "is_sealed",
-    "number_of",
-    "raw_place",
-    "read_stream",
-    "readers",
-    "register",
-]
-
 STREAM_SCHEMA = "packtrain-stream-1"
 STREAM, INDEX, END = "stream.json", "index.json", "END"
 JOURNAL, PRODUCER, ACKS, READERS = "journal", "producer", "acks", "readers"

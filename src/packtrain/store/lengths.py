@@ -28,9 +28,6 @@ from ..remote.outputs import output
 from ._folders import check_blocks, check_seal, describe, open_array, read_marker, sealed
 from .parts import MediaRow
 
-__all__ = ["MARKER", "SCHEMA", "changed_media", "load", "read", "read_media", "save", "save_media", "verify"]
-
-
 SCHEMA = "packtrain.lengths/1"
 MARKER = "lengths.json"
 

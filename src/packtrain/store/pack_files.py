@@ -23,8 +23,6 @@ from ..remote.copies import present
 from . import shards
 from .pack_records import MEMBER, crc32, members_of_row, pack_key, restore
 
-__all__ = ["PackFiles", "media_hold", "split_members"]
-
 _BLOCK = 512
 
 

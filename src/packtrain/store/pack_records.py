@@ -30,20 +30,6 @@ from ..execute.local import available_cpus
 from ..media.knobs import KNOB_KEYS
 from ..media.location import Ref, identity_name, read_bytes
 
-__all__ = [
-    "MEMBER",
-    "SPELLINGS",
-    "TASKS",
-    "PackRecord",
-    "crc32",
-    "members_of_row",
-    "pack_key",
-    "refusal",
-    "restore",
-    "task_of",
-]
-
-
 # --------------------------------------------------------------------------------------------
 # What LLaVA-OneVision-1.5's encoders of packs read, and what they would read wrongly
 # --------------------------------------------------------------------------------------------

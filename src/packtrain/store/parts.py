@@ -21,23 +21,6 @@ from numpy.typing import NDArray
 
 from .. import files
 
-__all__ = [
-    "MediaRow",
-    "Part",
-    "Whole",
-    "add_part",
-    "clear_parts",
-    "finished",
-    "joined",
-    "key_counts",
-    "key_of",
-    "media_rows",
-    "merged",
-    "open_parts",
-    "read_arrays",
-    "reason_rows",
-]
-
 _KEY = "key.json"
 
 #: Bytes of a media file that are held while many are merged.

@@ -26,8 +26,6 @@ from ..remote.copies import opened
 from ..remote.outputs import output
 from ._folders import check_blocks, check_seal, describe, open_array, read_marker, sealed
 
-__all__ = ["MARKER", "SCHEMA", "load", "save", "verify"]
-
 MARKER = "plan.json"
 _LEDGER = np.dtype([("id", "<i8"), ("code", "u1")])
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["joined"]
-
 
 def joined(name: str, values: list[Any], lengths: Sequence[int]) -> Any:
     """One value of a row.

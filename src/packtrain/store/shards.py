@@ -26,26 +26,6 @@ from ..remote.copies import bring, entries, size_of
 from ..remote.places import url_of
 from ._folders import check_seal, sealed
 
-__all__ = [
-    "EXPORT",
-    "FOLDER",
-    "FORMATS",
-    "SCHEMA_EXPORT",
-    "at",
-    "export_of",
-    "hidden",
-    "is_export",
-    "key_path",
-    "look_again",
-    "part_of",
-    "part_path",
-    "patterns",
-    "publish_export",
-    "publish_part",
-    "read_parts",
-    "strays",
-]
-
 SCHEMA_EXPORT = "packtrain-export-1"
 FOLDER, EXPORT = ".packtrain", "export.json"
 

@@ -25,19 +25,6 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 
-__all__ = [
-    "DROPPABLE",
-    "Piece",
-    "check_decoded",
-    "dropped",
-    "missing",
-    "pieces_of",
-    "segments",
-    "stretches",
-    "texts_of",
-]
-
-
 #: What `template.allow_dropped` may name.
 DROPPABLE = ("text", "system", "reasoning", "tools", "tool_calls", "tool_results")
 

@@ -18,8 +18,6 @@ from ..measuring.expansion import Expansion, Spliced
 from .layout import Layout, check_supervised, cut_answers, runs_mismatch
 from .render import Rendered
 
-__all__ = ["Measurable", "Measurer"]
-
 logger = logging.getLogger(__name__)
 
 #: Characters after which a fast counter is worth building.

@@ -22,8 +22,6 @@ from ..measuring.image_tokens import rule_of
 from ..measuring.media import MediaRules
 from ..measuring.video_tokens import video_rule
 
-__all__ = ["VideoSampler", "bind_media", "media_ids", "processor_options"]
-
 logger = logging.getLogger(__name__)
 
 _KINDS = ("image", "video", "audio")

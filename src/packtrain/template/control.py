@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from ..errors import SampleError
 
-__all__ = ["Control", "check_control", "control_tokens"]
-
 _NAMED = ("bos_token", "eos_token", "pad_token", "cls_token", "sep_token")
 
 

@@ -19,16 +19,6 @@ from ..sources._account import Account
 from ..sources._objects import BOX, REF
 from .turns import loss_of
 
-__all__ = [
-    "Conversation",
-    "check_closed",
-    "grounded",
-    "read_conversation",
-    "with_text_arguments",
-    "without_history",
-]
-
-
 #: Kinds of parts besides text.
 MEDIA = ("image", "video", "audio")
 _ARTICLE = {"image": "an image", "video": "a video", "audio": "audio"}

@@ -12,8 +12,6 @@ from typing import Any
 from ..errors import InputError
 from .processor import HFTemplate
 
-__all__ = ["dummy_samples"]
-
 
 def dummy_samples(template: HFTemplate) -> list[dict[str, Any]]:
     """One encoded sample per tower of the template's family: a small grey image, a moment of silence.

@@ -18,17 +18,6 @@ from ..errors import SampleError
 from ..measuring.expansion import Block, Spliced
 from ..measuring.text import TokenizedText, supervised_mask
 
-__all__ = [
-    "TRUNCATIONS",
-    "Layout",
-    "aligned",
-    "check_supervised",
-    "cut_answers",
-    "media_layout",
-    "runs_mismatch",
-    "text_layout",
-]
-
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 

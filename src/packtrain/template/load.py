@@ -16,9 +16,6 @@ from ..errors import ConfigError, InputError, MissingExtraError, PacktrainError,
 from ..files import canonical_json
 from ._torchvision_shim import ensure_torchvision
 
-__all__ = ["chat_template_of", "load_processor", "processor_identity"]
-
-
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "image_processor_config.json")
 
 #: Files that name classes of transformers, and the key that does.

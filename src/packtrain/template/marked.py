@@ -19,8 +19,6 @@ from typing import Any
 
 from .account import segments, texts_of
 
-__all__ = ["Leaf", "Placed", "Traits", "placed", "traits", "with_marks"]
-
 _MARK = re.compile("([\ue000\ue001])(\\d+)\ue002")
 _RESERVED = re.compile("[\ue000-\ue002]")
 

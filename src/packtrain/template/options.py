@@ -24,8 +24,6 @@ PARTS = {"image": "image_processor", "video": "video_processor", "audio": "featu
 #: What becomes of a clip that the processor would cut.
 LONG_AUDIO = ("error", "cut", "drop")
 
-__all__ = ["PARTS", "check_options", "choose_family", "positive"]
-
 
 def choose_family(family: Family | str | None, processor: Any) -> Family:
     """The family that was named, or the one the processor's class belongs to."""

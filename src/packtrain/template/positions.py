@@ -18,8 +18,6 @@ from ..errors import SampleError, counted
 from ..measuring.expansion import Block
 from .layout import Layout
 
-__all__ = ["layout_positions", "mrope_positions", "text_positions"]
-
 I64 = NDArray[np.int64]
 
 

@@ -40,8 +40,6 @@ from .positions import layout_positions, text_positions
 from .render import ChatRenderer, Rendered
 from .running import run_processor
 
-__all__ = ["HFTemplate"]
-
 I64 = NDArray[np.int64]
 
 IGNORED = -100  # label of a token that is not trained

@@ -43,8 +43,6 @@ from .turns import (
     without_reasoning,
 )
 
-__all__ = ["FROZEN_DATE", "ChatRenderer", "Rendered"]
-
 logger = logging.getLogger(__name__)
 
 #: The day a template sees when it asks for today's date.

@@ -24,9 +24,6 @@ from ..media.knobs import stretch
 from ..media.video import read_frames, read_header
 from .layout import Layout, aligned
 
-__all__ = ["mono", "processor_inputs", "resample", "run_processor"]
-
-
 # --------------------------------------------------------------------------------------------
 # Sound at another rate: a windowed-sinc low-pass filter, one tap row per output phase
 # --------------------------------------------------------------------------------------------

@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Skeleton", "copies_texts", "cut", "parsed"]
-
 _TEXTS = ("content", "text")  # keys whose values are texts, or lists of parts
 _COUNTING = ("length", "count")
 _CHOOSING = ("first", "last", "list", "reverse")

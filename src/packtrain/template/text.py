@@ -17,8 +17,6 @@ from .control import control_tokens as written
 from .load import processor_identity
 from .options import choose_family, positive
 
-__all__ = ["TextTemplate"]
-
 IGNORED = -100
 
 

@@ -19,22 +19,6 @@ from ..errors import ConfigError, SampleError
 from .account import texts_of
 from .marked import Placed
 
-__all__ = [
-    "Span",
-    "blank",
-    "check_spans",
-    "chosen",
-    "common",
-    "locate",
-    "loss_of",
-    "owners_of",
-    "shows",
-    "speaks",
-    "spoken",
-    "without_media",
-    "without_reasoning",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Span:

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from .. import files
 
-__all__ = ["Stopped", "crash_points", "snapshot", "stopped_after"]
-
 
 class Stopped(BaseException):
     """The process is stopped here (raised by a test's observer; no code may catch it)."""

@@ -25,16 +25,6 @@ from ..planning.build import plan as make_plan
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 
-__all__ = [
-    "PackerLaws",
-    "check_plan",
-    "compiled_path",
-    "lengths_and_options",
-    "on_threads",
-    "plain_path",
-    "token_lists",
-]
-
 
 # --------------------------------------------------------------------------------------------
 # strategies

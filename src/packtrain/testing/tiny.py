@@ -19,9 +19,6 @@ from ..errors import ConfigError, UnknownNameError
 from ..families import family_of
 from ..template import ensure_torchvision
 
-__all__ = ["TINY_MODELS", "is_tiny", "tiny_config", "tiny_model"]
-
-
 # --------------------------------------------------------------------------------------------
 # Parts that configs of tiny models share: vocabulary and special ids, text layers, a vision tower
 # --------------------------------------------------------------------------------------------

@@ -20,8 +20,6 @@ from ..template import ensure_torchvision
 from ..world import World, world
 from .config import RunConfig
 
-__all__ = ["check_arguments", "compile_options", "refuse_auxiliary_loss", "training_arguments"]
-
 logger = logging.getLogger(__name__)
 
 #: Keys of TrainingArguments that say how `training.compile` compiles; one of them asks for it.

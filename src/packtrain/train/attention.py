@@ -28,8 +28,6 @@ from ..families import BACKENDS
 from .segments import states_isolated
 from .varlen import VARLEN, kernel_available, varlen_refusal
 
-__all__ = ["AttentionSetup", "check_attention", "check_batch", "choose_backend", "segments_of"]
-
 _USE = "use model.attn: sdpa"
 
 #: Models that transformers offers no sdpa for (attention sinks): eager is their plain backend.

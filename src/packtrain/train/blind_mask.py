@@ -18,8 +18,6 @@ import torch
 from ..errors import IsolationError
 from .culprit import place_of
 
-__all__ = ["BlindMask", "blind_mask", "blind_mask_of"]
-
 _MAKERS = ("create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask")
 
 #: Backends that part samples by the mask.

@@ -35,8 +35,6 @@ from .config import RunConfig, load_config
 from .sft import train
 from .steps import accumulation_of
 
-__all__ = ["Calibration", "calibrate", "fit_seconds"]
-
 F64 = NDArray[np.float64]
 
 #: The rows are trained so often at most, again while a pass ended before half of the time; past all of it

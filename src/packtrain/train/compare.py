@@ -17,8 +17,6 @@ from ..planning.align import AlignedPlan
 from .attention import check_attention, check_batch
 from .loss import bare_model, token_loss_sum
 
-__all__ = ["Comparison", "evaluate_packed_vs_unpacked"]
-
 
 @dataclass(frozen=True)
 class Comparison:

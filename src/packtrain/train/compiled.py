@@ -23,8 +23,6 @@ from . import varlen
 from .loss import bare_model
 from .segments import of_offsets, of_positions
 
-__all__ = ["compile_layers"]
-
 logger = logging.getLogger(__name__)
 
 #: Modes of torch.compile that record CUDA graphs, and what stands in for them. A recorded layer leaves its

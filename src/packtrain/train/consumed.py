@@ -17,9 +17,6 @@ from .. import files
 from ..checks import whole
 from ..collate import IGNORE, PackBatch
 
-__all__ = ["FOUND", "Consumed", "Meter", "found_of", "read_found", "supervised"]
-
-
 # --------------------------------------------------------------------------------------------
 # What a run consumed between two log rows: aggregate figures only, summed over all ranks
 # --------------------------------------------------------------------------------------------

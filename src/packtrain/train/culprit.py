@@ -21,8 +21,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Culprit", "eagerly", "find_culprit", "foreign_functions", "foreign_methods", "place_of"]
-
 _OURS = Path(__file__).resolve().parents[1]
 _STDLIB = Path(sysconfig.get_paths()["stdlib"])
 

@@ -29,8 +29,6 @@ from .varlen import VARLEN, kernel_available, varlen_refusal
 from .versions import missing_features, standings, told
 from .weights import outline
 
-__all__ = ["Diagnosis", "diagnose"]
-
 _LENGTHS = (9, 4, 17, 2)
 
 

@@ -32,15 +32,6 @@ from .trace import check_sources
 from .versions import missing_features
 from .weights import check_weights, outline, position_table
 
-__all__ = [
-    "check_early",
-    "check_folders",
-    "check_planned",
-    "check_template",
-    "memory_floor",
-    "missing_of_page",
-]
-
 logger = logging.getLogger(__name__)
 
 #: Packages of a training -> the extra that brings them.

@@ -15,8 +15,6 @@ from ..data import PackSampler
 from ..planning.align import AlignedPlan
 from .consumed import supervised
 
-__all__ = ["ExactSums"]
-
 
 class ExactSums:
     """What the packs of one validation plan add up to on one rank, in plan order.

@@ -25,20 +25,6 @@ from ..errors import IsolationError, PacktrainError, one_line
 from .probe import Sample, media_fields, opening, other_media, size_of
 from .untouched import is_wrapper, seeded
 
-__all__ = [
-    "COMPARED",
-    "Live",
-    "Passes",
-    "any_row",
-    "backend_of",
-    "base_tolerance",
-    "is_compiled",
-    "is_sharded",
-    "proof_row",
-    "unwrapped",
-]
-
-
 Alter = Callable[[Any], Mapping[str, Any]]
 
 #: Samples of a row that are compared with themselves alone: the first ones.

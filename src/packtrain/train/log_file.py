@@ -19,8 +19,6 @@ ensure_torchvision()  # transformers imports torchvision with its callbacks
 
 from transformers import TrainerCallback  # noqa: E402
 
-__all__ = ["LOG", "LogFile", "plain"]
-
 #: Its name in the folder of a run.
 LOG = "train_log.jsonl"
 

@@ -29,20 +29,6 @@ from ..collate.boundaries import text_config
 from ..errors import ConfigError, InputError
 from .reduction import Reduction
 
-__all__ = [
-    "bare_model",
-    "chunked_cross_entropy",
-    "count_correct",
-    "fused_head",
-    "packed_loss",
-    "plain_head",
-    "shift_labels",
-    "step_share",
-    "token_loss_sum",
-    "token_losses",
-    "trained_places",
-]
-
 #: float32 logits of one chunk of supervised positions take so much at most: on a card fewer, larger kernels.
 CHUNK_BYTES = {"cpu": 5 * 2**26, "cuda": 2**30}
 

@@ -17,8 +17,6 @@ from ..collate.boundaries import family_for, text_config
 from ..errors import ConfigError, IsolationError, UnknownNameError, counted
 from ..families import Family, family_of
 
-__all__ = ["check_match"]
-
 logger = logging.getLogger(__name__)
 
 _HINT = "set template.processor to the processor of model.name_or_path"

@@ -47,9 +47,6 @@ ensure_torchvision()  # transformers imports torchvision with its callbacks
 
 from transformers import TrainerCallback  # noqa: E402
 
-__all__ = ["PackingMixin", "ProofAtBegin", "check_isolation", "first_packs"]
-
-
 logger = logging.getLogger(__name__)
 
 

@@ -21,8 +21,6 @@ from .attention import choose_backend
 from .segments import isolate_states
 from .varlen import VARLEN, use_varlen
 
-__all__ = ["class_for", "load_model", "no_progress_bars", "read_config", "switch_cache_off"]
-
 
 def load_model(
     name_or_path: str,

@@ -23,9 +23,6 @@ from ..world import World
 from .config import RunConfig, Stream, TokenBudget
 from .steps import skipped_samples
 
-__all__ = ["Checked", "check_beginning", "left_out_file", "opened", "steps_of", "warn_of_another_template"]
-
-
 logger = logging.getLogger(__name__)
 
 

@@ -14,9 +14,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-__all__ = ["Passes", "is_sized", "loader_options", "pass_loader", "replans", "tell_without_effect"]
-
-
 logger = logging.getLogger(__name__)
 
 

@@ -19,8 +19,6 @@ from ..data import PackedDataset, PackSampler
 from ..packs.planned import PlannedSource
 from .resume import Standing, checkpoint_of, load_position
 
-__all__ = ["STATE_FILE", "Positions", "TrainBatches", "check_resume"]
-
 STATE_FILE = PlannedSource.state_file
 
 

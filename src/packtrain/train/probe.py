@@ -20,23 +20,6 @@ from ..errors import IsolationError
 from .loss import shift_labels
 from .varlen import VARLEN, use_varlen
 
-__all__ = [
-    "Probe",
-    "Run",
-    "as_it_was",
-    "changed",
-    "has_media",
-    "largest_gap",
-    "media_fields",
-    "name_of",
-    "on_backend",
-    "opening",
-    "ordinary_tokens",
-    "other_media",
-    "single_token",
-    "size_of",
-]
-
 Sample = dict[str, Any]
 Alter = Callable[[PackBatch], Mapping[str, Any]]
 

@@ -46,9 +46,6 @@ from .probe import (
     size_of,
 )
 
-__all__ = ["CONTROLS", "IsolationReport", "ProofRow", "proof_samples", "prove_isolation", "run_controls"]
-
-
 logger = logging.getLogger(__name__)
 
 

@@ -28,8 +28,6 @@ from ..collate import IGNORE
 from ..collate.pack_batch import to_device
 from ..errors import ConfigError, InputError, nearest
 
-__all__ = ["REDUCTIONS", "Reduction", "loss_normaliser", "owners", "reduction_of", "source_names"]
-
 REDUCTIONS = ("token", "sample", "sqrt")
 
 SourceOf = Callable[[Any], str]

@@ -26,8 +26,6 @@ ensure_torchvision()  # transformers imports torchvision with its callbacks
 
 from transformers import TrainerCallback  # noqa: E402
 
-__all__ = ["CONFIG", "Standing", "changed_settings", "checkpoint_of", "load_position", "state_file"]
-
 #: File in the output folder that holds the configuration of the run.
 CONFIG = "run_config.json"
 

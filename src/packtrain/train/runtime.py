@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from .config import RunConfig
 
 
-__all__ = ["Runtime", "check_runtime", "epoch_plans", "resolve_runtime", "window_warnings"]
-
-
 logger = logging.getLogger(__name__)
 
 

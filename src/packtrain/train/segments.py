@@ -28,9 +28,6 @@ from ..collate.boundaries import state_layers
 from ..collate.pack_batch import on_host, remember, remembered, to_device
 from ..errors import IsolationError
 
-__all__ = ["Segments", "isolate_states", "of_lengths", "of_offsets", "of_positions", "states_isolated"]
-
-
 # --------------------------------------------------------------------------------------------
 # Segments of a row as attention kernels want them: offsets, the longest one, lengths
 # --------------------------------------------------------------------------------------------

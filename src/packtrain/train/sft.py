@@ -52,9 +52,6 @@ from .start_up import prove_before_training
 from .steps import accumulation_of, announce_steps, balance_of
 from .trace import follow_losses
 
-__all__ = ["TrainResult", "keep_towers_busy", "planned_packs", "train", "unplanned_packs"]
-
-
 logger = logging.getLogger(__name__)
 
 

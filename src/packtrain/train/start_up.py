@@ -56,8 +56,6 @@ from .segments import states_isolated
 from .untouched import is_wrapper, untouched
 from .versions import told
 
-__all__ = ["StartUpReport", "prove", "prove_before_training"]
-
 logger = logging.getLogger(__name__)
 
 Pack = Sequence[Mapping[str, Any]]

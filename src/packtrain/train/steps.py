@@ -20,15 +20,6 @@ from ..planning.ledger import read_skip_file
 from ..planning.packplan import PackPlan
 from .config import RunConfig
 
-__all__ = [
-    "accumulation_of",
-    "announce_steps",
-    "balance_of",
-    "skipped_samples",
-    "step_lines",
-    "step_plan_options",
-]
-
 logger = logging.getLogger(__name__)
 
 #: Samples per step of the first so many packs of an epoch are looked at.

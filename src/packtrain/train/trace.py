@@ -26,8 +26,6 @@ from ..files import append_line, publish, remove
 from .loss import trained_places
 from .reduction import SourceOf, owners, reduction_of, source_names
 
-__all__ = ["LossTrace", "check_sources", "follow_losses", "sample_sums", "trace_file"]
-
 logger = logging.getLogger(__name__)
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]

@@ -44,8 +44,6 @@ from transformers import (  # noqa: E402
 from .log_file import LogFile  # noqa: E402
 from .mixin import PackingMixin  # noqa: E402
 
-__all__ = ["EarlyStop", "PackTrainer"]
-
 logger = logging.getLogger(__name__)
 
 

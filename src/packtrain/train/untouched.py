@@ -19,8 +19,6 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["is_wrapper", "own_randomness", "seeded", "untouched"]
-
 _PLAIN = (bool, int, float, str, type(None), torch.Tensor)
 
 #: Attributes of modules and configs that make a forward pass random.

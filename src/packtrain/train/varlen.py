@@ -34,19 +34,6 @@ from ..collate.pack_batch import on_host, to_device
 from ..errors import IsolationError, MissingExtraError, counted
 from .segments import Segments, of_offsets, of_positions
 
-__all__ = [
-    "TOWER",
-    "VARLEN",
-    "attend",
-    "compiles",
-    "has_offsets",
-    "kernel_available",
-    "register_varlen_attention",
-    "use_varlen",
-    "varlen_refusal",
-]
-
-
 logger = logging.getLogger(__name__)
 
 

@@ -10,8 +10,6 @@ import importlib
 import importlib.metadata
 from dataclasses import dataclass
 
-__all__ = ["FEATURES", "TESTED", "Feature", "Standing", "missing_features", "standings", "told"]
-
 #: Minor versions that the tests, `make test-versions` or the GPU runs of docs/benchmarks*.md passed on.
 TESTED = {
     "transformers": ("4.57", "5.9", "5.17", "5.19", "5.20", "5.21", "5.22", "5.23", "5.24"),

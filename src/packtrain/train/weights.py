@@ -23,9 +23,6 @@ from ..template import ensure_torchvision
 from .model import class_for, no_progress_bars
 from .segments import isolate_states
 
-__all__ = ["RestoresWeights", "check_weights", "outline", "position_table", "restore_weights"]
-
-
 _HINT = "check model.name_or_path: copy or convert the model again"
 
 #: Learned positions, by the names they have.

@@ -31,23 +31,6 @@ from ..errors import InputError, PacktrainError, SourceError, WaitTimeoutError
 from ..remote.places import url_of
 from .poll import Clock, SystemClock, Watch, fresh_json, fresh_names, pauses
 
-__all__ = [
-    "BEAT",
-    "HELLO",
-    "PLACE",
-    "STALE_S",
-    "Claim",
-    "Held",
-    "Owner",
-    "alone",
-    "disk_of",
-    "doing_of",
-    "error_as_dict",
-    "is_local_disk",
-    "look",
-]
-
-
 # --------------------------------------------------------------------------------------------
 # Who holds a claim, and whether that process can be shown to be dead
 # --------------------------------------------------------------------------------------------

@@ -21,8 +21,6 @@ from ..errors import SourceError
 from ..remote.copies import names, renew
 from ..remote.places import url_of
 
-__all__ = ["Clock", "SystemClock", "Watch", "fresh_json", "fresh_names", "pauses"]
-
 _log = logging.getLogger(__name__)
 
 #: Seconds between two looks: from the first to the last, growing.

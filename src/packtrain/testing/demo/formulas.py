@@ -16,7 +16,6 @@ from .talks import Draws, Talk
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Formula", "draw_formula", "formula", "formula_chat", "formula_talk"]
 
 GREEK = ("alpha", "beta", "gamma", "delta", "epsilon", "eta", "theta", "lambda", "mu", "rho", "sigma", "phi")
 LETTERS = ("a", "b", "c", "k", "m", "n", "p", "q", "t", "u", "v", "x", "y", "z")

@@ -32,19 +32,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-__all__ = [
-    "PACK_LENGTH",
-    "SCHEDULE",
-    "DemoSet",
-    "encode_picture",
-    "lesson",
-    "make_demo",
-    "schedule",
-    "tokens_of",
-    "variant_of",
-]
-
-
 # --------------------------------------------------------------------------------------------
 # Planted faults: samples that must end in the ledger, each with the reason it must carry there
 # --------------------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from .talks import Draws, Talk
 
-__all__ = ["problem", "problem_talk"]
-
 NAMES = (
     "Ana",
     "Ben",

@@ -16,8 +16,6 @@ from typing import Any
 from ... import files
 from ...errors import MissingExtraError
 
-__all__ = ["MAX_IMAGE_TOKENS", "SPECIALS", "save_processor", "train_tokenizer"]
-
 VOCABULARY = 2048
 MAX_IMAGE_TOKENS = 64
 PATCH, MERGE = 14, 2

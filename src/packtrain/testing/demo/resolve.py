@@ -14,8 +14,6 @@ from ...checks import one_of
 from ...world import cache_dir
 from .make import VERSION, DemoSet, make_demo
 
-__all__ = ["demo_config", "is_demo", "resolve_demo"]
-
 _PREFIX = "demo:"
 _PARTS: dict[str, Callable[[DemoSet], Path]] = {
     "formulas": lambda made: made.train_jsonl,

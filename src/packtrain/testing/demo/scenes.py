@@ -16,7 +16,6 @@ from .talks import Draws, Talk
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Scene", "Shape", "boxes_json", "compare_talk", "draw_scene", "scene", "scene_chat", "scene_talk"]
 
 COLOURS = {
     "red": (214, 40, 40),

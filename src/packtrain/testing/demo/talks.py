@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-__all__ = ["SHAPES", "Draws", "Look", "Talk", "Turn", "record_of", "shape_of"]
-
-
 # --------------------------------------------------------------------------------------------
 # Seeded choices that stay the same on every machine and Python version
 # --------------------------------------------------------------------------------------------

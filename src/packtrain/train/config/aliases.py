@@ -12,8 +12,6 @@ from typing import Any
 
 from .data import KINDS
 
-__all__ = ["ALIASES", "FOREIGN", "IGNORED", "MOVED", "Alias", "alias_of", "aliases_of", "old_names"]
-
 _SAMPLES = ("planned", "stream", "token_budget")
 _PLAN = ("planned", "exported")
 _STREAMS = ("stream", "token_budget")

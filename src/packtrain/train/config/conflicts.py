@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from .run_config import RunConfig
 
 
-__all__ = ["ROWS", "check_together", "effect", "kind_of", "reason_of", "without_effect"]
-
-
 Sections = Mapping[str, Mapping[str, Any]]
 
 _MADE = ("exported", "growing")  # their packs were made before

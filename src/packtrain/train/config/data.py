@@ -21,21 +21,6 @@ from ...errors import ConfigError, UnknownNameError
 from ...extend import lookup
 from .sections import Count, Fill, Fraction, OnDisk, Seconds, Section, Tokens, Whole
 
-__all__ = [
-    "KINDS",
-    "OF_ROWS",
-    "CacheConfig",
-    "DataConfig",
-    "Exported",
-    "Growing",
-    "Planned",
-    "Records",
-    "Stream",
-    "TokenBudget",
-    "validation_prefix",
-]
-
-
 #: Keys of `Records` that say what becomes of rows that are trained; the others read records.
 OF_ROWS = ("pad_to_length", "skip_samples", "on_error", "max_skip_fraction")
 

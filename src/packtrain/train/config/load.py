@@ -41,8 +41,6 @@ from .sections import (
 )
 from .trainer_keys import check_trainer_keys, trainer_fields
 
-__all__ = ["load_config"]
-
 logger = logging.getLogger(__name__)
 
 _SECTIONS: dict[str, type[Section]] = {

@@ -24,8 +24,6 @@ from .sections import (
     TrainingConfig,
 )
 
-__all__ = ["RunConfig"]
-
 logger = logging.getLogger(__name__)
 
 #: Keys of Trainer that mean nothing without validation samples -> the value that asks for nothing.

@@ -22,27 +22,6 @@ from pydantic import (
 
 from ...remote.ranges import is_remote
 
-__all__ = [
-    "ATTENTIONS",
-    "PROCESSOR_OPTIONS",
-    "TEMPLATE_OPTIONS",
-    "Count",
-    "ExportConfig",
-    "Fill",
-    "Fraction",
-    "ModelConfig",
-    "OnDisk",
-    "ReportConfig",
-    "Seconds",
-    "Section",
-    "TemplateConfig",
-    "Tokens",
-    "TrainingConfig",
-    "Whole",
-    "fault_of",
-    "plain_words",
-]
-
 ATTENTIONS = ("auto", "varlen", "flash_attention_2", "flash_attention_3", "flex_attention", "sdpa", "eager")
 
 _Attention = Literal[

@@ -16,8 +16,6 @@ from typing import Any
 from ...checks import whole
 from ...errors import ConfigError, MissingExtraError
 
-__all__ = ["check_trainer_keys", "trainer_fields"]
-
 logger = logging.getLogger(__name__)
 
 #: Field -> (the only value it may have, why): another value would train something else.
