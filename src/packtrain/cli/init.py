@@ -32,7 +32,7 @@ _OTHER_LIMITS = (
 _LAST = "model.safetensors"
 
 #: Samples measured for the figures.
-LOOKED = 64
+_LOOKED = 64
 
 #: Samples of them that are compared with the host's own template, the one named among them.
 COMPARED = 8
@@ -266,7 +266,7 @@ def _look(source: Any, folder: str, model: str) -> dict[str, Any]:
     usable: dict[int, Any] = {}
     why = ""
     count = len(source)
-    spread = {place * count // min(count, LOOKED) for place in range(min(count, LOOKED))}
+    spread = {place * count // min(count, _LOOKED) for place in range(min(count, _LOOKED))}
     drained(source)
     for index in range(len(source)):
         try:

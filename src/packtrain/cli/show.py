@@ -38,7 +38,7 @@ from .export import show_export
 # --------------------------------------------------------------------------------------------
 # The view of lengths against a pack length, and the phases of a `diverse` plan
 # --------------------------------------------------------------------------------------------
-def show_distribution(folder: Path, kind: str, pack_length: int | None, as_json: bool) -> None:
+def _show_distribution(folder: Path, kind: str, pack_length: int | None, as_json: bool) -> None:
     """Print the view of a lengths or plan folder.
 
     Raises:
@@ -171,7 +171,7 @@ def command(
         _need_plan("name a plan or run folder", export=table_file)
     if distribution and kind in ("lengths", "plan", "run"):
         of_run = folder_of_run(artefact, "plan") if kind == "run" else artefact
-        show_distribution(of_run, "plan" if kind == "run" else kind, pack_length, as_json)
+        _show_distribution(of_run, "plan" if kind == "run" else kind, pack_length, as_json)
         return
     if distribution:
         raise InputError("--distribution needs lengths or a plan", hint="name the plan of this folder")

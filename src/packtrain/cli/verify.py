@@ -14,7 +14,7 @@ from ._app import emit, progress, without_effect
 from ._show import artefact_kind, folder_of_run, of_host, table
 
 #: Tokens of the proof's row; of longer samples the shortest, or their first text, are taken.
-PROOF_TOKENS = 4096
+_PROOF_TOKENS = 4096
 
 
 @click.command("verify")
@@ -201,8 +201,8 @@ def _prove(
             report(place, len(ids))
             encoded.append({**template.encode(source[i]), "sample_id": i})
     network = load_model(model, dtype=dtype, processor=getattr(template, "processor", None))
-    if sum(map(size_of, encoded)) > PROOF_TOKENS:
-        encoded = proof_samples([encoded], network, PROOF_TOKENS)
+    if sum(map(size_of, encoded)) > _PROOF_TOKENS:
+        encoded = proof_samples([encoded], network, _PROOF_TOKENS)
     done: dict[str, str] = {}
     controls: list[Any] = []
     parts = 2 * len(backends)

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 # A record that says anything else there is faulty, alone: it goes to the ledger as `malformed_record`.
 # Carried on, one NaN would turn the weights of its whole step to NaN.
 #: Values of a raw record that travel with its sample, where the template does not make them itself.
-CARRIED = ("weight", "channel", "source")
+_CARRIED = ("weight", "channel", "source")
 
 
 def carry(record: Mapping[str, Any], encoded: dict[str, Any], where: str) -> None:
@@ -51,7 +51,7 @@ def carry(record: Mapping[str, Any], encoded: dict[str, Any], where: str) -> Non
     weight = record.get("weight")
     if weight is not None and not (_is_finite(weight) and weight >= 0):
         raise _fault(where, "weight", weight, "expected a number >= 0")
-    for name in CARRIED:
+    for name in _CARRIED:
         value = record.get(name)
         if isinstance(value, float) and not math.isfinite(value):
             raise _fault(where, name, value, "expected a text or a finite number")
@@ -240,7 +240,7 @@ class Opener:
         if not getattr(source, "encoded", False):
             return ChatSource(source, **self.chat)
         rows: Any = source
-        carried = (*CARRIED, "loss_scale")  # they travel with the sample
+        carried = (*_CARRIED, "loss_scale")  # they travel with the sample
         rows.account = Account((*rows.account.ignore, *carried))
         return source
 

@@ -28,7 +28,7 @@ from ..waiting.poll import Clock, Watch, fresh_names
 
 logger = logging.getLogger(__name__)
 
-READY = ("rename", "marker", "stable")
+_READY = ("rename", "marker", "stable")
 
 _UNFINISHED = (".tmp", ".part", ".partial", ".crdownload", ".download", ".swp", ".lock", "~")
 _DONE = ".done"
@@ -37,7 +37,7 @@ _SUCCESS = "_SUCCESS"
 _FILE_KINDS = ("jsonl", "json", "parquet", "webdataset")
 
 #: A file in the input folder that says: nothing follows.
-LAST = ("END", "_END")
+_LAST = ("END", "_END")
 
 Signature = tuple[tuple[str | int, ...], ...]
 
@@ -52,7 +52,7 @@ class RawFolder:
     """
 
     def __init__(self, folder: str | Path, *, ready: str, stable_s: float, clock: Clock) -> None:
-        one_of("ready", ready, READY)
+        one_of("ready", ready, _READY)
         number("stable_s", stable_s, 0)
         self.folder = Path(folder)
         self._ready, self._stable_s, self._clock = ready, stable_s, clock
@@ -81,7 +81,7 @@ class RawFolder:
         listed = [name for name in fresh_names(self.folder) if not name.startswith((".", "_"))]
         if self._is_audio(self.folder, listed):
             return ["."]
-        shards = [name for name in listed if name not in LAST and self._is_shard(name)]
+        shards = [name for name in listed if name not in _LAST and self._is_shard(name)]
         return sorted(shards, key=natural)
 
     def complete(self, names: Iterable[str] | None = None) -> list[str]:
@@ -107,7 +107,7 @@ class RawFolder:
     def check_link(self, name: str) -> None:
         """SourceError where a shard (or the input itself) is a link to what is not there; names both."""
         path = self.path(name)
-        if is_dangling(path):
+        if _is_dangling(path):
             raise SourceError(
                 f"{path} is a link to {os.readlink(path)}, which does not exist",
                 hint="restore what it points to, or remove the link",
@@ -116,7 +116,7 @@ class RawFolder:
     @property
     def says_last(self) -> bool:
         """Does a marker say that nothing follows?"""
-        return any(name in LAST for name in fresh_names(self.folder))
+        return any(name in _LAST for name in fresh_names(self.folder))
 
     def _is_shard(self, name: str) -> bool:
         lower = name.lower()
@@ -130,7 +130,7 @@ class RawFolder:
             if any(one.lower().endswith(self._suffixes) for one in inner):
                 self._tell(name, "holds files of records, and is passed over: folders are not entered")
             return False
-        if is_dangling(path):
+        if _is_dangling(path):
             return "." not in name or lower.endswith(self._suffixes)  # without: a folder of clips, perhaps
         if not path.is_file():
             if path.exists():
@@ -166,7 +166,7 @@ class RawFolder:
 
     def _is_complete(self, name: str, listed: set[str]) -> bool:
         path = self.path(name)
-        if is_dangling(path):
+        if _is_dangling(path):
             self._tell(name, f"is a link to {os.readlink(path)}, which does not exist")
             return False
         if self._ready == "rename":
@@ -182,7 +182,7 @@ class RawFolder:
         return f"{name}{_DONE}" in listed or _SUCCESS in listed or _SUCCESS in inner
 
 
-def is_dangling(path: Path) -> bool:
+def _is_dangling(path: Path) -> bool:
     """Is this a link to what is not there?"""
     return path.is_symlink() and not path.exists()
 
@@ -208,7 +208,7 @@ def content_digest(path: Path) -> tuple[str, int]:
     """(SHA-256 over names and bytes of a shard's files, bytes)."""
     whole, size = hashlib.sha256(), 0
     for relative, file in _files(path):
-        if file != path and is_dangling(file):  # a clip that is missing: for the ledger
+        if file != path and _is_dangling(file):  # a clip that is missing: for the ledger
             whole.update(f"{relative}\0missing\n".encode())
             continue
         with open(file, "rb") as handle:

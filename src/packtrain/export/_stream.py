@@ -287,7 +287,7 @@ def publish_again(output: Path, config: Mapping[str, Any], journal: Journal, num
         ForeignArtefactError: they give another.
     """
     told = files.read_json((output / chunk_name(number - 1)).with_suffix(".json"))["meta"]["stream"]
-    if not journal.shards or stream_id(config, journal.shards[0].sha256) != told:
+    if not journal.shards or _stream_id(config, journal.shards[0].sha256) != told:
         raise ForeignArtefactError(
             f"{output / STREAM} is gone or torn, and the chunks were not made with these options",
             hint="use the options it was begun with, or another folder",
@@ -311,14 +311,14 @@ def packs_before(output: Path, number: int) -> list[int]:
     return view.counts[:number]
 
 
-def stream_id(config: Mapping[str, Any], first: str) -> str:
+def _stream_id(config: Mapping[str, Any], first: str) -> str:
     """Depends on the options and on the bytes of the first raw shard."""
     return files.digest_json({"config": dict(config), "first": first})
 
 
 def publish_stream(output: Path, config: Mapping[str, Any], first: str) -> str:
     """Begin a stream; returns its id."""
-    stream = stream_id(config, first)
+    stream = _stream_id(config, first)
     marker = {"schema": STREAM_SCHEMA, "stream": stream, "config": dict(config)}
     files.publish_json(output / STREAM, sealed(marker))
     return stream

@@ -31,7 +31,7 @@ from ._rows import Made, Row, published, write_files
 
 logger = logging.getLogger(__name__)
 
-LAYOUTS = ("parquet", "npy")
+_LAYOUTS = ("parquet", "npy")
 OPTIONS = {"layout": "parquet"}
 #: Taken where they are given.
 FURTHER = ("context_parallel", "pad_token_id")
@@ -51,7 +51,7 @@ _SAID = {"input_ids", "labels", "position_ids", "attention_mask", "sample_id", "
 
 def check_options(options: dict[str, Any]) -> None:
     """Refuse settings that cannot be, before anything is written; what changes nothing is taken out."""
-    one_of("layout", options["layout"], LAYOUTS)
+    one_of("layout", options["layout"], _LAYOUTS)
     for name, least in zip(FURTHER, (1, 0), strict=True):
         if name in options:
             whole(name, options[name], least)

@@ -75,7 +75,7 @@ logger = logging.getLogger(__name__)
 # What a producer does with chunks that were published: index them, count what readers lag behind, remove
 # --------------------------------------------------------------------------------------------
 #: Chunks between two rewrites of `index.json`.
-INDEX_EVERY = 64
+_INDEX_EVERY = 64
 
 #: The newest chunks stay: a restart goes on behind them.
 KEPT = 2
@@ -98,7 +98,7 @@ class Housekeeping:
     def add(self, packs: int) -> None:
         """One more chunk was published."""
         self.packs.append(packs)
-        if len(self.packs) % INDEX_EVERY == 0:
+        if len(self.packs) % _INDEX_EVERY == 0:
             self.publish_index()
 
     def publish_index(self) -> None:
@@ -182,7 +182,7 @@ class _Read:
 # PackingProducer: raw shards that arrive over time become numbered chunks of packs for `LazyShardedDataset`
 # --------------------------------------------------------------------------------------------
 #: Seconds between two looks at raw shards that were taken: whether they were written again.
-DEEP_S = 60.0
+_DEEP_S = 60.0
 
 #: A window that no input fills.
 ALL = 1 << 62
@@ -356,7 +356,7 @@ class PackingProducer:
                 self._plan(window)
                 continue
             last, now = not watch or self._raw.says_last, self._clock.now()
-            deep = now - checked >= DEEP_S
+            deep = now - checked >= _DEEP_S
             checked = now if deep else checked
             if self._intake.admit(self._say, deep=deep):
                 came = self._clock.now()

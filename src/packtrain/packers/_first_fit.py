@@ -27,10 +27,10 @@ def first_fit(sizes: I64, counts: I64, capacity: int) -> I64:
         leaves *= 2
     if use_jit(n):
         out: I64 = np.empty(n, dtype=np.int64)
-        place_items(sizes, counts, np.int64(capacity), np.zeros(2 * leaves, dtype=np.int64), out, leaves)
+        _place_items(sizes, counts, np.int64(capacity), np.zeros(2 * leaves, dtype=np.int64), out, leaves)
         return out
     places = [0] * n
-    place_items.plain(sizes.tolist(), counts.tolist(), capacity, [0] * (2 * leaves), places, leaves)
+    _place_items.plain(sizes.tolist(), counts.tolist(), capacity, [0] * (2 * leaves), places, leaves)
     return np.array(places, dtype=np.int64)
 
 
@@ -43,15 +43,15 @@ def first_fit_needs(need: I64, caps: I64) -> I64:
     if use_jit(n):
         out: I64 = np.empty(n, dtype=np.int64)
         tree = np.full(2 * leaves * dims, -1, dtype=np.int64)
-        place_needs(need.ravel(), caps, tree, out, np.int64(leaves))
+        _place_needs(need.ravel(), caps, tree, out, np.int64(leaves))
         return out
     places = [0] * n
-    place_needs.plain(need.ravel().tolist(), caps.tolist(), [-1] * (2 * leaves * dims), places, leaves)
+    _place_needs.plain(need.ravel().tolist(), caps.tolist(), [-1] * (2 * leaves * dims), places, leaves)
     return np.array(places, dtype=np.int64)
 
 
 @kernel
-def place_needs(need: Any, caps: Any, tree: Any, out: Any, leaves: Any) -> Any:
+def _place_needs(need: Any, caps: Any, tree: Any, out: Any, leaves: Any) -> Any:
     """Fill `out`. tree[node * d + j]: the largest room in dimension j below a node; -1 = unopened."""
     dims = len(caps)
     opened = 0
@@ -88,7 +88,7 @@ def place_needs(need: Any, caps: Any, tree: Any, out: Any, leaves: Any) -> Any:
 
 
 @kernel
-def place_items(sizes: Any, counts: Any, capacity: Any, tree: Any, out: Any, leaves: Any) -> Any:
+def _place_items(sizes: Any, counts: Any, capacity: Any, tree: Any, out: Any, leaves: Any) -> Any:
     """Fill `out`. tree[1] is the root, tree[leaves + p] the room of pack p; unopened packs have room 0."""
     opened = 0
     done = 0

@@ -32,7 +32,7 @@ from ._kernels import emit_patterns
 # Compiled form of the fill in `_multi.py`
 # --------------------------------------------------------------------------------------------
 @kernel
-def fill_types(
+def _fill_types(
     rows: Any, counts: Any, caps: Any, floor: Any, planes: Any, seconds: Any, shift: Any, tries: Any
 ) -> Any:  # pragma: no cover
     """Groups of types as `bfd_groups` gives them; rows in the order in which they are placed."""
@@ -308,7 +308,7 @@ def _run(rows: I64, counts: I64, caps: I64, seconds: int, compiled: bool) -> tup
         shift += 1
     floor = rows.min(axis=0)  # a pack with less left than any sample needs is closed
     if compiled:
-        patterns = emit_patterns(*fill_types(rows, counts, caps, floor, planes, seconds, shift, _TRIES))
+        patterns = emit_patterns(*_fill_types(rows, counts, caps, floor, planes, seconds, shift, _TRIES))
     else:
         patterns = _PlainFill(caps, floor, planes, seconds, shift).run(rows, counts)
     return patterns, int(patterns[0].sum())

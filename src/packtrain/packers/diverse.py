@@ -78,7 +78,7 @@ def check_options(options: Mapping[str, Any]) -> None:
                 f"seeds of a phase are {seeds!r}",
                 hint="half, largest, {top: N}, {range: [low, high]}, {lengths: [N, …]} or {above: share}",
             )
-        seeds_of(seeds, [1], 1)
+        _seeds_of(seeds, [1], 1)
 
 
 def _at_least_1(knobs: Mapping[str, Any], *names: str) -> None:
@@ -87,7 +87,7 @@ def _at_least_1(knobs: Mapping[str, Any], *names: str) -> None:
             whole(name, knobs[name], 1)
 
 
-def seeds_of(strategy: Any, left: list[int], capacity: int) -> list[int]:
+def _seeds_of(strategy: Any, left: list[int], capacity: int) -> list[int]:
     """Lengths that open packs in a phase, the largest first.
 
     >>> seeds_of({"range": [2, 5]}, [1, 2, 3, 5, 8], 8), seeds_of("half", [1, 4, 5, 8], 8)
@@ -198,7 +198,7 @@ class _State:
         least, fill = knobs.get("min_items", 1), round(knobs.get("min_fill", 0.0) * _PARTS)
         strategy = knobs.get("seeds", "largest")
         sizes = sorted({self.size[kind] for kind in self.left})
-        chosen = set(seeds_of(strategy, sizes, self.capacity))
+        chosen = set(_seeds_of(strategy, sizes, self.capacity))
         for seed in [kind for kind in reversed(self.left) if self.size[kind] in chosen]:
             while self.count[seed]:
                 content = self.mixed(self.left, seed, most)

@@ -32,9 +32,9 @@ from ._jit import part_of
 VERSION = 2
 HISTOGRAM = True
 
-ROUNDS = 60
-DIVES = 30
-CLASSES = 8192
+_ROUNDS = 60
+_DIVES = 30
+_CLASSES = 8192
 CAPACITY = 1 << 17
 _COLUMNS = 400  # patterns taken over in a round, or one for every four classes
 _SCALE = 1 << 30  # duals as integers
@@ -53,10 +53,10 @@ def pack(problem: PackProblem) -> Patterns:
     notes: dict[str, Any] = dict(start.notes)
     best = start
     if bound < packs:
-        if len(problem.sizes) > CLASSES or problem.capacity > CAPACITY:
+        if len(problem.sizes) > _CLASSES or problem.capacity > CAPACITY:
             notes["lp"] = (
                 f"left out: {len(problem.sizes)} classes at capacity {problem.capacity}, "
-                f"limits {CLASSES} and {CAPACITY}"
+                f"limits {_CLASSES} and {CAPACITY}"
             )
             logger.warning("packer optimal: %s", notes["lp"])
         else:
@@ -85,7 +85,7 @@ def _generate(problem: PackProblem, start: Patterns) -> tuple[Patterns, int, int
     for k, size in enumerate(sizes.tolist()):
         master.add({k: capacity // size})
     best, bound, rounds = start, 0, 0
-    while rounds < ROUNDS:
+    while rounds < _ROUNDS:
         rounds += 1
         value, weights = master.solve()
         most, priced = _price(sizes, weights, capacity)
@@ -242,7 +242,7 @@ def _dive(problem: PackProblem, master: _Master, best: Patterns, bound: int) -> 
     """Round in steps: fix what is whole (or at least half), solve again for what is left."""
     left = problem.counts.tolist()
     whole: list[tuple[int, Pattern]] = []
-    for _ in range(DIVES):
+    for _ in range(_DIVES):
         taken = _take(left, master, 1e-6) or _take(left, master, 0.5)
         whole += taken
         found, _ = _completed(problem, whole, left)

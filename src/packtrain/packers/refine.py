@@ -37,7 +37,7 @@ from ._jit import DENSE_LIMIT, kernel, over_blocks, part_of, threads_for, use_ji
 # Compiled form of `refine`; its plain twin stands in `refine.py`
 # --------------------------------------------------------------------------------------------
 @kernel
-def exact_fill(
+def _exact_fill(
     sizes: Any, counts: Any, capacity: Any, probes: Any, dead_ends: Any, evens: Any, budget: Any
 ) -> Any:  # pragma: no cover
     """Patterns (repeat, offsets, size, number) of exact fill on counts; see `refine.py` for the rule."""
@@ -271,10 +271,10 @@ def exact_fill(
 VERSION = 2
 HISTOGRAM = True
 
-PROBES = 512
-DEAD_ENDS = 200
-EVENS = 8
-STAGES = (3, 12)  # up to _FEW samples, and above
+_PROBES = 512
+_DEAD_ENDS = 200
+_EVENS = 8
+_STAGES = (3, 12)  # up to _FEW samples, and above
 _FEW = 50_000
 _MANY_SIZES = 16_384
 _A_CLASS = 16  # samples' worth of work that a size is, when it is asked whether to compile
@@ -319,8 +319,8 @@ def search(problem: PackProblem) -> Patterns:
     """The best of the passes."""
     samples = int(problem.counts.sum())
     work = max(samples, _A_CLASS * len(problem.sizes))
-    stages = STAGES[samples > _FEW]
-    passes = ((0, 1), (EVENS, 1), (0, stages), (EVENS, stages))
+    stages = _STAGES[samples > _FEW]
+    passes = ((0, 1), (_EVENS, 1), (0, stages), (_EVENS, stages))
 
     def run(k: int) -> Patterns:
         with part_of(work):  # stages are small, but many
@@ -391,8 +391,8 @@ def _fill(sizes: I64, counts: I64, capacity: int, evens: int) -> Patterns:
     """One pass over some counts, compiled or plain."""
     samples = int(counts.sum())
     if use_jit(samples) and capacity <= DENSE_LIMIT:
-        repeat, offsets, size, number = exact_fill(
-            sizes, counts, capacity, PROBES, DEAD_ENDS, evens, budget(samples)
+        repeat, offsets, size, number = _exact_fill(
+            sizes, counts, capacity, _PROBES, _DEAD_ENDS, evens, budget(samples)
         )
         return Patterns(repeat=repeat, offsets=offsets, size=size, number=number)
     return plain(sizes, counts, capacity, evens, budget(samples))
@@ -446,7 +446,7 @@ class _Search:
         """The most equal available pair that fills `room`."""
         count, left = self.count, self.left
         start = bisect_left(left, (room + 1) >> 1)
-        stop = min(bisect_left(left, room), start + PROBES)
+        stop = min(bisect_left(left, room), start + _PROBES)
         for place in range(start, stop):
             a = left[place]
             b = room - a
@@ -489,7 +489,7 @@ class _Search:
                 dead += 1
                 if room < best_room:
                     best, best_room = stack[:], room
-            spent = descend and (dead >= DEAD_ENDS or self.work > self.limit)
+            spent = descend and (dead >= _DEAD_ENDS or self.work > self.limit)
             if even == 0 and len(stack) > 1 and not spent:
                 item = stack.pop()
                 self.put_back(item)

@@ -39,7 +39,7 @@ from ._splits import Reader
 logger = logging.getLogger(__name__)
 
 WORTH_S = 1.0  # spent on samples of others before a reader asks for the server
-START_S = 30.0  # that a server may take until it answers
+_START_S = 30.0  # that a server may take until it answers
 _LARGEST = 16 << 20  # bytes of a pickled source: one that holds more has its samples in memory
 
 _started: list[Any] = []  # servers of this process
@@ -190,7 +190,7 @@ class NodeReader(IterableReader):
             raise _Unfed(self._source)
         known = self.meeting.encode() + (self._source if self.of_one_rank else b"")
         name = hashlib.blake2b(known, digest_size=12).hexdigest()
-        server, until = None, time.monotonic() + START_S
+        server, until = None, time.monotonic() + _START_S
         try:
             folder = private_folder("readers")
             while (left := until - time.monotonic()) > 0:
@@ -209,7 +209,7 @@ class NodeReader(IterableReader):
                 time.sleep(0.02)
         except (OSError, InputError) as error:
             raise _Unfed(described(error)) from error
-        raise _Unfed(f"its process did not answer within {START_S:.0f} s")
+        raise _Unfed(f"its process did not answer within {_START_S:.0f} s")
 
 
 class _Behind:

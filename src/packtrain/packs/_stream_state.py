@@ -258,7 +258,7 @@ def check_held(state: Mapping[str, Any], new_packer: Callable[[int], Any], *, cy
         if one.get("done", True) is not True:
             raise _damaged(f"done is {one['done']!r}")
         if one.get("run", 0) is not None:
-            check_run(one.get("run"), new_packer(state["window"]), first=one["split"], step=splits)
+            _check_run(one.get("run"), new_packer(state["window"]), first=one["split"], step=splits)
             waiting = (one["run"][name] for name in ("shuffle", "flight", "places", "ready"))
             if one.get("done") and any(map(len, waiting)):
                 raise _damaged("a split that has no further pack holds samples")
@@ -266,7 +266,7 @@ def check_held(state: Mapping[str, Any], new_packer: Callable[[int], Any], *, cy
         raise _damaged("its splits are in different epochs")
 
 
-def check_run(run: Any, packer: Any, *, first: int, step: int) -> None:
+def _check_run(run: Any, packer: Any, *, first: int, step: int) -> None:
     """Refuse a damaged split; `first` is its first place, `step` the splits of the stream."""
     if not isinstance(run, Mapping) or not set(run) >= PARTS:
         raise _damaged("a part is missing")

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 # A producer that stopped is no reason to give up: it may be started again and goes on where it was. The
 # reader says so in its log and waits on, as long as it was told to.
 #: Seconds between two log lines of a waiting reader.
-TELL_S = 30.0
+_TELL_S = 30.0
 
 _NEITHER = (
     "where a rank needs more chunks before its next checkpoint, neither goes on: raise --max-ahead, at least "
@@ -63,7 +63,7 @@ class ProducerWatch:
         """Look at the heartbeat; a log line now and then."""
         self._held = look_at(self._folder)
         self._quiet = 0.0 if self._held is None else self._watch.quiet(self._held.pulse)
-        if self._clock.now() - self._told >= TELL_S:
+        if self._clock.now() - self._told >= _TELL_S:
             self._told = self._clock.now()
             logger.warning("rank %d waits for %s; %s", rank, what, self.said())
 
@@ -96,7 +96,7 @@ class ProducerWatch:
         return working and str(held.beat.get("stage", "")).startswith(HELD_BACK)
 
 
-def wait_for(
+def _wait_for(
     ready: Callable[[], bool],
     view: View,
     what: str,
@@ -130,7 +130,7 @@ def wait_for(
                 f"{counted(len(view.counts), 'chunks')} are there; {watch.said()}",
                 hint="raise timeout_s (0 = for ever), or see the producer's output",
             )
-        if first and waited >= TELL_S and watch.is_held_back:
+        if first and waited >= _TELL_S and watch.is_held_back:
             raise WaitTimeoutError(
                 f"rank {rank} cannot begin: {what} need more "
                 f"than the {counted(len(view.counts), 'chunks')} in "
@@ -291,7 +291,7 @@ class SlotReader:
 
     def _wait(self, ready: Callable[[], bool], what: str, *, first: bool = False) -> None:
         seconds = (self.timeout_s, self.poll_s)
-        wait_for(ready, self._view, what, self.rank, *seconds, self._clock, first=first)
+        _wait_for(ready, self._view, what, self.rank, *seconds, self._clock, first=first)
 
     def _row(self, slot: int) -> Pack:
         place = self._grown().place(slot)

@@ -29,7 +29,7 @@ from ..errors import ForeignArtefactError, InputError, PacktrainError, counted, 
 
 logger = logging.getLogger(__name__)
 
-EXHAUSTED = ("fill", "first")
+_EXHAUSTED = ("fill", "first")
 
 _STATE = 1
 
@@ -42,7 +42,7 @@ class EqualSteps:
         exhausted: `fill`: go on to the last rank's last pack; `first`: stop before the first rank lacks one.
         filler: what a rank without packs gets; default: a filler pack.
         ahead: packs a rank looks ahead; also steps between two exchanges.
-        exchange: list of one value for each rank from this rank's value; default: `exchanged`.
+        exchange: list of one value for each rank from this rank's value; default: `_exchanged`.
 
     Attributes:
         fillers: how many were handed out in this pass.
@@ -57,12 +57,12 @@ class EqualSteps:
         ahead: int = 8,
         exchange: Any = None,
     ) -> None:
-        one_of("exhausted", exhausted, EXHAUSTED)
+        one_of("exhausted", exhausted, _EXHAUSTED)
         self.packs = packs
         self.exhausted = exhausted
         self.filler = filler_pack() if filler is None else filler
         self.ahead = whole("ahead", ahead, 1)
-        self._exchange = exchanged if exchange is None else exchange
+        self._exchange = _exchanged if exchange is None else exchange
         # Is there a state behind each pack, without any cost? Workers send theirs with every batch.
         self._has_each = bool(getattr(packs, "num_workers", 0)) and hasattr(packs, "state_dict")
         self.fillers = 0
@@ -180,7 +180,7 @@ class EqualSteps:
         return self.filler
 
 
-def exchanged(value: Any) -> list[Any]:
+def _exchanged(value: Any) -> list[Any]:
     """One value of every rank, over a gloo group of its own; without torch.distributed: this value alone."""
     import torch.distributed as dist
 

@@ -150,7 +150,7 @@ class ShardedPacks(Dataset[Pack]):  # type: ignore[misc]
             DriftError: a sample encodes to another length than planned.
             ChecksumError: the shard was cut or edited; names shard and key.
         """
-        number = pack_at(position, len(self), self.aligned)
+        number = _pack_at(position, len(self), self.aligned)
         if number < 0:
             return Pack.filler()
         held = self.files.members(number)
@@ -253,7 +253,7 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
         Raises:
             DriftError: the pack is not as long as planned, or of other samples.
         """
-        number = pack_at(position, len(self), self.aligned)
+        number = _pack_at(position, len(self), self.aligned)
         if number < 0:
             return Pack.filler()
         reader, row = self.reader(number // self.maxcount), number % self.maxcount
@@ -373,7 +373,7 @@ def _tell_environment(held: str | None) -> None:
         )
 
 
-def pack_at(position: int, count: int, aligned: AlignedPlan | None) -> int:
+def _pack_at(position: int, count: int, aligned: AlignedPlan | None) -> int:
     """Pack number of a position; -1 for a filler."""
     position = operator.index(position)
     if position == -1:

@@ -55,7 +55,7 @@ def check_not_sharded(world_size: int) -> None:
             )
 
 
-def is_read_ahead() -> bool:
+def _is_read_ahead() -> bool:
     """Does a loader iterate that fetches before training asks (workers, or accelerate's look for the end)?"""
     return any(f"{type(one).__module__}:{type(one).__name__}" in _AHEAD for one in _readers())
 
@@ -131,7 +131,7 @@ class HandedOut:
         self.read()
         if get_worker_info() is None:
             self.restart()
-            self._ahead = "a loader fetches" if is_read_ahead() else None
+            self._ahead = "a loader fetches" if _is_read_ahead() else None
 
     def begin(self, step: int) -> None:
         """A loader of the source begins a pass at this micro step and counts what leaves it."""

@@ -267,7 +267,7 @@ class TokenBudgetDataset(StreamingPackedDataset):
         }
         if not self.dyn_bsz:
             tokens = getattr(lengths, "tokens", lengths)
-            how = rows_of_samples(self.micro_batch_size, int(max(tokens)), self.shuffle_buffer > 0)
+            how = _rows_of_samples(self.micro_batch_size, int(max(tokens)), self.shuffle_buffer > 0)
         made = plan(lengths, **how, skip=tuple(self.skip))
         measured = len(getattr(lengths, "tokens", lengths))
         if measured != len(source):
@@ -388,7 +388,7 @@ def _accumulation(global_batch_size: int, grad_accum: int, unit: int) -> int:
     return steps
 
 
-def rows_of_samples(samples: int, longest: int, shuffled: bool) -> dict[str, Any]:
+def _rows_of_samples(samples: int, longest: int, shuffled: bool) -> dict[str, Any]:
     """Options of a plan whose rows hold exactly so many samples (the last one: what is left), of any length.
 
     Args:

@@ -30,7 +30,7 @@ from ..errors import InputError, SampleError
 from ..measuring.eligibility import set_epoch
 from ._readers import is_indexed
 
-STOPPING = ("first", "all", "never")
+_STOPPING = ("first", "all", "never")
 
 _LONGEST = 1 << 18  # places times sources of a period that is worked out
 
@@ -56,7 +56,7 @@ class WeightedSources:
             )
         if not sources:
             raise InputError("no source is named")
-        one_of("stopping", stopping, STOPPING)
+        one_of("stopping", stopping, _STOPPING)
         weights = dict.fromkeys(sources, 1) if weights is None else weights
         if set(weights) != set(sources):
             given, named = (", ".join(sorted(map(str, names))) for names in (weights, sources))

@@ -219,7 +219,7 @@ def _finished(out: Path) -> dict[str, Any]:
     return export_figures(out)
 
 
-def write_one(job: Job, part: int) -> int:
+def _write_one(job: Job, part: int) -> int:
     """Work function: one part and its manifest; returns its number of packs."""
     packs = job.packs_of(part)
     with sending(job.out):  # also in the process of a worker
@@ -233,7 +233,7 @@ def _mapped(
     job: Job, todo: list[int], *, executor: str, workers: int | None, **options: Any
 ) -> Iterable[int]:
     mapped: Iterable[int] = extend.lookup("execute", executor).map_shards(
-        write_one, todo, workers=workers, context=job, **options
+        _write_one, todo, workers=workers, context=job, **options
     )
     return mapped
 

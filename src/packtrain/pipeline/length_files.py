@@ -23,7 +23,7 @@ from ..planning.lengths import Lengths
 from .inputs import lengths_of_plan
 
 #: Names under which a column of token counts is found, in this order.
-TOKEN_COLUMNS = (
+_TOKEN_COLUMNS = (
     "tokens",
     "length",
     "lengths",
@@ -34,7 +34,7 @@ TOKEN_COLUMNS = (
     "input_length",
 )
 #: Further costs that are kept where a file has them.
-COST_COLUMNS = ("images", "patches", "video_frames", "audio_frames", "supervised")
+_COST_COLUMNS = ("images", "patches", "video_frames", "audio_frames", "supervised")
 
 Columns = Mapping[str, Any]
 
@@ -66,14 +66,14 @@ def _lengths(path: Path, columns: Columns) -> Lengths:
     if len(columns) == 1:
         name = next(iter(columns))
     else:
-        name = next((known for known in TOKEN_COLUMNS if known in columns), "")
+        name = next((known for known in _TOKEN_COLUMNS if known in columns), "")
     if not columns:
-        raise FormatError(f"{path} is empty", hint=f"expected a column {TOKEN_COLUMNS[0]} of token counts")
+        raise FormatError(f"{path} is empty", hint=f"expected a column {_TOKEN_COLUMNS[0]} of token counts")
     measured = f"records of samples are measured first: packtrain measure {path}"
     if name not in columns:
         raise FormatError(
             f"{path} has columns {', '.join(map(str, columns))}: none is named as token counts are",
-            hint=f"name it {TOKEN_COLUMNS[0]}; {measured}",
+            hint=f"name it {_TOKEN_COLUMNS[0]}; {measured}",
         )
     values = np.asarray(columns[name])
     if len(values) and values.dtype.kind not in "biuf":
@@ -81,7 +81,7 @@ def _lengths(path: Path, columns: Columns) -> Lengths:
             f"{path} holds no token counts: {name} is {str(values[0])[:40]!r}",
             hint=measured,
         )
-    costs = {cost: np.asarray(columns[cost]) for cost in COST_COLUMNS if cost in columns and cost != name}
+    costs = {cost: np.asarray(columns[cost]) for cost in _COST_COLUMNS if cost in columns and cost != name}
     return Lengths(values, costs=costs or None)
 
 
@@ -121,7 +121,7 @@ def _csv(path: Path) -> Columns:
     header, body = (rows[0], rows[1:]) if rows else ([], [])
     held: dict[str, list[int]] = {}
     names = [name.strip() for name in header]
-    wanted = names if len(names) == 1 else [n for n in names if n in TOKEN_COLUMNS or n in COST_COLUMNS]
+    wanted = names if len(names) == 1 else [n for n in names if n in _TOKEN_COLUMNS or n in _COST_COLUMNS]
     for name in wanted:
         place = names.index(name)
         held[name] = [
@@ -141,7 +141,7 @@ def _parquet(path: Path) -> Columns:
         raise FormatError(f"{path} is not a Parquet file: {' '.join(str(error).split())}") from None
     names = [
         name for name in table.column_names
-        if len(table.column_names) == 1 or name in TOKEN_COLUMNS or name in COST_COLUMNS
+        if len(table.column_names) == 1 or name in _TOKEN_COLUMNS or name in _COST_COLUMNS
     ]  # fmt: skip
     for name in names:
         if table.column(name).null_count:
@@ -153,7 +153,7 @@ def _parquet(path: Path) -> Columns:
 def _transposed(path: Path, rows: list[Any]) -> Columns:
     known = {name for row in rows if isinstance(row, Mapping) for name in row}
     held: dict[str, list[Any]] = {}
-    for name in known if len(known) == 1 else known & {*TOKEN_COLUMNS, *COST_COLUMNS}:
+    for name in known if len(known) == 1 else known & {*_TOKEN_COLUMNS, *_COST_COLUMNS}:
         lacks = [n for n, row in enumerate(rows, 1) if not isinstance(row, Mapping) or row.get(name) is None]
         if lacks:
             raise LengthError(f"{path}, record {lacks[0]} has no {name}", hint="every record is a sample")

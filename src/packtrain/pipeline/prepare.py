@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 Stage = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 
 #: Samples encoded for real before planning.
-AUDITED = 32
+_AUDITED = 32
 
 
 @dataclass(kw_only=True)
@@ -127,7 +127,7 @@ def prepare(
         probe_static(source, template.encode)
         said = getattr(template, "check_decoded", None)
         checked = audit(
-            source, lengths, template.encode, count=AUDITED, seed=config.training.seed, check=said
+            source, lengths, template.encode, count=_AUDITED, seed=config.training.seed, check=said
         )
         report(1, 1)
     with shown("planning") as report:
@@ -198,7 +198,7 @@ def prepare_ranks(
     return training, _by_name(made)
 
 
-def prepare_validation(
+def _prepare_validation(
     config: RunConfig,
     start: StartUp,
     *,
@@ -395,7 +395,7 @@ def validation(
     files.make_folder(folder)
     config = _with_pack_length(config, place)
     with StartUp(folder, place=place, timeout_s=config.data.wait_timeout_s) as start:
-        made = prepare_validation(
+        made = _prepare_validation(
             config, start, before=lambda: files.remove_leftovers(folder), overwrite=overwrite, stage=stage
         )
         start.calm()

@@ -38,7 +38,7 @@ REFUSED = "refused.json"
 _KINDS = {"lengths.json": "lengths", "plan.json": "plan", "run.json": "run"}
 
 #: What reads lengths of this folder must agree on; raised when equal inputs would give other lengths.
-KEY_SCHEMA = 1
+_KEY_SCHEMA = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Identity:
         config = template.config()
         root = getattr(source, "media_root", None)
         key = {
-            "key_schema": KEY_SCHEMA,
+            "key_schema": _KEY_SCHEMA,
             "samples": len(source),
             "source": source.fingerprint,
             "template": files.digest_json(config),

@@ -191,7 +191,7 @@ def _failure(writer: str, error: Mapping[str, Any]) -> InputError | LawError:
 Tell = Callable[[str, int, int], None]
 
 #: Seconds without an answer after which a machine with a disk of its own makes its own artefacts.
-PROBE_S = 30.0
+_PROBE_S = 30.0
 
 #: Seconds between heartbeats once training runs.
 _CALM_S = 15.0
@@ -217,7 +217,7 @@ class StartUp:
         timeout_s: float,
         where: Node | None = None,
         stale_s: float = STALE_S,
-        probe_s: float = PROBE_S,
+        probe_s: float = _PROBE_S,
         clock: Clock | None = None,
         relay: Path | None = None,
         local_disk: bool | None = None,

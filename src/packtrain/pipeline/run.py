@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 #: Packed and unpacked loss of the trained model differ by less, or something leaks (float32 noise is 1e-7).
-TOLERANCE = 1e-4
+_TOLERANCE = 1e-4
 
 #: Packs whose samples are also evaluated one by one at the end, evenly spaced over the plan.
 COMPARED = 64
@@ -250,7 +250,7 @@ def _compare(config: RunConfig, prepared: Prepared, trained: TrainResult, shown:
         "packed": found.packed,
         "unpacked": found.unpacked,
         "difference": found.difference,
-        "tolerance": TOLERANCE,
+        "tolerance": _TOLERANCE,
     }
 
 

@@ -6,7 +6,7 @@
   order, then ids are written. Each stage works on another block at the same time, so more than three or four
   threads find nothing to do.
 
-One thread uses the single pass of `by_class`.
+One thread uses the single pass of `_by_class`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def shuffle_block(slot: Any, starts: Any, seed: Any) -> Any:  # pragma: no cover
 
 
 @kernel
-def by_class(
+def _by_class(
     keys: Any, top: Any, cursor: Any, slot: Any, sizes: Any, n_single: Any, out: Any
 ) -> Any:  # pragma: no cover
     """Canonical (offsets, indices): one pass over the samples, each takes the next place of its class.
@@ -126,7 +126,7 @@ def by_bin(bin_of: Any, n_bins: Any, out: Any) -> Any:  # pragma: no cover - com
 
 
 @kernel
-def sum_block(values: Any, offsets: Any, indices: Any) -> Any:  # pragma: no cover - compiled
+def _sum_block(values: Any, offsets: Any, indices: Any) -> Any:  # pragma: no cover - compiled
     """Sums and sums of squares of `values` over each pack."""
     n_packs = len(offsets) - 1
     total = np.empty(n_packs, dtype=np.int64)
@@ -175,7 +175,7 @@ def move_packs(offsets: Any, indices: Any, packs: Any, out: Any) -> Any:  # prag
 # Each works on a block of its own (rounds of the deal, or samples by id). What runs at the same time shares
 # only arrays in which blocks own different places.
 @kernel
-def deal_rounds(
+def _deal_rounds(
     repeat: Any, offsets: Any, key: Any, number: Any, cursor: Any, dealt: Any, rounds: Any, span: Any,
     slot: Any, sizes: Any
 ) -> Any:  # fmt: skip  # pragma: no cover
@@ -210,8 +210,8 @@ def deal_rounds(
 
 
 @kernel
-def place_block(keys: Any, start: Any, stop: Any, top: Any, cursor: Any, slot: Any, bins: Any) -> Any:
-    """bins[i - start] = raw pack of sample i; -1: left out, -2: alone. First half of `by_class`."""
+def _place_block(keys: Any, start: Any, stop: Any, top: Any, cursor: Any, slot: Any, bins: Any) -> Any:
+    """bins[i - start] = raw pack of sample i; -1: left out, -2: alone. First half of `_by_class`."""
     for low in range(start, stop, 512):
         width = min(512, stop - low)
         at = low - start
@@ -232,10 +232,10 @@ def place_block(keys: Any, start: Any, stop: Any, top: Any, cursor: Any, slot: A
 
 
 @kernel
-def open_block(bins: Any, count: Any, sizes: Any, offsets: Any, opened: Any) -> Any:
+def _open_block(bins: Any, count: Any, sizes: Any, offsets: Any, opened: Any) -> Any:
     """Turn the first `count` bins into places of the ids, -1 for none; returns how many packs are open now.
 
-    Blocks come in order: packs are opened as they occur. `sizes` as in `by_class`.
+    Blocks come in order: packs are opened as they occur. `sizes` as in `_by_class`.
     """
     total = offsets[opened]
     for k in range(count):
@@ -259,7 +259,7 @@ def open_block(bins: Any, count: Any, sizes: Any, offsets: Any, opened: Any) -> 
 
 
 @kernel
-def write_block(start: Any, stop: Any, places: Any, out: Any) -> Any:
+def _write_block(start: Any, stop: Any, places: Any, out: Any) -> Any:
     """Write the ids start..stop-1 to their places."""
     for k in range(stop - start):
         w = places[k]
@@ -326,7 +326,7 @@ def deal(
         if low:
             cursor[:-1] += _kernels.tally(item_key, number, dealt, offsets, len(starts) - 1)
         span = np.array([low, high], dtype=np.int64)
-        return deal_rounds(repeat, offsets, item_key, number, cursor, dealt, rounds, span, slot, sizes)
+        return _deal_rounds(repeat, offsets, item_key, number, cursor, dealt, rounds, span, slot, sizes)
 
     over_blocks(even_cuts(rounds, min(rounds, threads_for(n))), block)
     return slot, sizes
@@ -339,9 +339,9 @@ def shuffle_classes(slot: NDArray[Any], starts: I64, seed: Any) -> None:
 
 
 def sum_packs(values: NDArray[Any], offsets: I64, indices: NDArray[Any]) -> tuple[I64, I64]:
-    """`sum_block` over blocks of packs."""
+    """`_sum_block` over blocks of packs."""
     ends = even_cuts(len(offsets) - 1, threads_for(len(indices)))
-    made = over_blocks(ends, lambda low, high: sum_block(values, offsets[low : high + 1], indices))
+    made = over_blocks(ends, lambda low, high: _sum_block(values, offsets[low : high + 1], indices))
     if len(made) == 1:
         return made[0][0], made[0][1]
     return np.concatenate([part[0] for part in made]), np.concatenate([part[1] for part in made])
@@ -368,20 +368,20 @@ def sweep(
     out = np.empty(len(slot) + n_single, dtype)
     threads = threads_for(n)
     if threads == 1 and n < _STAGED:
-        offsets, ids = by_class(keys, top, starts.copy(), slot, sizes, n_single, out)
+        offsets, ids = _by_class(keys, top, starts.copy(), slot, sizes, n_single, out)
         return offsets, ids
     offsets = np.zeros(len(sizes) + n_single + 1, dtype=np.int64)
     cursor = starts.copy()
 
     def place(low: int, high: int, bins: NDArray[Any]) -> None:
-        place_block(keys, low, high, top, cursor, slot, bins)
+        _place_block(keys, low, high, top, cursor, slot, bins)
 
     def write(low: int, high: int, bins: NDArray[Any]) -> None:
-        write_block(low, high, bins, out)
+        _write_block(low, high, bins, out)
 
     opened = 0
     for low, high, bins in _line(threads, n, starts.dtype, place, write):
-        opened = open_block(bins, high - low, sizes, offsets, opened)
+        opened = _open_block(bins, high - low, sizes, offsets, opened)
     return offsets, out
 
 

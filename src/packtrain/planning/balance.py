@@ -26,8 +26,8 @@ from .costs import FlopsCost
 logger = logging.getLogger(__name__)
 I64 = NDArray[np.int64]
 
-MODES = ("step", "window", "global")
-SYNCS = ("micro", "step")
+_MODES = ("step", "window", "global")
+_SYNCS = ("micro", "step")
 
 #: Micro steps that `window` sorts together.
 WINDOW = 64
@@ -57,8 +57,8 @@ class Balance:
 
     def __post_init__(self) -> None:
         whole("grad_accum", self.grad_accum, 1)
-        one_of("balance mode", self.mode, MODES)
-        one_of("sync", self.sync, SYNCS)
+        one_of("balance mode", self.mode, _MODES)
+        one_of("sync", self.sync, _SYNCS)
         if self.mode != "step":
             self._without_effect("sync", "micro", f"in mode {self.mode!r}")
             self._without_effect("even", None, f"in mode {self.mode!r}")

@@ -27,7 +27,7 @@ I64 = NDArray[np.int64]
 #: A sample of this many tokens takes twice the time of its tokens alone.
 L_STAR = 24_000
 
-COSTS = ("tokens", "attention", "flops")
+_COSTS = ("tokens", "attention", "flops")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def costs_of(plan: RawPlan, cost: str | FlopsCost | Any = "flops") -> tuple[I64,
         if cost == "attention":
             return np.asarray(plan.pack_sq), cost
         if cost != "flops":
-            raise UnknownNameError("cost", cost, COSTS)
+            raise UnknownNameError("cost", cost, _COSTS)
         cost = FlopsCost()
     if isinstance(cost, FlopsCost):
         patches = plan.pack_costs.get("patches")
@@ -86,7 +86,7 @@ def _given(cost: Any, packs: int) -> tuple[I64, str]:
         raise PlanError(
             f"cost has shape {values.shape} and type {values.dtype}, expected one number for each of "
             f"{counted(packs, 'packs')}",
-            hint=f"or a name: {', '.join(COSTS)}",
+            hint=f"or a name: {', '.join(_COSTS)}",
         )
     if packs and not (np.isfinite(values).all() and values.min() >= 0):
         raise PlanError("cost holds a negative number or one that is not finite")

@@ -31,10 +31,10 @@ I64 = NDArray[np.int64]
 AUTO = "auto"
 
 #: Without a device profile a micro step costs as much as so many tokens, besides its tokens.
-FIXED_TOKENS = 512
+_FIXED_TOKENS = 512
 
 #: Among choices whose epoch is at most this much slower than the best, the shortest rows win.
-TOLERANCE = 0.02
+_TOLERANCE = 0.02
 
 _PLACES = 1 << 20
 
@@ -201,7 +201,7 @@ def _epoch(aligned: AlignedPlan, accum: int, seed: int, device: DeviceProfile | 
         "max_over_mean_balanced": even.micro_most / even.micro_mean,
         "max_over_mean_step": even.step_most / even.micro_mean,
         "step_token_equivalents": most,
-        "epoch_token_equivalents": (most + FIXED_TOKENS * accum) * aligned.steps / accum,
+        "epoch_token_equivalents": (most + _FIXED_TOKENS * accum) * aligned.steps / accum,
         "measured_steps": steps,
     }
     if device is not None:
@@ -227,7 +227,7 @@ def _recommend(rows: list[dict[str, Any]], device: DeviceProfile | None) -> None
     key = "epoch_token_equivalents" if device is None else "epoch_hours"
     fastest = min(row[key] for row in able)
     chosen = min(
-        (row for row in able if row[key] <= fastest * (1 + TOLERANCE)), key=lambda row: row["pack_length"]
+        (row for row in able if row[key] <= fastest * (1 + _TOLERANCE)), key=lambda row: row["pack_length"]
     )
     for row in able:
         slower = row[key] / fastest - 1
@@ -235,9 +235,9 @@ def _recommend(rows: list[dict[str, Any]], device: DeviceProfile | None) -> None
     chosen["recommended"] = True
     told = chosen["samples_per_step"] is not None
     samples = samples_words(chosen) if told else f"{chosen['samples_per_step_mean']:.0f}"
-    by = "the device profile" if device else f"a fixed cost of {FIXED_TOKENS} tokens a micro step"
+    by = "the device profile" if device else f"a fixed cost of {_FIXED_TOKENS} tokens a micro step"
     chosen["why"] = (
-        f"shortest rows within {TOLERANCE:.0%} of the fastest epoch (by {by}); "
+        f"shortest rows within {_TOLERANCE:.0%} of the fastest epoch (by {by}); "
         f"max/mean {chosen['max_over_mean_balanced']:.3f}, "
         f"{counted(chosen['optimizer_steps'], 'steps')} of {samples} samples"
     )

@@ -28,7 +28,7 @@ STATUS_OK, STATUS_EMPTY, STATUS_FAILED, STATUS_BEYOND = 0, 1, 2, 3
 #: Ledger reason of a status for which `reasons` names no finer one.
 STATUS_NAMES = ("ok", "empty", "failed", "beyond_model")
 
-MOST_TOKENS = 3_037_000_499  # of one sample: the largest whose square is below 2**63
+_MOST_TOKENS = 3_037_000_499  # of one sample: the largest whose square is below 2**63
 _CHUNK = 1 << 24  # samples converted at a time, so that a memory map is never loaded whole
 _SCHEMA = "packtrain.lengths/1"
 
@@ -67,9 +67,9 @@ class Lengths:
     ) -> None:
         self._digest: str | None = None
         self.tokens, self.max_tokens = canonical("tokens", tokens)
-        if self.max_tokens > MOST_TOKENS:
+        if self.max_tokens > _MOST_TOKENS:
             raise LengthError(
-                f"tokens holds {self.max_tokens}, limit is {MOST_TOKENS}: its square would not be exact"
+                f"tokens holds {self.max_tokens}, limit is {_MOST_TOKENS}: its square would not be exact"
             )
         n = len(self.tokens)
         for field, given in (("costs", costs), ("reasons", reasons)):

@@ -50,7 +50,7 @@ def replan(base: PackPlan, lengths: Any, epoch: int) -> PackPlan:
             its seed.
     """
     checked = _lengths_of(base, lengths)
-    check_replan(base.spec)
+    _check_replan(base.spec)
     _check_whole(base)
     seed = epoch_seed(base.spec.seed, epoch)
     if epoch == 0:
@@ -116,7 +116,7 @@ class EpochPlans:
     def __init__(self, base: PackPlan, lengths: Any) -> None:
         self.base = base
         self.lengths = _lengths_of(base, lengths)
-        check_replan(base.spec)
+        _check_replan(base.spec)
         _check_whole(base)
         self._last = (0, base)
 
@@ -154,7 +154,7 @@ def _check_whole(base: PackPlan) -> None:
         )
 
 
-def check_replan(spec: PlanSpec) -> None:
+def _check_replan(spec: PlanSpec) -> None:
     """Refuse specs whose plans change shape with the seed.
 
     Raises:

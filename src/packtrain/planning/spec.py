@@ -18,9 +18,9 @@ from ..errors import ConfigError, InputError, PlanError, UnknownNameError
 
 logger = logging.getLogger(__name__)
 
-LONG_POLICIES = ("single", "drop", "error")
+_LONG_POLICIES = ("single", "drop", "error")
 _LONG_RULES = (">", ">=")
-LAST_STEPS = ("keep", "drop")
+_LAST_STEPS = ("keep", "drop")
 _LARGEST_LIMIT = 1 << 40
 
 
@@ -78,7 +78,7 @@ class PlanSpec:
         if self.seed is not None:
             self._check_integer("seed", 0, "leave it out for no shuffle")
         one_of("long_rule", self.long_rule, _LONG_RULES)
-        one_of("last_step", self.last_step, LAST_STEPS)
+        one_of("last_step", self.last_step, _LAST_STEPS)
         object.__setattr__(self, "skip", _checked_skip(self.skip))
         object.__setattr__(self, "limits", _checked_limits(self.limits))
         self._check_long_samples()
@@ -101,7 +101,7 @@ class PlanSpec:
         else:
             values = [policies]
         for value in values:
-            one_of("long_samples policy", value, LONG_POLICIES)
+            one_of("long_samples policy", value, _LONG_POLICIES)
 
     def _check_effects(self) -> None:
         if self.samples_per_step is None:

@@ -93,7 +93,7 @@ def spread(
 
 
 @kernel
-def best_fit(need: Any, alone: Any, starts: Any, steps: Any, caps: Any, out: Any, opened: Any) -> Any:
+def _best_fit(need: Any, alone: Any, starts: Any, steps: Any, caps: Any, out: Any, opened: Any) -> Any:
     """Best fit in the given order for the steps whose numbers are in `steps`; opened[s] = packs it took."""
     dims = len(caps)
     for s in steps:
@@ -125,7 +125,7 @@ def best_fit(need: Any, alone: Any, starts: Any, steps: Any, caps: Any, out: Any
 
 
 @kernel
-def fill_empty(weight: Any, starts: Any, packs: Any, out: Any) -> Any:
+def _fill_empty(weight: Any, starts: Any, packs: Any, out: Any) -> Any:
     """No pack stays empty: an empty one takes every second sample of the heaviest pack that can spare one."""
     for s in range(len(packs)):
         k = packs[s]
@@ -334,10 +334,10 @@ def _try(steps: _Steps, packs: int) -> tuple[I64, int]:
         again = np.flatnonzero(left & ~retry)
         opened = np.zeros(len(held), dtype=np.int64)
         if len(again):
-            run(best_fit, steps.need, steps.alone, steps.starts, again, steps.caps, out, opened)
+            run(_best_fit, steps.need, steps.alone, steps.starts, again, steps.caps, out, opened)
         most = max(most, int(opened.max()))
     if most <= packs:
-        run(fill_empty, steps.weight, steps.starts, held, out)
+        run(_fill_empty, steps.weight, steps.starts, held, out)
     return out, most
 
 

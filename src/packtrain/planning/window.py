@@ -29,8 +29,8 @@ from .spec import PlanSpec
 
 I64 = NDArray[np.int64]
 
-FILL = (999, 1000)  # a pack below 99.9 % is carried
-SHARE = 2  # one pack in 2 at most
+_FILL = (999, 1000)  # a pack below 99.9 % is carried
+_SHARE = 2  # one pack in 2 at most
 MAX_AGE = 16
 
 #: Samples of a window that one kernel plans.
@@ -143,7 +143,7 @@ class WindowPacker:
 
         sizes, counts = classes_of(joined.tokens)
         groups = bfd_groups(sizes, counts, spec.pack_length)
-        rules = (spec.pack_length, (FILL[0] << 20) // FILL[1], self.max_age, 0 if last else SHARE)
+        rules = (spec.pack_length, (_FILL[0] << 20) // _FILL[1], self.max_age, 0 if last else _SHARE)
         made: tuple[I64, I64, I64] = finished_packs(*groups, joined.tokens, age, sizes, counts, *rules)
         return made if len(made[0]) else None
 
@@ -195,10 +195,10 @@ class WindowPacker:
             fill = np.maximum(fill, (held << 20) // max(1, cap))
         if self.spec.max_samples is not None:
             fill = np.maximum(fill, (np.diff(csr.offsets) << 20) // self.spec.max_samples)
-        emptiest = np.flatnonzero(fill < (FILL[0] << 20) // FILL[1])
+        emptiest = np.flatnonzero(fill < (_FILL[0] << 20) // _FILL[1])
         oldest = np.maximum.reduceat(age[csr.indices], csr.offsets[:-1])
         emptiest = emptiest[oldest[emptiest] < self.max_age]
-        emptiest = emptiest[np.argsort(fill[emptiest], kind="stable")][: -(-n_packs // SHARE)]
+        emptiest = emptiest[np.argsort(fill[emptiest], kind="stable")][: -(-n_packs // _SHARE)]
         out = np.zeros(n_packs, dtype=bool)
         out[emptiest] = True
         return out

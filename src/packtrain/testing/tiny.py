@@ -84,7 +84,7 @@ class Vocabulary:
         return int(sound.feature_size), int(sound.nb_max_frames)
 
 
-def text_layers(vocabulary: Vocabulary, **more: Any) -> dict[str, Any]:
+def _text_layers(vocabulary: Vocabulary, **more: Any) -> dict[str, Any]:
     """Two decoder layers over the vocabulary."""
     import transformers
 
@@ -116,7 +116,7 @@ def rope(**more: Any) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections, **more}
 
 
-def vision_tower(vocabulary: Vocabulary, patch_size: int, **more: Any) -> dict[str, Any]:
+def _vision_tower(vocabulary: Vocabulary, patch_size: int, **more: Any) -> dict[str, Any]:
     """The tower of a Qwen-VL model."""
     return {
         "depth": LAYERS,
@@ -169,7 +169,7 @@ def llava_onevision(transformers: Any, vocabulary: Vocabulary) -> Any:
     images = getattr(vocabulary.source, "image_processor", None)
     grids = getattr(images, "image_grid_pinpoints", [[side, side], [side, 2 * side], [2 * side, side]])
     return transformers.LlavaOnevisionConfig(
-        text_config=text_layers(vocabulary, model_type="qwen2"),
+        text_config=_text_layers(vocabulary, model_type="qwen2"),
         vision_config={**_crops(side), "model_type": "siglip_vision_model", "vision_use_head": False},
         image_grid_pinpoints=[list(grid) for grid in grids],
         image_token_index=_id(vocabulary, "llava_onevision", "image"),
@@ -181,7 +181,7 @@ def llava_1_5(transformers: Any, vocabulary: Vocabulary) -> Any:
     """CLIP tower, one square an image."""
     side = vocabulary.side(56, "crop_size")
     return transformers.LlavaConfig(
-        text_config=text_layers(vocabulary, model_type="qwen2"),
+        text_config=_text_layers(vocabulary, model_type="qwen2"),
         vision_config={**_crops(side), "model_type": "clip_vision_model", "projection_dim": TOWER},
         image_token_index=_id(vocabulary, "llava_1_5", "image"),
         image_seq_length=(side // _PATCH) ** 2,
@@ -195,7 +195,7 @@ def llava_next(transformers: Any, vocabulary: Vocabulary) -> Any:
     images = getattr(vocabulary.source, "image_processor", None)
     grids = getattr(images, "image_grid_pinpoints", [[side, 2 * side], [2 * side, side]])
     return transformers.LlavaNextConfig(
-        text_config=text_layers(vocabulary, model_type="qwen2"),
+        text_config=_text_layers(vocabulary, model_type="qwen2"),
         vision_config={**_crops(side), "model_type": "clip_vision_model", "projection_dim": TOWER},
         image_token_index=_id(vocabulary, "llava_next", "image"),
         image_grid_pinpoints=[list(grid) for grid in grids],
@@ -209,7 +209,7 @@ def internvl(transformers: Any, vocabulary: Vocabulary) -> Any:
     side = vocabulary.side(56)
     tower = {**_crops(side), "image_size": [side, side], "patch_size": [_PATCH, _PATCH]}
     return transformers.InternVLConfig(
-        text_config=text_layers(vocabulary, model_type="qwen2"),
+        text_config=_text_layers(vocabulary, model_type="qwen2"),
         vision_config=tower,
         image_token_id=_id(vocabulary, "internvl3", "image"),
         image_seq_length=(side // _PATCH // 2) ** 2,
@@ -219,7 +219,7 @@ def internvl(transformers: Any, vocabulary: Vocabulary) -> Any:
 def qwen2_audio(transformers: Any, vocabulary: Vocabulary) -> Any:
     """Whisper-like encoder over clips of one width."""
     return transformers.Qwen2AudioConfig(
-        text_config=text_layers(vocabulary, model_type="qwen2"),
+        text_config=_text_layers(vocabulary, model_type="qwen2"),
         audio_config={**_sound(vocabulary, 3000), "model_type": "qwen2_audio_encoder"},
         audio_token_index=_id(vocabulary, "qwen2_audio", "audio"),
     )
@@ -230,7 +230,7 @@ def qwen2_5_omni(transformers: Any, vocabulary: Vocabulary) -> Any:
     from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniThinkerConfig
 
     patch = vocabulary.patch_size or _PATCH
-    tower = vision_tower(
+    tower = _vision_tower(
         vocabulary,
         _PATCH,
         hidden_size=TOWER,
@@ -240,7 +240,7 @@ def qwen2_5_omni(transformers: Any, vocabulary: Vocabulary) -> Any:
         fullatt_block_indexes=[LAYERS - 1],
     )
     return Qwen2_5OmniThinkerConfig(
-        text_config=text_layers(vocabulary, rope_parameters=rope()),
+        text_config=_text_layers(vocabulary, rope_parameters=rope()),
         vision_config=tower,
         audio_config={**_sound(vocabulary, 30000), "output_dim": HIDDEN},
         image_token_index=_id(vocabulary, "qwen2_5_omni", "image"),
@@ -300,22 +300,22 @@ def tiny_config(name: str, tokenizer_or_processor: Any = None) -> Any:
 
 
 def _qwen3(transformers: Any, vocabulary: Vocabulary) -> Any:
-    return transformers.Qwen3Config(**text_layers(vocabulary))
+    return transformers.Qwen3Config(**_text_layers(vocabulary))
 
 
 def _mistral(transformers: Any, vocabulary: Vocabulary) -> Any:
-    return transformers.MistralConfig(**text_layers(vocabulary, sliding_window=4))
+    return transformers.MistralConfig(**_text_layers(vocabulary, sliding_window=4))
 
 
 def _gemma3(transformers: Any, vocabulary: Vocabulary) -> Any:
     kinds = ["sliding_attention", "full_attention"]
-    return transformers.Gemma3TextConfig(**text_layers(vocabulary, sliding_window=4, layer_types=kinds))
+    return transformers.Gemma3TextConfig(**_text_layers(vocabulary, sliding_window=4, layer_types=kinds))
 
 
 def _qwen2_vl(transformers: Any, vocabulary: Vocabulary) -> Any:
     return transformers.Qwen2VLConfig(
-        text_config=text_layers(vocabulary, rope_parameters=rope()),
-        vision_config=vision_tower(vocabulary, 14, embed_dim=TOWER, hidden_size=HIDDEN, mlp_ratio=2),
+        text_config=_text_layers(vocabulary, rope_parameters=rope()),
+        vision_config=_vision_tower(vocabulary, 14, embed_dim=TOWER, hidden_size=HIDDEN, mlp_ratio=2),
         tie_word_embeddings=False,
         **vocabulary.vision_ids(),
     )
@@ -323,7 +323,7 @@ def _qwen2_vl(transformers: Any, vocabulary: Vocabulary) -> Any:
 
 def _qwen2_5_vl(transformers: Any, vocabulary: Vocabulary) -> Any:
     patch = vocabulary.patch_size or 14
-    tower = vision_tower(
+    tower = _vision_tower(
         vocabulary,
         14,
         hidden_size=TOWER,
@@ -333,7 +333,7 @@ def _qwen2_5_vl(transformers: Any, vocabulary: Vocabulary) -> Any:
         fullatt_block_indexes=[LAYERS - 1],
     )
     return transformers.Qwen2_5_VLConfig(
-        text_config=text_layers(vocabulary, rope_parameters=rope()),
+        text_config=_text_layers(vocabulary, rope_parameters=rope()),
         vision_config=tower,
         tie_word_embeddings=False,
         **vocabulary.vision_ids(),
@@ -341,7 +341,7 @@ def _qwen2_5_vl(transformers: Any, vocabulary: Vocabulary) -> Any:
 
 
 def _qwen3_vl(transformers: Any, vocabulary: Vocabulary) -> Any:
-    tower = vision_tower(
+    tower = _vision_tower(
         vocabulary,
         16,
         hidden_size=TOWER,
@@ -351,7 +351,7 @@ def _qwen3_vl(transformers: Any, vocabulary: Vocabulary) -> Any:
         deepstack_visual_indexes=[0],
     )
     return transformers.Qwen3VLConfig(
-        text_config=text_layers(vocabulary, rope_parameters=rope(mrope_interleaved=True)),
+        text_config=_text_layers(vocabulary, rope_parameters=rope(mrope_interleaved=True)),
         vision_config=tower,
         tie_word_embeddings=False,
         **vocabulary.vision_ids(),

@@ -106,7 +106,7 @@ class Live:
             seed: of the random numbers of the pass.
             graph: record the graph nevertheless.
         """
-        with torch.set_grad_enabled(graph or is_compiled(self.model)), _without_sync(self.model):
+        with torch.set_grad_enabled(graph or _is_compiled(self.model)), _without_sync(self.model):
             return self._forward(self.model, self._batch(pack, alter), pack, seed).detach()
 
     def eager(self, pack: Sequence[Sample]) -> Callable[[], Any]:
@@ -284,7 +284,7 @@ def unwrapped(model: Any) -> Any:
         model = inner
 
 
-def is_compiled(model: Any) -> bool:
+def _is_compiled(model: Any) -> bool:
     """Is it, or a part of it, run by torch.compile?"""
     return any(
         hasattr(m, "_orig_mod") or vars(m).get("_compiled_call_impl") is not None for m in model.modules()

@@ -30,7 +30,7 @@ from ..errors import ConfigError, InputError
 from .reduction import Reduction
 
 #: float32 logits of one chunk of supervised positions take so much at most: on a card fewer, larger kernels.
-CHUNK_BYTES = {"cpu": 5 * 2**26, "cuda": 2**30}
+_CHUNK_BYTES = {"cpu": 5 * 2**26, "cuda": 2**30}
 
 #: Config values that stand between head and logits; with one of them the logits are the model's own.
 _SCALED = (
@@ -60,7 +60,7 @@ def trained_places(targets: torch.Tensor, count: int | None = None) -> torch.Ten
 
 def rows_at_a_time(vocabulary: int, device: str) -> int:
     """Positions whose logits make one chunk, in steps of 256: of 151,936 tokens 512, on a card 1,536."""
-    most = CHUNK_BYTES.get(device, CHUNK_BYTES["cpu"])
+    most = _CHUNK_BYTES.get(device, _CHUNK_BYTES["cpu"])
     return int(max(256, most // (4 * vocabulary) // 256 * 256))
 
 

@@ -184,7 +184,7 @@ class PackingMixin(RestoresWeights):
     def packs_first(self) -> list[list[Any]]:
         """Members of the first packs of this rank, for the proof; nothing is used up."""
         if self.packs_begun is None:
-            self.packs_begun = first_packs(self.packs)
+            self.packs_begun = _first_packs(self.packs)
         return self.packs_begun
 
     def packs_collated(self, packs: list[Any]) -> Any:
@@ -428,7 +428,7 @@ def _has_plan(data: Any) -> bool:
     return isinstance(data, PackedDataset) and isinstance(data.packs, AlignedPlan)
 
 
-def first_packs(source: Any, count: int = 2) -> list[list[Any]]:
+def _first_packs(source: Any, count: int = 2) -> list[list[Any]]:
     """Members of the next packs of a source, fillers left out; nothing is used up."""
     members = [pack.members() if hasattr(pack, "members") else list(pack) for pack in source.peek(count)]
     return [pack for pack in members if not is_filler(pack)]

@@ -19,7 +19,7 @@ from ..data import PackedDataset, PackSampler
 from ..packs.planned import PlannedSource
 from .resume import Standing, checkpoint_of, load_position
 
-STATE_FILE = PlannedSource.state_file
+_STATE_FILE = PlannedSource.state_file
 
 
 class TrainBatches(Sampler[list[int]]):  # type: ignore[misc]
@@ -64,7 +64,7 @@ def check_resume(sampler: PackSampler, checkpoint: str | bool | None, output_dir
 class _Checked:
     """A sampler as a source whose state is looked at and stays."""
 
-    kind, state_file, per_rank_state = "planned", STATE_FILE, False
+    kind, state_file, per_rank_state = "planned", _STATE_FILE, False
 
     def __init__(self, sampler: PackSampler) -> None:
         self.sampler = sampler

@@ -329,11 +329,11 @@ class Control:
     what: str
 
 
-def mask_of_ones(batch: PackBatch) -> Mapping[str, Any]:
+def _mask_of_ones(batch: PackBatch) -> Mapping[str, Any]:
     return {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
 
 
-def cache_on(batch: PackBatch) -> Mapping[str, Any]:
+def _cache_on(batch: PackBatch) -> Mapping[str, Any]:
     return {**batch, "use_cache": True}
 
 
@@ -357,8 +357,8 @@ def one_segment(batch: PackBatch) -> Mapping[str, Any]:
 
 
 CONTROLS: dict[str, Callable[[PackBatch], Mapping[str, Any]]] = {
-    "mask of ones": mask_of_ones,
-    "cache": cache_on,
+    "mask of ones": _mask_of_ones,
+    "cache": _cache_on,
     "one segment": one_segment,
 }
 

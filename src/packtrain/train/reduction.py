@@ -28,7 +28,7 @@ from ..collate import IGNORE
 from ..collate.pack_batch import to_device
 from ..errors import ConfigError, InputError, nearest
 
-REDUCTIONS = ("token", "sample", "sqrt")
+_REDUCTIONS = ("token", "sample", "sqrt")
 
 SourceOf = Callable[[Any], str]
 
@@ -48,11 +48,11 @@ class Reduction:
     source_of: SourceOf | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in REDUCTIONS:
+        if self.kind not in _REDUCTIONS:
             raise ConfigError(
                 f"loss_reduction is {self.kind!r}",
-                hint=f"did you mean {nearest(str(self.kind), REDUCTIONS) or 'token'}? "
-                f"Known: {', '.join(REDUCTIONS)}",
+                hint=f"did you mean {nearest(str(self.kind), _REDUCTIONS) or 'token'}? "
+                f"Known: {', '.join(_REDUCTIONS)}",
             )
         for name, weight in self.source_weights.items():
             number(f"the weight of source {name!r}", weight, 0, hint="use a number >= 0", error=ConfigError)

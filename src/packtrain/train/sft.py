@@ -89,7 +89,7 @@ def keep_towers_busy(trainer: Any, wanted: bool, template: Any) -> None:
 # Every rank encodes its share of the chunks and reads those of all ranks; what another rank has not written
 # yet is encoded as ever, so no rank waits for another here. A later run with the same plan and template finds
 # everything encoded. The validation plan is read once an evaluation and is not cached.
-def encode_ahead(
+def _encode_ahead(
     config: RunConfig, plan: PackPlan, source: Any, template: Any, lengths: Any, place: World
 ) -> EncodeCache | None:
     """The filled cache of the run, or None without `training.encode_cache`.
@@ -107,7 +107,7 @@ def encode_ahead(
                 f"training.encode_cache and training.{name} {value!r}: encoded packs would not stay true",
                 hint=f"remove training.{name}, or training.encode_cache",
             )
-    key = {"template": template_key(template), "source": getattr(source, "fingerprint", None)}
+    key = {"template": _template_key(template), "source": getattr(source, "fingerprint", None)}
     cache = EncodeCache(folder, plan, key=key)
     plain = PackedDataset(plan, source, template.encode, lengths=lengths)
     made = cache.fill(plain, share=(place.rank, place.size), workers=config.training.encode_cache_workers)
@@ -116,7 +116,7 @@ def encode_ahead(
     return cache
 
 
-def template_key(template: Any) -> Any:
+def _template_key(template: Any) -> Any:
     """What decides the encoding, as plain JSON; the class alone where a template does not say."""
     config = getattr(template, "config", None)
     return type(template).__name__ if config is None else config() if callable(config) else config
@@ -296,7 +296,7 @@ def planned_packs(
     if place.is_writer:
         announce_steps(aligned, accumulation, config.training.seed)
     plans = epoch_plans(config, plan, lengths)
-    cache = encode_ahead(config, plan, source, template, lengths, place) if ahead else None
+    cache = _encode_ahead(config, plan, source, template, lengths, place) if ahead else None
     data = _dataset(config, aligned, source, template, lengths, plans, cache)
     packs = pack_source(
         data,

@@ -86,14 +86,14 @@ def balance_of(config: RunConfig, accumulation: int, sync: str | None = None) ->
 
 
 def announce_steps(aligned: AlignedPlan, accumulation: int, seed: int) -> None:
-    """Log `step_lines`; as a warning where packing changed how many samples a step holds."""
+    """Log `_step_lines`; as a warning where packing changed how many samples a step holds."""
     by_packs = aligned.plan.spec.samples_per_step is None
     changed = by_packs and len(aligned.plan.indices) > len(aligned.plan)
-    for line in step_lines(aligned, accumulation, seed):
+    for line in _step_lines(aligned, accumulation, seed):
         logger.log(logging.WARNING if changed else logging.INFO, "%s", line)
 
 
-def step_lines(aligned: AlignedPlan, accumulation: int, seed: int = 0) -> list[str]:
+def _step_lines(aligned: AlignedPlan, accumulation: int, seed: int = 0) -> list[str]:
     """What packing does to the optimizer steps of an epoch, one fact a line."""
     plan = aligned.plan
     steps = -(-aligned.steps // accumulation)

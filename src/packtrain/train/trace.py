@@ -48,7 +48,7 @@ def cut_back(path: Path | None, stop: int) -> None:
                     out.write(line)
 
 
-def trace_file(folder: Path, rank: int) -> Path:
+def _trace_file(folder: Path, rank: int) -> Path:
     """Where a rank writes the losses of its samples."""
     return folder / "sample_loss" / f"rank-{rank}.jsonl"
 
@@ -196,10 +196,10 @@ def follow_losses(trainer: Any, config: Any, source: Any) -> None:
         logger.warning("training.log_source_loss has no effect: the data are one source")
     if not (training.log_sample_loss or by_source):
         return
-    path = trace_file(Path(training.output_dir), trainer.rank) if training.log_sample_loss else None
+    path = _trace_file(Path(training.output_dir), trainer.rank) if training.log_sample_loss else None
     trace = LossTrace(path, names, source_of, rank=trainer.rank, means=by_source)
     if path is not None and trainer.rank == 0:
-        own = {trace_file(Path(training.output_dir), rank) for rank in range(trainer.packs.world_size)}
+        own = {_trace_file(Path(training.output_dir), rank) for rank in range(trainer.packs.world_size)}
         trace.others = sorted({*path.parent.glob("rank-*.jsonl")} - own)
     trainer.trace_losses(trace)
 

@@ -47,7 +47,7 @@ def untouched(model: Any) -> Iterator[None]:
     buffers = [(module, dict(module._buffers), _copies(module)) for module in modules]
     steps = [(m, m.require_forward_param_sync) for m in model.modules() if _ddp(m)]
     quiet: list[tuple[dict[str, Any], str, float]] = []
-    with own_randomness(model):
+    with _own_randomness(model):
         try:
             model.train()
             quiet += _quieten(modules)
@@ -72,7 +72,7 @@ def untouched(model: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def own_randomness(model: Any) -> Iterator[None]:
+def _own_randomness(model: Any) -> Iterator[None]:
     """Random states of Python, numpy and torch come back; of the GPUs those that hold the model."""
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
     state, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -85,7 +85,7 @@ def own_randomness(model: Any) -> Iterator[None]:
 
 
 def seeded(seed: int) -> None:
-    """The same random numbers for every pass over a row; only inside `own_randomness`."""
+    """The same random numbers for every pass over a row; only inside `_own_randomness`."""
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     torch.random.default_generator.manual_seed(seed)

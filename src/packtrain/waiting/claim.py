@@ -156,7 +156,7 @@ STALE_S = 60.0
 BEAT_S, ANSWER_S = 2.0, 0.25
 
 #: Seconds between two changes of the counter behind a URL.
-FAR_BEAT_S = 15.0
+_FAR_BEAT_S = 15.0
 
 #: Old claims that stay, so that a slow contender never finds its number free again.
 _KEPT = 8
@@ -210,7 +210,7 @@ class Claim:
         self.owner = owner
         self.is_lost = False
         self._is_far = url_of(folder) is not None
-        self.interval = FAR_BEAT_S if self._is_far else BEAT_S
+        self.interval = _FAR_BEAT_S if self._is_far else BEAT_S
         self._count = 0
         self._said: dict[str, Any] = {"state": "working", "stage": "starting", "done": 0, "total": 0}
         self._answers: list[str] = []

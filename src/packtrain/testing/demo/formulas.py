@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-GREEK = ("alpha", "beta", "gamma", "delta", "epsilon", "eta", "theta", "lambda", "mu", "rho", "sigma", "phi")
-LETTERS = ("a", "b", "c", "k", "m", "n", "p", "q", "t", "u", "v", "x", "y", "z")
-FONTS = ("cm", "stix", "dejavusans", "dejavuserif")
-PAPERS = ((255, 255, 255), (255, 253, 245), (244, 247, 251), (236, 240, 236), (28, 31, 38), (22, 44, 38))
-INKS = ((17, 17, 17), (24, 32, 72), (74, 20, 30))
-CHALK = (238, 236, 228)
-REQUESTS = (
+_GREEK = ("alpha", "beta", "gamma", "delta", "epsilon", "eta", "theta", "lambda", "mu", "rho", "sigma", "phi")
+_LETTERS = ("a", "b", "c", "k", "m", "n", "p", "q", "t", "u", "v", "x", "y", "z")
+_FONTS = ("cm", "stix", "dejavusans", "dejavuserif")
+_PAPERS = ((255, 255, 255), (255, 253, 245), (244, 247, 251), (236, 240, 236), (28, 31, 38), (22, 44, 38))
+_INKS = ((17, 17, 17), (24, 32, 72), (74, 20, 30))
+_CHALK = (238, 236, 228)
+_REQUESTS = (
     "Write the formula in this image as LaTeX.",
     "Transcribe the formula to LaTeX.",
     "What is the LaTeX of this expression?",
@@ -41,7 +41,7 @@ class Formula:
 
     @property
     def greek(self) -> list[str]:
-        return [name for name in GREEK if f"\\{name}" in self.latex]
+        return [name for name in _GREEK if f"\\{name}" in self.latex]
 
 
 def _same(text: str) -> Formula:
@@ -61,14 +61,14 @@ def _join(pattern: str, *parts: Formula) -> Formula:
 def _atom(d: Draws) -> Formula:
     roll = d.integer(0, 9)
     if roll < 3:
-        return _same(f"\\{d.choice(GREEK)}")
+        return _same(f"\\{d.choice(_GREEK)}")
     if roll < 5:
-        return _same(f"{d.choice(LETTERS)}_{{{d.choice(('0', '1', '2', 'i', 'j', 'n'))}}}")
+        return _same(f"{d.choice(_LETTERS)}_{{{d.choice(('0', '1', '2', 'i', 'j', 'n'))}}}")
     if roll < 7:
-        return _same(f"{d.choice(LETTERS)}^{{{d.integer(2, 9)}}}")
+        return _same(f"{d.choice(_LETTERS)}^{{{d.integer(2, 9)}}}")
     if roll == 7:
         return _same(str(d.integer(2, 99)))
-    return _same(d.choice(LETTERS))
+    return _same(d.choice(_LETTERS))
 
 
 def _term(d: Draws, depth: int) -> Formula:
@@ -90,7 +90,7 @@ def _term(d: Draws, depth: int) -> Formula:
         return _join("\\binom{@}{@}", _atom(d), _atom(d))
     if roll == 6:
         hat = d.choice(("hat", "vec", "bar", "dot"))
-        return _same(f"\\{hat}{{{d.choice(LETTERS)}}}")
+        return _same(f"\\{hat}{{{d.choice(_LETTERS)}}}")
     return _join("@ @", _atom(d), _atom(d))
 
 
@@ -116,7 +116,7 @@ def _matrix(d: Draws) -> Formula:
 
 def formula(d: Draws, depth: int = 1) -> Formula:
     """One formula: an equation, sum, integral, limit, product, matrix or derivative."""
-    left, right = _same(d.choice(LETTERS)), _expression(d, depth)
+    left, right = _same(d.choice(_LETTERS)), _expression(d, depth)
     i = d.choice(("i", "j", "k", "n"))
     roll = d.integer(0, 8)
     if roll <= 1:
@@ -157,10 +157,10 @@ def draw_formula(d: Draws, drawn: str) -> Image:
     from PIL import Image
 
     parser, properties = _typesetter()
-    prop = properties(size=d.integer(14, 24), math_fontfamily=d.choice(FONTS))
+    prop = properties(size=d.integer(14, 24), math_fontfamily=d.choice(_FONTS))
     mask = Image.fromarray(np.array(parser.parse(f"${drawn}$", dpi=100, prop=prop).image), "L")
-    paper = d.choice(PAPERS)
-    ink = CHALK if sum(paper) < 300 else d.choice(INKS)
+    paper = d.choice(_PAPERS)
+    ink = _CHALK if sum(paper) < 300 else d.choice(_INKS)
     left, top = d.integer(8, 48), d.integer(8, 40)
     size = (mask.width + left + d.integer(8, 48), mask.height + top + d.integer(8, 40))
     canvas = Image.new("RGB", size, paper)
@@ -172,7 +172,7 @@ def formula_talk(d: Draws) -> Talk:
     """One formula image and its LaTeX."""
     found = formula(d, depth=d.choice((1, 1, 2)))
     talk = Talk("formula")
-    picture, request = draw_formula(d, found.drawn), d.choice(REQUESTS)
+    picture, request = draw_formula(d, found.drawn), d.choice(_REQUESTS)
     if d.chance(0.8):
         talk.ask(picture, request)
     else:

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 # --------------------------------------------------------------------------------------------
 # A run that drops one of them silently, or keeps it, is caught by comparing the ledger with
 # `faults.json`.
-REASONS = ("missing_media", "empty", "over_long", "truncated_media", "placeholder_mismatch")
+_REASONS = ("missing_media", "empty", "over_long", "truncated_media", "placeholder_mismatch")
 #: Faults of each reason; each copy is another way to be at fault.
-COPIES = 3
+_COPIES = 3
 
 
-def empty_record(d: Draws, copy: int) -> dict[str, Any]:
+def _empty_record(d: Draws, copy: int) -> dict[str, Any]:
     """A sample with nothing to learn from: blank answers, a blank question, no turns at all."""
     talk = problem_talk(d)
     if copy == 0:
@@ -54,7 +54,7 @@ def empty_record(d: Draws, copy: int) -> dict[str, Any]:
     return {"conversations": []}
 
 
-def mismatch_record(talk: Talk, paths: list[str], copy: int) -> dict[str, Any]:
+def _mismatch_record(talk: Talk, paths: list[str], copy: int) -> dict[str, Any]:
     """One picture, but two `<image>` marks; or one mark, but two pictures listed."""
     if copy == 1:
         return record_of(talk, "messages", [*paths, paths[0]])
@@ -77,7 +77,7 @@ def cut(data: bytes) -> bytes:
 #: The pack length the set is made for: its tail ends just below, its over-long samples above.
 PACK_LENGTH = 1024
 #: Fewest samples of a set: the faults, the tail, and some of every kind.
-FEWEST = 60
+_FEWEST = 60
 
 _MAKERS: dict[str, tuple[Callable[[Draws], Talk], int]] = {
     "formula": (formula_talk, 16),
@@ -112,8 +112,8 @@ class Job:
 def schedule(seed: str, samples: int) -> list[Job]:
     """One job per sample id."""
     jobs = []
-    for reason in REASONS:
-        for copy in range(COPIES):
+    for reason in _REASONS:
+        for copy in range(_COPIES):
             long = reason == "over_long"
             tokens = PACK_LENGTH * (5 + copy) // 4 if long else 0  # 1280, 1536, 1792
             jobs.append(Job(kind="lesson" if long else "formula", tokens=tokens, reason=reason, copy=copy))
@@ -125,7 +125,7 @@ def schedule(seed: str, samples: int) -> list[Job]:
     return Draws(f"{seed}/schedule").shuffled(jobs)
 
 
-def make_talk(d: Draws, kind: str = "") -> Talk:
+def _make_talk(d: Draws, kind: str = "") -> Talk:
     """A talk of a kind, or of a drawn one."""
     return _MAKERS[kind or d.choice(_KINDS)][0](d)
 
@@ -140,7 +140,7 @@ def lesson(d: Draws, tokens: int, count: Callable[[str], int], over: bool = Fals
     talk = Talk("lesson")
     talk.system("You are a patient teacher. Work every problem out step by step.")
     while True:
-        step = make_talk(d, d.choice(("formula", "scene"))) if d.chance(0.15) else Talk("step")
+        step = _make_talk(d, d.choice(("formula", "scene"))) if d.chance(0.15) else Talk("step")
         if not step.turns:
             question, worked = problem(d)
             step.ask(question)
@@ -285,7 +285,7 @@ class Writer:
                 records[i] = self._record("train", i, talk)
                 self._tick()
         self._jsonl("train.jsonl", records)
-        faults = {reason: [i for i, job in enumerate(jobs) if job.reason == reason] for reason in REASONS}
+        faults = {reason: [i for i, job in enumerate(jobs) if job.reason == reason] for reason in _REASONS}
         files.publish_json(self.folder / "faults.json", faults)
         self._remember("faults.json")
 
@@ -293,7 +293,7 @@ class Writer:
         """val.jsonl: the same kinds of samples, without faults."""
         records = []
         for i in range(samples):
-            records.append(self._record("val", i, make_talk(self._draws("val", i))))
+            records.append(self._record("val", i, _make_talk(self._draws("val", i))))
             self._tick()
         self._jsonl("val.jsonl", records)
 
@@ -315,11 +315,11 @@ class Writer:
         """A plain sample, or one with its fault."""
         d = self._draws("train", i)
         if job.reason == "empty":
-            return empty_record(d, job.copy)
-        talk = make_talk(d, job.kind)
+            return _empty_record(d, job.copy)
+        talk = _make_talk(d, job.kind)
         self._corpus += [turn.text for turn in talk.turns]
         if job.reason == "placeholder_mismatch":
-            return mismatch_record(talk, self._pictures("train", i, talk), job.copy)
+            return _mismatch_record(talk, self._pictures("train", i, talk), job.copy)
         return self._record("train", i, talk, fault=job.reason)
 
     def _record(self, split: str, i: int, talk: Talk, fault: str = "") -> Record:
@@ -391,8 +391,8 @@ def make_demo(
         ForeignArtefactError: the folder holds files that are not a demo set.
         MissingExtraError: matplotlib (extra `report`) or tokenizers (extra `train`) is not installed.
     """
-    if samples < FEWEST:
-        raise InputError(f"a demo set of {samples} samples is too small", hint=f"samples >= {FEWEST}")
+    if samples < _FEWEST:
+        raise InputError(f"a demo set of {samples} samples is too small", hint=f"samples >= {_FEWEST}")
     folder = Path(folder)
     wanted = {"version": VERSION, "samples": samples, "seed": seed, "pack_length": PACK_LENGTH}
     before = _marker(folder)

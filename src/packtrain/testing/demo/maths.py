@@ -30,7 +30,7 @@ NAMES = (
     "Yusuf",
     "Zoe",
 )
-THINGS = (
+_THINGS = (
     "apples",
     "books",
     "coins",
@@ -56,7 +56,7 @@ THINGS = (
     "jars",
     "badges",
 )
-PLACES = (
+_PLACES = (
     "Oslo",
     "Lima",
     "Accra",
@@ -74,11 +74,11 @@ PLACES = (
     "Izmir",
     "Cork",
 )
-WORKERS = ("bakers", "painters", "gardeners", "printers", "pumps", "machines", "weavers", "robots")
+_WORKERS = ("bakers", "painters", "gardeners", "printers", "pumps", "machines", "weavers", "robots")
 
 
 def _shop(d: Draws) -> tuple[str, str]:
-    name, thing = d.choice(NAMES), d.choice(THINGS)
+    name, thing = d.choice(NAMES), d.choice(_THINGS)
     count, price, paid_over = d.integer(3, 24), d.integer(2, 15), d.integer(1, 40)
     cost = count * price
     question = (
@@ -93,7 +93,7 @@ def _shop(d: Draws) -> tuple[str, str]:
 
 
 def _share(d: Draws) -> tuple[str, str]:
-    name, thing = d.choice(NAMES), d.choice(THINGS)
+    name, thing = d.choice(NAMES), d.choice(_THINGS)
     friends, each = d.integer(3, 12), d.integer(4, 30)
     left = d.integer(0, friends - 1)
     total = friends * each + left
@@ -109,7 +109,7 @@ def _share(d: Draws) -> tuple[str, str]:
 
 
 def _road(d: Draws) -> tuple[str, str]:
-    start, end = d.some(PLACES, 2)
+    start, end = d.some(_PLACES, 2)
     speed, hours, more = d.integer(4, 11) * 10, d.integer(2, 6), d.integer(1, 9) * 15
     way = speed * hours + more
     question = (
@@ -124,7 +124,7 @@ def _road(d: Draws) -> tuple[str, str]:
 
 
 def _percent(d: Draws) -> tuple[str, str]:
-    thing, rate, hundreds = d.choice(THINGS), d.integer(1, 9) * 5, d.integer(2, 18)
+    thing, rate, hundreds = d.choice(_THINGS), d.integer(1, 9) * 5, d.integer(2, 18)
     whole = hundreds * 100
     off = rate * hundreds
     question = f"A box of {whole} {thing} loses {rate} percent on the way. How many {thing} arrive?"
@@ -160,7 +160,7 @@ def _garden(d: Draws) -> tuple[str, str]:
 
 
 def _crew(d: Draws) -> tuple[str, str]:
-    crew, who, hours, other = d.integer(2, 9), d.choice(WORKERS), d.integer(3, 12), d.integer(2, 9)
+    crew, who, hours, other = d.integer(2, 9), d.choice(_WORKERS), d.integer(3, 12), d.integer(2, 9)
     hours *= other  # so that the answer is whole
     question = f"{crew} {who} need {hours} hours for a job. How long would {other} {who} need for it?"
     worked = (

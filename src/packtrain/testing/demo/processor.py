@@ -16,7 +16,7 @@ from typing import Any
 from ... import files
 from ...errors import MissingExtraError
 
-VOCABULARY = 2048
+_VOCABULARY = 2048
 MAX_IMAGE_TOKENS = 64
 PATCH, MERGE = 14, 2
 SPECIALS = (
@@ -74,7 +74,7 @@ _TEMPLATE = """\
 """
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Any:
+def train_tokenizer(texts: Iterable[str], vocabulary: int = _VOCABULARY) -> Any:
     """A `tokenizers.Tokenizer`: NFC, byte-level BPE of at most `vocabulary` tokens, specials first.
 
     Training is deterministic: merges are ordered by count, then by token ids.

@@ -26,8 +26,8 @@ COLOURS = {
     "orange": (240, 124, 28),
     "black": (30, 30, 30),
 }
-FORMS = ("circle", "square", "triangle", "diamond", "bar")
-GROUNDS = ((250, 250, 250), (232, 238, 244), (244, 236, 224), (226, 240, 228))
+_FORMS = ("circle", "square", "triangle", "diamond", "bar")
+_GROUNDS = ((250, 250, 250), (232, 238, 244), (244, 236, 224), (226, 240, 228))
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -72,13 +72,13 @@ def scene(d: Draws, most: int = 5) -> Scene:
     cells = [(c, r) for c in range(columns) for r in range(rows)]
     shapes = []
     for column, row in sorted(d.some(cells, d.integer(2, min(most, len(cells))))):
-        form = d.choice(FORMS)
+        form = d.choice(_FORMS)
         size = d.integer(min(cell_w, cell_h) // 2, min(cell_w, cell_h) - 8)
         high = max(10, size // 3) if form == "bar" else size
         left = column * cell_w + d.integer(2, cell_w - size - 2)
         top = row * cell_h + d.integer(2, cell_h - high - 2)
         shapes.append(Shape(d.choice(tuple(COLOURS)), form, (left, top, left + size, top + high)))
-    return Scene(columns * cell_w, rows * cell_h, d.choice(GROUNDS), tuple(shapes))
+    return Scene(columns * cell_w, rows * cell_h, d.choice(_GROUNDS), tuple(shapes))
 
 
 def draw_scene(view: Scene) -> Image:
