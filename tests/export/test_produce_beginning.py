@@ -142,6 +142,18 @@ class Broken(EncodedTemplate):
         raise SampleError("unsupported_media", "no such tower")
 
 
+def test_an_input_without_shards_leaves_nothing(tmp_path: Path) -> None:
+    for folder, told in (("none", "none does not exist"), ("in", "in holds no raw shard")):
+        with pytest.raises(SourceError, match=told):
+            producer(tmp_path / folder, tmp_path / "out").run()
+        assert not (tmp_path / "out").exists()
+        (tmp_path / "in").mkdir(exist_ok=True)
+    with_rows(tmp_path / "in", CHATS)
+    with pytest.raises(SourceError, match="all 250 records failed"):
+        producer(tmp_path / "in", tmp_path / "out", stop_after_failures=1000).run()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["producer"]  # tells who failed, and why
+
+
 def test_a_wrong_kind_stops_before_anything_is_published(tmp_path: Path) -> None:
     """After the first records while it watches, or at the end of a short input; then the right one goes."""
     with_rows(tmp_path / "in", CHATS)

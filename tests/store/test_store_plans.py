@@ -206,3 +206,18 @@ def test_killed_writer_leaves_nothing_that_is_taken_for_a_plan(tmp_path: Path) -
         absent_or_whole(folder)
         pt.plan([5] * 100, 20).save(folder)
         assert snapshot(folder) == snapshot(whole)
+
+
+def test_a_plan_is_not_saved_among_files_of_others(tmp_path: Path) -> None:
+    """As `packtrain plan` refuses it; what a stopped writer left is no other's."""
+    made = pt.plan([3, 5, 2], 8)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ForeignArtefactError, match=r"holds files that are no plan: notes.txt"):
+        made.save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left" / "offsets.npy").write_bytes(b"")
+    made.save(tmp_path / "left")
+    assert pt.PackPlan.load(tmp_path / "left").checksum == made.checksum
+    with pytest.raises(ForeignArtefactError, match="max_samples not set there, 1 here"):
+        pt.plan([3, 5, 2], 8, max_samples=1).save(tmp_path / "left")

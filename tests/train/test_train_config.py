@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from packtrain.errors import ConfigError
 from packtrain.train.config import RunConfig, load_config
+from packtrain.train.config.trainer_keys import trainer_fields
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -168,3 +170,25 @@ def test_reading_a_plain_config_loads_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_keys_of_the_trainer_are_those_of_its_class_and_cost_no_import() -> None:
+    """A misspelt key is told before torch is loaded."""
+    from transformers import TrainingArguments
+
+    fields = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
+    assert set(trainer_fields()) == fields
+    assert trainer_fields()["learning_rate"] == "float" and trainer_fields()["max_steps"] == "int"
+    code = (
+        "import sys; from packtrain.cli import main\n"
+        "try: main(['train', sys.argv[1]])\n"
+        "except SystemExit as end: assert end.code == 2\n"
+        "assert not {'torch', 'transformers'} & sys.modules.keys()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "/dev/stdin"],
+        input="training: {lerning_rate: 1}",
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 0 and "did you mean training.learning_rate?" in done.stderr, done.stderr

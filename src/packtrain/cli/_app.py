@@ -17,7 +17,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +34,28 @@ from ..world import world
 # --------------------------------------------------------------------------------------------
 # What the library says, in the words of its caller: options for a verb, keys for the YAML of a run
 # --------------------------------------------------------------------------------------------
-# The library names Python arguments: `overwrite=True`, `max_drop_fraction`. Here they become `--overwrite`
-# and `--max-drop-fraction` where the verb has such an option, and `data.max_drop_fraction` where it reads
-# YAML.
-_VALUE = r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\{[^}]*\}|[\w.+-]*\w"
-_ASSIGNED = re.compile(rf"(?<![\w.-])([a-z]\w*)=({_VALUE})")
+# The library names Python arguments: `overwrite=True`, `max_drop_fraction`, now and then a key:
+# `ignore_keys: [KEY]`, `model.name_or_path`. Here they become `--overwrite`, `--max-drop-fraction`,
+# `--ignore-key KEY` and `--model` where the verb has such an option, and keys with their section where it
+# reads YAML.
+_VALUE = r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\{[^}]*\}|…|[\w.+-]*\w"
+_SECTION = r"(?:(training|data|template|model|custom|export)\.)"
+_ASSIGNED = re.compile(rf"(?<![\w.{{-])(?:{_SECTION}|(?=\w+=|[a-z]+_\w+: ))([a-z]\w*)(=|: )({_VALUE})")
 _OPTION_BEFORE = re.compile(r"--[a-z][a-z-]* \Z")
-_KEY = re.compile(r" \((training|data|template|model|custom)\.\w+\)")  # in brackets, for readers of YAML
-_NAMED = re.compile(r"(?<![\w./'{-])([a-z]+(?:_[a-z]+)+)(?![\w(=/.':])")
+_KEY = re.compile(rf" \({_SECTION}\w+\)")  # in brackets, for readers of YAML
+_NAMED = re.compile(rf"(?<![\w./'{{-])(?:{_SECTION}([a-z]\w*)|([a-z]+(?:_[a-z]+)+))(?![\w(=/.':])")
+#: A name of one word: where it begins what is wrong with its value.
+_FIRST = re.compile(r"\A([a-z]+)(?= (?:is (?:[-'\"\[{]|\d|None)|names the |holds (?:[-'\"\[{]|\d)))")
+
+#: Key -> the parameter of a verb that is named otherwise; the empty one: no option says that.
+_OPTIONS = {"model.name_or_path": "model", "data.source": "kind", "data.kind": ""}
 
 
-def spoken(text: str, command: click.Command | None) -> str:
+def spoken(text: str, command: click.Command | None, keyed: bool | None = None) -> str:
     """`text` with Python arguments as options or keys of a verb; what it has no word for stays.
+
+    Args:
+        keyed: what is wrong stands in a YAML; None: where the verb reads one.
 
     >>> plan = click.Command("plan", params=[click.Option(["--drop-last"], is_flag=True)])
     >>> spoken("use drop_last=True, or leave drop_last out; see max_tokens", plan)
@@ -53,41 +63,56 @@ def spoken(text: str, command: click.Command | None) -> str:
     """
     if command is None:
         return text
-    options = {param.name: param for param in command.params if isinstance(param, click.Option)}
-    keys = _keys() if command.context_settings.get("ignore_unknown_options") else {}
-    if not keys:
+    options = {str(param.name): param for param in command.params if isinstance(param, click.Option)}
+    if keyed is None:
+        keyed = bool(command.context_settings.get("ignore_unknown_options"))
+    keys = _keys() if keyed else {}
+    if not keyed:
         text = _KEY.sub("", text)
 
+    def option(section: str | None, name: str) -> click.Option | None:
+        if section is not None and keyed:
+            return None  # a key as it stands there
+        return options.get(_OPTIONS.get(f"{section}.{name}", name))
+
     def assigned(found: re.Match[str]) -> str:
-        name, value = found[1], _literal(found[2])
+        section, name, sign, value = found.groups()
         if _OPTION_BEFORE.search(text, 0, found.start()):
             return found[0]  # the value of an option that is written out
-        if name in options:
-            return _option(options[name], value)
-        return f"{keys[name]}: {_yaml(value)}" if name in keys else found[0]
+        if (mine := option(section, name)) is not None:
+            return _option(mine, _literal(value))
+        if section is not None or name not in keys:
+            return found[0]
+        return f"{keys[name]}: {_yaml(_literal(value)) if sign == '=' else value}"
 
     def named(found: re.Match[str]) -> str:
+        section, name = found[1], found[2] or found[3]
+        mine = option(section, name)
+        return _long(mine) if mine is not None else found[0] if section else keys.get(name, name)
+
+    def first(found: re.Match[str]) -> str:
         name = found[1]
         return _long(options[name]) if name in options else keys.get(name, name)
 
-    return _NAMED.sub(named, _ASSIGNED.sub(assigned, text))
+    return _NAMED.sub(named, _ASSIGNED.sub(assigned, _FIRST.sub(first, text)))
 
 
 @functools.cache
 def _keys() -> Mapping[str, str]:
-    """Name of a key -> the key with its section; names of several sections are left out."""
+    """Name of a key -> the key with its section, the first of several."""
     from ..train.config.data import KINDS
-    from ..train.config.sections import ModelConfig, TemplateConfig, TrainingConfig
+    from ..train.config.sections import ExportConfig, ModelConfig, TemplateConfig, TrainingConfig
 
-    sections: dict[str, Callable[[], set[str]]] = {
-        "data": lambda: {name for kind in KINDS.values() for name in kind.model_fields},
-        "template": lambda: set(TemplateConfig.model_fields),
-        "training": lambda: set(TrainingConfig.model_fields),
-        "model": lambda: set(ModelConfig.model_fields),
+    sections: dict[str, Iterable[Any]] = {
+        "data": KINDS.values(),
+        "template": [TemplateConfig],
+        "training": [TrainingConfig],
+        "model": [ModelConfig],
+        "export": [ExportConfig],
     }
-    found: dict[str, str] = {}
-    for section, names in sections.items():
-        for name in names():
+    found = {"pack_length": "template.max_length"}
+    for section, held in sections.items():
+        for name in (name for one in held for name in one.model_fields):
             found.setdefault(name, f"{section}.{name}")
     return found
 
@@ -109,7 +134,7 @@ def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        return text
+        return text[1:-1].split(", ") if text.startswith("[") else text  # as YAML has lists
 
 
 def _yaml(value: Any) -> str:
@@ -221,7 +246,7 @@ def main(args: list[str] | None = None) -> None:
         raise SystemExit(code if isinstance(code, int) else 0)
     except PacktrainError as error:
         said = (spelled(text or "") for text in (error.message, error.hint))
-        message, advice = (spoken(text, _verb(arguments)) for text in said)
+        message, advice = (spoken(text, _verb(arguments), _keyed(arguments)) for text in said)
         _fail(message, advice, error.exit_code, "--json" in arguments)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
@@ -272,6 +297,11 @@ def _verb(arguments: list[str]) -> click.Command | None:
     """The verb that was called."""
     name = next((word for word in arguments if word in _VERBS), None)
     return None if name is None else app.get_command(click.Context(app), name)
+
+
+def _keyed(arguments: list[str]) -> bool | None:
+    """Whether a verb that takes a YAML or options was given a YAML: doctor is the one."""
+    return None if "doctor" not in arguments else not any(word.startswith("--model") for word in arguments)
 
 
 def _path(verb: click.Command | None) -> str:

@@ -75,7 +75,6 @@ def command(
       packtrain doctor examples/demo.yaml --calibrate device.json
     """
     from ..train.config import ATTENTIONS, load_config
-    from ..train.doctor import diagnose
 
     settings = None if config is None else load_config(config)
     if calibrate is not None and settings is None:
@@ -102,6 +101,8 @@ def command(
     attn, dtype = attn or "auto", dtype or "auto"
     if attn not in ATTENTIONS:
         raise click.BadParameter(f"{attn!r} is none of {', '.join(ATTENTIONS)}", param_hint="--attn")
+    from ..train.doctor import diagnose  # loads torch: what was given is checked
+
     found = diagnose(str(model), attn, dtype=dtype, prove=prove)
     figures = {**asdict(found), "exit_code": _EXIT[found.verdict]}
     made = None

@@ -12,6 +12,7 @@ from ..errors import InputError
 from ..measuring.audit import audit as run_audit
 from ..planning.lengths import STATUS_OK, Lengths
 from ..remote.outputs import writable
+from ..store.kinds import refuse_other_kind
 from ._app import emit, progress, without_effect
 from ._reading import inputs_of, reading_options
 from ._show import lengths_figures, print_lengths
@@ -118,6 +119,7 @@ def command(out: Path, as_json: bool, audit: str, **options: Any) -> None:
     given["executor_options"] = {} if address is None else {"address": address}
     _audited(audit, 0)
     out = writable(out)
+    refuse_other_kind(out, "lengths.json")  # before a processor is loaded
     inputs = inputs_of(options["source"], options)
     source = inputs.open_source()
     template = inputs.open_template(source)

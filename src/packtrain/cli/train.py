@@ -65,7 +65,6 @@ def command(
     """
     from ..pipeline.run import Heard, run
     from ..train.config import load_config
-    from ..train.early import check_early
 
     show_runtime()
     if recipe.pop("no_proof"):
@@ -86,6 +85,8 @@ def command(
         return
     lacking = not dry_run and no_page(settings, told)
     if settings.data.kind != "planned":
+        from ..train.early import check_early
+
         settings = settings.evaluated(settings.data.val is not None)
         check_early(settings, needs_model=not dry_run, place=place)
         page = settings.report.html and not lacking

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -101,14 +102,18 @@ def check_readable(output: Path, journal: Journal, *, least: int | None = None) 
         return
     undo_beginning(output)
     if not shards:
-        raise SourceError(
-            f"{journal.raw.folder} holds no raw shard",
-            hint="JSONL, tars, or folders of clips with transcripts",
-        )
+        raise no_shard(journal.raw.folder)
     raise SourceError(
         f"none of the {len(shards)} raw shards in {journal.raw.folder} can be read; "
         f"{shards[0].name}: {shards[0].fault}",
         hint="check the kind, or repair them, and run the command again; nothing was published",
+    )
+
+
+def no_shard(folder: Path) -> SourceError:
+    """The input holds nothing to read."""
+    return SourceError(
+        f"{folder} holds no raw shard", hint="JSONL, tars, or folders of clips with transcripts"
     )
 
 
@@ -173,6 +178,8 @@ def undo_beginning(output: Path) -> bool:
     journal = output / JOURNAL
     for name in sorted(fresh_names(journal), reverse=True):  # states, then shards from the newest on
         files.remove(journal / name)
+    with contextlib.suppress(OSError):  # not there, or something else lies in it
+        journal.rmdir()
     for name in names:
         stem = name.removesuffix(".arrow")
         if stem != name and number_of(f"{stem}.json") is not None:

@@ -325,7 +325,7 @@ class PackingProducer:
             The counts; `output/END` holds them too.
         """
         with writing(self.output):
-            self._refuse()
+            self._refuse(watch)
             with Claim.take(self.output / PRODUCER, what=spelled(self.output), **_ALONE) as self._claim:
                 self._recover()
                 if marks.has_ended(self.output):
@@ -336,9 +336,11 @@ class PackingProducer:
         self._claim = None
         return self.stats
 
-    def _refuse(self) -> None:
+    def _refuse(self, watch: bool) -> None:
         """Refuse what does not fit before it is claimed: the claim still tells of the run that made it."""
         marks.refuse_other(self.output, self._config())
+        if not self._raw.visible() and not watch and not marks.begun_with(self.output):
+            raise marks.no_shard(self._raw.folder)
         if marks.is_whole_end(self.output):
             self._reset()
             self._journal.load()

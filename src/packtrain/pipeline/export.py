@@ -19,6 +19,7 @@ from .. import extend, files
 from ..checks import whole
 from ..errors import (
     ChecksumError,
+    ConfigError,
     ForeignArtefactError,
     FormatError,
     InputError,
@@ -256,7 +257,8 @@ def format_of(name: str, given: Mapping[str, Any], out: Path | None = None) -> t
         if value is None:
             continue
         if option not in (known := [*module.OPTIONS, *getattr(module, "FURTHER", ())]):
-            raise UnknownNameError(f"option of {name}", option, known)
+            takes = ", ".join(f"{one}=…" for one in known)
+            raise ConfigError(f"{name} takes no {option}={value!r}", hint=f"it takes {takes}")
         settings[option] = value
     if settings.get("prompts") not in (None, *SPELLINGS):
         raise UnknownNameError("prompts", str(settings["prompts"]), SPELLINGS)

@@ -25,6 +25,7 @@ from ..planning.lengths import Lengths
 from ..remote.outputs import output
 from ..store import lengths as lengths_store
 from ..store import parts
+from ..store.kinds import refuse_other_kind
 from ..waiting.claim import PLACE, Claim, alone
 from .append import append_lengths, clear_next, finish_exchange
 from .growth import may_have_grown, read_layout
@@ -34,7 +35,6 @@ from .publish import (
     origin_of,
     publish,
     refuse_changed_media,
-    refuse_other_kind,
 )
 from .ranges import How, Progress, cut, gathered, part_of
 from .unread import UnreadKeys, refuse_unread

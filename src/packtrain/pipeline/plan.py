@@ -18,8 +18,9 @@ from ..planning.packplan import PackPlan
 from ..remote.copies import place_of
 from ..remote.outputs import output
 from ..remote.places import kept
+from ..store.kinds import refuse_other_kind
 from ..waiting.claim import alone
-from .publish import details, origin_of, refusal_marked, refuse_other_kind
+from .publish import details, origin_of, refusal_marked
 from .truncated import truncated_rows
 
 logger = logging.getLogger(__name__)

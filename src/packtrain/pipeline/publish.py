@@ -20,22 +20,18 @@ from pathlib import Path
 from typing import Any
 
 from .. import extend, files
-from ..errors import ForeignArtefactError, FormatError, InputError, PlanError, counted
+from ..errors import ForeignArtefactError, InputError, PlanError, counted
 from ..measuring.run import CUT
 from ..planning.lengths import STATUS_OK, Lengths
 from ..remote.outputs import output
 from ..store import lengths as lengths_store
 from ..store import parts
 from ..store.lengths import changed_media, save_media
-from ..waiting.claim import PLACE
 from .growth import LAYOUT, layout_of
 from .unread import refuse_unread, save_keys
 
 #: Lies in a lengths folder of which too many samples could not be used; other lengths may take its place.
 REFUSED = "refused.json"
-
-#: Marker of a folder -> what such a folder holds.
-_KINDS = {"lengths.json": "lengths", "plan.json": "plan", "run.json": "run"}
 
 #: What reads lengths of this folder must agree on; raised when equal inputs would give other lengths.
 _KEY_SCHEMA = 1
@@ -73,47 +69,6 @@ class Identity:
             root=None if root is None else os.fspath(root),
             layout=layout_of(source),
         )
-
-
-def refuse_other_kind(folder: str | Path, marker: str) -> None:
-    """One folder holds one artefact: refuse to write lengths or a plan where anything else lies.
-
-    Files without a marker are ours only where a stopped writer left a sign of itself. Folders and hidden
-    files beside them hurt nobody: nothing is written under their names.
-
-    Raises:
-        ForeignArtefactError: the marker of another kind is there, or files that are of none.
-    """
-    folder = Path(folder)
-    for other in _KINDS:
-        if other != marker and (folder / other).is_file():
-            raise ForeignArtefactError(
-                f"{folder} holds {other}: it is the folder of another artefact", hint="choose another folder"
-            )
-    if not folder.is_dir() or _is_ours(folder, marker):
-        return
-    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    strange = [name for name in names if (folder / name).is_file()]
-    if strange:
-        raise ForeignArtefactError(
-            f"{folder} holds files that are no {_KINDS[marker]}: {strange[0]} ({len(strange)} in all)",
-            hint="choose an empty folder",
-        )
-
-
-def _is_ours(folder: Path, marker: str) -> bool:
-    """Does `folder` hold this artefact, or what a writer of it left that was stopped?"""
-    signs = (f"{PLACE}/claim.*", "partial/key.json", "shard_*_of_*/")
-    if any(any(folder.glob(sign)) for sign in signs):
-        return True
-    try:
-        if (folder / marker).is_file():
-            told = files.read_json(folder / marker)
-            return isinstance(told, dict) and str(told.get("schema")).startswith("packtrain.")
-        told = files.read_json(folder / "origin.json") if (folder / "origin.json").is_file() else {}
-    except FormatError:
-        return (folder / marker).is_file()  # a torn marker is told of where it is read, and may be replaced
-    return isinstance(told, dict) and {"made", "machine", "folder"} <= told.keys()
 
 
 def publish(

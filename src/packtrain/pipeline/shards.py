@@ -27,7 +27,8 @@ from ..planning.lengths import Lengths
 from ..remote.outputs import output
 from ..store import lengths as lengths_store
 from ..store import parts
-from .publish import Identity, origin_of, publish, refuse_other_kind
+from ..store.kinds import refuse_other_kind
+from .publish import Identity, origin_of, publish
 from .ranges import How, Progress, cut, gathered, part_of
 
 _log = logging.getLogger(__name__)

@@ -25,6 +25,7 @@ from ..planning.spec import PlanSpec
 from ..remote.copies import opened
 from ..remote.outputs import output
 from ._folders import check_blocks, check_seal, describe, open_array, read_marker, sealed
+from .kinds import refuse_other_kind
 
 MARKER = "plan.json"
 _LEDGER = np.dtype([("id", "<i8"), ("code", "u1")])
@@ -42,7 +43,8 @@ def save(
         overwrite: replace another plan that is in the folder.
 
     Raises:
-        ForeignArtefactError: the folder holds another plan and `overwrite` is False.
+        ForeignArtefactError: the folder holds another plan and `overwrite` is False, or files of another
+            kind.
         FormatError, ChecksumError: it holds a plan whose files were cut or changed, and `overwrite` is False.
     """
     arrays = _arrays(plan)
@@ -76,6 +78,7 @@ def _save(
     origin: Mapping[str, Any] | None,
     overwrite: bool,
 ) -> None:
+    refuse_other_kind(folder, MARKER, ("origin.json", *(f"{stem}.npy" for stem in arrays)))
     if _holds_this(folder, marker, overwrite):
         return
     files.make_folder(folder)
@@ -160,6 +163,10 @@ def _check_shape(folder: Path, plan: PackPlan, packs: int, samples: int) -> None
         )
 
 
+def _said(spec: Mapping[str, Any], key: str) -> str:
+    return "not set" if spec.get(key) is None else repr(spec[key])
+
+
 def _holds_this(folder: Path, marker: Mapping[str, Any], overwrite: bool) -> bool:
     """True when the folder holds this very plan, whole; refuses to write over another or a damaged one.
 
@@ -176,7 +183,7 @@ def _holds_this(folder: Path, marker: Mapping[str, Any], overwrite: bool) -> boo
     if differs:
         there, here = held.get("spec") or {}, marker["spec"]
         keys = [
-            f"{key} {there.get(key)!r} there, {here.get(key)!r} here"
+            f"{key} {_said(there, key)} there, {_said(here, key)} here"
             for key in sorted({*there, *here})
             if there.get(key) != here.get(key)
         ]

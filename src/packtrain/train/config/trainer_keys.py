@@ -1,16 +1,18 @@
 """Which keys under `training` pass through to `transformers.TrainingArguments`, and which may not.
 
-The field names are read from the installed class, when a key first needs them. Settings that would change
-the loss or the plan's own order are refused by name; those that have no effect on packs are told.
+The field names are read from the file of the installed class, when a key first needs them. Settings that
+would change the loss or the plan's own order are refused by name; those without effect on packs are told.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import ast
+import importlib.util
 import logging
 import math
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from ...checks import whole
@@ -58,19 +60,23 @@ _RENAMED = {
 
 @lru_cache(maxsize=1)
 def trainer_fields() -> dict[str, str]:
-    """Field name -> annotation of `TrainingArguments`, as strings."""
-    from ...template import ensure_torchvision
+    """Field name -> annotation of `TrainingArguments`, read from its file: an import takes seconds.
 
-    try:
-        ensure_torchvision()
-        from transformers import TrainingArguments
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "transformers", "train") from None
-    return {
-        field.name: str(getattr(field.type, "__name__", field.type))
-        for field in dataclasses.fields(TrainingArguments)
-        if field.init
-    }
+    Raises:
+        MissingExtraError: transformers is not installed.
+    """
+    found = importlib.util.find_spec("transformers")
+    if found is None or found.origin is None:
+        raise MissingExtraError("transformers", "train")
+    text = Path(found.origin).with_name("training_args.py").read_text(encoding="utf-8")
+    (held,) = (
+        node
+        for node in ast.parse(text).body
+        if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments"
+    )
+    rows = [node for node in held.body if isinstance(node, ast.AnnAssign)]
+    named = {ast.unparse(row.target): ast.unparse(row.annotation) for row in rows}
+    return {name: annotation for name, annotation in named.items() if not name.startswith("_")}
 
 
 def check_trainer_keys(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
