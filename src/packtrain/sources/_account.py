@@ -205,26 +205,18 @@ class Account:
             low = spelled(key) if isinstance(key, str) else ""
             if low in HARMLESS:
                 self._harmless(name, low, value, media)
-                continue
-            if said is not None and isinstance(value, str) and value.strip() in said:
-                continue
-            if low == "label" and not isinstance(value, bool):
-                self._notes.add(name)
-                continue
-            if place == "messages[]." and low in SAYS:
-                if value not in (holder.get("content"), holder.get("value")):
-                    raise unread(name, "belongs to what the message says")
-                continue
-            if low in STRETCH and isinstance(value, (list, tuple, Mapping)):
-                raise unread(name, "is a stretch of a medium")
-            if low in _CHANGES or (low in _FIELDS and not isinstance(value, (bool, int, float))):
-                raise unread(name, _why(low, value))
-            if _is_flag(low, value, place):
-                raise unread(name, "is a flag or weight of what is trained")
-            found = meaning(value)
-            if found is not None:
-                raise unread(name, f"holds {found}")
-            self._notes.add(name)
+            elif said is None or not isinstance(value, str) or value.strip() not in said:
+                self._unknown(holder, name, low, value, place)
+
+    def _unknown(self, holder: Mapping[str, Any], name: str, low: str, value: Any, place: str) -> None:
+        """A name that no table calls harmless: counted, unless it or its value speaks of training."""
+        if place == "messages[]." and low in SAYS:
+            if value not in (holder.get("content"), holder.get("value")):
+                raise unread(name, "belongs to what the message says")
+            return
+        if (low != "label" or isinstance(value, bool)) and (why := _why(low, value, place)) is not None:
+            raise unread(name, why)
+        self._notes.add(name)
 
     def _harmless(self, name: str, key: str, value: Any, media: bool | None) -> None:
         """A harmless name whose value is none.
@@ -273,10 +265,20 @@ def _nested(value: Any) -> bool:
     return isinstance(value, Mapping) or any(isinstance(item, Mapping) for item in value)
 
 
-def _why(key: str, value: Any) -> str:
+def _why(key: str, value: Any, place: str) -> str | None:
+    """Why a key that nothing reads changes what is trained; None where nothing says so."""
+    if key in STRETCH and isinstance(value, (list, tuple, Mapping)):
+        return "is a stretch of a medium"
     if key in WANTED:
         return f"({value}) marks an answer that is wanted or not"
-    return "belongs to preference data" if key in PREFERENCE else "changes what is trained"
+    if key in PREFERENCE:
+        return "belongs to preference data"
+    if key in _CHANGES or (key in _FIELDS and not isinstance(value, (bool, int, float))):
+        return "changes what is trained"
+    if _is_flag(key, value, place):
+        return "is a flag or weight of what is trained"
+    found = meaning(value)
+    return None if found is None else f"holds {found}"
 
 
 def told(counts: Mapping[str, int]) -> str:

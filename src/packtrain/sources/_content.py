@@ -483,21 +483,26 @@ def _hints(kind: str, holder: Mapping[str, Any]) -> Part:
     return {name: checked(name, holder[name]) for name in HINTS[kind] if holder.get(name) is not None}
 
 
-def refuse_file_name(text: str, what: str) -> None:
+def refuse_file_names(parts: Sequence[Part], what: str) -> None:
     """A turn of a user that is nothing but a file name, a data URL or base64: never trained as text.
 
     Raises:
         SampleError: `unread_key`.
     """
-    text = text.strip()
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    for text in texts if len(texts) == len(parts) else ():
+        if _is_file_name(text.strip()):
+            raise unread(
+                "content",
+                f"of {what} is a file name",
+                hint='give the turn its type ("type": "image"), or list the file in images, videos or audios',
+            )
+
+
+def _is_file_name(text: str) -> bool:
     if " " in text[:2048] or not (text.startswith(_FILE) or (len(text) <= 2048 and "." in text[-64:])):
-        return
-    if kind_of_ref(text):
-        raise unread(
-            "content",
-            f"of {what} is a file name",
-            hint='give the turn its type ("type": "image"), or list the file in images, videos or audios',
-        )
+        return False
+    return bool(kind_of_ref(text))
 
 
 def names_medium(text: str) -> bool:

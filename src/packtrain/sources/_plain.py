@@ -9,14 +9,14 @@ read here, `chat` reads the same way: a law test compares the two.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import SampleError
 from ..media.knobs import KNOB_KEYS
 from ..media.location import Ref
 from ._account import Account
-from ._content import MODALITIES, Media, check_text, names_medium, read_content, ref_of, refuse_file_name
+from ._content import MODALITIES, Media, check_text, names_medium, read_content, ref_of, refuse_file_names
 from ._shapes import CALLS, ROLES, Plan
 from ._values import absent, kind_of_ref
 from .keys import HARMLESS, NUMBERS, USES
@@ -103,80 +103,100 @@ def read_plain(
         account: counts the spellings.
         ready: makes a reference ready to open.
     """
-    doubted = False
-    for name in form.harmless:
-        if not says_nothing(value := record[name]):
-            if type(value) is not str or name in NUMBERS or value[:1] in ("[", "{"):
-                return None
-            doubted = True  # it may name a medium
-    for name in form.rest:
-        if record[name] is not None and not absent(record[name]):
-            return None
-    turns = _turns(record, form)
+    doubted = _doubted(record, form)
+    turns = None if doubted is None else _turns(record, form)
     if turns is None:
         return None
-    media: Media | None = None
-    messages: list[dict[str, Any]] = []
-    said = asked = False
     account.begin()
     try:
-        if form.media:
-            listed = _listed(record, form)
-            if listed is None:
-                return None
-            media = Media(listed, kinds, account) if listed else None
-        for role, content in turns:
-            if type(content) is not str:
-                if type(content) is not list:
-                    return None
-                media = media or Media(_NOTHING, kinds, account)
-                parts = _parts(content, media, pattern if role != "assistant" else None)
-            elif "<" in content and role != "assistant":
-                media = media or Media(_NOTHING, kinds, account)
-                parts = read_content(content, media, pattern, "")
-            else:
-                if not content.isascii():
-                    check_text(content, "")
-                parts = [{"type": "text", "text": content}]
-            if not any(part["type"] != "text" or not _blank(part["text"]) for part in parts):
-                return None  # an empty turn
-            if role == "assistant":
-                said = True
-                if len(parts) != 1 or parts[0]["type"] != "text" or names_medium(parts[0]["text"]):
-                    return None
-            elif role == "user":
-                asked = True
-                if type(content) is str:
-                    refuse_file_name(content, "")
-                elif all(part["type"] == "text" for part in parts):
-                    for part in parts:
-                        refuse_file_name(part["text"], "")
-            messages.append({"role": role, "content": parts})
-        if not said or not asked or (media is not None and not media.complete()):
+        listed = _listed(record, form)
+        media = Media(listed, kinds, account) if listed else None
+        read = None if listed is None else _messages(turns, media, kinds, pattern, account)
+        if read is None:
             return None
-        seen = False
+        messages, media = read
+        seen: set[str] = set()
         if media is not None:
-            for message in messages:
-                for part in message["content"]:
-                    kind = part["type"]
-                    if kind != "text":
-                        if kind != "image" and not OF_MEDIUM.isdisjoint(form.harmless):
-                            return None  # they may set it
-                        seen, held = True, part[kind]
-                        part[kind] = ready(held) if type(held) is not list else [ready(ref) for ref in held]
+            if not media.complete():
+                return None
+            seen = open_media(messages, ready)
+        if not (seen <= {"image"} or OF_MEDIUM.isdisjoint(form.harmless)):
+            return None  # they may set it
         if doubted and not seen and any(kind_of_ref(record[name]) is not None for name in form.harmless):
             return None
         for name, field in form.aliases:
             if record[name] is not None and not absent(record[name]):
                 account.alias(name, field)
-        account.end(media=seen)
+        account.end(media=bool(seen))
     except SampleError:
         return None  # it is raised again, named, where the record is read in full
     return {"messages": messages}
 
 
-def _parts(content: list[Any], media: Media, pattern: re.Pattern[str] | None) -> list[dict[str, Any]]:
+def _doubted(record: Mapping[str, Any], form: Form) -> bool | None:
+    """Whether a harmless key may name a medium; None where a key holds what needs a look in full."""
+    doubted = False
+    for name in form.harmless:
+        if not says_nothing(value := record[name]):
+            if type(value) is not str or name in NUMBERS or value[:1] in ("[", "{"):
+                return None
+            doubted = True
+    for name in form.rest:
+        if record[name] is not None and not absent(record[name]):
+            return None
+    return doubted
+
+
+def _messages(
+    turns: list[tuple[str, Any]],
+    media: Media | None,
+    kinds: Mapping[str, str],
+    pattern: re.Pattern[str] | None,
+    account: Account,
+) -> tuple[list[dict[str, Any]], Media | None] | None:
+    """The messages and the media they take; None where a turn is empty or special, or a side says nothing."""
+    messages: list[dict[str, Any]] = []
+    said = asked = False
+    for role, content in turns:
+        if type(content) is str and (role == "assistant" or "<" not in content):
+            if _blank(content):
+                return None
+            if not content.isascii():
+                check_text(content, "")
+            parts = [{"type": "text", "text": content}]
+        else:
+            media = media or Media(_NOTHING, kinds, account)
+            parts = _parts(content, media, pattern if role != "assistant" else None)
+            if all(part["type"] == "text" and _blank(part["text"]) for part in parts):
+                return None
+        if role == "assistant":
+            said = True
+            if len(parts) != 1 or parts[0]["type"] != "text" or names_medium(parts[0]["text"]):
+                return None
+        elif role == "user":
+            asked = True
+            refuse_file_names(parts, "")
+        messages.append({"role": role, "content": parts})
+    return (messages, media) if said and asked else None
+
+
+def open_media(messages: Sequence[Mapping[str, Any]], ready: Callable[[Ref], Ref]) -> set[str]:
+    """Make the references of fresh parts ready to open; the kinds of media there are."""
+    seen: set[str] = set()
+    for message in messages:
+        for part in message["content"]:
+            kind = part["type"]
+            if kind != "text":
+                seen.add(kind)
+                held = part[kind]
+                part[kind] = [ready(ref) for ref in held] if isinstance(held, list) else ready(held)
+    return seen
+
+
+def _parts(content: Any, media: Media, pattern: re.Pattern[str] | None) -> list[dict[str, Any]]:
     """The parts of a message: plain ones as they are, all others through `read_content`."""
+    if type(content) is not list:
+        return read_content(content, media, pattern, "")
     out: list[dict[str, Any]] = []
     for part in content:
         if type(part) is dict and len(part) == 2 and type(kind := part.get("type")) is str:
@@ -212,12 +232,8 @@ def _turns(record: Mapping[str, Any], form: Form) -> list[tuple[str, Any]] | Non
     if system:
         turns.append(("system", system))
     if not form.talk:
-        asked = [record[name] for name in form.asked]
-        said = record[form.said]
-        if type(said) is not str or not all(type(text) is str for text in asked) or not asked[0]:
-            return None
-        turns += [("user", "\n".join(text for text in asked if text)), ("assistant", said)]
-        return turns
+        pair = _pair(record, form)
+        return None if pair is None else turns + pair
     talk = record[form.talk]
     if type(talk) is not list:
         return None
@@ -236,6 +252,15 @@ def _turns(record: Mapping[str, Any], form: Form) -> list[tuple[str, Any]] | Non
             return None
         turns.append((known, content))
     return turns
+
+
+def _pair(record: Mapping[str, Any], form: Form) -> list[tuple[str, Any]] | None:
+    """A question and its answer as turns."""
+    asked = [record[name] for name in form.asked]
+    said = record[form.said]
+    if type(said) is not str or not all(type(text) is str for text in asked) or not asked[0]:
+        return None
+    return [("user", "\n".join(text for text in asked if text)), ("assistant", said)]
 
 
 def _listed(record: Mapping[str, Any], form: Form) -> dict[str, list[dict[str, Any]]] | None:

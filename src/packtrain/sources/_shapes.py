@@ -387,15 +387,8 @@ def _turn(message: Any, what: str, structured: bool, account: Account, tools: li
         plain, content = message[names[0]], message[names[1]]
         if type(plain) is str and plain in ROLES and plain not in CALLS:
             return Turn(ROLES[plain], content, {}, {})
-    role = _one(message, "role", "from", what, roles=True)
-    known = ROLES.get(role) if isinstance(role, str) else None
-    if known is None:
-        given = _role_of(message)
-        known = ROLES.get(given)
-        if known is None:
-            shown = message.get("role") if message.get("role") is not None else message.get("from")
-            raise fault(f"{what} has the unknown role {shown!r}", hint=f"roles: {', '.join(ROLES)}")
-        role = given
+    role = _said_role(message, what)
+    known = ROLES[role]
     extra: dict[str, Any] = {}
     media: dict[str, Any] = {}
     if message.keys() in _PLAIN:
@@ -415,6 +408,18 @@ def _turn(message: Any, what: str, structured: bool, account: Account, tools: li
         close = nearest("content", [str(key) for key in message])
         raise fault(f"{what} ({role}) has no content" + (f", only {close!r}: rename it" if close else ""))
     return Turn(known, content, extra, media)
+
+
+def _said_role(message: Mapping[str, Any], what: str) -> str:
+    """The role of a message, one of `ROLES`."""
+    role = _one(message, "role", "from", what, roles=True)
+    if isinstance(role, str) and role in ROLES:
+        return role
+    given = _role_of(message)
+    if given not in ROLES:
+        shown = message.get("role") if message.get("role") is not None else message.get("from")
+        raise fault(f"{what} has the unknown role {shown!r}", hint=f"roles: {', '.join(ROLES)}")
+    return given
 
 
 def _one(message: Mapping[str, Any], first: str, second: str, what: str, *, roles: bool = False) -> Any:
@@ -441,39 +446,26 @@ def _rest(
     """(content, what is kept, media) of a message with more than role and content."""
     extra: dict[str, Any] = {}
     media: dict[str, Any] = {}
-    flags: list[str] = []
     left: list[str] = []
     for name, value in message.items():
-        if name in account.ignore or absent(value):
-            continue
         field = _BY_NAME.get(name)
-        if field in ("role", "content"):
+        if field in ("role", "content") or name in account.ignore or absent(value):
             continue
         if field in keys.MEDIA:
-            if field in media:
-                raise unread(f"messages[].{name}", f"stands beside another spelling of {field}")
-            media[str(field)] = value
-            account.alias(f"messages[].{name}", f"messages[].{field}")
+            _hold(media, name, str(field), value, account)
         elif field == "tools":
             tools.append(tools_of(value, f"{name} of {what}"))
-        elif field in ("tool_calls", "function_call"):
-            if "tool_calls" in extra:
-                raise fault(f"{what} has tool_calls and function_call")
-            extra["tool_calls"] = calls_of(value, what)
-        elif field == "reasoning_content":
-            extra[field] = _text(value, f"{name} of {what}", extra.get(field))
         elif field == "type":
             content = _typed(value, content, media, what)
         elif field is not None:
-            extra[field] = value
-            if field == "name" and role != "tool":
-                account.note("messages[].name")  # few templates write it
-        elif name in keys.LOSS:
-            flags.append(name)
+            _keep(extra, name, field, value, what)
         else:
             left.append(name)
-    if left:
-        account.rest(message, left, "messages[].")
+    if "name" in extra and role != "tool":
+        account.note("messages[].name")  # few templates write it
+    flags = [name for name in left if name in keys.LOSS]
+    if len(flags) < len(left):
+        account.rest(message, [name for name in left if name not in keys.LOSS], "messages[].")
     weight = loss_of(message, flags, role, what) if flags else None
     if weight is not None:
         extra["loss"] = weight
@@ -486,6 +478,26 @@ def _rest(
         what,
     )
     return content, extra, media
+
+
+def _hold(media: dict[str, Any], name: str, field: str, value: Any, account: Account) -> None:
+    """Media that stand on a message."""
+    if field in media:
+        raise unread(f"messages[].{name}", f"stands beside another spelling of {field}")
+    media[field] = value
+    account.alias(f"messages[].{name}", f"messages[].{field}")
+
+
+def _keep(extra: dict[str, Any], name: str, field: str, value: Any, what: str) -> None:
+    """What a message keeps beside its content."""
+    if field in ("tool_calls", "function_call"):
+        if "tool_calls" in extra:
+            raise fault(f"{what} has tool_calls and function_call")
+        extra["tool_calls"] = calls_of(value, what)
+    elif field == "reasoning_content":
+        extra[field] = _text(value, f"{name} of {what}", extra.get(field))
+    else:
+        extra[field] = value
 
 
 def _typed(kind: Any, content: Any, media: dict[str, Any], what: str) -> Any:

@@ -47,7 +47,7 @@ from ._content import (
     marks_medium,
     media_list,
     read_content,
-    refuse_file_name,
+    refuse_file_names,
     refuse_tagged,
     set_knobs,
 )
@@ -55,7 +55,7 @@ from ._loss import weigh
 from ._memory import as_source, fields_of
 from ._objects import objects_of
 from ._open import open_source
-from ._plain import OF_MEDIUM, Form, read_plain, says_nothing
+from ._plain import OF_MEDIUM, Form, open_media, read_plain, says_nothing
 from ._shapes import FIELDS, SHAPES, Draft, Fields, Plan, Turn, detect
 from ._values import absent
 from .keys import CAPTION, HARMLESS, MEDIA, ORIGIN, USES, WANTED
@@ -239,41 +239,25 @@ class ChatSource:
         if all(name in _QUIET and says_nothing(record[name]) for name in left):
             left = ()  # nothing but harmless names of plain values
         messages = self._messages(draft, listed)
-        if knobs := {name: record[name] for name in left if name in OF_MEDIUM}:
-            taken = set_knobs(knobs, [part for part in _parts(messages) if part["type"] != "text"], account)
-            left = tuple(name for name in left if name not in taken)
-        if self._frame_rate is not None:
-            for part in _parts(messages):
-                if isinstance(part.get("video"), list):
-                    part.setdefault("fps", self._frame_rate)
-        objects = None
-        if "objects" in left:
-            texts = (part["text"] for part in _parts(messages) if part["type"] == "text")
-            images = sum(part["type"] == "image" for part in _parts(messages))
-            objects = objects_of(record["objects"], texts, images)
-            left = left if objects is None else tuple(name for name in left if name != "objects")
+        left = self._set_media(record, left, _parts(messages))
+        objects = _objects(record, _parts(messages)) if "objects" in left else None
+        if objects is not None:
+            left = tuple(name for name in left if name != "objects")
         if left:
-            left = weigh(record, left, messages, account)
-            held = fields.get(shape if shape == "messages" else "conversations")
-            if shape in ("alpaca", "columns"):
-                asked = _parts([m for m in messages if m["role"] != "assistant"])
-                refuse_beside(record, left, "\n".join(part.get("text", "") for part in asked))
-            self._account_for(record, left, messages, held if shape in ("messages", "sharegpt") else None)
-        if unwanted := [name for name in WANTED if record.get(name) is False]:
-            what = f"{unwanted[0]} is false: an answer that is not wanted"
-            raise SampleError("unsupervised", what, hint=f"ignore_keys: [{unwanted[0]}] trains it")
+            self._account_for(fields, shape, weigh(record, left, messages, account), messages)
+        _refuse_unwanted(record)
         for name, field in fields.plan.aliases:
             if field in USES[shape]:
                 account.alias(name, field)
         _check_said(messages)
-        self._resolve(messages)
+        seen = open_media(messages, self._open)
         sample: dict[str, Any] = {"messages": messages}
         if draft.tools:
             sample["tools"] = draft.tools
         if objects is not None:
             sample["objects"] = objects
         account.end(
-            media=any(_holds_media(message) for message in messages),
+            media=bool(seen),
             marked=lambda: any(marks_medium(part.get("text", "")) for m in messages for part in m["content"]),
         )
         return sample
@@ -302,13 +286,29 @@ class ChatSource:
             left = self._left[names] = (*unused, *(name for name in plan.rest if name not in caption))
         return left
 
+    def _set_media(
+        self, record: Mapping[str, Any], left: tuple[str, ...], parts: list[dict[str, Any]]
+    ) -> tuple[str, ...]:
+        """The keys of a record that set nothing of its media; those that do are put into their part."""
+        if knobs := {name: record[name] for name in left if name in OF_MEDIUM}:
+            taken = set_knobs(knobs, [part for part in parts if part["type"] != "text"], self.account)
+            left = tuple(name for name in left if name not in taken)
+        if self._frame_rate is not None:
+            for part in parts:
+                if isinstance(part.get("video"), list):
+                    part.setdefault("fps", self._frame_rate)
+        return left
+
     def _account_for(
-        self,
-        record: Mapping[str, Any],
-        left: tuple[str, ...],
-        messages: Sequence[Mapping[str, Any]],
-        held: Any,
+        self, fields: Fields, shape: str, left: tuple[str, ...], messages: Sequence[Mapping[str, Any]]
     ) -> None:
+        """Keys of a record that nothing read."""
+        record, held = fields.record, None
+        if shape in ("alpaca", "columns"):
+            asked = _parts([m for m in messages if m["role"] != "assistant"])
+            refuse_beside(record, left, "\n".join(part.get("text", "") for part in asked))
+        elif shape in ("messages", "sharegpt"):
+            held = fields.get(shape if shape == "messages" else "conversations")
         said: set[str] = set()
         media = False
         for message in messages:
@@ -333,7 +333,7 @@ class ChatSource:
             {**message, "content": [dict(part) for part in message["content"]]}
             for message in sample["messages"]
         ]
-        self._resolve(messages)
+        open_media(messages, self._open)
         return {**sample, "messages": messages}
 
     def _listed(self, fields: Fields) -> dict[str, list[dict[str, Any]]]:
@@ -420,9 +420,8 @@ class ChatSource:
                 content = self._with_own(turn, pattern, what, media)
             else:
                 content = read_content(turn.content, media, pattern, what)
-            if turn.role == "user" and all(part["type"] == "text" for part in content):
-                for part in content:
-                    refuse_file_name(part["text"], what)
+            if turn.role == "user":
+                refuse_file_names(content, what)
             messages.append({"role": turn.role, "content": content, **turn.extra})
         return messages, media
 
@@ -442,16 +441,6 @@ class ChatSource:
         except SampleError as error:
             raise error.at(what) from None
         return ahead + content
-
-    def _resolve(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Refs of fresh parts, ready to open."""
-        for message in messages:
-            for part in message["content"]:
-                kind = part["type"]
-                if kind == "text":
-                    continue
-                held = part[kind]
-                part[kind] = [self._open(ref) for ref in held] if isinstance(held, list) else self._open(held)
 
     def _open(self, ref: Ref) -> Ref:
         if self._prefix and isinstance(ref, str):
@@ -492,6 +481,19 @@ def _check_said(messages: list[dict[str, Any]]) -> None:
         raise SampleError("empty", "every user message is empty")
     if all(message.get("loss") == 0 for message in answers):
         raise SampleError("unsupervised", "every answer is masked: nothing to train on")
+
+
+def _objects(record: Mapping[str, Any], parts: list[dict[str, Any]]) -> dict[str, Any] | None:
+    texts = (part["text"] for part in parts if part["type"] == "text")
+    return objects_of(record["objects"], texts, sum(part["type"] == "image" for part in parts))
+
+
+def _refuse_unwanted(record: Mapping[str, Any]) -> None:
+    """An answer that its record calls unwanted (KTO)."""
+    for name in WANTED:
+        if record.get(name) is False:
+            what = f"{name} is false: an answer that is not wanted"
+            raise SampleError("unsupervised", what, hint=f"ignore_keys: [{name}] trains it")
 
 
 def _parts(messages: Sequence[Mapping[str, Any]], role: str | None = None) -> list[dict[str, Any]]:

@@ -121,23 +121,29 @@ def unread_columns(row: Mapping[str, Any], names: Iterable[str], account: Accoun
         value = row[name]
         if name in account.ignore or name in keys.ENCODED_HARMLESS or absent(value):
             continue
-        hint = f"ignore_keys: [{name}] leaves it out"
-        if name in keys.ENCODED_TRAINING:
-            raise unread(name, "changes what is trained", hint=hint)
-        if name in keys.ENCODED_TYPES:
-            if np.any(np.asarray(value)):
-                raise unread(name, "tells tokens apart", hint=hint)
-        elif name == "position_ids":
-            if not np.array_equal(value, np.arange(len(row["input_ids"]))):
-                raise unread(name, "holds other positions than those of the sample alone", hint=hint)
-        elif name in _MASKS and row.get("labels") is not None:
-            if not np.array_equal(np.asarray(value)[1:] != 0, np.asarray(row["labels"])[1:] != IGNORED):
-                raise unread(name, "trains other tokens than labels", hint=hint)
-        elif name in _TEXTS and kind_of_ref(value) is None:
+        why = _says(name, value, row)
+        if why:
+            raise unread(name, why, hint=f"ignore_keys: [{name}] leaves it out")
+        if why is None and name in _TEXTS and kind_of_ref(value) is None:
             account.note(name)
-        else:
+        elif why is None:
             rest.append(name)
     account.rest(row, rest, media=False)
+
+
+def _says(name: str, value: Any, row: Mapping[str, Any]) -> str | None:
+    """What a column says that is not carried; "" where it says nothing, None where its name tells nothing."""
+    if name in keys.ENCODED_TRAINING:
+        return "changes what is trained"
+    if name in keys.ENCODED_TYPES:
+        return "tells tokens apart" if np.any(np.asarray(value)) else ""
+    if name == "position_ids":
+        alone = np.array_equal(value, np.arange(len(row["input_ids"])))
+        return "" if alone else "holds other positions than those of the sample alone"
+    if name in _MASKS and row.get("labels") is not None:
+        agree = np.array_equal(np.asarray(value)[1:] != 0, np.asarray(row["labels"])[1:] != IGNORED)
+        return "" if agree else "trains other tokens than labels"
+    return None
 
 
 class EncodedTemplate:
