@@ -9,6 +9,7 @@ can stop a verb after each of them (`packtrain.testing.crash_points`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -432,31 +433,11 @@ def parse_yaml(text: str, name: str) -> Any:
     if len(text) > MOST_YAML:
         raise ConfigError(f"{name} has more than {MOST_YAML:,} characters: it is no configuration")
 
-    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            seen: set[Any] = set()
-            for key, _ in node.value:
-                if key.tag != "tag:yaml.org,2002:merge" and isinstance(key, yaml.ScalarNode):
-                    if key.value in seen:
-                        told = f"key {key.value!r} is given twice"
-                        raise yaml.constructor.ConstructorError(None, None, told, key.start_mark)
-                    seen.add(key.value)
-            held: dict[Any, Any] = super().construct_mapping(node, deep=deep)
-            return held
-
     try:
-        value = yaml.load(text, Loader=Loader)
+        value = yaml.load(text, Loader=_yaml_loader())
         size = _values(value, {})
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = name if mark is None else f"{name}, line {mark.line + 1}, column {mark.column + 1}"
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        if (
-            mark is not None
-            and "\t" in "".join(text.splitlines()[mark.line : mark.line + 1])[: mark.column + 1]
-        ):
-            raise ConfigError(f"{where}: a tab", hint="YAML is indented with spaces") from None
-        raise ConfigError(f"{where}: {problem}", hint="mend the YAML at this place") from None
+        raise _malformed(error, text, name) from None
     except RecursionError:
         raise ConfigError(f"{name}: nested too deeply", hint="a value is a plain value") from None
     except (TypeError, ValueError, OverflowError, AttributeError, LookupError) as error:
@@ -465,6 +446,38 @@ def parse_yaml(text: str, name: str) -> Any:
     if size > MOST_YAML:
         raise ConfigError(f"{name} stands for more than {MOST_YAML:,} values by its aliases")
     return value
+
+
+@functools.cache
+def _yaml_loader() -> type[Any]:
+    """The reader of YAML that refuses a key given twice."""
+    import yaml
+
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+            seen: set[Any] = set()
+            for key in keys:
+                if isinstance(key, yaml.ScalarNode):
+                    if key.value in seen:
+                        told = f"key {key.value!r} is given twice"
+                        raise yaml.constructor.ConstructorError(None, None, told, key.start_mark)
+                    seen.add(key.value)
+            held: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+            return held
+
+    return Loader
+
+
+def _malformed(error: Any, text: str, name: str) -> ConfigError:
+    """What a reader of YAML says of a text, with line and column."""
+    mark = getattr(error, "problem_mark", None)
+    where = name if mark is None else f"{name}, line {mark.line + 1}, column {mark.column + 1}"
+    before = "" if mark is None else "".join(text.splitlines()[mark.line : mark.line + 1])[: mark.column + 1]
+    if "\t" in before:
+        return ConfigError(f"{where}: a tab", hint="YAML is indented with spaces")
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return ConfigError(f"{where}: {problem}", hint="mend the YAML at this place")
 
 
 def _values(value: Any, known: dict[int, int]) -> int:

@@ -160,44 +160,64 @@ def read_sample(
     sample_id = sample.get("sample_id")
     where = where if sample_id is None else f"sample {sample_id}"
     weightless = _weightless(sample)
+    input_ids = _input_ids(sample, where, weightless)
+    length = input_ids.numel()
+    segment = Segment(sample_id, where, length, {"input_ids": input_ids}, None, weightless=weightless)
+    for name, value in sample.items():
+        if value is not None and name != "input_ids" and name != "sample_id":
+            _take(segment, name, value, token_fields, media)
+    return segment
+
+
+def _input_ids(sample: Mapping[str, Any], where: str, weightless: bool) -> torch.Tensor:
     for required in ("input_ids", "labels"):
         if sample.get(required) is None and not (required == "labels" and weightless):
             raise InputError(f"{where} has no {required}", hint="encode the sample with its template first")
     input_ids = _token_values("input_ids", sample["input_ids"], 0, where)
-    length = input_ids.numel()
-    if length == 0:
+    if input_ids.numel() == 0:
         raise InputError(
             f"{where} has no tokens", hint="an empty sample belongs to the ledger, never to a pack"
         )
-    segment = Segment(sample_id, where, length, {"input_ids": input_ids}, None, weightless=weightless)
-    for name, value in sample.items():
-        if value is None or name == "input_ids" or name == "sample_id":
-            continue
+    return input_ids
+
+
+def _take(
+    segment: Segment,
+    name: str,
+    value: Any,
+    token_fields: Mapping[str, int | float],
+    media: Mapping[str, str],
+) -> None:
+    """Read one field of a sample into its segment."""
+    length, where = segment.length, segment.where
+    if name in token_fields:
         if name == "loss_scale" and not len(value):
-            continue  # as ms-swift's rows have it where nothing is weighed
-        if name in token_fields:
-            values = _token_values(name, value, token_fields[name], where)
-            _check_length(name, values.numel(), length, where)
-            segment.tokens[name] = values
-        elif name == "position_ids":
-            segment.positions = _positions(value, length, where)
-        elif name in media:
-            tensor = _media(name, value, where)
-            if tensor.shape[0]:
-                segment.media[name] = tensor
-        elif name == "attention_mask":
-            _full_mask(value, where)
-        elif name in CARRIED_FIELDS:
-            segment.values[name] = _single(name, value, length, where)
-        elif name not in SAMPLE_FIELDS:
-            _undeclared(name, value, length, where, [*token_fields, *media, *SAMPLE_FIELDS])
-    told = sample.get("length")
-    if told is not None and _single("length", told, length, where) != length:
+            return  # as ms-swift's rows have it where nothing is weighed
+        values = _token_values(name, value, token_fields[name], where)
+        _check_length(name, values.numel(), length, where)
+        segment.tokens[name] = values
+    elif name == "position_ids":
+        segment.positions = _positions(value, length, where)
+    elif name in media:
+        tensor = _media(name, value, where)
+        if tensor.shape[0]:
+            segment.media[name] = tensor
+    elif name == "attention_mask":
+        _full_mask(value, where)
+    elif name in CARRIED_FIELDS:
+        segment.values[name] = _single(name, value, length, where)
+    elif name == "length":
+        _check_told(value, length, where)
+    elif name not in SAMPLE_FIELDS:
+        _undeclared(name, value, length, where, [*token_fields, *media, *SAMPLE_FIELDS])
+
+
+def _check_told(told: Any, length: int, where: str) -> None:
+    if _single("length", told, length, where) != length:
         raise InputError(
             f"{where} says length {told} but has {length} input_ids",
             hint="length is that of the encoded sample; leave it out, or encode again",
         )
-    return segment
 
 
 def _plain(sample: dict[str, Any], where: str) -> Segment | None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..errors import InputError, LengthError, PacktrainError, SampleError, counted, one_line
 from ..extend import Source, Template, measure_many
 from ..media.location import identity
-from ..planning.lengths import STATUS_BEYOND, STATUS_EMPTY, STATUS_FAILED, STATUS_OK
+from ..planning.lengths import STATUS_BEYOND, STATUS_EMPTY, STATUS_FAILED
 
 I64 = NDArray[np.int64]
 
@@ -85,16 +85,12 @@ def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> R
     cuts = getattr(template, "truncation", "error") != "error"
     drained(source)
     for first in range(start, stop, BATCH):
-        last = min(first + BATCH, stop)
-        samples, ids = _read(source, first, last, errors)
+        samples, ids = _read(source, first, min(first + BATCH, stop), errors)
         media.update(_identities(source, samples))
         for i, outcome in zip(ids, _measure(source, template, ids, samples), strict=True):
-            if isinstance(outcome, SampleError):
-                errors[i] = outcome
-                continue
+            fault = outcome if isinstance(outcome, SampleError) else None
             found = getattr(outcome, "costs", {})
-            fault = None
-            if cuts or found.get("audio_cut"):
+            if fault is None and (cuts or found.get("audio_cut")):
                 fault = left_out(outcome, template, partial(_named, source, i))
             if fault is not None:
                 errors[i] = fault
@@ -107,22 +103,11 @@ def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> R
                     costs[name] = np.zeros(stop - start, dtype=np.int64)
                 costs[name][i - start] = _length(source, i, value)
     reasons: dict[int, str] = {}
-    details: dict[int, str] = {}
+    details = {i: f"{source.where(i)}: {note}" for i, note in notes.items()}
     for i in range(start, stop):
-        if i in errors:
-            reasons[i] = errors[i].reason
-            details[i] = _located(source.where(i), one_line(errors[i]))
-            status[i - start] = STATUS_EMPTY if errors[i].reason == "empty" else STATUS_FAILED
-        elif tokens[i - start] == 0:
-            reasons[i], status[i - start] = "empty", STATUS_EMPTY
-            details[i] = f"{source.where(i)}: the sample has no tokens"
-        elif limit is not None and tokens[i - start] > limit:
-            reasons[i], status[i - start] = "beyond_model", STATUS_BEYOND
-            details[i] = f"{source.where(i)}: {tokens[i - start]} tokens, the model takes {limit}"
-        else:
-            status[i - start] = STATUS_OK
-            if i in notes:
-                details[i] = f"{source.where(i)}: {notes[i]}"
+        verdict = _verdict(source, i, int(tokens[i - start]), errors.get(i), limit)
+        if verdict is not None:
+            status[i - start], reasons[i], details[i] = verdict
     return RangeResult(
         start=start,
         stop=stop,
@@ -134,6 +119,20 @@ def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> R
         media=tuple(sorted(media)),
         keys=drained(source),
     )
+
+
+def _verdict(
+    source: Source, i: int, tokens: int, error: SampleError | None, limit: int | None
+) -> tuple[int, str, str] | None:
+    """(status, reason, line for people) of a sample that cannot be used; None for any other."""
+    if error is not None:
+        status = STATUS_EMPTY if error.reason == "empty" else STATUS_FAILED
+        return status, error.reason, _located(source.where(i), one_line(error))
+    if tokens == 0:
+        return STATUS_EMPTY, "empty", f"{source.where(i)}: the sample has no tokens"
+    if limit is not None and tokens > limit:
+        return STATUS_BEYOND, "beyond_model", f"{source.where(i)}: {tokens} tokens, the model takes {limit}"
+    return None
 
 
 def _named(source: Source, i: int) -> str:

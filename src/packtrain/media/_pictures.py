@@ -199,6 +199,7 @@ JPEG_MAGIC = b"\xff\xd8\xff"
 
 _FRAMES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0), 0xDE))
 _BARE = frozenset((0xC8, *range(0xD0, 0xDA), *range(0xF0, 0xFE)))  # markers without a segment
+_NO_SEGMENT = frozenset((0, 0xFF, *_BARE))
 _WINDOW = 2048
 _JPEG_EXIF = b"Exif\0\0"
 _JPEG_XMP = b"http://ns.adobe.com/xap/1.0/\0"
@@ -214,46 +215,63 @@ def parse_jpeg(head: Head) -> Parsed:
     data, base = head.bytes, 0  # the window looked at, and where it starts
     position = 2
     frame: tuple[int, int] | None = None
-    exif: list[bytes] = []
-    xmp: bytes | None = None
+    notes: list[bytes] = []
     while True:
         head.spend()
         at = position - base
         if at + 4 > len(data):
-            data, base, at = head.at(position, _WINDOW), position, 0
-            if len(data) < 4:
-                raise head.fail("truncated_media", "is cut short inside its JPEG header")
-        if data[at] != 0xFF:  # junk between segments
-            found = data.find(b"\xff", at)
-            position = base + (found if found >= 0 else len(data))
-            continue
+            data, base, at = _jpeg_window(head, position), position, 0
         marker = data[at + 1]
-        if marker == 0xFF:
-            position += 1
-            continue
-        if marker == 0 or marker in _BARE:
-            position += 2
+        if data[at] != 0xFF or marker in _NO_SEGMENT:
+            position += _gap(data, at)
             continue
         if marker < 0xC0:
             raise head.fail("unreadable_media", f"is a broken JPEG: no marker at byte {position}")
         length = max(2, data[at + 2] << 8 | data[at + 3])
         stop = position + 2 + length
         if stop > head.size:
-            raise head.fail("truncated_media", "is cut short inside its JPEG header")
+            raise _short_jpeg(head)
         if marker in _FRAMES:
             frame = _frame(head, head.at(position + 4, length - 2))
         elif marker == 0xE1:
-            segment = head.at(position + 4, length - 2)
-            if segment.startswith(_JPEG_EXIF):
-                exif.append(segment[6:] if exif else segment)
-            elif segment.startswith(_JPEG_XMP):
-                xmp = segment[len(_JPEG_XMP) :]
+            notes.append(head.at(position + 4, length - 2))
         elif marker == 0xDA:
             break
         position = stop
     if frame is None:
         raise head.fail("unreadable_media", "is a broken JPEG: a scan before its frame header")
-    return Parsed(*frame, orientation(b"".join(exif) or None, xmp), _ends(head, stop))
+    return Parsed(*frame, _jpeg_orientation(notes) if notes else 1, _ends(head, stop))
+
+
+def _jpeg_window(head: Head, position: int) -> bytes:
+    data = head.at(position, _WINDOW)
+    if len(data) < 4:
+        raise _short_jpeg(head)
+    return data
+
+
+def _short_jpeg(head: Head) -> Exception:
+    return head.fail("truncated_media", "is cut short inside its JPEG header")
+
+
+def _gap(data: bytes, at: int) -> int:
+    """How many bytes to pass over where no segment begins: junk, fill bytes, a bare marker."""
+    if data[at] != 0xFF:
+        found = data.find(b"\xff", at)
+        return (found if found >= 0 else len(data)) - at
+    return 1 if data[at + 1] == 0xFF else 2
+
+
+def _jpeg_orientation(notes: list[bytes]) -> int:
+    """How the APP1 segments of a JPEG say that it is turned: by EXIF, however many they are, or by XMP."""
+    exif: list[bytes] = []
+    xmp: bytes | None = None
+    for note in notes:
+        if note.startswith(_JPEG_EXIF):
+            exif.append(note[len(_JPEG_EXIF) :] if exif else note)
+        elif note.startswith(_JPEG_XMP):
+            xmp = note[len(_JPEG_XMP) :]
+    return orientation(b"".join(exif) or None, xmp)
 
 
 def _frame(head: Head, segment: bytes) -> tuple[int, int]:

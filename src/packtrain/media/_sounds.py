@@ -41,10 +41,7 @@ def parse_wav(head: Head) -> ParsedAudio | None:
             raise head.fail("truncated_media", f"is cut short {what}")
         kind, length = field[:4], struct.unpack(endian + "L", field[4:])[0]
         if kind == b"ds64":
-            body = head.at(position + 8, 24)
-            if len(body) < 24:
-                raise head.fail("truncated_media", "is cut short inside its WAVE header")
-            large = struct.unpack("<Q", body[8:16])[0]
+            large = _large(head, position + 8)
         elif kind == b"fmt ":
             plan = _format(head, head.at(position + 8, min(length, 40)), endian)
         elif kind == b"data":
@@ -58,11 +55,26 @@ def parse_wav(head: Head) -> ParsedAudio | None:
         if length > held and length not in _STREAMED:
             raise head.fail("truncated_media", "is cut short: its WAV data end before its samples do")
         return None
-    if length == 0xFFFFFFFF and large is not None:
-        length = large
-    elif length in _STREAMED:
-        length = held if length or (head.size - position - 8 > 0 and _last(head, position)) else 0
+    length = _told(head, position, length, large)
     return ParsedAudio(length // block, rate, channels, length <= held)
+
+
+def _told(head: Head, position: int, length: int, large: int | None) -> int:
+    """Bytes of samples in the `data` chunk at `position`, which says `length`."""
+    if length == 0xFFFFFFFF and large is not None:
+        return large
+    held = head.size - position - 8
+    if length not in _STREAMED:
+        return length
+    return held if length or (held > 0 and _last(head, position)) else 0
+
+
+def _large(head: Head, position: int) -> int:
+    """The size of the samples in a `ds64` chunk, which a header of 32 bits cannot say."""
+    body = head.at(position, 24)
+    if len(body) < 24:
+        raise head.fail("truncated_media", "is cut short inside its WAVE header")
+    return int.from_bytes(body[8:16], "little")
 
 
 def _last(head: Head, position: int) -> bool:

@@ -71,27 +71,35 @@ def knobs_of(
         out[name] = _number(name, holder[name], whole=True)
         taken.add(name)
     if kind == "video":
-        rate = next((name for name in ("sample_fps", "fps") if holder.get(name) is not None), None)
-        described = any(holder.get(name) is not None for name in ("frames", "width", "height"))
-        if rate == "sample_fps" or (rate == "fps" and (listed or not described)):
-            out["fps" if listed else "sample_fps"] = _number(str(rate), holder[str(rate)])
-            taken.update(name for name in ("sample_fps", "fps") if holder.get(name) is not None)
-            taken.update(["raw_fps"] if holder.get("raw_fps") is not None else [])
+        _take_rate(holder, out, taken, listed)
     if "nframes" in out and "sample_fps" in out:
         raise _bad("nframes and fps of a video are both set: one decides which frames are taken")
     if kind == "image" and holder.get("detail") is not None:
-        if holder["detail"] not in ("auto", "high", "low"):
-            raise SampleError(
-                "unread_key",
-                f"detail {holder['detail']!r} of an image is none of auto, high, low",
-                hint="set max_pixels, or leave it out: ignore_keys: [detail]",
-            )
-        if holder["detail"] == "low":
-            out["max_pixels"] = min(out.get("max_pixels", _LOW), _LOW)
+        _take_detail(holder["detail"], out)
         taken.add("detail")
     if ("resized_height" in out) != ("resized_width" in out):
         raise _bad("resized_height and resized_width come together")
     return out, taken
+
+
+def _take_rate(holder: Mapping[str, Any], out: dict[str, Any], taken: set[str], listed: bool) -> None:
+    """`fps` is the rate a video is sampled at, unless it stands with what describes the file."""
+    rate = next((name for name in ("sample_fps", "fps") if holder.get(name) is not None), None)
+    described = any(holder.get(name) is not None for name in ("frames", "width", "height"))
+    if rate == "sample_fps" or (rate == "fps" and (listed or not described)):
+        out["fps" if listed else "sample_fps"] = _number(rate, holder[rate])
+        taken.update(name for name in ("sample_fps", "fps", "raw_fps") if holder.get(name) is not None)
+
+
+def _take_detail(detail: Any, out: dict[str, Any]) -> None:
+    if detail not in ("auto", "high", "low"):
+        raise SampleError(
+            "unread_key",
+            f"detail {detail!r} of an image is none of auto, high, low",
+            hint="set max_pixels, or leave it out: ignore_keys: [detail]",
+        )
+    if detail == "low":
+        out["max_pixels"] = min(out.get("max_pixels", _LOW), _LOW)
 
 
 def _take_stretch(holder: Mapping[str, Any], out: dict[str, Any], taken: set[str]) -> None:
