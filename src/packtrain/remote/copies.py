@@ -23,7 +23,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -92,27 +92,10 @@ def bring(
     try:
         root, found = _found(url, cache_dir)
     except SampleError as error:
-        held = read_json(listed).get("names")
-        if writing and error.reason == "missing_media":
-            return _empty(place)
-        if (
-            writing
-            or error.reason != "unreachable_media"
-            or not isinstance(held, list)
-            or not _all_there(place, held)
-        ):
-            hint = None if error.reason == "missing_media" else error.hint and "run it again when it is up"
-            raise SourceError(error.message, hint=hint) from None
-        log.warning("%s; the copies in %s are used", error.message, place)
-        return place
+        return _without(error, place, listed, writing=writing)
     if writing and set(found) == {""}:
         raise InputError(f"{told} is a file, not a folder", hint="choose another folder")
-    need = sum(int(info.get("size") or 0) for name, info in found.items() if not (later and later(name)))
-    if need > (limit := 0.9 * world.copies_limit(root_of(place))):
-        raise SourceError(
-            f"{told} takes {need / 1e9:,.1f} GB, copies may take {limit / 1e9:,.1f} GB in {root_of(place)}",
-            hint="set PACKTRAIN_REMOTE_GB, or PACKTRAIN_CACHE to a larger disk, or name fewer files",
-        )
+    _check_room(told, place, [info for name, info in found.items() if not (later and later(name))])
     _forget(place, root, found)
     if set(found) != {""}:
         _listings[root] = dict(found)
@@ -133,6 +116,29 @@ def bring(
     if later is None and not writing:
         files.publish_json(listed, {"names": sorted(os.path.relpath(at, place) for at in todo)})
     return place
+
+
+def _without(error: SampleError, place: str, listed: str, *, writing: bool) -> str:
+    """The place that stands for a URL whose file system does not answer, or says that nothing is there."""
+    if writing and error.reason == "missing_media":
+        return _empty(place)
+    held = read_json(listed).get("names")
+    away = error.reason == "unreachable_media" and not writing
+    if not (away and isinstance(held, list) and _all_there(place, held)):
+        hint = None if error.reason == "missing_media" else error.hint and "run it again when it is up"
+        raise SourceError(error.message, hint=hint) from None
+    log.warning("%s; the copies in %s are used", error.message, place)
+    return place
+
+
+def _check_room(told: str, place: str, found: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse files that take more than copies may."""
+    need = sum(int(info.get("size") or 0) for info in found)
+    if need > (limit := 0.9 * world.copies_limit(root_of(place))):
+        raise SourceError(
+            f"{told} takes {need / 1e9:,.1f} GB, copies may take {limit / 1e9:,.1f} GB in {root_of(place)}",
+            hint="set PACKTRAIN_REMOTE_GB, or PACKTRAIN_CACHE to a larger disk, or name fewer files",
+        )
 
 
 def place_of(path: str | os.PathLike[str]) -> str:

@@ -146,24 +146,29 @@ _TYPES = {
 
 def _schema(value: Any) -> Iterator[str | tuple[str, ...]]:
     """Names, descriptions, parameters, types and choices of tool schemas."""
-    if isinstance(value, Mapping):
-        for key in ("name", "description"):
-            if isinstance(value.get(key), str) and value[key].strip():
-                yield value[key].strip()
-        if isinstance(value.get("type"), str) and value["type"] in _TYPES:
-            yield _TYPES[value["type"]]
-        for key, inner in value.items():
-            if key == "properties" and isinstance(inner, Mapping):
-                for name, field in inner.items():
-                    yield str(name)
-                    yield from _schema(field)
-            elif key == "enum" and isinstance(inner, (list, tuple)):
-                yield from (choice for choice in inner if isinstance(choice, str) and choice.strip())
-            elif isinstance(inner, (Mapping, list, tuple)):
-                yield from _schema(inner)
-    elif isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)):
         for inner in value:
             yield from _schema(inner)
+    if not isinstance(value, Mapping):
+        return
+    for key in ("name", "description"):
+        if isinstance(value.get(key), str) and value[key].strip():
+            yield value[key].strip()
+    if isinstance(value.get("type"), str) and value["type"] in _TYPES:
+        yield _TYPES[value["type"]]
+    for key, inner in value.items():
+        if key == "properties" and isinstance(inner, Mapping):
+            yield from _fields(inner)
+        elif key == "enum" and isinstance(inner, (list, tuple)):
+            yield from (choice for choice in inner if isinstance(choice, str) and choice.strip())
+        else:
+            yield from _schema(inner)
+
+
+def _fields(fields: Mapping[Any, Any]) -> Iterator[str | tuple[str, ...]]:
+    for name, field in fields.items():
+        yield str(name)
+        yield from _schema(field)
 
 
 def missing(text: str, pieces: Sequence[Piece]) -> list[Piece]:

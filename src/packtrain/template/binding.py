@@ -47,7 +47,7 @@ def bind_media(
         return None
     tokens = {kind: _token(processor, tokenizer, family, kind) for kind in family.modalities}
     image: Any = None
-    video = audio = oracle = sampler = None
+    video = audio = oracle = None
     options = {kind: processor_options(processor, f"{kind}s_kwargs") for kind in ("image", "video")}
     if family.image_rule == "pixels":
         image = rule_of(getattr(processor, "image_processor", None), size=options["image"].get("size"))
@@ -61,14 +61,7 @@ def bind_media(
         if family.time_unit == "seconds":
             clock = family.tokens_per_second if tokens_per_second is None else tokens_per_second
             video = replace(video, clock=clock)
-    if "video" in tokens and hasattr(processor, "video_processor"):
-        sampler = VideoSampler(processor.video_processor, options["video"])
-    if sampling and (sampler is None or not sampler.samples):
-        raise ConfigError(
-            f"{type(processor).__name__} does not choose frames of videos, so it has no "
-            f"{' and '.join(sampling)}",
-            hint="leave template.fps and template.max_frames out",
-        )
+    sampler = _sampler(processor, tokens, options["video"], sampling)
     if family.audio_rule is not None:
         audio = audio_rule(processor, tokens["audio"])
     rules = {"image": image, "video": video, "audio": audio}
@@ -88,6 +81,21 @@ def bind_media(
         trust_hints=trust_hints,
         unequal_videos=family.video_rule in _UNEQUAL,
     )
+
+
+def _sampler(
+    processor: Any, tokens: Mapping[str, str], options: dict[str, Any], sampling: Mapping[str, Any] | None
+) -> VideoSampler | None:
+    """The processor's own choice of frames; None where it makes none, and nothing is asked of it."""
+    part = getattr(processor, "video_processor", None) if "video" in tokens else None
+    sampler = None if part is None else VideoSampler(part, options)
+    if sampling and (sampler is None or not sampler.samples):
+        raise ConfigError(
+            f"{type(processor).__name__} does not choose frames of videos, so it has no "
+            f"{' and '.join(sampling)}",
+            hint="leave template.fps and template.max_frames out",
+        )
+    return sampler
 
 
 def _token(processor: Any, tokenizer: Any, family: Family, kind: str) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from .account import segments, texts_of
@@ -76,63 +75,63 @@ class Placed:
 def with_marks(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Leaf]] | None:
     """The conversation with marks around its texts, and what was marked; None where a text holds marks."""
     leaves: list[Leaf] = []
-
-    def mark(text: str, kind: str, place: int, role: str) -> str:
-        leaves.append(Leaf(kind, place, role, text))
-        number = len(leaves) - 1
-        return f"\ue000{number}\ue002{text}\ue001{number}\ue002"
-
-    def marked(text: str, place: int, role: str) -> str:
-        if _RESERVED.search(text):
-            raise _HeldMarks
-        out: list[str] = []
-        at = 0
-        for kind, first, last in segments(text, role):
-            out += [text[at:first], mark(text[first:last], kind, place, role)]
-            at = last
-        return "".join([*out, text[at:]])
-
-    made: list[dict[str, Any]] = []
     try:
-        for place, message in enumerate(messages):
-            role, copy = message["role"], dict(message)
-            content = copy.get("content")
-            if isinstance(content, str):
-                copy["content"] = marked(content, place, role)
-            elif content:
-                copy["content"] = [
-                    {**part, "text": marked(part["text"], place, role)} if part["type"] == "text" else part
-                    for part in content
-                ]
-            reasoning = copy.get("reasoning_content")
-            if isinstance(reasoning, str) and reasoning.strip():
-                core = reasoning.strip()
-                if _RESERVED.search(core):
-                    raise _HeldMarks
-                copy["reasoning_content"] = reasoning.replace(core, mark(core, "reasoning", place, role), 1)
-            if copy.get("tool_calls"):
-                named = partial(mark, kind="tool_calls", place=place, role=role)
-                copy["tool_calls"] = [_marked_call(call, named) for call in copy["tool_calls"]]
-            made.append(copy)
+        return [_Marker(leaves, n, m["role"]).message(m) for n, m in enumerate(messages)], leaves
     except _HeldMarks:
         return None
-    return made, leaves
 
 
 class _HeldMarks(Exception):
     """A text holds characters that marks are made of."""
 
 
-def _marked_call(call: Any, mark: Any) -> Any:
-    if not isinstance(call, Mapping):
-        return call
-    inner = call.get("function")
-    held = inner if isinstance(inner, Mapping) else call
-    name = held.get("name")
-    if not isinstance(name, str) or not name or _RESERVED.search(name):
-        return call
-    held = {**held, "name": mark(name)}
-    return {**call, "function": held} if isinstance(inner, Mapping) else held
+class _Marker:
+    """Puts marks around the texts of one message."""
+
+    def __init__(self, leaves: list[Leaf], place: int, role: str) -> None:
+        self.leaves, self.place, self.role = leaves, place, role
+
+    def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        copy = dict(message)
+        content, reasoning = copy.get("content"), copy.get("reasoning_content")
+        if isinstance(content, str):
+            copy["content"] = self.text(content)
+        elif content:
+            copy["content"] = [
+                {**part, "text": self.text(part["text"])} if part["type"] == "text" else part
+                for part in content
+            ]
+        if isinstance(reasoning, str) and (core := reasoning.strip()):
+            copy["reasoning_content"] = reasoning.replace(core, self.mark(core, "reasoning"), 1)
+        if copy.get("tool_calls"):
+            copy["tool_calls"] = [self.call(call) for call in copy["tool_calls"]]
+        return copy
+
+    def mark(self, text: str, kind: str) -> str:
+        if _RESERVED.search(text):
+            raise _HeldMarks
+        number = len(self.leaves)
+        self.leaves.append(Leaf(kind, self.place, self.role, text))
+        return f"\ue000{number}\ue002{text}\ue001{number}\ue002"
+
+    def text(self, text: str) -> str:
+        out: list[str] = []
+        at = 0
+        for kind, first, last in segments(text, self.role):
+            out += [text[at:first], self.mark(text[first:last], kind)]
+            at = last
+        return "".join([*out, text[at:]])
+
+    def call(self, call: Any) -> Any:
+        if not isinstance(call, Mapping):
+            return call
+        inner = call.get("function")
+        held = inner if isinstance(inner, Mapping) else call
+        name = held.get("name")
+        if not isinstance(name, str) or not name or _RESERVED.search(name):
+            return call
+        held = {**held, "name": self.mark(name, "tool_calls")}
+        return {**call, "function": held} if isinstance(inner, Mapping) else held
 
 
 def placed(rendered: str, leaves: Sequence[Leaf]) -> Placed | None:

@@ -155,18 +155,10 @@ class ChatRenderer:
     def _whole(self, sample: Mapping[str, Any]) -> Rendered:
         """Run the template on the sample."""
         talk = read_conversation(sample, self.takes, self.system)
-        messages, tools = talk.messages, talk.tools
-        if self.reasoning == "drop_history":
-            messages = without_history(messages)
+        tools = talk.tools
         template = self.templates["tools" if tools else "plain"]
         marked = _MARKS.search(template) is not None
-        try:
-            text, ranges = self._run(template, messages, tools, marks=marked)
-        except SampleError:
-            if not any(message.get("tool_calls") for message in messages):
-                raise
-            messages = with_text_arguments(messages)
-            text, ranges = self._run(template, messages, tools, marks=marked)
+        messages, text, ranges = self._written(template, talk, marks=marked)
         pieces = pieces_of(messages, tools)
         lost = missing(text, pieces)
         self._refuse(lost)
@@ -176,11 +168,11 @@ class ChatRenderer:
         key = self._key(template, messages, tools)
         found: Placed | None = None
         if others or key is None or key not in self._vouched or self.reasoning == "mask":
-            found = self._placed(template, messages, tools, text)
+            found = self._located(template, messages, tools, text=text)
         if marked:
             spans = owners_of(ranges, messages, found)
             if any(span.owner < 0 for span in spans):
-                found = found or self._placed(template, messages, tools, text)
+                found = found or self._located(template, messages, tools, text=text)
                 spans = owners_of(ranges, messages, found)
         else:
             spans = self._turns(template, messages, tools, text)
@@ -195,6 +187,19 @@ class ChatRenderer:
         if any(message["role"] == "assistant" and shows(message) for message in messages):
             spans = without_media(spans, text, self._around_media())
         return self._finished(talk, messages, text, spans, weights, found)
+
+    def _written(
+        self, template: str, talk: Conversation, *, marks: bool
+    ) -> tuple[list[dict[str, Any]], str, list[tuple[int, int]]]:
+        """(messages as the template takes them, their text, its marked ranges)."""
+        messages = without_history(talk.messages) if self.reasoning == "drop_history" else talk.messages
+        try:
+            return messages, *self._run(template, messages, talk.tools, marks=marks)
+        except SampleError:
+            if not any(message.get("tool_calls") for message in messages):
+                raise
+        messages = with_text_arguments(messages)
+        return messages, *self._run(template, messages, talk.tools, marks=marks)
 
     def _finished(
         self,
@@ -288,16 +293,6 @@ class ChatRenderer:
             found = self._traits[template] = traits(template)
         return found.key(messages, bool(tools))
 
-    def _placed(
-        self, template: str, messages: Sequence[Mapping[str, Any]], tools: Any, text: str | None
-    ) -> Placed | None:
-        """The rendering of messages located; None where marks would change it.
-
-        Args:
-            text: their plain rendering; None: not known yet.
-        """
-        return self._located(template, messages, tools, text=text)
-
     def _located(
         self,
         template: str,
@@ -307,6 +302,11 @@ class ChatRenderer:
         text: str | None = None,
         prompt: bool = False,
     ) -> Placed | None:
+        """The rendering of messages located; None where marks would change it.
+
+        Args:
+            text: their plain rendering; None: not known yet.
+        """
         marked = with_marks(messages)
         if marked is None:
             return None
@@ -329,7 +329,7 @@ class ChatRenderer:
         return locate(
             lambda count, prompt: self._located(template, messages[:count], tools, prompt=prompt),
             messages,
-            self._placed(template, messages, tools, text),
+            self._located(template, messages, tools, text=text),
             self._end_marks,
         )
 
@@ -391,43 +391,22 @@ class ChatRenderer:
         takes = self.takes
         odd = False
         for message in messages:
-            if type(message) is not dict:
+            role = _plain_role(message)
+            said: list[str] = []
+            kinds = None if role is None else _kinds(message["content"], takes, said, media)
+            if role is None or kinds is None:
                 return None
-            role, content = message.get("role"), message.get("content")
-            if type(role) is not str or type(content) is not list:
-                return None
+            joined = said[0] if len(said) == 1 else "".join(said)
             if len(message) != 2:
-                if len(message) != 3 or "loss" not in message:
-                    return None
                 loss = message["loss"]
                 odd = odd or (loss is not None and loss != (role == "assistant"))
-            kinds: list[str] = []
-            joined: list[str] = []
-            for part in content:
-                if type(part) is not dict:
-                    return None
-                kind = part.get("type")
-                if kind == "text":
-                    text = part.get("text")
-                    if type(text) is not str:
-                        return None
-                    joined.append(text)
-                elif kind in takes and part.get(kind) is not None:
-                    media.append(part)
-                else:
-                    return None
-                kinds.append(kind)
-            if role == "assistant":
-                for text in joined:
-                    if text and not text.isspace():
-                        break
-                else:
-                    odd = True
+            if role == "assistant" and (not joined or joined.isspace()):
+                odd = True
             if takes:
-                texts += joined
-                shape.append((role, tuple(kinds)))
+                texts += said
+                shape.append((role, kinds))
             else:
-                texts.append("".join(joined))
+                texts.append(joined)
                 shape.append((role, ()))
         return tuple(shape), texts, media, odd
 
@@ -487,6 +466,36 @@ class ChatRenderer:
                 f"the chat template refuses the conversation: {type(error).__name__}: {said}",
             ) from error
         return texts[0], [(int(a), int(b)) for a, b in ranges[0]] if marks else []
+
+
+def _plain_role(message: Any) -> str | None:
+    """The role of a message that is role and content, perhaps with its loss; None for any other."""
+    if type(message) is not dict or not (len(message) == 2 or (len(message) == 3 and "loss" in message)):
+        return None
+    role = message.get("role")
+    return role if type(role) is str and type(message.get("content")) is list else None
+
+
+def _kinds(
+    content: list[Any], takes: tuple[str, ...], texts: list[str], media: list[Mapping[str, Any]]
+) -> tuple[str, ...] | None:
+    """Kinds of parts, whose texts and media are added to these; None for anything out of the ordinary."""
+    kinds: list[str] = []
+    for part in content:
+        if type(part) is not dict:
+            return None
+        kind = part.get("type")
+        if kind == "text":
+            text = part.get("text")
+            if type(text) is not str:
+                return None
+            texts.append(text)
+        elif kind in takes and part.get(kind) is not None:
+            media.append(part)
+        else:
+            return None
+        kinds.append(kind)
+    return tuple(kinds)
 
 
 def _unplaced(found: Placed) -> list[Piece]:

@@ -164,20 +164,23 @@ class _Walk:
         elif isinstance(node, n.If):
             self.branch(node)
         elif isinstance(node, n.For):
-            kind = self.value(node.iter)
-            if kind == "text" or node.recursive:
-                raise _Refused
-            self.bind(node.target, kind)
-            if node.test is not None:
-                self.decides(node.test)
-            self.body(node.body)
-            self.body(node.else_)
+            self.loop(node)
         elif isinstance(node, n.Assign):
             self.bind(node.target, self.value(node.node))
         elif isinstance(node, n.Scope):
             self.body(node.body)
         elif not isinstance(node, (n.Continue, n.Break)):
             raise _Refused
+
+    def loop(self, node: Any) -> None:
+        kind = self.value(node.iter)
+        if kind == "text" or node.recursive:
+            raise _Refused
+        self.bind(node.target, kind)
+        if node.test is not None:
+            self.decides(node.test)
+        self.body(node.body)
+        self.body(node.else_)
 
     def branch(self, node: Any) -> None:
         """An if with its elifs: only the branches that can be taken."""
@@ -223,24 +226,29 @@ class _Walk:
         if isinstance(node, (n.Getattr, n.Getitem)):
             return self.member(node)
         if isinstance(node, (n.Add, n.Concat)):
-            children = node.nodes if isinstance(node, n.Concat) else (node.left, node.right)
-            kinds = {self.value(child) for child in children}
-            if "box" in kinds:
-                raise _Refused
-            return max(kinds)
+            return self.joined(node.nodes if isinstance(node, n.Concat) else (node.left, node.right))
         if isinstance(node, n.CondExpr):
             self.decides(node.test)
             return max(self.value(c) for c in (node.expr1, node.expr2) if c is not None)
         if isinstance(node, n.Test):
-            if self.value(node.node) and node.name not in _KIND_TESTS:
-                raise _Refused
-            return ""
+            return self.tested(node)
         if isinstance(node, n.Compare):
             return self.compare(node)
         if isinstance(node, (n.Filter, n.Call)):
             return self.called(node)
         for child in node.iter_child_nodes():
             self.decides(child)
+        return ""
+
+    def joined(self, nodes: Sequence[Any]) -> str:
+        kinds = {self.value(node) for node in nodes}
+        if "box" in kinds:
+            raise _Refused
+        return max(kinds)
+
+    def tested(self, node: Any) -> str:
+        if self.value(node.node) and node.name not in _KIND_TESTS:
+            raise _Refused
         return ""
 
     def member(self, node: Any) -> str:
