@@ -28,9 +28,9 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, known: Iterable[str], close: float = 0.51) -> str | None:
     """The known name closest to `name`, or None when nothing is close: less than half of it is another."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.51)
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=close)
     return found[0] if found else None
 
 

@@ -418,7 +418,9 @@ def read_json(path: str | Path) -> Any:
     except RecursionError:
         raise FormatError(f"{path} is not valid JSON: lists in lists without end") from None
     except ValueError as error:
-        raise FormatError(f"{path} is not valid JSON: {error}") from None
+        raise FormatError(
+            f"{path} is not valid JSON: {error}", hint="it was cut or edited: make it again"
+        ) from None
 
 
 def parse_yaml(text: str, name: str) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -43,6 +44,8 @@ def counts(tmp_path: Path, *tokens: int) -> Path:
         ("model: tiny:qwen3\n", "write model: {name_or_path: tiny:qwen3}"),
         ("template: qwen2_vl\n", "write template: {processor: qwen2_vl}"),
         ("training: 3\n", "a section holds keys"),
+        ("data: {pack_lenght: 8}\n", "write global_max_length"),
+        ("template: {max_lenght: 8}\n", "did you mean template.max_length?"),
         ("learning_rate: 1.0\n", "did you mean training.learning_rate?"),
         (
             "model: {dtype: 3}\ntraining: {seed: y, samples_per_step: -1}\n",
@@ -225,3 +228,37 @@ def test_a_folder_without_a_stream_is_named(tmp_path: Path, capsys: pytest.Captu
 def test_an_option_without_its_value_keeps_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
     code, said = told(capsys, "forecast", "lengths", "--pack-lengths")
     assert code == 2 and "see `packtrain forecast --help`" in said
+
+
+@pytest.mark.parametrize(
+    "words", ["which p --step 0", "show p --pack 0", "show p --ledger", "show p --sample 1", "diff p p"]
+)
+@pytest.mark.parametrize("name", ["indices", "offsets"])
+def test_a_damaged_plan_is_named_as_such(
+    words: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its ids would be those of other samples."""
+    monkeypatch.chdir(tmp_path)
+    assert told(capsys, "plan", counts(tmp_path, 3, 5, 2, 7), "-n", 8, "-o", "p")[0] == 0
+    array = np.load(f"p/{name}.npy")
+    array[1] = 3
+    np.save(f"p/{name}.npy", array)
+    code, said = told(capsys, *words.split())
+    assert code == 2 and f"the plan is damaged: p/{name}.npy" in said, said
+    assert "hint: make it again: packtrain plan --overwrite" in said
+
+
+def test_an_empty_ledger_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, "plan", counts(tmp_path, 3, 5), "-n", 8, "-o", tmp_path / "p")[0] == 0
+    assert told(capsys, "show", tmp_path / "p", "--ledger") == (
+        0,
+        "the ledger is empty: no sample was left out\n",
+    )
+
+
+def test_a_proof_on_a_plan_of_counts_says_what_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(capsys, "plan", counts(tmp_path, 3, 5), "-n", 8, "-o", tmp_path / "p")[0] == 0
+    code, said = told(capsys, "verify", tmp_path / "p", "--model", "tiny:qwen3")
+    assert code == 2 and "was planned from token counts" in said and "hint: measure a source" in said

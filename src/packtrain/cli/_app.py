@@ -247,6 +247,8 @@ def main(args: list[str] | None = None) -> None:
     except PacktrainError as error:
         said = (spelled(text or "") for text in (error.message, error.hint))
         message, advice = (spoken(text, _verb(arguments), _keyed(arguments)) for text in said)
+        if not advice and error.exit_code == 2:
+            advice = f"see `{_path(_verb(arguments))} --help`"
         _fail(message, advice, error.exit_code, "--json" in arguments)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
@@ -350,8 +352,6 @@ def _unexpected(error: Exception, arguments: list[str]) -> None:
 
 def _fail(message: str, hint: str | None, code: int, as_json: bool) -> None:
     line = " ".join(str(message).split())
-    if not hint and code == 2:
-        hint = f"see `{_path(_verb(sys.argv[1:]))} --help`"
     if as_json:
         click.echo(json.dumps({"error": line, "hint": hint, "exit_code": code}))
     click.echo(f"packtrain: {line}", err=True)

@@ -11,6 +11,7 @@ from ..errors import FormatError, counted
 from ..planning.diff import PlanDiff, diff_plans
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
+from ..store.plans import undamaged
 from ._app import emit
 from ._show import artefact_kind, folder_of_run, of_host, table
 
@@ -34,7 +35,7 @@ def command(plan_a: Path, plan_b: Path, ids: int, as_json: bool) -> int:
       packtrain diff runs/a/plan runs/b/plan
     """
     folders = _plan_folder(plan_a), _plan_folder(plan_b)
-    plans = PackPlan.load(folders[0]), PackPlan.load(folders[1])
+    plans = undamaged(folders[0]), undamaged(folders[1])
     found = diff_plans(*plans, _lengths_of(*folders, *plans))
     if as_json:
         emit({"a": str(folders[0]), "b": str(folders[1]), **found.to_dict(ids)})

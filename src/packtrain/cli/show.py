@@ -20,6 +20,7 @@ from ..planning.costs import DeviceProfile
 from ..planning.distribution import distribution, phases_of
 from ..planning.lengths import STATUS_OK, Lengths
 from ..planning.packplan import PackPlan
+from ..store.plans import undamaged
 from ._app import emit, without_effect
 from ._show import (
     artefact_kind,
@@ -219,12 +220,16 @@ def command(
             click.echo(f"page: {html}")
         return
     folder = folder_of_run(artefact, "plan") if kind == "run" else artefact
-    plan = PackPlan.load(folder)
+    reads = pack is not None or ledger or table_file is not None
+    plan = undamaged(folder) if reads else PackPlan.load(folder)
     if pack is not None:
         _print_pack(plan, pack, as_json)
         return
     if ledger:
-        _print_ledger(folder, plan, as_json)
+        from ..pipeline.plan import ledger_rows
+
+        held = ledger_rows(plan, _place_of_lengths(folder), where_of(folder, source_of(folder)))
+        _print_ledger(held, as_json)
         return
     if kind != "run" or not (html or as_json):
         without_effect("without --html or --json of a run", "profile")
@@ -272,7 +277,7 @@ def _print_run(artefact: Path, run: dict[str, Any], plan: PackPlan | None) -> No
 
 def _print_sample(artefact: Path, kind: str, sample: int, as_json: bool) -> None:
     folder = folder_of_run(artefact, "plan") if kind == "run" else artefact
-    plan = None if kind == "lengths" else PackPlan.load(folder)
+    plan = None if kind == "lengths" else undamaged(folder)
     lengths = Lengths.load(folder) if plan is None else lengths_of(folder)
     if not 0 <= sample < len(lengths):
         raise InputError(
@@ -292,12 +297,8 @@ def _print_sample(artefact: Path, kind: str, sample: int, as_json: bool) -> None
 
 def _show_stream(folder: Path, ledger: bool, follow: bool, interval: float, as_json: bool) -> None:
     if ledger:
-        rows = ledger_of(folder)
-        if as_json:
-            emit({"ledger": rows})
-            return
-        for row in rows:
-            click.echo(f"{row['id']}\t{row['reason']}\t{row['shard']}:{row['row']}\t{row['detail']}")
+        rows = [{**row, "where": f"{row['shard']}:{row['row']}"} for row in ledger_of(folder)]
+        _print_ledger(rows, as_json)
         return
     for figures in follow_stream(folder, interval) if follow else [stream_figures(folder)]:
         if as_json:
@@ -317,13 +318,12 @@ def _print_pack(plan: PackPlan, pack: int, as_json: bool) -> None:
         click.echo(" ".join(map(str, ids)))
 
 
-def _print_ledger(folder: Path, plan: PackPlan, as_json: bool) -> None:
-    from ..pipeline.plan import ledger_rows
-
-    rows = ledger_rows(plan, _place_of_lengths(folder), where_of(folder, source_of(folder)))
+def _print_ledger(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         emit({"ledger": rows})
         return
+    if not rows:
+        click.echo("the ledger is empty: no sample was left out", err=True)
     for row in rows:
         click.echo(f"{row['id']}\t{row['reason']}\t{row['where']}\t{row['detail']}")
 

@@ -18,7 +18,6 @@ from typing import Any
 from .. import extend, files
 from ..checks import whole
 from ..errors import (
-    ChecksumError,
     ConfigError,
     ForeignArtefactError,
     FormatError,
@@ -270,7 +269,7 @@ def format_of(name: str, given: Mapping[str, Any], out: Path | None = None) -> t
 def _job(plan_folder: Path, out: Path, name: str, module: Any, source: Any, template: Any) -> Job:
     if (plan_folder / "run.json").is_file():
         plan_folder = plan_folder / "plan"
-    _refuse_damaged(plan_folder)
+    plans_store.undamaged(plan_folder)
     try:
         lengths: Path | None = lengths_of_plan(plan_folder)
     except FormatError:
@@ -296,16 +295,6 @@ def _job(plan_folder: Path, out: Path, name: str, module: Any, source: Any, temp
         source=source,
         template=template,
     )
-
-
-def _refuse_damaged(plan_folder: Path) -> None:
-    """Its ids would name other samples than those that were planned, or none at all."""
-    try:
-        plans_store.verify(plan_folder)
-    except ChecksumError as error:
-        raise FormatError(
-            f"the plan is damaged: {error.message}", hint="plan again with overwrite=True, and verify it"
-        ) from None
 
 
 def _task(job: Job, asked: str) -> str:

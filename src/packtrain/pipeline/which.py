@@ -22,6 +22,7 @@ from ..errors import FormatError, InputError, PacktrainError, counted
 from ..planning.epoch_order import EpochOrder
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
+from ..store.plans import undamaged
 from .length_files import lengths_of
 
 
@@ -238,7 +239,7 @@ def order_of(
         return _of_run(folder, *read_run(folder))
     if not (folder / "plan.json").is_file():
         raise FormatError(f"{folder} holds no plan and no finished run", hint="name a run or plan folder")
-    plan = PackPlan.load(folder)
+    plan = undamaged(folder)
     ranks = 1 if world_size is None else whole("world_size", world_size, 1, 1 << 20)
     if grad_accum is not None:
         whole("grad_accum", grad_accum, 1, 1 << 31)
@@ -290,7 +291,7 @@ def _of_run(folder: Path, written: Mapping[str, Any], figures: Mapping[str, Any]
         place = folder / "plan"
         if not place.is_dir() and "plan_folder" in figures:
             place = Path(figures["plan_folder"])  # in a shared cache
-    plan = PackPlan.load(place)
+    plan = undamaged(place)
     return order_of_config(config, plan, ranks, place, sync=figures.get("sync"))
 
 

@@ -32,7 +32,10 @@ def read_marker(folder: Path, name: str, schema: str) -> dict[str, Any]:
     marker = files.read_json(path)
     found = marker.get("schema") if isinstance(marker, dict) else None
     if found != schema:
-        raise FormatError(f"{path} has schema {found!r}, this version reads {schema!r}")
+        raise FormatError(
+            f"{path} has schema {found!r}, this version reads {schema!r}",
+            hint="make it again, or read it with the version that wrote it",
+        )
     return dict(marker)
 
 

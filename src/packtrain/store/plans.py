@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import files
-from ..errors import ForeignArtefactError, FormatError, counted
+from ..errors import ChecksumError, ForeignArtefactError, FormatError, counted
 from ..planning.certificate import Certificate
 from ..planning.digests import block_digests
 from ..planning.ledger import Ledger
@@ -137,6 +137,21 @@ def verify(folder: str | Path) -> PackPlan:
         check_blocks(folder, stem, open_array(folder, stem, described), list(marker["blocks"].get(stem, [])))
     plan.verify()
     return plan
+
+
+def undamaged(folder: str | Path) -> PackPlan:
+    """`verify` for what reads ids: those of a damaged plan would name other samples, or none at all.
+
+    Raises:
+        FormatError: names the file that was changed.
+    """
+    try:
+        return verify(folder)
+    except ChecksumError as error:
+        raise FormatError(
+            f"the plan is damaged: {error.message}",
+            hint="make it again: packtrain plan --overwrite",
+        ) from None
 
 
 def _arrays(plan: PackPlan) -> dict[str, NDArray[Any]]:

@@ -351,7 +351,11 @@ def _unknown(section: str, key: str, known: Iterable[str]) -> ConfigError:
     }
     elsewhere = [name for name, keys in places.items() if key in keys and name != section]
     elsewhere += [name for name in _SECTIONS if section and key in old_names(name) and name != section]
+    known = list(known)
     close = nearest(key, known)
+    foreign = nearest(key, FOREIGN, 0.85)
+    if foreign is not None and foreign not in known:
+        key = foreign  # a name of another layout, misspelt
     if key in FOREIGN and not (section and elsewhere):
         hint = FOREIGN[key]
     elif elsewhere:
@@ -361,7 +365,7 @@ def _unknown(section: str, key: str, known: Iterable[str]) -> ConfigError:
     elif not section and key in trainer_fields():
         hint = f"did you mean training.{key}?"
     else:
-        hint = f"keys: {', '.join(list(known)[:24])}"
+        hint = f"keys: {', '.join(known[:24])}"
     return ConfigError(f"unknown key {dotted!r}", hint=hint)
 
 
