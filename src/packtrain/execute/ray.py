@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ..checks import whole
-from ..errors import InputError, MissingExtraError, described, one_line
+from ..errors import InputError, described, one_line, optional
 from .local import answer_of, failure_of, packed, shard_name
 
 #: How often a shard is tried again after the worker that had it died.
@@ -61,10 +61,7 @@ def map_shards(
     """
     if workers is not None:
         whole("workers", workers, 1)
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtraError("ray", "ray") from None
+    ray = optional("ray", "ray", "ray")
     return _mapped(ray, packed(work, context), list(shards), workers, address)
 
 

@@ -100,15 +100,13 @@ def parse_bmp(head: Head) -> Parsed:
         SampleError: truncated_media, unreadable_media, unsupported_media.
     """
     data = head.bytes
-    if len(data) < 26:
-        raise head.fail("truncated_media", "is cut short inside its BMP header")
+    head.need(0, 26, "inside its BMP header")
     length = struct.unpack_from("<L", data, 14)[0]
     if length == 12:
         width, height, _, bits = struct.unpack_from("<4H", data, 18)
         compression = _RAW
     elif length in _HEADERS:
-        if len(data) < 14 + length:
-            raise head.fail("truncated_media", "is cut short inside its BMP header")
+        head.need(0, 14 + length, "inside its BMP header")
         width, height, _, bits, compression = struct.unpack_from("<LLHHL", data, 18)
         if data[25] == 0xFF:  # rows from top to bottom: the height is negative
             height = 2**32 - height
@@ -132,6 +130,8 @@ def parse_bmp(head: Head) -> Parsed:
 # Only the first frame is used by anyone who trains on a GIF, so a file cut in a later frame is complete.
 GIF_MAGICS = (b"GIF87a", b"GIF89a")
 
+_IN_GIF = "inside its GIF header"
+
 
 def parse_gif(head: Head) -> Parsed:
     """Header facts of a GIF.
@@ -139,33 +139,26 @@ def parse_gif(head: Head) -> Parsed:
     Raises:
         SampleError: truncated_media, unreadable_media.
     """
-    data = head.bytes
-    if len(data) < 13:
-        raise _cut(head)
+    data = head.need(0, 13, _IN_GIF)
     width = int.from_bytes(data[6:8], "little")
     height = int.from_bytes(data[8:10], "little")
     position = 13 + (3 << (data[10] & 7) + 1 if data[10] & 0x80 else 0)
     while True:  # each block is a step of the budget
-        block = head.at(position, 1)
+        block = head.need(position, 1, _IN_GIF)
         if block == b"!":
             position = _skip(head, position + 2)
             if position < 0:
-                raise _cut(head)
+                position = head.size  # nothing stands there
         elif block == b",":
             break
-        elif not block:
-            raise _cut(head)
         elif block == b";":
             raise head.fail("unreadable_media", "is a GIF without a picture")
         else:
             position += 1  # readers pass over stray bytes between blocks
-    frame = head.at(position, 10)
-    if len(frame) < 10:
-        raise _cut(head)
+    frame = head.need(position, 10, _IN_GIF)
     left, top, wide, high = (int.from_bytes(frame[i : i + 2], "little") for i in (1, 3, 5, 7))
     pixels = position + 10 + (3 << (frame[9] & 7) + 1 if frame[9] & 0x80 else 0) + 1
-    if pixels > head.size:
-        raise _cut(head)
+    head.need(pixels - 1, 1, _IN_GIF)
     complete = head.at(head.size - 2, 2) == b"\0;" or _skip(head, pixels) >= 0
     return Parsed(max(width, left + wide), max(height, top + high), 1, complete)
 
@@ -185,10 +178,6 @@ def _skip(head: Head, position: int) -> int:
         position += 1 + data[at]
 
 
-def _cut(head: Head) -> Exception:
-    return head.fail("truncated_media", "is cut short inside its GIF header")
-
-
 # --------------------------------------------------------------------------------------------
 # JPEG headers: frame size, EXIF orientation and the end marker, without decoding
 # --------------------------------------------------------------------------------------------
@@ -200,6 +189,7 @@ JPEG_MAGIC = b"\xff\xd8\xff"
 _FRAMES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0), 0xDE))
 _BARE = frozenset((0xC8, *range(0xD0, 0xDA), *range(0xF0, 0xFE)))  # markers without a segment
 _NO_SEGMENT = frozenset((0, 0xFF, *_BARE))
+_IN_JPEG = "inside its JPEG header"
 _WINDOW = 2048
 _JPEG_EXIF = b"Exif\0\0"
 _JPEG_XMP = b"http://ns.adobe.com/xap/1.0/\0"
@@ -220,7 +210,7 @@ def parse_jpeg(head: Head) -> Parsed:
         head.spend()
         at = position - base
         if at + 4 > len(data):
-            data, base, at = _jpeg_window(head, position), position, 0
+            data, base, at = head.need(position, 4, _IN_JPEG, _WINDOW), position, 0
         marker = data[at + 1]
         if data[at] != 0xFF or marker in _NO_SEGMENT:
             position += _gap(data, at)
@@ -230,7 +220,7 @@ def parse_jpeg(head: Head) -> Parsed:
         length = max(2, data[at + 2] << 8 | data[at + 3])
         stop = position + 2 + length
         if stop > head.size:
-            raise _short_jpeg(head)
+            raise head.fail("truncated_media", f"is cut short {_IN_JPEG}")
         if marker in _FRAMES:
             frame = _frame(head, head.at(position + 4, length - 2))
         elif marker == 0xE1:
@@ -241,17 +231,6 @@ def parse_jpeg(head: Head) -> Parsed:
     if frame is None:
         raise head.fail("unreadable_media", "is a broken JPEG: a scan before its frame header")
     return Parsed(*frame, _jpeg_orientation(notes) if notes else 1, _ends(head, stop))
-
-
-def _jpeg_window(head: Head, position: int) -> bytes:
-    data = head.at(position, _WINDOW)
-    if len(data) < 4:
-        raise _short_jpeg(head)
-    return data
-
-
-def _short_jpeg(head: Head) -> Exception:
-    return head.fail("truncated_media", "is cut short inside its JPEG header")
 
 
 def _gap(data: bytes, at: int) -> int:
@@ -312,6 +291,7 @@ def _ends(head: Head, scan: int) -> bool:
 # from the end of the file instead of walking thousands of them.
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 
+_IN_PNG = "inside its PNG header"
 _END = b"\0\0\0\0IEND\xaeB`\x82"
 _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # by colour type
 _TEXTS = (b"tEXt", b"zTXt", b"iTXt")
@@ -358,8 +338,7 @@ def parse_png(head: Head) -> Parsed:
         SampleError: truncated_media, unreadable_media, unsupported_media.
     """
     data = head.bytes
-    if len(data) < 33:
-        raise head.fail("truncated_media", "is cut short inside its PNG header")
+    head.need(0, 33, _IN_PNG)
     width, height = _ihdr(head, data)
     notes = _Notes()
     position = 8 + 12 + struct.unpack_from(">L", data, 8)[0]
@@ -379,9 +358,7 @@ def _ihdr(head: Head, data: bytes) -> tuple[int, int]:
     if data[12:16] != b"IHDR" or not 13 <= struct.unpack_from(">L", data, 8)[0] <= 4096:
         raise head.fail("unreadable_media", "is a broken PNG: no header chunk at its start")
     length = struct.unpack_from(">L", data, 8)[0]
-    body = head.at(12, length + 8)
-    if len(body) < length + 8:
-        raise head.fail("truncated_media", "is cut short inside its PNG header")
+    body = head.need(12, length + 8, _IN_PNG)
     if zlib.crc32(body[:-4]) != struct.unpack(">L", body[-4:])[0]:
         raise head.fail("unreadable_media", "is a broken PNG: wrong checksum of its header chunk")
     if data[24] not in _PNG_DEPTHS.get(data[25], ()):
@@ -392,9 +369,7 @@ def _ihdr(head: Head, data: bytes) -> tuple[int, int]:
 
 def _chunk(head: Head, position: int) -> tuple[int, bytes]:
     """(length, kind) of the chunk at `position`."""
-    field = head.at(position, 8)
-    if len(field) < 8:
-        raise head.fail("truncated_media", "is cut short inside its PNG header")
+    field = head.need(position, 8, _IN_PNG)
     kind = field[4:]
     if not kind.isalnum():
         raise head.fail("unreadable_media", f"is a broken PNG: no chunk at byte {position}")
@@ -475,16 +450,9 @@ def parse_tiff(head: Head) -> Parsed:
         SampleError: truncated_media, unreadable_media.
     """
     endian = "<" if head.bytes[:2] == b"II" else ">"
-    if len(head.bytes) < 8:
-        raise head.fail("truncated_media", "is cut short inside its TIFF header")
-    start = struct.unpack_from(endian + "L", head.bytes, 4)[0]
-    field = head.at(start, 2)
-    if len(field) < 2:
-        raise head.fail("truncated_media", "is cut short before its TIFF directory")
-    count = struct.unpack(endian + "H", field)[0]
-    table = head.at(start + 2, 12 * count)
-    if len(table) < 12 * count:
-        raise head.fail("truncated_media", "is cut short inside its TIFF directory")
+    start = struct.unpack(endian + "L", head.need(4, 4, "inside its TIFF header"))[0]
+    count = struct.unpack(endian + "H", head.need(start, 2, "before its TIFF directory"))[0]
+    table = head.need(start + 2, 12 * count, "inside its TIFF directory")
     tags: dict[int, tuple[int, ...]] = {}
     for position in range(0, len(table), 12):
         tag, kind, number = struct.unpack_from(endian + "HHL", table, position)
@@ -528,8 +496,7 @@ def parse_webp(head: Head) -> Parsed:
     """
     data = head.bytes
     kind = data[12:16]
-    if len(data) < (25 if kind == b"VP8L" else 30):
-        raise head.fail("truncated_media", "is cut short inside its WebP header")
+    head.need(0, 25 if kind == b"VP8L" else 30, "inside its WebP header")
     complete = 8 + int.from_bytes(data[4:8], "little") <= head.size
     if kind == b"VP8X":
         width = 1 + int.from_bytes(data[24:27], "little")

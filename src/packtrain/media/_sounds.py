@@ -18,6 +18,7 @@ WAV_MAGICS = (b"RIFF", b"RIFX", b"RF64", b"BW64")
 _PCM, _FLOAT, _ALAW, _MULAW, _EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
 _PLAIN = frozenset((_PCM, _FLOAT, _ALAW, _MULAW))
 _STREAMED = (0, 0xFFFFFFFF)
+_IN_WAVE = "inside its WAVE header"
 
 
 def is_wav(data: bytes) -> bool:
@@ -35,13 +36,10 @@ def parse_wav(head: Head) -> ParsedAudio | None:
     plan: tuple[int, int, int, int] | None = None  # codec, channels, rate, bytes per frame
     position = 12
     while True:
-        field = head.at(position, 8)
-        if len(field) < 8:
-            what = "inside its WAVE header" if plan is None else "before its samples"
-            raise head.fail("truncated_media", f"is cut short {what}")
+        field = head.need(position, 8, _IN_WAVE if plan is None else "before its samples")
         kind, length = field[:4], struct.unpack(endian + "L", field[4:])[0]
         if kind == b"ds64":
-            large = _large(head, position + 8)
+            large = int.from_bytes(head.need(position + 8, 24, _IN_WAVE)[8:16], "little")
         elif kind == b"fmt ":
             plan = _format(head, head.at(position + 8, min(length, 40)), endian)
         elif kind == b"data":
@@ -69,14 +67,6 @@ def _told(head: Head, position: int, length: int, large: int | None) -> int:
     return held if length or (held > 0 and _last(head, position)) else 0
 
 
-def _large(head: Head, position: int) -> int:
-    """The size of the samples in a `ds64` chunk, which a header of 32 bits cannot say."""
-    body = head.at(position, 24)
-    if len(body) < 24:
-        raise head.fail("truncated_media", "is cut short inside its WAVE header")
-    return int.from_bytes(body[8:16], "little")
-
-
 def _last(head: Head, position: int) -> bool:
     """Whether an empty `data` chunk is one that was never filled in: no further chunk follows it."""
     following = head.at(position + 8, 4)
@@ -85,7 +75,7 @@ def _last(head: Head, position: int) -> bool:
 
 def _format(head: Head, body: bytes, endian: str) -> tuple[int, int, int, int]:
     if len(body) < 16:
-        raise head.fail("truncated_media", "is cut short inside its WAVE header")
+        raise head.fail("truncated_media", f"is cut short {_IN_WAVE}")
     codec, channels, rate, _, block, bits = struct.unpack_from(endian + "HHLLHH", body)
     if codec == _EXTENSIBLE and len(body) >= 26:
         codec = struct.unpack_from(endian + "H", body, 24)[0]
@@ -311,6 +301,7 @@ def _tag(data: bytes, frame: _Frame) -> tuple[int, int, int] | None:
 # header whose CRC-8 fits, whose position plus size is the total, and whose CRC-16 covers the bytes up to the
 # end (tags behind it are passed over).
 FLAC_MAGIC = b"fLaC"
+_IN_FLAC = "inside its FLAC header"
 _FLAC_SYNC = re.compile(rb"\xff[\xf8\xf9]")
 _FRAME = (1 << 21) + (1 << 14)  # bytes of the largest frame: 65,535 samples of 8 channels, stored as they are
 _SUMMED = 4  # headers of the last frame that chance may give: each sums the bytes up to the end
@@ -324,9 +315,7 @@ def parse_flac(head: Head, start: int = 0) -> ParsedAudio | None:
     Raises:
         SampleError: truncated_media, unreadable_media.
     """
-    info = head.at(start + 4, 38)
-    if len(info) < 38:
-        raise head.fail("truncated_media", "is cut short inside its FLAC header")
+    info = head.need(start + 4, 38, _IN_FLAC)
     if info[0] & 0x7F or info[1:4] != b"\0\0\x22":
         raise head.fail("unreadable_media", "is a broken FLAC: no STREAMINFO")
     smallest, _ = struct.unpack_from(">HH", info, 4)
@@ -338,9 +327,7 @@ def parse_flac(head: Head, start: int = 0) -> ParsedAudio | None:
         raise head.fail("unreadable_media", "is a broken FLAC: sample rate 0")
     position, last = start + 4, False
     while not last:
-        field = head.at(position, 4)
-        if len(field) < 4:
-            raise head.fail("truncated_media", "is cut short inside its FLAC header")
+        field = head.need(position, 4, _IN_FLAC)
         last = bool(field[0] & 0x80)
         position += 4 + int.from_bytes(field[1:], "big")
     if not total:

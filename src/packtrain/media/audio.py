@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import io
 import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import MissingExtraError, SampleError, one_line
+from ..errors import SampleError, one_line, optional
 from ._sounds import FLAC_MAGIC, OGG_MAGIC, is_mp3, is_wav, parse_flac, parse_mp3, parse_ogg, parse_wav
 from .location import Head, ParsedAudio, Ref, as_file, name_of, open_head, read_bytes
 
@@ -79,7 +79,7 @@ def open_audio(ref: Ref) -> tuple[NDArray[np.float32], int]:
     with open_head(data) as head:
         head.name = name_of(ref)
         header = _read(head)
-        soundfile = _soundfile()
+        soundfile = optional("soundfile", "soundfile", "audio")
         try:
             samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
         except Exception as error:
@@ -145,7 +145,7 @@ def _ask(head: Head) -> tuple[str, ParsedAudio]:
     """What soundfile says, for formats without an own header reader."""
     if _is_cut(head):
         raise head.fail("truncated_media", "is cut short: it holds fewer bytes than its header says")
-    soundfile = _soundfile()
+    soundfile = optional("soundfile", "soundfile", "audio")
     try:
         with soundfile.SoundFile(as_file(head)) as sound:
             frames, known = sound.frames, sound.frames < 1 << 62
@@ -174,14 +174,6 @@ def _broken(head: Head, error: Exception) -> SampleError:
         f"is no sound format that is read here (it starts with {head.bytes[:8]!r})",
         hint="WAVE, FLAC, MP3, Ogg (Vorbis, Opus), AIFF, AU and CAF are read; convert it",
     )
-
-
-def _soundfile() -> Any:
-    try:
-        import soundfile
-    except ImportError:
-        raise MissingExtraError("soundfile", "audio") from None
-    return soundfile
 
 
 _W64 = b"riff\x2e\x91\xcf\x11"

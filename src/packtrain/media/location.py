@@ -136,6 +136,17 @@ class Head:
             raise self.fail("unreadable_media", f"is read more than {_TIMES} times over to be understood")
         return self.read(offset, count)
 
+    def need(self, offset: int, count: int, where: str, most: int = 0) -> bytes:
+        """As `at`, but not fewer than `count`; up to `most` where that is more.
+
+        Raises:
+            SampleError: truncated_media, the medium ends before; `where` says in which part of it.
+        """
+        data = self.at(offset, max(count, most))
+        if len(data) < count:
+            raise self.fail("truncated_media", f"is cut short {where}")
+        return data
+
     def spend(self, steps: int = 1) -> None:
         """Count parts that a parser looks at.
 

@@ -12,6 +12,7 @@ unsupported_media (no container that is read here, frames of different sizes).
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import MissingExtraError, SampleError, one_line
+from ..errors import SampleError, one_line, optional
 from . import image
 from .location import Head, Ref, as_file, name_of, open_head, read_bytes
 
@@ -116,6 +117,7 @@ _OPEN: dict[str, Any] = {
     "metadata_errors": "replace",
 }
 _NAMES = {"mov,mp4,m4a,3gp,3g2,mj2": "MP4", "avi": "AVI", "matroska,webm": "MKV"}
+_av = functools.partial(optional, "av", "PyAV (av)", "video")
 _TURN_MARK = b"\x76\x75"  # ProjectionPoseRoll in Matroska
 
 
@@ -328,11 +330,3 @@ def _broken(head: Head, error: Exception) -> SampleError:
         )
     said = one_line(error, 160)
     return head.fail("unreadable_media", f"cannot be read ({type(error).__name__}: {said})")
-
-
-def _av() -> Any:
-    try:
-        import av
-    except ImportError:
-        raise MissingExtraError("PyAV (av)", "video") from None
-    return av

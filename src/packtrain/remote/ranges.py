@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from ..errors import MissingExtraError, SampleError, SourceError, one_line
+from ..errors import MissingExtraError, SampleError, SourceError, one_line, optional
 
 T = TypeVar("T")
 
@@ -172,10 +172,7 @@ def open_remote(url: str, name: str) -> Remote:
 
 def system_of(url: str, name: str) -> tuple[Any, str]:
     """(file system, path in it) of a URL. Errors as `open_remote`."""
-    try:
-        import fsspec.core
-    except ImportError:
-        raise MissingExtraError("fsspec", "remote") from None
+    fsspec = optional("fsspec.core", "fsspec", "remote")
     try:
         system, path = fsspec.core.url_to_fs(url, **_options(url))
         return system, str(path)

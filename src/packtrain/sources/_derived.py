@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files, world
-from ..errors import MissingExtraError, SourceError
+from ..errors import SourceError, optional
 from . import _index
 from ._handles import Pinned
 from ._records import RecordFile, open_records
@@ -75,11 +75,7 @@ def _open(path: str, kind: str) -> Any:
         return bz2.open(path, "rb")
     if kind == "xz":
         return lzma.open(path, "rb")
-    try:
-        import zstandard
-    except ImportError:
-        raise MissingExtraError("zstandard", "zstd") from None
-    return _Zstd(zstandard, path)
+    return _Zstd(optional("zstandard", "zstandard", "zstd"), path)
 
 
 _PIECE = 2048  # compressed bytes at once: of zeros these are 64 MiB

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ..errors import SampleError
+
 MOST_RECORD = 1 << 28  # bytes of one record
 
 
@@ -29,6 +31,23 @@ def loads(text: str | bytes) -> Any:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     return held if end == len(text) else _DECODER.decode(text)
+
+
+def record_of(data: bytes, what: str) -> dict[str, Any]:
+    """A record of JSON, as UTF-8.
+
+    Raises:
+        SampleError: malformed_record; `what` says of what.
+    """
+    try:
+        record = loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise SampleError("malformed_record", f"{what} is not UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise SampleError("malformed_record", f"{what} is not valid JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise SampleError("malformed_record", f"{what} is {type(record).__name__}, not an object")
+    return record
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

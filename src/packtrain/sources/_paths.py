@@ -46,6 +46,13 @@ def ordered(names: Iterable[str], known: Sequence[str] = ()) -> list[str]:
     return first + sorted(held.difference(first), key=natural)
 
 
+def below(folder: str, paths: Sequence[str]) -> list[str]:
+    """The paths relative to a folder, with `/` on every system."""
+    start = os.path.join(folder, "")
+    names = (p[len(start) :] if p.startswith(start) else os.path.relpath(p, folder) for p in paths)
+    return [name.replace(os.sep, "/") for name in names]
+
+
 def is_pattern(path: str) -> bool:
     """Whether a path that is no existing file stands for several: it has wildcards or braces."""
     return not os.path.exists(path) and (glob.has_magic(path) or _BRACE.search(path) is not None)

@@ -7,8 +7,9 @@ import hashlib
 import json
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from ..errors import SampleError, SourceError
@@ -49,10 +50,35 @@ def numbered(index: int, count: int, where: str) -> int:
     return number
 
 
-def part_of(stops: Sequence[int], number: int) -> tuple[int, int]:
-    """(part, number in it) of a record of parts that end before `stops`."""
-    part = bisect.bisect_right(stops, number)
-    return part, number - (stops[part - 1] if part else 0)
+class Parts:
+    """The parts of a source in order (files, packs, other sources): where each of its records stands.
+
+    Args:
+        name: of the source, for messages.
+        counts: records of each part.
+    """
+
+    __slots__ = ("name", "stops")
+
+    def __init__(self, name: str, counts: Iterable[int]) -> None:
+        self.name, self.stops = name, [*accumulate(counts)]
+
+    def __len__(self) -> int:
+        return self.stops[-1] if self.stops else 0
+
+    def of(self, number: int) -> tuple[int, int]:
+        """(part, number in it) of a record."""
+        part = bisect.bisect_right(self.stops, number)
+        return part, number - (self.stops[part - 1] if part else 0)
+
+    def place(self, index: int) -> tuple[int, int]:
+        """As `of`; IndexError outside of the source."""
+        return self.of(numbered(index, len(self), self.name))
+
+    def shards(self, names: Iterable[str], digests: Iterable[str]) -> list[Shard]:
+        """The parts with their id ranges."""
+        rows = zip(names, [0, *self.stops], self.stops, digests, strict=False)
+        return [Shard(*row) for row in rows]
 
 
 class RecordFile:

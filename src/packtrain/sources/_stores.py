@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any, Protocol
 
 from .. import files
 from ..errors import PacktrainError, SampleError, SourceError, one_line
 from ._handles import Pinned
-from ._records import Shard, numbered, part_of
+from ._records import Parts, Shard, numbered
 from ._table import digest_files, merkle
 
 
@@ -48,8 +47,8 @@ class Stored:
         verify: bool = False,
     ) -> None:
         self.folder, self._kind, self._opened = folder, kind, opened
-        self._stops = [*accumulate(rows for _, rows in held)]
-        if not self._stops or not self._stops[-1]:
+        self._parts = Parts(folder, [rows for _, rows in held])
+        if not len(self):
             raise SourceError(f"{folder} holds no rows", hint="a source needs at least one record")
         names = [name for name, _ in held]
         paths = [os.path.join(folder, name) for name in [*names, *also]]
@@ -68,8 +67,7 @@ class Stored:
     @property
     def shards(self) -> list[Shard]:
         """The data files in order, with their id ranges."""
-        held = zip(self._names, [0, *self._stops], self._stops, self._files, strict=False)
-        return [Shard(name, start, stop, file.sha256) for name, start, stop, file in held]
+        return self._parts.shards(self._names, [file.sha256 for file in self._files])
 
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON."""
@@ -77,10 +75,10 @@ class Stored:
         return {"kind": self._kind, "files": told, "records": len(self)}
 
     def __len__(self) -> int:
-        return self._stops[-1]
+        return len(self._parts)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        number = self._number(index)
+        number = numbered(index, len(self), self.folder)
         if self._open[0] != os.getpid() or self._open[1] is None:
             for file in self._files:
                 file.check()
@@ -103,15 +101,11 @@ class Stored:
 
     def where(self, index: int) -> str:
         """`shard.00000.mds[17]`: the row of its file, from 0."""
-        number = self._number(index)
-        shard, row = part_of(self._stops, number)
+        shard, row = self._parts.place(index)
         return f"{self._names[shard]}[{row}]"
 
     def __repr__(self) -> str:
         return f"<{self._kind} source {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
-
-    def _number(self, index: int) -> int:
-        return numbered(index, len(self), self.folder)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": (0, None)}

@@ -23,7 +23,7 @@ from ..checks import one_of
 from ..errors import SampleError, SourceError, counted
 from ._handles import Pinned
 from ._once import loads
-from ._records import numbered, part_of
+from ._records import Parts
 from ._table import digest_files
 from .webdataset import SUFFIXES as TARS
 from .webdataset import open_source as open_tars
@@ -62,7 +62,7 @@ class LlavaPacked:
     def __init__(self, packs: _Packs, folder: str, task: str) -> None:
         self.folder = folder
         self._packs, self._task = packs, task
-        self._stops: list[int] = []
+        counts: list[int] = []
         for number in range(len(packs)):
             captions = packs[number].get("captions")
             if not isinstance(captions, list):
@@ -70,7 +70,8 @@ class LlavaPacked:
                     f"{packs.where(number)} is no pack: it has no list of captions",
                     hint="name a folder of ps_00000000.json, or their tars",
                 )
-            self._stops.append((self._stops[-1] if self._stops else 0) + len(captions))
+            counts.append(len(captions))
+        self._parts = Parts(folder, counts)
         self._read: tuple[int, dict[str, Any]] = (-1, {})
 
     @property
@@ -82,10 +83,10 @@ class LlavaPacked:
         return {"kind": "llava_packed", "packs": self._packs.fingerprint, "task": self._task}
 
     def __len__(self) -> int:
-        return self._stops[-1] if self._stops else 0
+        return len(self._parts)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        number, place = self._place(index)
+        number, place = self._parts.place(index)
         if self._read[0] != number:
             self._read = (number, self._packs[number])
         record = self._read[1]
@@ -111,14 +112,11 @@ class LlavaPacked:
         return {"messages": self._messages(number, place, asked, said, refs)}
 
     def where(self, index: int) -> str:
-        number, place = self._place(index)
+        number, place = self._parts.place(index)
         return f"{self._packs.where(number)}[{place}]"
 
     def __repr__(self) -> str:
         return f"<{len(self._packs)} packs in {self.folder}: {len(self)} samples, {self.fingerprint[:7]}>"
-
-    def _place(self, index: int) -> tuple[int, int]:
-        return part_of(self._stops, numbered(index, len(self), self.folder))
 
     def _messages(
         self, number: int, place: int, asked: list[str], said: list[str], refs: list[str]

@@ -35,7 +35,7 @@ from ..planning.permutation import Permutation
 from ..remote.copies import bring
 from ..remote.ranges import is_remote
 from ._once import loads
-from ._records import numbered, part_of
+from ._records import Parts, numbered
 from .chat import ChatSource
 
 SUFFIXES = (".yaml", ".yml")
@@ -80,10 +80,8 @@ class Mixture:
         self.parts = tuple(parts)
         self.seed = seed
         self.shuffle = shuffle
-        self._stops: list[int] = []
-        for part in self.parts:
-            self._stops.append((self._stops[-1] if self._stops else 0) + part.count)
-        if not self.parts or not self._stops[-1]:
+        self._parts = Parts(f"mixture in {self.folder}", [part.count for part in self.parts])
+        if not len(self):
             raise SourceError("a mixture holds no samples", hint="name sources with a weight above 0")
         self._order = Permutation(len(self), seed, 0) if shuffle else None
         self._rows = [
@@ -100,7 +98,7 @@ class Mixture:
         return {**self._identity(), "kind": "mixture", "names": [part.name for part in self.parts]}
 
     def __len__(self) -> int:
-        return self._stops[-1]
+        return len(self._parts)
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
         number, row, _ = self.place(index)
@@ -108,9 +106,9 @@ class Mixture:
 
     def place(self, index: int) -> tuple[int, int, int]:
         """(part, id in its source, how often that sample came before) of an id."""
-        number = numbered(index, len(self), f"mixture in {self.folder}")
+        number = numbered(index, len(self), self._parts.name)
         spot = number if self._order is None else int(self._order[number])
-        part, within = part_of(self._stops, spot)
+        part, within = self._parts.of(spot)
         again, row = divmod(within, len(self.parts[part].source))
         chosen = self._rows[part]
         if chosen is not None and again == self.parts[part].count // len(self.parts[part].source):

@@ -18,7 +18,6 @@ stamps and digests in the cache folder saves reopening from hashing what has not
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import operator
 import os
@@ -29,6 +28,7 @@ from typing import Any
 
 from .. import files
 from ..errors import SampleError, SourceError
+from ._once import record_of
 from ._paths import near
 from ._records import numbered
 from ._table import digest_files
@@ -81,14 +81,7 @@ class Pairs:
                 f"the file changed: {entry.name} in {self.folder} changed after the source was opened",
                 hint="open the source again: its lengths and plan must be made anew",
             )
-        try:
-            record = json.loads(data.decode("utf-8-sig"))
-        except UnicodeDecodeError:
-            raise SampleError("malformed_record", f"{entry.name} is not UTF-8") from None
-        except (ValueError, RecursionError) as error:
-            raise SampleError("malformed_record", f"{entry.name} is not valid JSON: {error}") from None
-        if not isinstance(record, dict):
-            raise SampleError("malformed_record", f"{entry.name} is {type(record).__name__}, not an object")
+        record = record_of(data, entry.name)
         if entry.images and record.get("images") is None and record.get("image") is None:
             if len(entry.images) > 1:
                 raise SampleError(

@@ -24,20 +24,12 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from .. import files
 from ..checks import one_of
-from ..errors import (
-    MissingExtraError,
-    PacktrainError,
-    SampleError,
-    SourceError,
-    one_line,
-)
+from ..errors import PacktrainError, SampleError, SourceError, one_line, optional
 from ._handles import Pinned
-from ._paths import expand, root_of
-from ._records import Shard, numbered, part_of
+from ._paths import below, expand, root_of
+from ._records import Parts, Shard
 from ._table import digest_files, merkle
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".ipc", ".feather")
@@ -53,14 +45,16 @@ class Table:
         self.folder = root
         self._held = list(held)
         self._columns = list(columns) if columns is not None else None
+        self._names = below(root, [file.path for file in self._held])
         self._groups: list[Group] = []
-        self._stops: list[int] = []
+        counts: list[int] = []  # rows of each group
+        rows: list[int] = []  # rows of each file
         self._reset()
         names: list[str] | None = None
         for number, file in enumerate(self._held):
             with _reading(file.path):
                 reader = _reader(file.path, None)
-                held_rows = reader.rows
+                sizes = reader.rows
             if names is None:
                 names = reader.names
                 for column in self._columns or ():
@@ -71,11 +65,11 @@ class Table:
                     f"{file.path} has other columns than {self._held[0].path}: {', '.join(odd)}",
                     hint="open them as sources of their own, or choose columns both have",
                 )
-            for group, rows in enumerate(held_rows):
-                if rows:
-                    self._groups.append((number, group))
-                    self._stops.append((self._stops[-1] if self._stops else 0) + rows)
-        if not self._stops:
+            rows.append(sum(sizes))
+            self._groups += [(number, group) for group, count in enumerate(sizes) if count]
+            counts += filter(None, sizes)
+        self._in_files, self._in_groups = Parts(root, rows), Parts(root, counts)
+        if not len(self):
             raise SourceError(f"{root} holds no rows", hint="a source needs at least one record")
         parts = [file.sha256 for file in self._held]
         self._fingerprint = files.digest_json({"rows": merkle("parquet", parts), "columns": self._columns})
@@ -87,13 +81,7 @@ class Table:
     @property
     def shards(self) -> list[Shard]:
         """The files in order, with their id ranges."""
-        rows = [0] * len(self._held)
-        for (number, _), start, stop in zip(self._groups, [0, *self._stops], self._stops, strict=False):
-            rows[number] += stop - start
-        ends = np.cumsum(rows).tolist()
-        names = [os.path.relpath(file.path, self.folder).replace(os.sep, "/") for file in self._held]
-        held = zip(names, [0, *ends], ends, self._held, strict=False)
-        return [Shard(name, start, stop, file.sha256) for name, start, stop, file in held]
+        return self._in_files.shards(self._names, [file.sha256 for file in self._held])
 
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON."""
@@ -105,10 +93,10 @@ class Table:
         }
 
     def __len__(self) -> int:
-        return self._stops[-1]
+        return len(self._in_files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        slot, row = self._place(index)
+        slot, row = self._in_groups.place(index)
         table = self._group(slot)
         try:
             record: dict[str, Any] = table.slice(row, 1).to_pylist()[0]
@@ -124,15 +112,8 @@ class Table:
 
     def where(self, index: int) -> str:
         """`train-00000.parquet[17]`: the row of its file, from 0."""
-        slot, row = self._place(index)
-        number = self._groups[slot][0]
-        before = slot
-        while before and self._groups[before - 1][0] == number:
-            before -= 1
-        base = self._stops[before - 1] if before else 0
-        start = self._stops[slot - 1] if slot else 0
-        name = os.path.relpath(self._held[number].path, self.folder).replace(os.sep, "/")
-        return f"{name}[{start - base + row}]"
+        number, row = self._in_files.place(index)
+        return f"{self._names[number]}[{row}]"
 
     def __repr__(self) -> str:
         return f"<parquet source {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
@@ -150,9 +131,6 @@ class Table:
         self._open: OrderedDict[int, _Reader] = OrderedDict()
         self._cache: OrderedDict[int, Any] = OrderedDict()
         self._valid: set[int] = set()  # groups whose offsets, indices and texts were checked
-
-    def _place(self, index: int) -> tuple[int, int]:
-        return part_of(self._stops, numbered(index, len(self), self.folder))
 
     def _group(self, slot: int) -> Any:
         if self._owner != os.getpid():  # a forked child reads through files of its own
@@ -204,7 +182,7 @@ def open_source(
         SourceError: missing, not a table, no rows, files of different columns.
         MissingExtraError: pyarrow is not installed.
     """
-    _pyarrow()
+    optional("pyarrow", "pyarrow", "arrow")
     folder = _split(os.path.abspath(os.fspath(path)), split)
     listed = _listed(folder)
     paths = listed if listed is not None else expand(folder, SUFFIXES, deep=True)
@@ -320,10 +298,3 @@ def _listed(folder: str) -> list[str] | None:
             hint="load it, call flatten_indices() and save it again",
         )
     return names
-
-
-def _pyarrow() -> None:
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("pyarrow", "arrow") from None

@@ -22,8 +22,8 @@ from . import json as json_source
 from . import jsonl as jsonl_source
 from ._handles import Pinned
 from ._index import BOM, KEEP, Index, scan_lines
-from ._paths import expand, ordered, root_of
-from ._records import RecordFile, Shard, numbered, part_of
+from ._paths import below, expand, ordered, root_of
+from ._records import Parts, RecordFile, Shard
 from ._table import merkle, rows_of
 
 # --------------------------------------------------------------------------------------------
@@ -124,23 +124,14 @@ SUFFIXES: tuple[str, ...] = ()
 _PLAIN = tuple(name for name in FILES if not name.endswith(jsonl_source.PACKED))
 
 
-def _names(paths: Sequence[str], folder: str) -> list[str]:
-    """The paths relative to the folder, with `/` on every system."""
-    start = os.path.join(folder, "")
-    below = (p[len(start) :] if p.startswith(start) else os.path.relpath(p, folder) for p in paths)
-    return [name.replace(os.sep, "/") for name in below]
-
-
 class Shards:
     """Records of several files. Picklable; items as `RecordFile` gives them."""
 
     def __init__(self, folder: str, files: Sequence[RecordFile | SmallFile]) -> None:
         self.folder = folder
         self._files = list(files)
-        self._stops: list[int] = []
-        for file in self._files:
-            self._stops.append((self._stops[-1] if self._stops else 0) + len(file))
-        self._names = _names([file.path for file in self._files], folder)
+        self._parts = Parts(folder, map(len, self._files))
+        self._names = below(folder, [file.path for file in self._files])
         self._fingerprint = merkle("shards", [file.fingerprint for file in self._files])
 
     @property
@@ -150,9 +141,7 @@ class Shards:
     @property
     def shards(self) -> list[Shard]:
         """The files in order, with their id ranges."""
-        starts = [0, *self._stops]
-        rows = zip(self._names, starts, self._stops, self._files, strict=False)
-        return [Shard(name, start, stop, file.fingerprint) for name, start, stop, file in rows]
+        return self._parts.shards(self._names, [file.fingerprint for file in self._files])
 
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON, and the names."""
@@ -166,23 +155,20 @@ class Shards:
         }
 
     def __len__(self) -> int:
-        return self._stops[-1]
+        return len(self._parts)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        shard, row = self._place(index)
+        shard, row = self._parts.place(index)
         return self._files[shard][row]
 
     def where(self, index: int) -> str:
         """`part-003.jsonl:17`, with the folders below the source's."""
-        shard, row = self._place(index)
+        shard, row = self._parts.place(index)
         told = self._files[shard].where(row)
         return os.path.join(os.path.dirname(self._names[shard]), told).replace(os.sep, "/")
 
     def __repr__(self) -> str:
         return f"<{len(self._files)} shards in {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
-
-    def _place(self, index: int) -> tuple[int, int]:
-        return part_of(self._stops, numbered(index, len(self), self.folder))
 
 
 def open_source(
@@ -207,7 +193,7 @@ def open_source(
     text = os.fspath(path)
     paths = expand(text, FILES)
     folder = root_of(text)
-    names = dict(zip(_names(paths, folder), paths, strict=True))
+    names = dict(zip(below(folder, paths), paths, strict=True))
     gone = [name for name in known if name not in names]
     if gone:
         raise SourceError(

@@ -39,9 +39,9 @@ from ..media._tar import followed
 from ._derived import kind_of
 from ._handles import Pinned, read
 from ._index import cached
-from ._once import loads
-from ._paths import expand, root_of
-from ._records import Shard, numbered, part_of
+from ._once import record_of
+from ._paths import below, expand, root_of
+from ._records import Parts, Shard
 from ._table import digest_files, merkle
 from .keys import FIELDS
 
@@ -90,10 +90,9 @@ class Tars:
         self._held = list(held)
         self._samples = list(samples)
         self._prompt = prompt
-        self._stops: list[int] = []
-        for found in self._samples:
-            self._stops.append((self._stops[-1] if self._stops else 0) + len(found))
-        if not self._stops[-1]:
+        self._parts = Parts(root, map(len, self._samples))
+        self._names = below(root, [file.path for file in self._held])
+        if not len(self):
             raise SourceError(f"{root} holds no samples", hint="a source needs at least one record")
         digest = merkle("webdataset", [file.sha256 for file in self._held])
         self._fingerprint = files.digest_json({"tars": digest, "prompt": prompt, "samples": len(self)})
@@ -105,9 +104,7 @@ class Tars:
     @property
     def shards(self) -> list[Shard]:
         """The tars in order, with their id ranges."""
-        names = [os.path.relpath(file.path, self.folder).replace(os.sep, "/") for file in self._held]
-        held = zip(names, [0, *self._stops], self._stops, self._held, strict=False)
-        return [Shard(name, start, stop, file.sha256) for name, start, stop, file in held]
+        return self._parts.shards(self._names, [file.sha256 for file in self._held])
 
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON."""
@@ -119,10 +116,10 @@ class Tars:
         }
 
     def __len__(self) -> int:
-        return self._stops[-1]
+        return len(self._parts)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        shard, row = self._place(index)
+        shard, row = self._parts.place(index)
         sample, file = self._samples[shard][row], self._held[shard]
         where = self.where(index)
         if sample.fault:
@@ -133,14 +130,14 @@ class Tars:
         text = next((kind for kind in _TEXTS if kind in sample.members), None)
         record: dict[str, Any] = {}
         if "json" in sample.members:
-            record = _object(self._bytes(file, sample.members["json"]), where)
+            record = record_of(read(file, *sample.members["json"][1:]), f"{where}: its json")
             if text is None or not _CHAT.isdisjoint(record):
                 return _with_media(record, sample, refs)
         if text is None:
             held = ", ".join(sample.members)
             raise SampleError("malformed_record", f"{where} has neither json nor txt (it has {held})")
         try:
-            said = self._bytes(file, sample.members[text]).decode("utf-8-sig")
+            said = read(file, *sample.members[text][1:]).decode("utf-8-sig")
         except UnicodeDecodeError:
             raise SampleError("malformed_record", f"{where}: its {text} is not UTF-8") from None
         asked: list[dict[str, Any]] = [
@@ -154,19 +151,12 @@ class Tars:
 
     def where(self, index: int) -> str:
         """`shard-000.tar!key`."""
-        shard, row = self._place(index)
-        name = os.path.relpath(self._held[shard].path, self.folder).replace(os.sep, "/")
-        told = f"{name}!{self._samples[shard][row].key}"
+        shard, row = self._parts.place(index)
+        told = f"{self._names[shard]}!{self._samples[shard][row].key}"
         return told.encode("utf-8", "backslashreplace").decode("utf-8")
 
     def __repr__(self) -> str:
         return f"<{len(self._held)} tars in {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
-
-    def _place(self, index: int) -> tuple[int, int]:
-        return part_of(self._stops, numbered(index, len(self), self.folder))
-
-    def _bytes(self, file: Pinned, member: Member) -> bytes:
-        return read(file, member[1], member[2])
 
 
 def open_source(
@@ -318,18 +308,6 @@ def _mark_cut(file: Pinned, found: list[_Sample], *, keep: bool) -> None:
             hint='copy it again, or read what is there with truncated="keep"',
         )
     log.warning("%s was cut short: %s", file.path, told)
-
-
-def _object(data: bytes, where: str) -> dict[str, Any]:
-    try:
-        record = loads(data.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise SampleError("malformed_record", f"{where}: its json is not UTF-8") from None
-    except (ValueError, RecursionError) as error:
-        raise SampleError("malformed_record", f"{where}: its json is not valid: {error}") from None
-    if not isinstance(record, dict):
-        raise SampleError("malformed_record", f"{where}: its json is {type(record).__name__}, not an object")
-    return record
 
 
 def _with_media(record: dict[str, Any], sample: _Sample, refs: Mapping[str, str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import files
-from ..errors import ChecksumError, FormatError, MissingExtraError, counted
+from ..errors import ChecksumError, FormatError, counted, optional
 from ..remote.copies import present
 from ._chunk_fields import (
     JSON,
@@ -69,15 +69,11 @@ class ChunkReader:
         self._open()
 
     def _open(self) -> None:
-        try:
-            import pyarrow as pa
-            import pyarrow.ipc
-        except ImportError:
-            raise MissingExtraError("pyarrow", "arrow") from None
+        pa = optional("pyarrow.ipc", "pyarrow", "arrow")
         whole = pa.py_buffer(self._map)
         self._start = whole.address
         try:
-            self._file = pyarrow.ipc.open_file(whole)
+            self._file = pa.ipc.open_file(whole)
             told = json.loads(self._file.schema.metadata[b"packtrain"])
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
             self.check_digest()

@@ -29,6 +29,7 @@ SHA-256, counts, and what the caller gives as `meta`) comes last. The same packs
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import tempfile
@@ -44,7 +45,7 @@ from numpy.typing import NDArray
 
 from .. import files
 from ..checks import one_of
-from ..errors import InputError, MissingExtraError
+from ..errors import InputError, optional
 from ._chunk_fields import (
     JSON,
     MEDIA_BYTES,
@@ -214,6 +215,8 @@ class Spool:
 # --------------------------------------------------------------------------------------------
 # A chunk: packs that are already encoded, in one Arrow IPC file with a manifest, read through a memory map
 # --------------------------------------------------------------------------------------------
+_arrow = functools.partial(optional, "pyarrow.ipc", "pyarrow", "arrow")
+
 #: How media may be kept.
 MEDIA = ("source", "uint8", "tensor")
 #: How they are kept where nobody says: by exports, producers and encode caches.
@@ -241,7 +244,7 @@ class ChunkWriter:
         self, path: str | Path, *, media: str = DEFAULT_MEDIA, meta: Mapping[str, Any] | None = None
     ) -> None:
         one_of("media", media, MEDIA)
-        arrow()
+        _arrow()
         self.path = Path(path)
         self.media = media
         self.meta = dict(meta or {})
@@ -385,7 +388,7 @@ class _Hashed:
 
 def _write(handle: _Hashed, spool: Spool, sources: list[list[Any]], media: str) -> dict[str, dict[str, Any]]:
     """All packs as record batches; what is to be said about the fields."""
-    pa = arrow()
+    pa = _arrow()
     ids = [one for many in spool.ids for one in many if one is not None]
     id_type = pa.int64() if all(isinstance(one, int) for one in ids) else pa.large_string()
     names = spool.names()
@@ -478,20 +481,6 @@ def _id_of(value: Any) -> int | str | None:
         return int(value)
     except (TypeError, ValueError):
         raise InputError(f"sample_id {value!r} is neither a number nor a text") from None
-
-
-def arrow() -> Any:
-    """pyarrow.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
-    try:
-        import pyarrow as pa
-        import pyarrow.ipc
-    except ImportError:
-        raise MissingExtraError("pyarrow", "arrow") from None
-    return pa
 
 
 # --------------------------------------------------------------------------------------------
