@@ -63,3 +63,18 @@ def test_warnings_speak_as_errors_do(
     assert code == 0
     assert "--packs-multiple 4 has no effect without --samples-per-step" in heard, heard
     assert "--last-step drop has no effect" in heard and "samples_per_step" not in heard, heard
+
+
+def test_what_is_seldom_meant_is_told(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import logging
+
+    (here / "l.csv").write_text("tokens,images\n5,1\n7,0\n")
+    for words, said in (
+        ("--samples-per-step 100", "--samples-per-step 100, of 2 samples: an epoch is one step"),
+        ("--limit images=0", "--limit images=0 packs samples with images alone; --long-samples drop leaves"),
+    ):
+        monkeypatch.setattr(logging.getLogger(), "handlers", [])
+        code, heard = told(capsys, *f"plan l.csv -n 8 -o {words.split()[1]} {words}".split())
+        assert code == 0 and said in heard, heard

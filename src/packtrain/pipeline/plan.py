@@ -72,16 +72,30 @@ def plan_lengths(
             floor = min_fill_ratio * made.spec.pack_length
             made = made.without(made.pack_tokens < floor, "under_filled")
         check_drops(made, lengths_folder, max_drop_fraction)
-        if made.pack_tokens.min() > made.spec.pack_length:
-            logger.warning(
-                "every sample is longer than the pack length of %d tokens: nothing is packed",
-                made.spec.pack_length,
-            )
+        _tell_unlikely(made)
         if out is None:
             return made
         folder = None if lengths_folder is None else kept(lengths_folder)
         made.save(out, origin=origin_of({"lengths": folder}), overwrite=overwrite)
     return PackPlan.load(out)
+
+
+def _tell_unlikely(made: PackPlan) -> None:
+    """What can be planned, and is seldom meant."""
+    spec = made.spec
+    if made.pack_tokens.min() > spec.pack_length:
+        logger.warning(
+            "every sample is longer than the pack length of %d tokens: nothing is packed", spec.pack_length
+        )
+    if spec.samples_per_step is not None and spec.samples_per_step > len(made.indices):
+        told = counted(len(made.indices), "samples")
+        logger.warning("samples_per_step %d, of %s: an epoch is one step", spec.samples_per_step, told)
+    for name in (
+        name for name, cap in spec.limits.items() if cap == 0 and spec.long_policy(name) == "single"
+    ):
+        logger.warning(
+            "limits=%r packs samples with %s alone; long_samples='drop' leaves them out", {name: 0}, name
+        )
 
 
 def check_limit(share: float | None) -> None:
