@@ -71,8 +71,8 @@ def spoken(text: str, command: click.Command | None, keyed: bool | None = None) 
         text = _KEY.sub("", text)
 
     def option(section: str | None, name: str) -> click.Option | None:
-        if section is not None and keyed:
-            return None  # a key as it stands there
+        if keyed and (section is not None or name in keys):
+            return None  # what a YAML says is a key
         return options.get(_OPTIONS.get(f"{section}.{name}", name))
 
     def assigned(found: re.Match[str]) -> str:
@@ -92,7 +92,7 @@ def spoken(text: str, command: click.Command | None, keyed: bool | None = None) 
 
     def first(found: re.Match[str]) -> str:
         name = found[1]
-        return _long(options[name]) if name in options else keys.get(name, name)
+        return keys.get(name) or (_long(options[name]) if name in options else name)
 
     return _NAMED.sub(named, _ASSIGNED.sub(assigned, _FIRST.sub(first, text)))
 
@@ -126,7 +126,12 @@ def _option(option: click.Option, value: Any) -> str:
     if option.is_flag:
         return name if value else f"no {name}"
     if isinstance(value, Mapping):
-        return " ".join(f"{name} {key}={item}" for key, item in value.items())
+        rows = [
+            (key, one)
+            for key, held in value.items()
+            for one in (held if held and isinstance(held, list) else [held])
+        ]
+        return " ".join(f"{name} {key}={one}" for key, one in rows)
     return " ".join(f"{name} {item}" for item in (value if isinstance(value, list) else [value]))
 
 

@@ -305,4 +305,4 @@ def _relative(path: str, root: Any) -> str:
 
 def _located(where: str, text: str) -> str:
     """`where: text`; sources that say where themselves are not repeated."""
-    return text if text.startswith(f"{where}:") else f"{where}: {text}"
+    return text if text.startswith((f"{where}:", f"{where} ")) else f"{where}: {text}"

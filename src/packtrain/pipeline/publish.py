@@ -97,11 +97,13 @@ def publish(
     refuse_unread(parts.reason_rows(paths), len(whole.status))
     if len(whole.status) and not (whole.status == STATUS_OK).any():
         _, reason, detail = next(parts.reason_rows(paths))
+        said, _, hint = detail.removesuffix(")").partition(" (hint: ")
+        if reason == "missing_media":
+            hint = "media_root names the folder of relative media paths"
         raise InputError(
-            f"none of the {counted(len(whole.status), 'samples')} can be used; the first: {reason}: {detail}",
-            hint="media_root names the folder of relative media paths"
-            if reason == "missing_media"
-            else "check the processor, the columns and the media folder",
+            f"none of the {counted(len(whole.status), 'samples')} can be used; the first: {reason}: "
+            + (said if hint else detail),
+            hint=hint or "check the processor, the columns and the media folder",
         )
     reasons = {i: sys.intern(reason) for i, reason, _ in parts.reason_rows(paths) if reason != CUT}
     files.remove(folder / lengths_store.MARKER)

@@ -69,9 +69,9 @@ class Unread(SampleError):
 def unread(key: str, why: str, *, hint: str | None = None) -> Unread:
     """The error that names such a key."""
     bare = key.rpartition("[].")[2]
-    hint = (
-        hint
-        or f"ignore_keys: [{bare}] leaves it out; columns= maps it to a field; shape= settles what is read"
+    hint = hint or (
+        f"ignore_keys: [{bare}] leaves it out; columns={{'FIELD': {bare!r}}} maps it to a field; "
+        "shape='NAME' settles what is read"
     )
     error = Unread(UNREAD, f"the key {key!r} {why} and is not read", hint=hint)
     error.key = key

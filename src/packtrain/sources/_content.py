@@ -125,7 +125,7 @@ class Media:
             if asked == listed and not beyond:
                 continue
             names = " or ".join(repr(name) for name in placeholders.get(kind, ())) or "none known"
-            hint = "set placeholders= to what the text uses"
+            hint = f"set placeholders={{{kind!r}: ['TEXT']}} to what the text uses"
             if not asked:
                 hint += ', or media_without_placeholder="prepend" to put media first'
             elif not listed:

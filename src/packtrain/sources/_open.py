@@ -87,9 +87,10 @@ def _kind_of(path: str) -> str:
     text = _head(path).removeprefix(b"\xef\xbb\xbf").lstrip()
     if text.startswith((b"{", b"[")):
         return "json" if text.startswith(b"[") else "jsonl"
-    raise SourceError(
-        f"{path} is of no known kind", hint=f"kinds: {', '.join(names('sources'))}; or pass kind="
-    )
+    hint = f"kind=NAME of {', '.join(names('sources'))}"
+    if path.endswith((".csv", ".tsv")):
+        hint = "write it as JSONL, with pandas: read_csv(path).to_json(out, orient='records', lines=True)"
+    raise SourceError(f"{path} is of no known kind", hint=hint)
 
 
 # --------------------------------------------------------------------------------------------

@@ -165,7 +165,9 @@ class RecordFile:
         try:
             record = loads(data.decode("utf-8"))
         except UnicodeDecodeError as error:
-            raise self._malformed(number, f"is not UTF-8 (byte {start + error.start} of the file)") from None
+            fault = self._malformed(number, f"is not UTF-8 (byte {start + error.start} of the file)")
+            fault.hint = "convert the file to UTF-8"
+            raise fault from None
         except Twice as error:
             raise self._malformed(number, f"gives {error}") from None
         except ValueError as error:

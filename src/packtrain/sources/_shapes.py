@@ -143,7 +143,9 @@ class Fields:
                 "preference data are not trained as they are: ignore_keys: [rejected] with columns: "
                 f"{{response: {wanted}}} (or messages: {wanted}) trains the answers that are wanted"
             )
-        return f"it has the fields {', '.join(map(repr, self.record))}; map names with columns="
+        return (
+            f"it has the fields {', '.join(map(repr, self.record))}; columns={{'prompt': 'FIELD'}} maps names"
+        )
 
 
 #: Fields that tell a shape, in the order they are looked for.

@@ -120,8 +120,12 @@ def open_source(
         raise SourceError(f"{folder} is not a folder", hint=near(folder))
     names, images = _names(folder)
     if not names:
-        deeper = next((p for p in sorted(Path(folder).rglob("*.json"))), None)
-        hint = f"there are some deeper, such as {deeper}" if deeper else "each record is one .json file"
+        deeper = next((p for p in sorted(Path(folder).rglob("*.json*"))), None)
+        hint = (
+            f"there are some deeper, such as {deeper}"
+            if deeper
+            else "name a file of records, or a folder of .json records"
+        )
         raise SourceError(f"{folder} holds no .json files", hint=hint)
     paths = [os.path.join(folder, name) for name in names]
     held = digest_files(paths, folder, TABLE, cache_dir=cache_dir, verify=verify_content)

@@ -26,6 +26,8 @@ def refuse_other_kind(folder: str | Path, marker: str, own: Iterable[str] = ()) 
         ForeignArtefactError: the marker of another kind is there, or files that are of none.
     """
     folder = Path(folder)
+    if folder.is_file():
+        raise ForeignArtefactError(f"{folder} is a file, not a folder", hint="choose another folder")
     for other in _KINDS:
         if other != marker and (folder / other).is_file():
             raise ForeignArtefactError(

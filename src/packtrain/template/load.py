@@ -51,7 +51,7 @@ def load_processor(
     """
     name = str(name_or_path)
     if not name.strip():
-        raise InputError("no processor is named", hint="give a folder or a hub name")
+        raise InputError("no processor is named", hint="processor=NAME, a folder or a hub name")
     folder = Path(name).expanduser()
     is_folder = folder.is_dir()
     if folder.is_file():

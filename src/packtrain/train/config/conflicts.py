@@ -244,9 +244,9 @@ def _planned(training: dict[str, Any], data: dict[str, Any]) -> list[str]:
     samples, packs = data.get("samples_per_step"), training.get("effective_batch_size")
     if samples is not None and packs is not None:
         raise ConfigError(
-            f"training.samples_per_step {samples} and training.effective_batch_size {packs} both say what a "
+            f"data.samples_per_step {samples} and training.effective_batch_size {packs} both say what a "
             "step is",
-            hint="samples_per_step counts samples, effective_batch_size packs; keep one",
+            hint="data.samples_per_step counts samples, training.effective_batch_size packs; keep one",
         )
     if data.get("packer", "auto") != "auto" and (samples is not None or data.get("packing") is False):
         why = (
@@ -254,9 +254,7 @@ def _planned(training: dict[str, Any], data: dict[str, Any]) -> list[str]:
             if samples is None
             else "samples_per_step: the samples of a step are spread evenly over its packs"
         )
-        told.append(
-            f"training.packing_strategy {data.pop('packer')!r} (data.packer) has no effect with {why}"
-        )
+        told.append(f"data.packer {data.pop('packer')!r} has no effect with {why}")
     return told
 
 
@@ -264,7 +262,8 @@ def _agreed_steps(training: Mapping[str, Any], data: Mapping[str, Any]) -> None:
     if data.get("global_batch_size") is not None and training.get("effective_batch_size") is not None:
         raise ConfigError(
             "data.global_batch_size and training.effective_batch_size both say what a step is",
-            hint="global_batch_size counts micro batches times micro_batch_size, effective_batch_size rows",
+            hint="data.global_batch_size counts micro batches times data.micro_batch_size, "
+            "training.effective_batch_size rows",
         )
 
 
@@ -273,8 +272,7 @@ def _token_budget(training: dict[str, Any], data: dict[str, Any], length: Any) -
     size, first = data.get("micro_batch_size", 1), data.get("warmup_tokens")
     if all(type(value) is int for value in (size, first, length)) and first > size * length:
         raise ConfigError(
-            f"data.warmup_tokens (bsz_warmup_init_mbtoken) is {first}, the budget it grows to "
-            f"{size * length}",
+            f"data.warmup_tokens is {first}, the budget it grows to {size * length}",
             hint=f"set data.warmup_tokens to {size * length} or less",
         )
     _agreed_steps(training, data)
@@ -306,9 +304,9 @@ def _without_epochs(kind: str, training: dict[str, Any]) -> list[str]:
     ends = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1
     if kind in _STREAMS and not ends:
         raise ConfigError(
-            ("training.packing_mode streaming" if kind == "stream" else "a token budget (dyn_bsz)")
-            + " needs training.max_steps: a stream has no length",
-            hint="set max_steps; the stream begins its next epoch where one ends"
+            ("a stream" if kind == "stream" else "a token budget (dyn_bsz)")
+            + " needs training.max_steps: it has no length",
+            hint="set training.max_steps; the stream begins its next epoch where one ends"
             + (
                 " (rows of a number of samples in epochs: data.kind planned, packing: false, samples_per_row)"
                 if kind == "token_budget"
@@ -320,7 +318,7 @@ def _without_epochs(kind: str, training: dict[str, Any]) -> list[str]:
         if not ends:
             raise ConfigError(
                 f"training.num_train_epochs is {epochs}: a stream is read once",
-                hint="set max_steps, or produce the data again",
+                hint="set training.max_steps, or produce the data again",
             )
         training.pop("num_train_epochs")
         told.append(

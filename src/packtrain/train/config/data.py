@@ -155,7 +155,7 @@ class Planned(Records):
         _known_packer(self.packer)
         if self.path is not None and self.mixture is not None:
             raise ConfigError(
-                "custom.train_jsonl and custom.fusion_config are both set (data.path, data.mixture)",
+                "data.path and data.mixture are both set",
                 hint="name the file of samples among the sources of the mixture",
             )
         self._rows_of_samples()
@@ -165,8 +165,7 @@ class Planned(Records):
             self._new_plans(self.replan)
         if self.encode_cache is not None and self.on_error != "raise":
             raise ConfigError(
-                f"training.encode_cache and training.on_error {self.on_error!r} (data.on_error): "
-                "encoded packs would not stay true",
+                f"data.encode_cache and data.on_error {self.on_error!r}: encoded packs would not stay true",
                 hint="remove one of them",
             )
         return self
@@ -203,36 +202,36 @@ class Planned(Records):
     def _steps_of_samples(self) -> None:
         if self.drop_under_filled:
             raise ConfigError(
-                "training.packing_drop_last would take packs out of steps of samples",
-                hint="set training.packing_drop_last: false (data.drop_under_filled)",
+                "data.drop_under_filled would take packs out of steps of samples",
+                hint="set data.drop_under_filled: false",
             )
         if self.balance in ("window", "global"):
             raise ConfigError(
-                f"training.balance {self.balance!r} would mix the samples of steps", hint="use step, or null"
+                f"data.balance {self.balance!r} would mix the samples of steps", hint="use step, or null"
             )
 
     def _new_plans(self, replan: str) -> None:
         if self.samples_per_step is not None:
             raise ConfigError(
-                f"training.replan {replan!r} and training.samples_per_step {self.samples_per_step}: "
+                f"data.replan {replan!r} and data.samples_per_step {self.samples_per_step}: "
                 "a plan by steps changes its shape with the seed",
-                hint="the steps of samples are shuffled in every epoch anyway; remove training.replan",
+                hint="the steps of samples are shuffled in every epoch anyway; remove data.replan",
             )
         if self.drop_under_filled:
             raise ConfigError(
-                f"training.replan {replan!r} and training.packing_drop_last: other samples would be "
+                f"data.replan {replan!r} and data.drop_under_filled: other samples would be "
                 "dropped in every epoch, and none of them is in the ledger",
-                hint="set training.packing_drop_last: false (data.drop_under_filled)",
+                hint="set data.drop_under_filled: false",
             )
         if getattr(lookup("packers", self.packer), "SEEDED", False):
             raise ConfigError(
-                f"training.replan {replan!r} and training.packing_strategy "
-                f"{self.packer!r}: such a plan changes its shape with the seed",
-                hint="use training.packing_strategy: auto (data.packer)",
+                f"data.replan {replan!r} and data.packer {self.packer!r}: such a plan changes its shape "
+                "with the seed",
+                hint="use data.packer: auto",
             )
         if self.encode_cache is not None:
             raise ConfigError(
-                f"training.encode_cache and training.replan {replan!r}: every epoch has other packs",
+                f"data.encode_cache and data.replan {replan!r}: every epoch has other packs",
                 hint="remove one of them",
             )
 
@@ -296,14 +295,12 @@ class _Samples(Records):
         buffer, shuffle = given.get("shuffle_buffer"), given.get("shuffle")
         if shuffle is False and isinstance(buffer, int) and buffer > 0:
             raise ConfigError(
-                f"data.shuffle is false (train_dataloader_shuffle), and data.shuffle_buffer {buffer} "
-                "(stream_shuffle_buffer) would mix the samples",
+                f"data.shuffle is false, and data.shuffle_buffer {buffer} would mix the samples",
                 hint="keep one of them",
             )
         if shuffle is True and buffer == 0:
             raise ConfigError(
-                "data.shuffle is true (train_dataloader_shuffle), and data.shuffle_buffer 0 "
-                "(stream_shuffle_buffer) keeps the order",
+                "data.shuffle is true, and data.shuffle_buffer 0 keeps the order",
                 hint="keep one of them",
             )
         if shuffle is False:
@@ -315,7 +312,7 @@ class _Samples(Records):
         _known_packer(self.packer)
         if self.path is not None and self.mixture is not None:
             raise ConfigError(
-                "custom.train_jsonl and custom.fusion_config are both set (data.path, data.mixture)",
+                "data.path and data.mixture are both set",
                 hint="name the file of samples among the sources of the mixture",
             )
         return self
@@ -370,7 +367,7 @@ class TokenBudget(_Samples):
         if given.get("pad_packed_input") is True:
             if given.get("long_samples") == "single":
                 raise ConfigError(
-                    "data.long_samples 'single' (packing_allow_single_long) and data.pad_packed_input: a "
+                    "data.long_samples 'single' and data.pad_packed_input: a "
                     "longer sample would not fit a row that is padded",
                     hint="remove data.long_samples: such a sample then stops the run",
                 )
@@ -391,7 +388,7 @@ def _known_packer(name: str) -> None:
     try:
         lookup("packers", name)
     except UnknownNameError as error:
-        raise ConfigError(f"training.packing_strategy: {error.message}", hint=error.hint) from None
+        raise ConfigError(f"data.packer: {error.message}", hint=error.hint) from None
 
 
 #: Kind -> its class.

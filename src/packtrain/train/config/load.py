@@ -17,6 +17,7 @@ This module imports neither torch nor, unless a key needs the check, transformer
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,9 @@ def load_config(
     return _Reading(_parse(text, path), given, base=path.resolve().parent).config()
 
 
+_KEY = re.compile(r"(?<![\w.])(?:training|data|template|model)\.\w+")
+
+
 class _Reading:
     """One file on its way to a RunConfig.
 
@@ -150,12 +154,14 @@ class _Reading:
         self._rows_of_a_batch()
         self._fill_lengths()
         self._resolve_paths()
-        self.told += check_together(self.kind, self.sections)
-        self._only_of_validation()
         try:
+            self.told += map(self._worded, check_together(self.kind, self.sections))
+            self._only_of_validation()
             config = RunConfig.model_validate({"global_max_length": self.length, **self.sections})
         except ValidationError as error:
             raise self._one_line(error) from None
+        except ConfigError as error:
+            raise self._named(error) from None
         self.told += without_effect(config, self.names)
         self._tell()
         return config
@@ -312,16 +318,28 @@ class _Reading:
         first, *others = error.errors(include_url=False)
         inner = first.get("ctx", {}).get("error")
         if isinstance(inner, ConfigError):
-            return inner
+            return self._named(inner)
         dotted = self._dotted(first)
         if first["type"] == "extra_forbidden":
             return ConfigError(f"unknown key {dotted!r}", hint="see docs/config.md for the keys")
-        further = dict.fromkeys(self._dotted(other) for other in others)
+        further = dict.fromkeys(self._dotted(other) for other in others if self._is_written(other))
         further.pop(dotted, None)
         more = f"; also wrong: {', '.join(further)}" if further else ""
         return ConfigError(
             f"{dotted} is {first['input']!r}: {plain_words(first)}{more}", hint=f"correct {dotted}"
         )
+
+    def _is_written(self, error: Any) -> bool:
+        """Does the file have the key of an error, or is it there by a default or another key?"""
+        return ".".join(map(str, error["loc"][:2])) in self.names or error["loc"][0] == "data"
+
+    def _worded(self, text: str) -> str:
+        """A text with keys by the names that the file has for them."""
+        return _KEY.sub(lambda found: self.names.get(found[0], found[0]), text)
+
+    def _named(self, error: ConfigError) -> ConfigError:
+        hint = None if error.hint is None else self._worded(error.hint)
+        return ConfigError(self._worded(error.message), hint=hint)
 
     def _dotted(self, error: Any) -> str:
         """The key an error of pydantic speaks of, under the name that the file has for it."""
