@@ -249,39 +249,37 @@ def main(args: list[str] | None = None) -> None:
     try:
         code = app.main(args=arguments, prog_name="packtrain", standalone_mode=False)
         raise SystemExit(code if isinstance(code, int) else 0)
-    except PacktrainError as error:
-        said = (spelled(text or "") for text in (error.message, error.hint))
-        message, advice = (spoken(text, _verb(arguments), _keyed(arguments)) for text in said)
-        if not advice and error.exit_code == 2:
-            advice = f"see `{_path(_verb(arguments))} --help`"
-        _fail(message, advice, error.exit_code, "--json" in arguments)
-    except click.ClickException as error:
-        context = getattr(error, "ctx", None)
-        path = context.command_path if context is not None else _path(_verb(arguments))
-        hint = f"see `{path} --help`"
-        if isinstance(error, click.NoSuchOption) and context is not None:
-            hint = _named_elsewhere(error.option_name, context) or hint
-        _fail(error.format_message(), hint, 2, "--json" in arguments)
-    except (KeyboardInterrupt, click.Abort) as stop:
-        told, code = (
-            ("stopped by SIGTERM", 143)
-            if _Terminated in (type(stop), type(stop.__cause__))
-            else ("stopped", 130)
-        )
-        _fail(told, "run the same command again: it goes on where it was", code, False)
     except BrokenPipeError:
         raise SystemExit(0) from None
+    except (KeyboardInterrupt, click.Abort) as stop:
+        terminated = _Terminated in (type(stop), type(stop.__cause__))
+        told, code = ("stopped by SIGTERM", 143) if terminated else ("stopped", 130)
+        _fail(told, "run the same command again: it goes on where it was", code, False)
+    except (click.ClickException, PacktrainError) as error:
+        message, hint, code = _refused(error, arguments)
+        _fail(message, hint, code, "--json" in arguments)
     except RecursionError:
         _fail("the input is nested too deeply", "check the file", 2, "--json" in arguments)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}", "check the path, its permissions and free space", 2, False)
     except Exception as error:
-        fault = missing_package(error, "this cannot run here") if isinstance(error, ImportError) else None
-        if fault is None or str(getattr(error, "name", "")).startswith("packtrain"):
-            _unexpected(error, arguments)
-        else:
-            _fail(fault.message, fault.hint, fault.exit_code, "--json" in arguments)
+        _fail(*_unexpected(error), "--json" in arguments)
+
+
+def _refused(error: click.ClickException | PacktrainError, arguments: list[str]) -> tuple[str, str, int]:
+    """Message, hint and exit code of bad input, in the words of the verb."""
+    if isinstance(error, PacktrainError):
+        said = (spelled(text or "") for text in (error.message, error.hint))
+        message, advice = (spoken(text, _verb(arguments), _keyed(arguments)) for text in said)
+        if not advice and error.exit_code == 2:
+            advice = f"see `{_path(_verb(arguments))} --help`"
+        return message, advice, error.exit_code
+    context = getattr(error, "ctx", None)
+    hint = f"see `{_path(_verb(arguments)) if context is None else context.command_path} --help`"
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        hint = _named_elsewhere(error.option_name, context) or hint
+    return error.format_message(), hint, 2
 
 
 class _Terminated(KeyboardInterrupt):
@@ -348,11 +346,17 @@ def _named_elsewhere(option: str, context: click.Context) -> str | None:
     return None
 
 
-def _unexpected(error: Exception, arguments: list[str]) -> None:
-    """A fault nobody expected: one line too, with the trace in the log under -v."""
+def _unexpected(error: Exception) -> tuple[str, str | None, int]:
+    """Message, hint and exit code of a fault nobody expected: a package that is not installed, or ours.
+
+    The trace of ours is in the log under -v.
+    """
+    fault = missing_package(error, "this cannot run here") if isinstance(error, ImportError) else None
+    if fault is not None and not str(getattr(error, "name", "")).startswith("packtrain"):
+        return fault.message, fault.hint, fault.exit_code
     logging.getLogger(__name__).info("trace", exc_info=error)
-    what = f"{type(error).__name__}: {error}"
-    _fail(f"unexpected: {what}", "packtrain -v shows the trace; please report it", 2, "--json" in arguments)
+    what = f"unexpected: {type(error).__name__}: {error}"
+    return what, "packtrain -v shows the trace; please report it", 2
 
 
 def _fail(message: str, hint: str | None, code: int, as_json: bool) -> None:

@@ -235,17 +235,30 @@ def print_run(
 def _run_rows(
     folder: Path, figures: Mapping[str, Any], plan: PackPlan | None, config: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    from ..pipeline.step_times import read_history
-    from ..report.contents import consumed_words, loss_words, plan_words, speed_words
-    from ..report.numbers import curves
+    from ..report.contents import consumed_words, plan_words
 
-    rows: dict[str, Any] = {} if plan is None else {**plan_rows(plan)}
-    if config is not None:
-        rows = {**_named(config), **rows}
-    for name in ("source", "dataset"):
-        if plan is None and name in figures:
-            rows[name] = figures[name]
-    rows.update(consumed_words(figures.get("consumed"), plan is not None))
+    rows: dict[str, Any] = {} if config is None else _named(config)
+    if plan is None:
+        rows |= {name: figures[name] for name in ("source", "dataset") if name in figures}
+    else:
+        rows |= plan_rows(plan)
+    rows |= consumed_words(figures.get("consumed"), plan is not None)
+    rows |= _shown_before(figures)
+    metrics = figures.get("metrics") or {}
+    rows |= _training_rows(folder, figures, metrics)
+    rows |= {f"validation {name}": told for name, told in plan_words(figures.get("eval") or {})}
+    rows |= _validation_rows(metrics)
+    if figures.get("left_out"):
+        told_out = ", ".join(f"{reason} {count:,}" for reason, count in figures["left_out"].items())
+        rows["left out"] = f"{told_out} ({figures.get('ledger_file', 'left_out.jsonl')})"
+    if config is not None and figures.get("warnings"):
+        rows["warnings"] = "\n".join(figures["warnings"])
+    return rows
+
+
+def _shown_before(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """What was saved, audited and proven before the first step, and the loss that came of it."""
+    rows: dict[str, Any] = {}
     if "padding_saved" in figures:
         rows["padding saved"] = (
             f"{figures['padding_saved']:.1%} of the slots of padded batches, "
@@ -265,7 +278,16 @@ def _run_rows(
             f"{loss['difference']:+.1e} ({loss['packed']:.5f} - {loss['unpacked']:.5f}) "
             f"over {counted(loss['packs'], 'packs')}"
         )
-    metrics = figures.get("metrics") or {}
+    return rows
+
+
+def _training_rows(folder: Path, figures: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Steps, their time and the curve of the loss, by the log in the run's folder."""
+    from ..pipeline.step_times import read_history
+    from ..report.contents import loss_words, speed_words
+    from ..report.numbers import curves
+
+    rows: dict[str, Any] = {}
     if "steps" in metrics:
         ranks = f" on {counted(figures['world_size'], 'ranks')}" if "world_size" in figures else ""
         rows["optimizer steps"] = f"{int(metrics['steps']):,}{ranks}"
@@ -280,8 +302,12 @@ def _run_rows(
         if len(losses) == 1 and "train_loss" in metrics:
             rows["training loss"] += f"; {metrics['train_loss']:.3f} in the mean of all steps"
         rows["loss curve"] = _spark([value for _, value in losses])
-    for name, told_of in plan_words(figures.get("eval") or {}):
-        rows[f"validation {name}"] = told_of
+    return rows
+
+
+def _validation_rows(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """The loss of every validation set: `eval_loss`, or `eval_<set>_loss`."""
+    rows = {}
     for key, value in metrics.items():
         if key.startswith("eval_") and key.endswith("loss"):
             name = key.removesuffix("loss")
@@ -289,11 +315,6 @@ def _run_rows(
             tokens = metrics.get(f"{name}tokens")
             over = "" if tokens is None else f" over {counted(int(tokens), 'tokens')}"
             rows[f"validation loss{of}"] = f"{value:.4f}{over}"
-    if figures.get("left_out"):
-        told_out = ", ".join(f"{reason} {count:,}" for reason, count in figures["left_out"].items())
-        rows["left out"] = f"{told_out} ({figures.get('ledger_file', 'left_out.jsonl')})"
-    if config is not None and figures.get("warnings"):
-        rows["warnings"] = "\n".join(figures["warnings"])
     return rows
 
 

@@ -156,13 +156,12 @@ def verify_stream(folder: Path, progress: Progress = lambda done, total: None) -
 
 def _verified(folder: Path, progress: Progress) -> dict[str, str]:
     from ..export.producer import Housekeeping
-    from ..store.chunks import ChunkReader
 
     view = View(folder)
     stream = _stream_of(folder, view)
     cap = int(stream["config"]["pack_length"])
     seen: set[Any] = set()
-    chunks = tokens = 0
+    chunks = 0
     if view.end is not None and not view.is_complete:
         raise FormatError(f"{view.fault}, though the stream has ended", hint="copy it again")
     used = Housekeeping(folder, stream["stream"], view.counts).used_up()
@@ -171,19 +170,8 @@ def _verified(folder: Path, progress: Progress) -> dict[str, str]:
         path = folder / chunk_name(number)
         if number in used and not path.exists() and not path.with_suffix(".json").exists():
             continue  # acknowledged and removed
-        reader = ChunkReader(path)
-        reader.verify()
-        chunks, tokens = chunks + 1, tokens + int(reader.manifest["tokens"])
-        for row in range(len(reader)):
-            lengths = reader.lengths(row)
-            if len(lengths) > 1 and int(lengths.sum()) > cap:
-                raise LawError(
-                    f"pack {row} of {path.name} holds {int(lengths.sum())} tokens, the cap is {cap}"
-                )
-            for one in reader.sample_ids(row):
-                if one in seen:
-                    raise LawError(f"sample {one} is in two packs, one of them pack {row} of {path.name}")
-                seen.add(one)
+        chunks += 1
+        _verify_chunk(path, cap, seen)
     rows = [row for row in ledger_of(folder) if row["reason"] != CUT]
     left = {row["id"] for row in rows}
     if left & seen or len(left) != len(rows):
@@ -199,3 +187,19 @@ def _verified(folder: Path, progress: Progress) -> dict[str, str]:
         )
     done["partition"] = f"{len(seen):,} packed and {len(left):,} in the ledger are all that was read"
     return done
+
+
+def _verify_chunk(path: Path, cap: int, seen: set[Any]) -> None:
+    """Hash a chunk and hold its packs against the cap and the samples `seen` so far; its own join them."""
+    from ..store.chunks import ChunkReader
+
+    reader = ChunkReader(path)
+    reader.verify()
+    for row in range(len(reader)):
+        lengths = reader.lengths(row)
+        if len(lengths) > 1 and int(lengths.sum()) > cap:
+            raise LawError(f"pack {row} of {path.name} holds {int(lengths.sum())} tokens, the cap is {cap}")
+        for one in reader.sample_ids(row):
+            if one in seen:
+                raise LawError(f"sample {one} is in two packs, one of them pack {row} of {path.name}")
+            seen.add(one)

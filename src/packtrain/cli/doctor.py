@@ -18,6 +18,7 @@ from ._show import table
 if TYPE_CHECKING:
     from ..train.calibrate import Calibration
     from ..train.config import RunConfig
+    from ..train.doctor import Diagnosis
 
 
 #: Above this error of the time the machine was busy, or its steps too short to tell.
@@ -76,26 +77,16 @@ def command(
     """
     from ..train.config import ATTENTIONS, load_config
 
-    settings = None if config is None else load_config(config)
-    if calibrate is not None and settings is None:
-        raise InputError(
-            "--calibrate trains packs of a run, and no CONFIG is given",
-            hint="packtrain doctor run.yaml --calibrate device.json",
-        )
-    if settings is None and model is None:
-        raise click.UsageError("give CONFIG or --model")
-    if settings is not None and model is not None:
-        raise click.UsageError("give CONFIG or --model, not both")
-    if calibrate is None and overwrite:
+    if calibrate is None:
         without_effect("without --calibrate", "overwrite")
-    if calibrate is not None:
-        _check_target(calibrate, overwrite)
+    else:
+        _check_target(calibrate, config, overwrite)
+    if (config is None) == (model is None):
+        raise click.UsageError("give CONFIG or --model" + (", not both" if config else ""))
+    settings = None if config is None else load_config(config)
     if settings is not None:
-        model, attn, dtype = (
-            settings.model.name_or_path,
-            attn or settings.model.attn,
-            dtype or settings.model.dtype,
-        )
+        model, attn = settings.model.name_or_path, attn or settings.model.attn
+        dtype = dtype or settings.model.dtype
         if model is None:
             raise InputError(f"{config} names no model", hint="set model.name_or_path")
     attn, dtype = attn or "auto", dtype or "auto"
@@ -112,6 +103,13 @@ def command(
     if as_json:
         emit(figures)
         return _EXIT[found.verdict]
+    table(f"Packing {model}", _diagnosis_rows(found))
+    if made is not None:
+        table(f"{made.profile.name}: {calibrate}", _fitted_rows(made))
+    return _EXIT[found.verdict]
+
+
+def _diagnosis_rows(found: Diagnosis) -> dict[str, str]:
     rows = {
         "verdict": found.verdict,
         "model type": found.model_type,
@@ -120,18 +118,20 @@ def command(
         "versions": "; ".join(found.versions),
         "why": "; ".join(found.reasons),
     }
-    table(f"Packing {model}", {**rows, "fix": found.fix} if found.fix else rows)
-    if made is not None:
-        table(f"{made.profile.name}: {calibrate}", _fitted_rows(made))
-    return _EXIT[found.verdict]
+    return {**rows, "fix": found.fix} if found.fix else rows
 
 
-def _check_target(path: Path, overwrite: bool) -> None:
-    """A profile can be written there, and nothing else is lost.
+def _check_target(path: Path, config: Path | None, overwrite: bool) -> None:
+    """A profile can be made and written there, and nothing else is lost.
 
     Raises:
-        InputError: it names a URL, a folder, a place that cannot be written, or another file.
+        InputError: there is no run, or `path` is a URL, a folder, another file or cannot be written.
     """
+    if config is None:
+        raise InputError(
+            "--calibrate trains packs of a run, and no CONFIG is given",
+            hint="packtrain doctor run.yaml --calibrate device.json",
+        )
     if ":/" in str(path) or not path.name:  # a Path makes one slash of two
         raise InputError(f"--calibrate {str(path)!r} is no file", hint="for example device.json")
     if path.is_dir():

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,13 @@ _OTHER_LIMITS = (
 #: The file of a tiny model that is written last.
 _LAST = "model.safetensors"
 
+_ASK_MEASURE = "`packtrain measure` tells each reason; its --column and --placeholder name other fields"
+
 #: Samples measured for the figures.
 _LOOKED = 64
 
 #: Samples of them that are compared with the host's own template, the one named among them.
-COMPARED = 8
+_COMPARED = 8
 
 
 @click.command("init")
@@ -105,83 +108,86 @@ def command(
     from ..sources import open_source
     from ..sources.chat import ChatSource
 
-    words = [str(data.resolve()), "--model", model, "--host", host]
-    for name, value in {"template": template, "media-root": media_root, "pack-length": pack_length}.items():
-        words += [] if value is None else [f"--{name}", str(value)]
-    words += ["--allow-remote"] * allow_remote
-    words += [word for key in ignore_keys for word in ("--ignore-key", key)]
-    by = command_line(*words)
+    options = {"template": template, "media-root": media_root, "pack-length": pack_length}
+    given = [
+        word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))
+    ]
+    given += ["--allow-remote"] * allow_remote
+    given += [word for key in ignore_keys for word in ("--ignore-key", key)]
+    by = command_line(str(data.resolve()), "--model", model, "--host", host, *given)
     if not overwrite:
         _refuse_others(places_of(host, out), by)
     if host == "swift":
         _swift_library()
 
-    options: dict[str, Any] = {"ignore_keys": list(ignore_keys)} if ignore_keys else {}
-    if allow_remote:
-        options["allow_remote"] = True
-    if media_root is not None:
-        options["media_root"] = str(Path(media_root).resolve()) if Path(media_root).exists() else media_root
-    source = ChatSource(open_source(data), **options)
+    reads = _reads(ignore_keys, allow_remote, media_root)
+    source = ChatSource(open_source(data), **reads)
     with _model(model, out) as (folder, model):
         seen = _look(source, folder, model)
-        lengths = seen["lengths"]
-        longest = max(lengths)
+        lengths = seen.lengths
         values = {
             "data": str(data.resolve()),
             "model": str(Path(model).resolve()) if folder != model or Path(model).exists() else model,
             "out": str((out / "runs").resolve()),
             "pack_length": pack_length or _cap(lengths),
             "samples": len(source),
-            "kinds": seen["kinds"],
+            "kinds": " and ".join(sorted(seen.kinds)) or "text",
             "looked": len(lengths),
             "mean": round(sum(lengths) / len(lengths)),
-            "longest": longest,
+            "longest": max(lengths),
             "template": template,
-            "options": options,
-            "sees": seen["template"].media is not None,
+            "options": reads,
+            "sees": seen.template.media is not None,
             "by": by,
         }
-        if Path(folder).is_dir() and not (Path(folder) / "config.json").is_file():
-            click.echo(
-                f"warning: {values['model']} holds no config.json, it is a processor alone, and the script "
-                "loads a model",
-                err=True,
-            )
+        _warn_of_processor(folder, str(values["model"]))
         agreed, values["answer_end"] = _agree(host, folder, seen, template)
         texts = files_for(host, out, values)
-        for path, text in texts.items():
-            if path.exists() and path.read_text(encoding="utf-8") != text and not overwrite:
-                raise ForeignArtefactError(
-                    f"{path} is there and differs", hint="--overwrite, or another --out"
-                )
+        if not overwrite:
+            _refuse_edited(texts)
         if folder != model:
             _keep(Path(folder), Path(model))
     for path, text in texts.items():
         files.publish_text(path, text)
     written = list(map(str, texts))
-    found = {"failed": seen["failed"], "keys": seen["keys"], "written": written}
+    found = {"failed": seen.failed, "keys": seen.keys, "written": written}
     figures = {**values, "host": host, "agreed_tokens": agreed, **found}
     if as_json:
         emit(figures)
         return
-    click.echo(
-        f"{counted(len(source), 'samples')}, {values['kinds']}; {len(lengths):,} of "
-        f"them, evenly spread, measured: "
-        f"mean {values['mean']:,} tokens, longest {longest:,}"
+    for line in _lines(figures, seen):
+        click.echo(line)
+
+
+def _reads(ignore_keys: tuple[str, ...], allow_remote: bool, media_root: str | None) -> dict[str, Any]:
+    """How the source reads records; the script carries what is not the default."""
+    reads: dict[str, Any] = {}
+    if ignore_keys:
+        reads["ignore_keys"] = list(ignore_keys)
+    if allow_remote:
+        reads["allow_remote"] = True
+    if media_root is not None:
+        reads["media_root"] = str(Path(media_root).resolve()) if Path(media_root).exists() else media_root
+    return reads
+
+
+def _lines(figures: dict[str, Any], seen: _Seen) -> Iterator[str]:
+    """What was looked at, what agreed, and what was written."""
+    yield (
+        f"{counted(figures['samples'], 'samples')}, {figures['kinds']}; {figures['looked']:,} of them, "
+        f"evenly spread, measured: mean {figures['mean']:,} tokens, longest {figures['longest']:,}"
     )
-    failed = seen["failed"]
-    if failed:
+    if failed := seen.failed:
         named = ", ".join(f"{where} ({reason})" for where, reason in failed[:3])
-        more = ", …" if len(failed) > 3 else ""
-        click.echo(f"cannot be used: {seen['unusable']}: {named}{more}")
-    if keys := told(seen["keys"]):
-        click.echo(f"keys: {keys}")
-    click.echo(f"{host} and packtrain agree: {agreed:,} tokens in {seen['where']}")
-    if values["answer_end"] == "line":
-        click.echo("swift also trains the line break behind an answer: template.answer_end: line in the YAML")
-    click.echo(f"pack length {values['pack_length']:,}")
-    for name in written:
-        click.echo(f"wrote {name}")
+        yield f"cannot be used: {seen.unusable}: {named}{', …' if len(failed) > 3 else ''}"
+    if keys := told(seen.keys):
+        yield f"keys: {keys}"
+    yield f"{figures['host']} and packtrain agree: {figures['agreed_tokens']:,} tokens in {seen.where}"
+    if figures["answer_end"] == "line":
+        yield "swift also trains the line break behind an answer: template.answer_end: line in the YAML"
+    yield f"pack length {figures['pack_length']:,}"
+    for name in figures["written"]:
+        yield f"wrote {name}"
 
 
 def _refuse_others(places: list[Path], by: str) -> None:
@@ -198,6 +204,21 @@ def _refuse_others(places: list[Path], by: str) -> None:
             told = f"it was written {_unlike(before, by)}"
         told = f"{path} is there and differs: {told}"
         raise ForeignArtefactError(told, hint="--overwrite, or another --out")
+
+
+def _refuse_edited(texts: dict[Path, str]) -> None:
+    """Refuse to write over files that hold something else by now."""
+    for path, text in texts.items():
+        if path.exists() and path.read_text(encoding="utf-8") != text:
+            raise ForeignArtefactError(f"{path} is there and differs", hint="--overwrite, or another --out")
+
+
+def _warn_of_processor(folder: str, model: str) -> None:
+    if Path(folder).is_dir() and not (Path(folder) / "config.json").is_file():
+        click.echo(
+            f"warning: {model} holds no config.json, it is a processor alone, and the script loads a model",
+            err=True,
+        )
 
 
 def _unlike(before: str, now: str) -> str:
@@ -248,98 +269,139 @@ def _keep(folder: Path, kept: Path) -> None:
             shutil.copyfileobj(made, handle)
 
 
-def _look(source: Any, folder: str, model: str) -> dict[str, Any]:
-    """What all samples hold, the lengths of some of them, evenly spread, and the template of the model.
+@dataclass
+class _Seen:
+    """What all samples hold, the lengths of some of them, and the template of the model.
+
+    Attributes:
+        failed: where and why of the samples that cannot be used.
+        unmeasured: how many of them could be read.
+        why: the first of their messages.
+        chosen: index and sample that are compared with the host's template: one with media, if there is one.
+        usable: further ones.
+    """
+
+    source: Any
+    template: Any
+    lengths: list[int] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    unread: list[tuple[int, str, str]] = field(default_factory=list)
+    unmeasured: int = 0
+    why: str = ""
+    kinds: set[str] = field(default_factory=set)
+    has_media: bool = False
+    chosen: tuple[int, Any] | None = None
+    usable: dict[int, Any] = field(default_factory=dict)
+    keys: dict[str, Any] = field(default_factory=dict)
+
+    def row(self, index: int, measured: bool) -> None:
+        """Read one row; measure it where it is asked for, or where it could be the one that is compared."""
+        try:
+            sample = self.source[index]
+        except SampleError as error:
+            self._fail(index, error)
+            self.unread.append((index, error.reason, error.message))
+            return
+        media = {part["type"] for turn in sample["messages"] for part in turn["content"]} - {"text"}
+        self.kinds |= media
+        if media and self.template.media is None:
+            self.failed.append((self.source.where(index), "unsupported_media"))
+            return
+        better = self.chosen is None or (bool(media) and not self.has_media)
+        if not (measured or (self.chosen is not None and better)):
+            return
+        try:
+            self.lengths.append(int(self.template.measure(sample)))
+        except SampleError as error:
+            self._fail(index, error)
+            self.unmeasured += 1
+            return
+        if len(self.usable) < _COMPARED:
+            self.usable[index] = sample
+        if better:
+            self.chosen, self.has_media = (index, sample), bool(media)
+
+    def _fail(self, index: int, error: SampleError) -> None:
+        self.failed.append((self.source.where(index), error.reason))
+        self.why = self.why or error.message
+
+    def check(self, model: str) -> None:
+        """Refuse data that no script could train on.
+
+        Raises:
+            InputError: of media that the model does not take or that are not there, or no sample can be used.
+        """
+        count = len(self.source)
+        refuse_unread(self.unread, count)
+        blind = [where for where, reason in self.failed if reason == "unsupported_media"]
+        if len(blind) > MISSING * count:
+            raise InputError(
+                f"{len(blind):,} of {counted(count, 'samples')} hold {' and '.join(sorted(self.kinds))} that "
+                f"{model} does not take, the first {blind[0]}",
+                hint="name a model that takes them, or leave these rows out",
+            )
+        absent = [where for where, reason in self.failed if reason == "missing_media"]
+        looked = self.unmeasured + len(self.lengths)
+        if self.chosen is not None and len(absent) > MISSING * looked:
+            raise InputError(
+                f"media of {len(absent):,} of {_looked(looked, count)} are not there, the first at "
+                f"{absent[0]}: {self.why}",
+                hint="--media-root names the folder of relative media paths",
+            )
+        if self.chosen is None and not self.failed:
+            raise InputError("the data hold no sample", hint=_ASK_MEASURE)
+        if self.chosen is None:
+            (where, reason), every = self.failed[0], {reason for _, reason in self.failed}
+            raise InputError(
+                f"none of {_looked(len(self.failed), count)} can be used: {reason} at {where}: {self.why}",
+                hint="--media-root names the folder of relative media paths"
+                if every == {"missing_media"}
+                else _ASK_MEASURE,
+            )
+
+    @property
+    def sample(self) -> Any:
+        """The sample that is compared."""
+        return self.chosen[1] if self.chosen else None
+
+    @property
+    def where(self) -> str:
+        return str(self.source.where(self.chosen[0])) if self.chosen else ""
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        """Some samples by where they stand, `sample` among them."""
+        first = {} if self.chosen is None else {self.chosen[0]: self.chosen[1]}
+        return {self.source.where(at): one for at, one in (first | self.usable).items()}
+
+    @property
+    def unusable(self) -> str:
+        """How many of the rows read, and of those measured."""
+        count = len(self.source)
+        shares = (
+            (len(self.failed) - self.unmeasured, _looked(count, count)),
+            (self.unmeasured, _looked(self.unmeasured + len(self.lengths), count)),
+        )
+        return ", ".join(f"{number:,} of {of}" for number, of in shares if number)
+
+
+def _look(source: Any, folder: str, model: str) -> _Seen:
+    """Read all samples, and measure some of them, evenly spread.
 
     What a script must carry is decided by every row, in one pass; a row or medium that cannot be read is a
     failure, and what it declares counts all the same.
     """
     from ..template import HFTemplate, load_processor
 
-    template = HFTemplate(load_processor(folder))
-    lengths: list[int] = []
-    failed: list[tuple[str, str]] = []
-    unmeasured = 0  # of them
-    unread: list[tuple[int, str, str]] = []
-    kinds: set[str] = set()
-    chosen: Any = None
-    usable: dict[int, Any] = {}
-    why = ""
-    count = len(source)
-    spread = {place * count // min(count, _LOOKED) for place in range(min(count, _LOOKED))}
+    seen = _Seen(source, HFTemplate(load_processor(folder)))
+    count, some = len(source), min(len(source), _LOOKED)
+    spread = {place * count // some for place in range(some)}
     drained(source)
-    for index in range(len(source)):
-        try:
-            sample = source[index]
-        except SampleError as error:
-            failed.append((source.where(index), error.reason))
-            why = why or error.message
-            unread.append((index, error.reason, error.message))
-            continue
-        media = {part["type"] for turn in sample["messages"] for part in turn["content"]} - {"text"}
-        kinds |= media
-        if media and template.media is None:
-            failed.append((source.where(index), "unsupported_media"))
-            continue
-        if index not in spread and (chosen is None or chosen[2] or not media):
-            continue
-        try:
-            length = int(template.measure(sample))
-        except SampleError as error:
-            failed.append((source.where(index), error.reason))
-            unmeasured += 1
-            why = why or error.message
-            continue
-        lengths.append(length)
-        if len(usable) < COMPARED:
-            usable[index] = sample
-        if chosen is None or (media and not chosen[2]):
-            chosen = index, sample, media
-    refuse_unread(unread, len(source))
-    blind = [where for where, reason in failed if reason == "unsupported_media"]
-    if len(blind) > MISSING * len(source):
-        raise InputError(
-            f"{len(blind):,} of "
-            f"{counted(len(source), 'samples')} hold {' and '.join(sorted(kinds))} that {model} does "
-            f"not take, the first {blind[0]}",
-            hint="name a model that takes them, or leave these rows out",
-        )
-    looked = _looked(unmeasured + len(lengths), count)
-    absent = [where for where, reason in failed if reason == "missing_media"]
-    if chosen is not None and len(absent) > MISSING * (unmeasured + len(lengths)):
-        raise InputError(
-            f"media of {len(absent):,} of {looked} are not there, the first at {absent[0]}: {why}",
-            hint="--media-root names the folder of relative media paths",
-        )
-    if chosen is None:
-        reasons = {reason for _, reason in failed}
-        first = f"{failed[0][1]} at {failed[0][0]}: {why}" if failed else ""
-        raise InputError(
-            f"none of {_looked(len(failed), count)} can be used: {first}"
-            if failed
-            else "the data hold no sample",
-            hint="--media-root names the folder of relative media paths"
-            if reasons == {"missing_media"}
-            else "`packtrain measure` tells each reason; its --column and --placeholder name other fields",
-        )
-    return {
-        "template": template,
-        "lengths": lengths,
-        "failed": failed,
-        "unusable": ", ".join(
-            f"{number:,} of {of}"
-            for number, of in (
-                (len(failed) - unmeasured, _looked(count, count)),
-                (unmeasured, looked),
-            )
-            if number
-        ),
-        "keys": drained(source),
-        "kinds": " and ".join(sorted(kinds)) or "text",
-        "sample": chosen[1],
-        "where": source.where(chosen[0]),
-        "compared": {source.where(at): one for at, one in ({chosen[0]: chosen[1]} | usable).items()},
-    }
+    for index in range(count):
+        seen.row(index, index in spread)
+    seen.check(model)
+    seen.keys = drained(source)
+    return seen
 
 
 def _looked(number: int, count: int) -> str:
@@ -353,7 +415,7 @@ def _cap(lengths: list[int]) -> int:
     return 1 << (need - 1).bit_length()
 
 
-def _agree(host: str, model: str, seen: dict[str, Any], kind: str | None) -> tuple[int, str]:
+def _agree(host: str, model: str, seen: _Seen, kind: str | None) -> tuple[int, str]:
     """Tokens of one sample by us and by the host, and where an answer has to end for equal labels.
 
     Scripts of the other hosts encode with our template; ms-swift has one of its own, so the labels of some
@@ -362,20 +424,20 @@ def _agree(host: str, model: str, seen: dict[str, Any], kind: str | None) -> tup
     Raises:
         DriftError: they differ.
     """
-    ours = len(seen["template"].encode(seen["sample"])["input_ids"])
+    ours = len(seen.template.encode(seen.sample)["input_ids"])
     if host != "swift":
         theirs = _by_processor(seen)
         if ours != theirs:
-            raise _apart(seen["where"], ours, theirs, host)
+            raise _apart(seen.where, ours, theirs, host)
         return theirs, "mark"
     from ..template import HFTemplate
 
-    held = _swift(model, list(seen["compared"].values()), kind)
+    held = _swift(model, list(seen.compared.values()), kind)
     faults: list[DriftError] = []
     for end in ("mark", "line"):
-        template = HFTemplate(seen["template"].processor, answer_end=end)
+        template = HFTemplate(seen.template.processor, answer_end=end)
         fault = None
-        for (where, sample), (count, labels) in zip(seen["compared"].items(), held, strict=True):
+        for (where, sample), (count, labels) in zip(seen.compared.items(), held, strict=True):
             fault = fault or _difference(template, where, sample, count, labels)
         if fault is None:
             return ours, end
@@ -406,9 +468,9 @@ def _difference(template: Any, where: str, sample: Any, count: int, labels: list
     )
 
 
-def _by_processor(seen: dict[str, Any]) -> int:
+def _by_processor(seen: _Seen) -> int:
     """What transformers (and TRL, which calls it) makes of the chat."""
-    template = seen["template"]
+    template = seen.template
     from ..media.image import open_image
 
     chat = [
@@ -419,16 +481,16 @@ def _by_processor(seen: dict[str, Any]) -> int:
                 for part in turn["content"]
             ],
         }
-        for turn in seen["sample"]["messages"]
+        for turn in seen.sample["messages"]
     ]
     if template.media is None:
         chat = [
             {**turn, "content": "".join(part["text"] for part in turn["content"])}
-            for turn in seen["sample"]["messages"]
+            for turn in seen.sample["messages"]
         ]
-    for turn, given in zip(chat, seen["sample"]["messages"], strict=True):
+    for turn, given in zip(chat, seen.sample["messages"], strict=True):
         turn.update({key: value for key, value in given.items() if key not in ("content", "loss")})
-    more = {"tools": seen["sample"]["tools"]} if seen["sample"].get("tools") else {}
+    more = {"tools": seen.sample["tools"]} if seen.sample.get("tools") else {}
     made = template.processor.apply_chat_template(chat, tokenize=True, return_dict=True, **more)
     ids = made["input_ids"]
     return len(ids[0]) if len(ids) and isinstance(ids[0], (list, tuple)) else len(ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +41,20 @@ from .export import show_export
 # The view of lengths against a pack length, and the phases of a `diverse` plan
 # --------------------------------------------------------------------------------------------
 def _show_distribution(folder: Path, kind: str, pack_length: int | None, as_json: bool) -> None:
-    """Print the view of a lengths or plan folder.
+    """Print the view of a lengths folder, or of the plan in a plan or run folder.
 
     Raises:
         InputError: a lengths folder has no pack length of its own, a plan no other.
     """
+    if kind not in ("lengths", "plan", "run"):
+        raise InputError("--distribution needs lengths or a plan", hint="name the plan of this folder")
     phases: dict[str, Any] = {}
     if kind == "lengths":
         if pack_length is None:
             raise InputError("lengths have no pack length", hint="add --pack-length N")
         lengths = Lengths.load(folder)
     else:
-        from ..pipeline.length_files import lengths_of
-
+        folder = folder_of_run(folder, "plan") if kind == "run" else folder
         plan = PackPlan.load(folder)
         if pack_length not in (None, plan.spec.pack_length):
             raise InputError(f"the plan has packs of {plan.spec.pack_length}", hint="leave --pack-length out")
@@ -64,10 +66,10 @@ def _show_distribution(folder: Path, kind: str, pack_length: int | None, as_json
     if as_json:
         emit(view)
         return
-    table(f"Lengths in {folder} against packs of {pack_length:,}", rows_of(view))
+    table(f"Lengths in {folder} against packs of {pack_length:,}", _rows_of(view))
 
 
-def rows_of(view: dict[str, Any]) -> dict[str, str]:
+def _rows_of(view: dict[str, Any]) -> dict[str, str]:
     """The view as text."""
     rows = {
         "samples": f"{view['samples']:,} of {view['distinct_lengths']:,} distinct lengths",
@@ -95,6 +97,23 @@ def _need_plan(hint: str, **given: Any) -> None:
     named = [f"--{name}" for name, value in given.items() if value is not None and value is not False]
     if named:
         raise InputError(f"{' and '.join(named)} of what has no plan", hint=hint)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The options of the verb."""
+
+    html: Path | None
+    table_file: Path | None
+    pack: int | None
+    sample: int | None
+    profile: Path | None
+    ledger: bool
+    distribution: bool
+    pack_length: int | None
+    follow: bool
+    interval: float
+    as_json: bool
 
 
 @click.command("show")
@@ -137,20 +156,7 @@ def _need_plan(hint: str, **given: Any) -> None:
 )
 @click.option("--interval", default=2.0, show_default=True, help="Seconds between two looks of `--follow`.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def command(
-    artefact: Path,
-    html: Path | None,
-    table_file: Path | None,
-    pack: int | None,
-    sample: int | None,
-    profile: Path | None,
-    ledger: bool,
-    distribution: bool,
-    pack_length: int | None,
-    follow: bool,
-    interval: float,
-    as_json: bool,
-) -> None:
+def command(artefact: Path, **options: Any) -> None:
     """Show a lengths, plan or run folder, an export, or a directory of chunks that grows.
 
     \b
@@ -162,113 +168,105 @@ def command(
       packtrain show lengths --distribution -n 8192
       packtrain show packed/ --follow
     """
+    asked = _Asked(**options)
     artefact = of_host(artefact)
-    kind = kind_to_follow(artefact) if follow else artefact_kind(artefact)
-    if not distribution:
+    kind = kind_to_follow(artefact) if asked.follow else artefact_kind(artefact)
+    if not asked.distribution:
         without_effect("without --distribution", "pack_length")
-    if not follow:
+    if not asked.follow:
         without_effect("without --follow", "interval")
-    if kind not in ("plan", "run"):
-        _need_plan("name a plan or run folder", export=table_file)
-    if distribution and kind in ("lengths", "plan", "run"):
-        of_run = folder_of_run(artefact, "plan") if kind == "run" else artefact
-        _show_distribution(of_run, "plan" if kind == "run" else kind, pack_length, as_json)
-        return
-    if distribution:
-        raise InputError("--distribution needs lengths or a plan", hint="name the plan of this folder")
-    if kind == "export":
-        _need_plan("name the plan of the export", html=html, pack=pack, ledger=ledger)
-        from ..pipeline.export import export_figures
-
-        figures = export_figures(artefact)
-        emit(figures) if as_json else show_export(figures)
-        return
-    if kind == "stream":
-        _need_plan("a stream of chunks has none", html=html, pack=pack)
-        _show_stream(artefact, ledger, follow, interval, as_json)
-        return
-    if follow:
+    elif kind != "stream":
         without_effect(f"on a {kind} folder, which is whole", "follow")
-    if sample is not None:
-        _print_sample(artefact, kind, sample, as_json)
+    if kind not in ("plan", "run"):
+        _need_plan("name a plan or run folder", export=asked.table_file)
+    if asked.distribution:
+        _show_distribution(artefact, kind, asked.pack_length, asked.as_json)
+    elif asked.sample is not None and kind in ("lengths", "plan", "run"):
+        _print_sample(artefact, kind, asked.sample, asked.as_json)
+    else:
+        shown = {"export": _show_export, "stream": _show_stream, "lengths": _show_lengths, "run": _show_run}
+        shown.get(kind, _show_plan)(artefact, asked)
+
+
+def _show_export(out: Path, asked: _Asked) -> None:
+    from ..pipeline.export import export_figures
+
+    _need_plan("name the plan of the export", html=asked.html, pack=asked.pack, ledger=asked.ledger)
+    figures = export_figures(out)
+    emit(figures) if asked.as_json else show_export(figures)
+
+
+def _show_lengths(folder: Path, asked: _Asked) -> None:
+    _need_plan("plan these lengths first", html=asked.html, pack=asked.pack, ledger=asked.ledger)
+    lengths = Lengths.load(folder)
+    emit(lengths_figures(folder, lengths)) if asked.as_json else print_lengths(folder, lengths)
+
+
+def _show_run(folder: Path, asked: _Asked) -> None:
+    report = read_run(folder)  # checked
+    run = files.read_json(folder / "run.json")
+    if (folder / "plan").is_dir() or "plan_folder" in run.get("result", {}):
+        _show_plan(folder, asked, run)
         return
-    if kind == "lengths":
-        _need_plan("plan these lengths first", html=html, pack=pack, ledger=ledger)
-        lengths = Lengths.load(artefact)
-        if as_json:
-            emit(lengths_figures(artefact, lengths))
-            return
-        print_lengths(artefact, lengths)
+    # packs of streams and growing directories have no plan
+    with files.reading(folder / "run.json", "the record of a run", None):
+        kept = run["config"]["data"]["kind"]
+    hint = f"packs of kind {kept} have none; left_out.jsonl names what was left out"
+    _need_plan(hint, export=asked.table_file, pack=asked.pack, ledger=asked.ledger)
+    page = Report.of_run(folder, *report)
+    if asked.html is not None:
+        page.write(asked.html, title=f"Run {folder}")
+    if asked.as_json:
+        emit({"report": page.figures(), "run": run})
         return
-    run: dict[str, Any] = {}
-    if kind == "run":
-        read_run(artefact)  # checked
-        run = files.read_json(artefact / "run.json")
-    if kind == "run" and not _is_planned(artefact, run):
-        with files.reading(artefact / "run.json", "the record of a run", None):
-            kept = run["config"]["data"]["kind"]
-        hint = f"packs of kind {kept} have none; left_out.jsonl names what was left out"
-        _need_plan(hint, export=table_file, pack=pack, ledger=ledger)
-        report = Report.of_run(artefact, *read_run(artefact))
-        if html is not None:
-            report.write(html, title=f"Run {artefact}")
-        if as_json:
-            emit({"report": report.figures(), "run": run})
-            return
-        _print_run(artefact, run, None)
-        if html is not None:
-            click.echo(f"page: {html}")
-        return
-    folder = folder_of_run(artefact, "plan") if kind == "run" else artefact
-    reads = pack is not None or ledger or table_file is not None
+    _print_run(folder, run, None)
+    if asked.html is not None:
+        click.echo(f"page: {asked.html}")
+
+
+def _show_plan(artefact: Path, asked: _Asked, run: dict[str, Any] | None = None) -> None:
+    """Of a plan folder, or of the plan of a `run`."""
+    folder = artefact if run is None else folder_of_run(artefact, "plan")
+    reads = asked.pack is not None or asked.ledger or asked.table_file is not None
     plan = undamaged(folder) if reads else PackPlan.load(folder)
-    if pack is not None:
-        _print_pack(plan, pack, as_json)
+    if asked.pack is not None:
+        _print_pack(plan, asked.pack, asked.as_json)
         return
-    if ledger:
+    if asked.ledger:
         from ..pipeline.plan import ledger_rows
 
         held = ledger_rows(plan, _place_of_lengths(folder), where_of(folder, source_of(folder)))
-        _print_ledger(held, as_json)
+        _print_ledger(held, asked.as_json)
         return
-    if kind != "run" or not (html or as_json):
+    if run is None or not (asked.html or asked.as_json):
         without_effect("without --html or --json of a run", "profile")
-    device = None if profile is None else DeviceProfile.load(profile)
-    if html is not None:
-        _report(artefact, kind, folder, plan).write(html, title=f"{kind.title()} {artefact}", profile=device)
-    if table_file is not None:
-        rows = write_plan_table(plan, lengths_of(folder), table_file)
-        if not as_json:
-            click.echo(f"table: {table_file}, {counted(rows, 'rows')}")
-    if as_json:
+    device = None if asked.profile is None else DeviceProfile.load(asked.profile)
+    if asked.html is not None:
+        title = f"{'Plan' if run is None else 'Run'} {artefact}"
+        _report(artefact, run is not None, folder, plan).write(asked.html, title=title, profile=device)
+    if asked.table_file is not None:
+        rows = write_plan_table(plan, lengths_of(folder), asked.table_file)
+        if not asked.as_json:
+            click.echo(f"table: {asked.table_file}, {counted(rows, 'rows')}")
+    if asked.as_json:
         figures = {"plan": str(folder), "checksum": plan.checksum, **plan.stats()}
         with contextlib.suppress(FormatError):  # the lengths are gone: the plan's own figures
             figures["report"] = Report.of(artefact, folder, plan).figures(device)
-        if kind == "run":
-            figures["run"] = run
-        emit(figures)
-    else:
-        if kind == "run":
-            _print_run(artefact, run, plan)
-        else:
-            print_plan(folder, plan)
-        if html is not None:
-            click.echo(f"page: {html}")
+        emit(figures if run is None else {**figures, "run": run})
+        return
+    print_plan(folder, plan) if run is None else _print_run(artefact, run, plan)
+    if asked.html is not None:
+        click.echo(f"page: {asked.html}")
 
 
-def _report(artefact: Path, kind: str, folder: Path, plan: PackPlan) -> Report:
+def _report(artefact: Path, of_run: bool, folder: Path, plan: PackPlan) -> Report:
     """Of the plan and what was trained on it; where its lengths are gone, of the training alone."""
     try:
         return Report.of(artefact, folder, plan)
     except FormatError:
-        if kind != "run":
+        if not of_run:
             raise
         return Report.of_run(artefact, *read_run(artefact))
-
-
-def _is_planned(artefact: Path, run: dict[str, Any]) -> bool:
-    """Whether a run has a plan: packs of streams and growing directories have none."""
-    return (artefact / "plan").is_dir() or "plan_folder" in run.get("result", {})
 
 
 def _print_run(artefact: Path, run: dict[str, Any], plan: PackPlan | None) -> None:
@@ -295,13 +293,14 @@ def _print_sample(artefact: Path, kind: str, sample: int, as_json: bool) -> None
         click.echo(json.dumps(record, ensure_ascii=False, indent=2))
 
 
-def _show_stream(folder: Path, ledger: bool, follow: bool, interval: float, as_json: bool) -> None:
-    if ledger:
+def _show_stream(folder: Path, asked: _Asked) -> None:
+    _need_plan("a stream of chunks has none", html=asked.html, pack=asked.pack)
+    if asked.ledger:
         rows = [{**row, "where": f"{row['shard']}:{row['row']}"} for row in ledger_of(folder)]
-        _print_ledger(rows, as_json)
+        _print_ledger(rows, asked.as_json)
         return
-    for figures in follow_stream(folder, interval) if follow else [stream_figures(folder)]:
-        if as_json:
+    for figures in follow_stream(folder, asked.interval) if asked.follow else [stream_figures(folder)]:
+        if asked.as_json:
             emit(figures)
         else:
             table(f"Chunks in {folder}", stream_rows(figures))

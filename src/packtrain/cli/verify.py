@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import FormatError, InputError, LawError, counted
 from ._app import emit, progress, without_effect
 from ._show import artefact_kind, folder_of_run, of_host, table
+from ._stream import Progress, verify_stream
 
 #: Tokens of the proof's row; of longer samples the shortest, or their first text, are taken.
 _PROOF_TOKENS = 4096
@@ -78,45 +79,55 @@ def command(
     kind = artefact_kind(artefact)
     if energon and kind != "export":
         raise InputError("--energon is for exports", hint="name the OUT of packtrain export --format energon")
+    _tell_idle(kind, model)
+    with progress("verifying", quiet=as_json) as report:
+        if kind == "stream":
+            done = verify_stream(artefact, report)
+        elif kind == "export":
+            done = _verify_export(artefact, encode, energon, report)
+        else:
+            done = _verify_folders(artefact, kind, report)
+    if kind == "export":
+        done |= _through_energon(artefact, energon, as_json)
+    elif model is not None and kind == "lengths":
+        raise InputError("a proof needs packs, this is a lengths folder", hint="name a plan or run folder")
+    elif model is not None and kind != "stream":
+        plan_folder = folder_of_run(artefact, "plan") if kind == "run" else artefact
+        done |= _prove(plan_folder, model, samples, backends or ("sdpa", "eager"), dtype, as_json)
+    if as_json:
+        emit({"artefact": str(artefact), "ok": True, "checks": done})
+    else:
+        table(f"Verified {artefact}", done)
+
+
+def _tell_idle(kind: str, model: str | None) -> None:
     if kind != "export":
         without_effect(f"on a {kind} folder", "encode")
     if model is None or kind in ("stream", "export"):
         without_effect("without a proof (--model, on a plan or run)", "samples", "backends", "dtype")
     if kind in ("stream", "export"):
         without_effect(f"on a {kind} folder", "model")
-    if kind == "stream":
-        from ._stream import verify_stream
 
-        with progress("verifying", quiet=as_json) as report:
-            held = verify_stream(artefact, report)
-        _print(artefact, held, as_json)
-        return
-    if kind == "export":
-        from ..hosts.energon_reading import check_readable
-        from ..pipeline.verify_export import verify_export
 
-        if energon:
-            check_readable(artefact)
-        with progress("verifying", quiet=as_json) as report:
-            checked = verify_export(artefact, encode=encode, progress=report)
-        checked |= _through_energon(artefact, energon, as_json)
-        _print(artefact, checked, as_json)
-        return
-    done: dict[str, str] = {}
-    folders = {"run": ("lengths", "plan")}.get(kind, ("",))
-    with progress("verifying", quiet=as_json) as report:
-        for place, name in enumerate(folders):
-            report(place, len(folders))
-            folder = folder_of_run(artefact, name) if name else artefact
-            done.update(_verify_lengths(folder) if (name or kind) == "lengths" else _verify_plan(folder))
-    if model is not None:
-        if kind == "lengths":
-            raise InputError(
-                "a proof needs packs, this is a lengths folder", hint="name a plan or run folder"
-            )
-        plan_folder = folder_of_run(artefact, "plan") if kind == "run" else artefact
-        done.update(_prove(plan_folder, model, samples, backends or ("sdpa", "eager"), dtype, as_json))
-    _print(artefact, done, as_json)
+def _verify_folders(artefact: Path, kind: str, report: Progress) -> dict[str, str]:
+    """Of a lengths or plan folder, or both of a run."""
+    if kind == "lengths":
+        return _verify_lengths(artefact)
+    if kind == "plan":
+        return _verify_plan(artefact)
+    report(0, 2)
+    done = _verify_lengths(folder_of_run(artefact, "lengths"))
+    report(1, 2)
+    return done | _verify_plan(folder_of_run(artefact, "plan"))
+
+
+def _verify_export(out: Path, encode: int, energon: bool, report: Progress) -> dict[str, str]:
+    from ..hosts.energon_reading import check_readable
+    from ..pipeline.verify_export import verify_export
+
+    if energon:
+        check_readable(out)
+    return verify_export(out, encode=encode, progress=report)
 
 
 def _through_energon(out: Path, asked: bool, quiet: bool) -> dict[str, str]:
@@ -133,13 +144,6 @@ def _through_energon(out: Path, asked: bool, quiet: bool) -> dict[str, str]:
         return {"energon": "not read through the library: megatron-energon is not installed here"}
     with progress("reading through energon", quiet=quiet) as report:
         return {"energon": read_through_energon(out, progress=report)}
-
-
-def _print(artefact: Path, done: dict[str, str], as_json: bool) -> None:
-    if as_json:
-        emit({"artefact": str(artefact), "ok": True, "checks": done})
-    else:
-        table(f"Verified {artefact}", done)
 
 
 def _verify_lengths(folder: Path) -> dict[str, str]:
