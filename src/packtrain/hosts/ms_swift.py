@@ -106,8 +106,13 @@ def install(
         return
     SwiftSft._packtrain = settings
     watch_rows(settings["watch"])
+    _replace_checks(BaseArguments, SftArguments, SwiftSft)
+    _replace_steps(SwiftSft)
+
+
+def _replace_checks(BaseArguments: Any, SftArguments: Any, SwiftSft: Any) -> None:
+    """What ms-swift says of packing in its arguments; without packing they go its own way."""
     lazy, flash = BaseArguments._init_lazy_tokenize, SftArguments._check_padding_free
-    process, show, train = SwiftSft._post_process_datasets, SwiftSft._show_dataset, SwiftSft.train
 
     def _init_lazy_tokenize(self: Any) -> None:
         """Lazy tokenising goes with packing, and is its default: rows are measured from metadata."""
@@ -126,6 +131,14 @@ def install(
         check_flags(self, SwiftSft._packtrain["samples_per_step"])
         self.padding_free = True
 
+    BaseArguments._init_lazy_tokenize = _init_lazy_tokenize
+    SftArguments._check_padding_free = _check_padding_free
+
+
+def _replace_steps(SwiftSft: Any) -> None:
+    """Where `swift sft` would pack rows itself, it comes to us."""
+    process, show, train = SwiftSft._post_process_datasets, SwiftSft._show_dataset, SwiftSft.train
+
     def _post_process_datasets(self: Any, datasets: list[Any]) -> list[Any]:
         if not self.args.packing:
             return list(process(self, datasets))
@@ -140,8 +153,6 @@ def install(
             _take_over(self, trainer, SwiftSft._packtrain["balance"])
         return train(self, trainer)
 
-    BaseArguments._init_lazy_tokenize = _init_lazy_tokenize
-    SftArguments._check_padding_free = _check_padding_free
     SwiftSft._post_process_datasets = _post_process_datasets
     SwiftSft._show_dataset = _show_dataset
     SwiftSft.train = train_on_packs

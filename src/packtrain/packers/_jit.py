@@ -16,6 +16,8 @@ from contextvars import ContextVar
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from ..world import jit_allowed, plan_threads
 
 logger = logging.getLogger(__name__)
@@ -32,6 +34,13 @@ THREADS: int | None = None
 #: Above this capacity classes are sparse: no array of the size of the capacity is made.
 DENSE_LIMIT = 1 << 22
 
+
+#: In a kernel, the position of the single bit of a uint64 `low`: `BIT[(low * DE_BRUIJN) >> SIX_BITS]`.
+DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
+SIX_BITS = np.uint64(58)
+BIT = np.zeros(64, dtype=np.int64)
+for _bit in range(64):
+    BIT[(int(DE_BRUIJN) << _bit) % (1 << 64) >> 58] = _bit
 
 _samples_in_all: ContextVar[int] = ContextVar("samples_in_all", default=0)
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ._jit import kernel
+from ._jit import BIT, DE_BRUIJN, SIX_BITS, kernel
 
 
 @kernel
-def bfd_groups(sizes: Any, counts: Any, capacity: Any) -> Any:  # pragma: no cover - compiled
+def bfd_groups(  # noqa: C901 - a kernel is compiled as one function
+    sizes: Any, counts: Any, capacity: Any
+) -> Any:  # pragma: no cover - compiled
     """Best fit decreasing on counts; see `packers/bfd.py` for the rule.
 
     Returns (repeat, content, node_size, node_number, node_parent) with unused groups at repeat 0.
@@ -48,11 +50,7 @@ def bfd_groups(sizes: Any, counts: Any, capacity: Any) -> Any:  # pragma: no cov
             bits = words[w] >> np.uint64(size & 63)
             if bits != 0:
                 low = bits & (~bits + one)
-                shift = 0
-                while low != one:
-                    low >>= one
-                    shift += 1
-                room = size + shift
+                room = size + BIT[(low * DE_BRUIJN) >> SIX_BITS]
             else:
                 t = (w + 1) >> 6
                 if t < len(top):
@@ -62,18 +60,10 @@ def bfd_groups(sizes: Any, counts: Any, capacity: Any) -> Any:  # pragma: no cov
                         tops = top[t]
                     if tops != 0:
                         low = tops & (~tops + one)
-                        shift = 0
-                        while low != one:
-                            low >>= one
-                            shift += 1
-                        w = (t << 6) + shift
+                        w = (t << 6) + BIT[(low * DE_BRUIJN) >> SIX_BITS]
                         bits = words[w]
                         low = bits & (~bits + one)
-                        shift = 0
-                        while low != one:
-                            low >>= one
-                            shift += 1
-                        room = (w << 6) + shift
+                        room = (w << 6) + BIT[(low * DE_BRUIJN) >> SIX_BITS]
 
             if n_groups + 4 > len(repeat):
                 room_g = np.concatenate((room_g, np.empty_like(room_g)))
@@ -85,40 +75,31 @@ def bfd_groups(sizes: Any, counts: Any, capacity: Any) -> Any:  # pragma: no cov
                 node_number = np.concatenate((node_number, np.empty_like(node_number)))
                 node_parent = np.concatenate((node_parent, np.empty_like(node_parent)))
 
-            # What is opened or split off: up to 3 groups of (repeat, items of this size), on `base`.
-            new_repeat[:] = 0
+            # New packs, or the group of that room: up to 3 groups of (repeat, items of this size) come of it.
             if room < 0:
                 base = -1
                 room = capacity
-                k = capacity // size
-                new_repeat[0] = left // k
-                new_take[0] = k
-                new_repeat[1] = 1 if left % k > 0 else 0
-                new_take[1] = left % k
-                left = 0
+                m = (left + capacity // size - 1) // (capacity // size)
             else:
                 g = head[room]
                 head[room] = chain[g]
                 base = content[g]
-                k = room // size
                 m = repeat[g]
-                if left >= k * m:
-                    new_repeat[0] = m
-                    new_take[0] = k
-                    left -= k * m
-                else:
-                    new_repeat[0] = left // k
-                    new_take[0] = k
-                    new_repeat[1] = 1 if left % k > 0 else 0
-                    new_take[1] = left % k
-                    new_repeat[2] = m - new_repeat[0] - new_repeat[1]
-                    new_take[2] = 0
-                    left = 0
                 repeat[g] = 0
                 if head[room] < 0:
                     words[room >> 6] &= ~(one << np.uint64(room & 63))
                     if words[room >> 6] == 0:
                         top[room >> 12] &= ~(one << np.uint64((room >> 6) & 63))
+            new_repeat[0] = min(m, left // (room // size))
+            new_take[0] = room // size
+            left -= new_repeat[0] * new_take[0]
+            new_repeat[1] = 0
+            new_take[1] = left
+            if new_repeat[0] < m and left > 0:
+                new_repeat[1] = 1
+                left = 0
+            new_repeat[2] = m - new_repeat[0] - new_repeat[1]
+            new_take[2] = 0
             for j in range(3):
                 if new_repeat[j] == 0:
                     continue

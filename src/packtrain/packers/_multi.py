@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..extend import PackProblem, Patterns
-from ._jit import kernel, use_jit
+from ._jit import BIT, DE_BRUIJN, SIX_BITS, kernel, use_jit
 from ._kernels import emit_patterns
 
 
@@ -32,7 +32,7 @@ from ._kernels import emit_patterns
 # Compiled form of the fill in `_multi.py`
 # --------------------------------------------------------------------------------------------
 @kernel
-def _fill_types(
+def _fill_types(  # noqa: C901 - a kernel is compiled as one function
     rows: Any, counts: Any, caps: Any, floor: Any, planes: Any, seconds: Any, shift: Any, tries: Any
 ) -> Any:  # pragma: no cover
     """Groups of types as `bfd_groups` gives them; rows in the order in which they are placed."""
@@ -85,24 +85,7 @@ def _fill_types(
                         break
                     low = bits & (~bits + one)
                     bits ^= low
-                    place = w << 6
-                    if low >= (one << np.uint64(32)):
-                        low >>= np.uint64(32)
-                        place += 32
-                    if low >= (one << np.uint64(16)):
-                        low >>= np.uint64(16)
-                        place += 16
-                    if low >= (one << np.uint64(8)):
-                        low >>= np.uint64(8)
-                        place += 8
-                    if low >= (one << np.uint64(4)):
-                        low >>= np.uint64(4)
-                        place += 4
-                    if low >= (one << np.uint64(2)):
-                        low >>= np.uint64(2)
-                        place += 2
-                    if low >= (one << np.uint64(1)):
-                        place += 1
+                    place = (w << 6) + BIT[(low * DE_BRUIJN) >> SIX_BITS]
                     previous = np.int64(-1)
                     g = head[i, place]
                     while g >= 0:

@@ -49,7 +49,9 @@ def compiled(sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int)
     return Patterns(repeat=repeat, offsets=offsets, size=size, number=number)
 
 
-def plain(sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int) -> Patterns:
+def plain(  # noqa: C901 - the loop of the kernel
+    sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int
+) -> Patterns:
     """The plain path: a sorted list of the rooms that open packs have, and a stack of groups for each."""
     groups: list[tuple[int, _Content]] = []  # (repeat, content), repeat 0 = used up
     rooms: list[int] = []
@@ -65,25 +67,20 @@ def plain(sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int) ->
             there.append(len(groups))
         groups.append((repeat, content))
 
-    for size, count in zip(reversed(sizes.tolist()), reversed(counts.tolist()), strict=True):
-        left = count
+    for size, left in zip(reversed(sizes.tolist()), reversed(counts.tolist()), strict=True):
         while left > 0:
             place = bisect_left(rooms, size)
-            if place == len(rooms):
-                k = capacity // size
-                full, rest = divmod(left, k)
-                if full:
-                    add(full, capacity - k * size, (size, k, None))
-                if rest:
-                    add(1, capacity - rest * size, (size, rest, None))
-                break
-            room = rooms[place]
-            there = at_room[room]
-            group = there.pop()
-            if not there:
-                del rooms[place]
-            repeat, content = groups[group]
-            groups[group] = (0, None)
+            if place == len(rooms):  # as many new packs as it takes
+                room, content = capacity, None
+                repeat = -(-left // (room // size))
+            else:
+                room = rooms[place]
+                there = at_room[room]
+                group = there.pop()
+                if not there:
+                    del rooms[place]
+                repeat, content = groups[group]
+                groups[group] = (0, None)
             k = room // size
             if left >= k * repeat:
                 add(repeat, room - k * size, (size, k, content))
@@ -94,8 +91,7 @@ def plain(sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int) ->
                 add(full, room - k * size, (size, k, content))
             if rest:
                 add(1, room - rest * size, (size, rest, content))
-            untouched = repeat - full - (rest > 0)
-            if untouched:
+            if untouched := repeat - full - (rest > 0):
                 add(untouched, room, content)
             break
     return flatten(groups)

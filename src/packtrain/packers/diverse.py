@@ -90,7 +90,7 @@ def _at_least_1(knobs: Mapping[str, Any], *names: str) -> None:
 def _seeds_of(strategy: Any, left: list[int], capacity: int) -> list[int]:
     """Lengths that open packs in a phase, the largest first.
 
-    >>> seeds_of({"range": [2, 5]}, [1, 2, 3, 5, 8], 8), seeds_of("half", [1, 4, 5, 8], 8)
+    >>> _seeds_of({"range": [2, 5]}, [1, 2, 3, 5, 8], 8), _seeds_of("half", [1, 4, 5, 8], 8)
     ([5, 3, 2], [8, 5])
     """
     down = left[::-1]

@@ -30,14 +30,14 @@ from ..extend import PackProblem, Patterns
 from . import ffd
 from ._bounds import best_bound
 from ._first_fit import first_fit
-from ._jit import DENSE_LIMIT, kernel, over_blocks, part_of, threads_for, use_jit
+from ._jit import BIT, DE_BRUIJN, DENSE_LIMIT, SIX_BITS, kernel, over_blocks, part_of, threads_for, use_jit
 
 
 # --------------------------------------------------------------------------------------------
 # Compiled form of `refine`; its plain twin stands in `refine.py`
 # --------------------------------------------------------------------------------------------
 @kernel
-def _exact_fill(
+def _exact_fill(  # noqa: C901 - a kernel is compiled as one function
     sizes: Any, counts: Any, capacity: Any, probes: Any, dead_ends: Any, evens: Any, budget: Any
 ) -> Any:  # pragma: no cover
     """Patterns (repeat, offsets, size, number) of exact fill on counts; see `refine.py` for the rule."""
@@ -110,26 +110,7 @@ def _exact_fill(
                         break
                     low = bits & (~bits + one)
                     bits ^= low
-                    # position of the single bit
-                    shift = 0
-                    if low >= (one << np.uint64(32)):
-                        low >>= np.uint64(32)
-                        shift += 32
-                    if low >= (one << np.uint64(16)):
-                        low >>= np.uint64(16)
-                        shift += 16
-                    if low >= (one << np.uint64(8)):
-                        low >>= np.uint64(8)
-                        shift += 8
-                    if low >= (one << np.uint64(4)):
-                        low >>= np.uint64(4)
-                        shift += 4
-                    if low >= (one << np.uint64(2)):
-                        low >>= np.uint64(2)
-                        shift += 2
-                    if low >= (one << np.uint64(1)):
-                        shift += 1
-                    a = (w << 6) + shift
+                    a = (w << 6) + BIT[(low * DE_BRUIJN) >> SIX_BITS]
                     if a >= room:
                         break
                     probe += 1
@@ -157,25 +138,14 @@ def _exact_fill(
                     w -= 1
                     bits = words[w]
                 if bits != zero:
-                    shift = 0
-                    if bits >= (one << np.uint64(32)):
-                        bits >>= np.uint64(32)
-                        shift += 32
-                    if bits >= (one << np.uint64(16)):
-                        bits >>= np.uint64(16)
-                        shift += 16
-                    if bits >= (one << np.uint64(8)):
-                        bits >>= np.uint64(8)
-                        shift += 8
-                    if bits >= (one << np.uint64(4)):
-                        bits >>= np.uint64(4)
-                        shift += 4
-                    if bits >= (one << np.uint64(2)):
-                        bits >>= np.uint64(2)
-                        shift += 2
-                    if bits >= (one << np.uint64(1)):
-                        shift += 1
-                    x = (w << 6) + shift
+                    bits |= bits >> np.uint64(1)
+                    bits |= bits >> np.uint64(2)
+                    bits |= bits >> np.uint64(4)
+                    bits |= bits >> np.uint64(8)
+                    bits |= bits >> np.uint64(16)
+                    bits |= bits >> np.uint64(32)
+                    bits ^= bits >> one  # its highest bit alone
+                    x = (w << 6) + BIT[(bits * DE_BRUIJN) >> SIX_BITS]
             if x > 0 and even != 1:
                 stack[depth] = x
                 depth += 1
@@ -461,7 +431,7 @@ class _Search:
         place = bisect_right(self.left, bound)
         return self.left[place - 1] if place else 0
 
-    def fullest_pack(self) -> list[int]:
+    def fullest_pack(self) -> list[int]:  # noqa: C901 - the loop of the kernel
         """Sizes of the fullest pack found that holds the largest size; counts are as before."""
         stack = [self.left[-1]]
         self.take(stack[0])

@@ -22,7 +22,7 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from multiprocessing import spawn
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
@@ -88,8 +88,8 @@ class NodeReader(IterableReader):
 
     def taken(self, epoch: int, wanted: Wanted) -> Iterator[tuple[int, Any]]:
         self._source = self._source or _pickled(self.source)
-        clock, after, place = time.perf_counter, -1, -1
-        while True:
+        after: int | None = -1
+        while after is not None:
             if self.is_costly and not self._is_alone:
                 fed = self._fed(epoch, wanted, after)
                 try:
@@ -98,24 +98,29 @@ class NodeReader(IterableReader):
                     return
                 except _Unfed as why:
                     self._go_alone(str(why))
-            begun = clock()
-            for place, sample in enumerate(self.passed(epoch, _Behind(wanted, after))):
-                if place <= after:
-                    continue
-                after = place
-                if place < FIRST:
-                    self._see(epoch, place, sample)
-                if wanted(place):
-                    yield place, sample
-                    begun = clock()
-                elif not self._is_alone:
-                    now = clock()
-                    self._passed, self._passed_s, begun = self._passed + 1, self._passed_s + now - begun, now
-                    if self._passed_s > WORTH_S and self._is_worth(sample):
-                        break
-            else:
-                self.check_length(wanted, place + 1)
-                return
+            after = yield from self._by_itself(epoch, wanted, after)
+
+    def _by_itself(
+        self, epoch: int, wanted: Wanted, after: int
+    ) -> Generator[tuple[int, Any], None, int | None]:
+        """What this reader wants behind a place; returns where it would rather be fed, None at the end."""
+        clock, place = time.perf_counter, -1
+        begun = clock()
+        for place, sample in enumerate(self.passed(epoch, _Behind(wanted, after))):
+            if place <= after:
+                continue
+            if place < FIRST:
+                self._see(epoch, place, sample)
+            if wanted(place):
+                yield place, sample
+                begun = clock()
+            elif not self._is_alone:
+                now = clock()
+                self._passed, self._passed_s, begun = self._passed + 1, self._passed_s + now - begun, now
+                if self._passed_s > WORTH_S and self._is_worth(sample):
+                    return place
+        self.check_length(wanted, place + 1)
+        return None
 
     def _see(self, epoch: int, place: int, sample: Any) -> None:
         seen = self._seen.setdefault(epoch, [])

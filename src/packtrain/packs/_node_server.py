@@ -152,21 +152,8 @@ class Log:
             with self._change:
                 if cursor not in self.cursors:
                     return "behind", "this one fell too far behind the others"
-                head = self._segments[-1].stop
-                segment = cursor.segment
-                if segment is None and cursor.place < head:
-                    segment = next(one for one in self._segments if cursor.place < one.stop)
-                while segment is not None and cursor.place >= segment.stop and segment.next is not None:
-                    segment = segment.next
-                cursor.segment = segment
-                begun = stop = cursor.place
-                if segment is not None:
-                    stop = min(segment.stop, stop + _SCANNED, cursor.wanted.stop)
-                while cursor.place < stop and size < BLOCK:
-                    if cursor.wanted(cursor.place):
-                        found.append((cursor.place, segment[cursor.place]))  # type: ignore[index]
-                        size += len(found[-1][1])
-                    cursor.place += 1
+                head, begun = self._segments[-1].stop, cursor.place
+                size = self._scan(cursor, head, found, size)
                 if self._is_full and cursor.place > begun:
                     self._change.notify_all()
                 is_over = cursor.place >= cursor.wanted.stop
@@ -182,6 +169,24 @@ class Log:
                     cursor.is_waiting = False
                     if is_gone():
                         raise EOFError
+
+    def _scan(self, cursor: Cursor, head: int, found: list[tuple[int, bytes]], size: int) -> int:
+        """Move a cursor over some samples; those that are wanted go to `found`, of so many bytes by now."""
+        segment = cursor.segment
+        if segment is None and cursor.place < head:
+            segment = next(one for one in self._segments if cursor.place < one.stop)
+        while segment is not None and cursor.place >= segment.stop and segment.next is not None:
+            segment = segment.next
+        cursor.segment = segment
+        if segment is None:
+            return size
+        stop = min(segment.stop, cursor.place + _SCANNED, cursor.wanted.stop)
+        while cursor.place < stop and size < BLOCK:
+            if cursor.wanted(cursor.place):
+                found.append((cursor.place, segment[cursor.place]))
+                size += len(found[-1][1])
+            cursor.place += 1
+        return size
 
     # --------------------------------------------------------------------------- the thread that reads
     def read(self) -> None:

@@ -251,19 +251,23 @@ def check_held(state: Mapping[str, Any], new_packer: Callable[[int], Any], *, cy
     if not _are_counts(numbers) or len(set(numbers)) != len(numbers) or max(numbers) >= splits:
         raise _damaged("held names a split twice, or one that the stream has not")
     for one in held:
-        if type(one.get("turn")) is not int or one["turn"] < 0:
-            raise _damaged(f"turn is {one.get('turn')!r}")
-        if type(one.get("epoch")) is not int or not 0 <= one["epoch"] <= LAST_EPOCH:
-            raise _damaged(f"epoch is {one.get('epoch')!r}")
-        if one.get("done", True) is not True:
-            raise _damaged(f"done is {one['done']!r}")
-        if one.get("run", 0) is not None:
-            _check_run(one.get("run"), new_packer(state["window"]), first=one["split"], step=splits)
-            waiting = (one["run"][name] for name in ("shuffle", "flight", "places", "ready"))
-            if one.get("done") and any(map(len, waiting)):
-                raise _damaged("a split that has no further pack holds samples")
+        _check_split(one, new_packer(state["window"]), splits)
     if not cyclic and len({one["epoch"] for one in held}) > 1:
         raise _damaged("its splits are in different epochs")
+
+
+def _check_split(one: Mapping[str, Any], packer: Any, splits: int) -> None:
+    if type(one.get("turn")) is not int or one["turn"] < 0:
+        raise _damaged(f"turn is {one.get('turn')!r}")
+    if type(one.get("epoch")) is not int or not 0 <= one["epoch"] <= LAST_EPOCH:
+        raise _damaged(f"epoch is {one.get('epoch')!r}")
+    if one.get("done", True) is not True:
+        raise _damaged(f"done is {one['done']!r}")
+    if one.get("run", 0) is not None:
+        _check_run(one.get("run"), packer, first=one["split"], step=splits)
+        waiting = (one["run"][name] for name in ("shuffle", "flight", "places", "ready"))
+        if one.get("done") and any(map(len, waiting)):
+            raise _damaged("a split that has no further pack holds samples")
 
 
 def _check_run(run: Any, packer: Any, *, first: int, step: int) -> None:

@@ -81,19 +81,7 @@ class EqualSteps:
             taken = self._steps  # above 0 in the first round after a resume
             if not self._ended and hasattr(self.packs, "state_dict"):
                 self._mark = self.packs.state_dict()
-            held: deque[Any] = deque()
-            states: deque[Any] = deque()
-            ended, problem = self._ended, None
-            try:
-                while not ended and len(held) < self.ahead:
-                    try:
-                        held.append(next(stream))
-                        if self._has_each:
-                            states.append(self.packs.state_dict())  # type: ignore[attr-defined]
-                    except StopIteration:
-                        ended = True
-            except Exception as error:
-                problem = error
+            held, states, ended, problem = self._looked_ahead(stream)
             for _ in range(min(taken, len(held))):
                 held.popleft()
                 if states:
@@ -102,20 +90,8 @@ class EqualSteps:
             if problem is not None:
                 raise problem
             _refuse_failed(told)
-            counts = [count for count, _, _ in told]
-            over = [done for _, done, _ in told]
-            if self.exhausted == "first":
-                steps = min(counts)
-                last = any(done and count == steps for count, done in zip(counts, over, strict=True))
-            else:
-                last = all(over)
-                steps = max(counts) if last else self.ahead - taken
-            for _ in range(steps):
-                if not self._has_each:
-                    self._steps += 1
-                elif states:
-                    self._mark, self._steps = states.popleft(), 0
-                yield held.popleft() if held else self._fill()
+            steps, last = self._steps_of(told, taken)
+            yield from self._handed(held, states, steps)
             if last:
                 if held:
                     logger.warning("%s of this rank left: another rank has none", counted(len(held), "packs"))
@@ -123,6 +99,39 @@ class EqualSteps:
                     self._mark, self._steps, self._ended = None, 0, False
                 return
             self._steps, self._ended = 0, ended
+
+    def _looked_ahead(self, stream: Iterator[Any]) -> tuple[deque[Any], deque[Any], bool, Exception | None]:
+        """The next packs, the state behind each, whether there are no more, and what went wrong."""
+        held: deque[Any] = deque()
+        states: deque[Any] = deque()
+        try:
+            while not self._ended and len(held) < self.ahead:
+                held.append(next(stream))
+                if self._has_each:
+                    states.append(self.packs.state_dict())  # type: ignore[attr-defined]
+        except StopIteration:
+            return held, states, True, None
+        except Exception as error:
+            return held, states, False, error
+        return held, states, self._ended, None
+
+    def _handed(self, held: deque[Any], states: deque[Any], steps: int) -> Iterator[Any]:
+        """So many of the packs held, then fillers; the state follows."""
+        for _ in range(steps):
+            if not self._has_each:
+                self._steps += 1
+            elif states:
+                self._mark, self._steps = states.popleft(), 0
+            yield held.popleft() if held else self._fill()
+
+    def _steps_of(self, told: list[Any], taken: int) -> tuple[int, bool]:
+        """Steps until the next exchange, and whether they are the last ones."""
+        counts = [count for count, _, _ in told]
+        if self.exhausted == "first":
+            steps = min(counts)
+            return steps, any(over and count == steps for count, over, _ in told)
+        last = all(over for _, over, _ in told)
+        return (max(counts) if last else self.ahead - taken), last
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank stands: behind the last pack, or filler, that it handed out.

@@ -105,10 +105,7 @@ class TokenBudgetDataset(StreamingPackedDataset):
         global_batch_size: int | None = None,
         **options: Any,
     ) -> None:
-        if isinstance(pad_to_length, bool):
-            pad_packed_input, pad_to_length = pad_packed_input or pad_to_length, None
-        if pad_packed_input is None:
-            pad_packed_input = pad_to_length is not None
+        pad_packed_input, pad_to_length = _padding(pad_packed_input, pad_to_length)
         micro_batch_size = whole("micro_batch_size", micro_batch_size, 1)
         idle = max_seq_len is not None and not dyn_bsz and pad_packed_input is not True
         if idle and world().is_writer:
@@ -117,44 +114,33 @@ class TokenBudgetDataset(StreamingPackedDataset):
             )
         max_seq_len = _MAX_SEQ_LEN if max_seq_len is None else whole("max_seq_len", max_seq_len, 1)
         buffer_size = whole("buffer_size", buffer_size, 1)
-        if warmup_ratio:
-            warmup_steps = _warmup_steps(warmup_ratio, train_steps, warmup_steps)
-            warmup_tokens = (
-                min(_FIRST_TOKENS, micro_batch_size * max_seq_len) if warmup_tokens is None else warmup_tokens
-            )
-        warmup_steps, grad_accum = whole("warmup_steps", warmup_steps, 0), whole("grad_accum", grad_accum, 1)
-        warmup_tokens = None if warmup_tokens is None else whole("warmup_tokens", warmup_tokens, 1)
-        pad_to_length = None if pad_to_length is None else whole("pad_to_length", pad_to_length, 1)
-        for name, value in (
-            ("dyn_bsz", dyn_bsz),
-            ("pad_packed_input", pad_packed_input),
-            ("drop_last", drop_last),
-        ):
-            flag(name, value)
+        self.budget = micro_batch_size * max_seq_len
+        self.warm_up = _warm_up(self.budget, warmup_steps, warmup_tokens, warmup_ratio, train_steps)
+        grad_accum = whole("grad_accum", grad_accum, 1)
+        flag("dyn_bsz", dyn_bsz)
+        flag("drop_last", drop_last)
         if not isinstance(balance, str | None):
             raise InputError(f"balance is {balance!r}", hint="see PackSampler for its words")
         one_of("count_mode", count_mode, _COUNT_MODES)
         one_of("order", order, _ORDERS)
         number("overflow_ratio", overflow_ratio, 1)
-        self.budget = micro_batch_size * max_seq_len
-        if warmup_tokens is not None and warmup_tokens > self.budget:
-            raise InputError(f"warmup_tokens is {warmup_tokens}, the budget it grows to {self.budget}")
         cap = math.ceil(self.budget * overflow_ratio) if count_mode == _EFFECTIVE else self.budget
         self.pad_to_length = _padded(pad_packed_input, pad_to_length, cap if dyn_bsz else None, cap)
-        _refuse_without_effect(dyn_bsz, count_mode, order, warmup_steps, warmup_tokens)
+        if not dyn_bsz and (count_mode != "total" or order != "packed" or self.warm_up.steps):
+            raise InputError(
+                "count_mode, order and the warm-up are of the token budget, and dyn_bsz is off",
+                hint="set dyn_bsz=True, or leave them out",
+            )
         if self.pad_to_length is not None:
             options["long_samples"] = _fitting(options.get("long_samples"))
-        if not dyn_bsz or order != "packed" or warmup_steps:
+        if not dyn_bsz or order != "packed" or self.warm_up.steps:
             if self.pad_to_length is not None and options["long_samples"] == "error":
                 del options["long_samples"]  # checked for every sample
             _refuse_packer_options(options)
         self.dyn_bsz, self.micro_batch_size, self.order = dyn_bsz, micro_batch_size, order
         self.count_mode, self.drop_last = count_mode, drop_last
-        self.warm_up = WarmUp(self.budget, warmup_steps, warmup_tokens)
-        if drop_last and options.get("ledger_file") is None and lengths is None:
-            raise InputError(
-                "drop_last leaves samples out, and they must be written down", hint="name a ledger_file"
-            )
+        if lengths is None:
+            _check_stream(drop_last, options.get("ledger_file"), balance, grad_accum)
         self._share, self._looked = 0.0, 0
         windowed = dyn_bsz and order == "packed"
         super().__init__(source, template, pack_length=cap, window=buffer_size if windowed else 1, **options)
@@ -169,8 +155,6 @@ class TokenBudgetDataset(StreamingPackedDataset):
             "warm_up": [self.warm_up.steps, self.warm_up.first],
             "drop_last": drop_last,
         }
-        if lengths is None and (balance is not None or grad_accum != 1):
-            raise InputError("balance and grad_accum need lengths: a stream has no step to rearrange")
         if global_batch_size is not None:
             grad_accum = _accumulation(global_batch_size, grad_accum, micro_batch_size * self.place.size)
         self.grad_accum = grad_accum
@@ -235,7 +219,8 @@ class TokenBudgetDataset(StreamingPackedDataset):
         return sum(map(counted, pack)) * 10 >= self.budget * 9
 
     # -- planned -----------------------------------------------------------------------------
-    def _plan_ahead(self, source: Any, lengths: Any, balance: str | None, grad_accum: int) -> PlannedSource:
+    def _check_planned(self) -> None:
+        """Refuse what an epoch that is planned cannot do, and tell what has no effect on it."""
         if not self.reader.can_seek:
             raise InputError("lengths are of no use: the source cannot be indexed", hint="pass a sequence")
         if self.count_mode != "total" or self.order != "packed" or self.warm_up.steps:
@@ -257,6 +242,9 @@ class TokenBudgetDataset(StreamingPackedDataset):
                 "with lengths every sample has its place: on_error='skip' has no effect",
                 hint="leave failed samples out when measuring, or lengths out here",
             )
+
+    def _plan_ahead(self, source: Any, lengths: Any, balance: str | None, grad_accum: int) -> PlannedSource:
+        self._check_planned()
         spec = self.spec
         how: dict[str, Any] = {
             "pack_length": spec.pack_length,
@@ -365,6 +353,39 @@ def _fitting(long_samples: Any) -> Any:
     return "error" if long_samples is None else long_samples
 
 
+def _check_stream(drop_last: bool, ledger_file: Any, balance: str | None, grad_accum: int) -> None:
+    if drop_last and ledger_file is None:
+        raise InputError(
+            "drop_last leaves samples out, and they must be written down", hint="name a ledger_file"
+        )
+    if balance is not None or grad_accum != 1:
+        raise InputError("balance and grad_accum need lengths: a stream has no step to rearrange")
+
+
+def _padding(pad: bool | None, length: int | bool | None) -> tuple[bool, int | None]:
+    """(are rows padded, to how many tokens): a length of True or False says the first alone."""
+    if isinstance(length, bool):
+        pad, length = pad or length, None
+    if length is not None:
+        length = whole("pad_to_length", length, 1)
+    if pad is None:
+        return length is not None, length
+    flag("pad_packed_input", pad)
+    return pad, length
+
+
+def _warm_up(budget: int, steps: int, tokens: int | None, ratio: float, train_steps: int | None) -> WarmUp:
+    if ratio:
+        steps = _warmup_steps(ratio, train_steps, steps)
+        tokens = min(_FIRST_TOKENS, budget) if tokens is None else tokens
+    steps = whole("warmup_steps", steps, 0)
+    if tokens is not None and whole("warmup_tokens", tokens, 1) > budget:
+        raise InputError(f"warmup_tokens is {tokens}, the budget it grows to {budget}")
+    if (steps == 0) != (tokens is None):
+        raise InputError("warmup_steps and warmup_tokens belong together", hint="give both, or none")
+    return WarmUp(budget, steps, tokens)
+
+
 def _warmup_steps(ratio: float, train_steps: int | None, steps: int) -> int:
     if steps:
         raise InputError("warmup_steps and warmup_ratio both say how long", hint="keep one of them")
@@ -400,18 +421,6 @@ def _rows_of_samples(samples: int, longest: int, shuffled: bool) -> dict[str, An
         "packer": "random_fit" if shuffled else "sequential",
         "max_samples": samples,
     }
-
-
-def _refuse_without_effect(
-    dyn_bsz: bool, count_mode: str, order: str, warmup_steps: int, warmup_tokens: int | None
-) -> None:
-    if (warmup_steps == 0) != (warmup_tokens is None):
-        raise InputError("warmup_steps and warmup_tokens belong together", hint="give both, or none")
-    if not dyn_bsz and (count_mode != "total" or order != "packed" or warmup_steps):
-        raise InputError(
-            "count_mode, order and the warm-up are of the token budget, and dyn_bsz is off",
-            hint="set dyn_bsz=True, or leave them out",
-        )
 
 
 def _refuse_packer_options(options: Mapping[str, Any]) -> None:

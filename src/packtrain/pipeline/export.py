@@ -116,7 +116,7 @@ def export(
         job = replace(job, maxcount=maxcount, maxsize=maxsize, options=settings, task=_task(job, task))
         if hasattr(module, "check_job"):
             module.check_job(job)
-        return _exported(job, shard, overwrite, how, progress)
+        return _exported(job, shard, overwrite, how, progress or (lambda done, total: None))
 
 
 def _exported(
@@ -124,7 +124,7 @@ def _exported(
     shard: tuple[int, int] | None,
     overwrite: bool,
     how: Mapping[str, Any],
-    progress: Progress | None,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Write what is not there of an export, or of a shard of it."""
     out, key = job.out, key_of(job)
@@ -143,15 +143,14 @@ def _exported(
         if shard is not None:
             chosen = range(shard[0] * job.parts // shard[1], (shard[0] + 1) * job.parts // shard[1])
         todo = [part for part in chosen if shards.part_of(out, part) is None]
-        done = sum(len(job.packs_of(part)) for part in chosen) - sum(len(job.packs_of(p)) for p in todo)
         total = sum(len(job.packs_of(part)) for part in chosen)
+        done = total - sum(len(job.packs_of(part)) for part in todo)
         try:
             for packs in _mapped(job, todo, **how):
                 done += packs
                 claim.pulse()
                 claim.check()
-                if progress is not None:
-                    progress(done, total)
+                progress(done, total)
         except Exception:
             if begins and shard is None:
                 claim.check()  # what another process writes by now is left alone

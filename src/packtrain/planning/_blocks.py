@@ -46,7 +46,7 @@ def shuffle_block(slot: Any, starts: Any, seed: Any) -> Any:  # pragma: no cover
 
 
 @kernel
-def _by_class(
+def _by_class(  # noqa: C901 - a kernel is compiled as one function
     keys: Any, top: Any, cursor: Any, slot: Any, sizes: Any, n_single: Any, out: Any
 ) -> Any:  # pragma: no cover
     """Canonical (offsets, indices): one pass over the samples, each takes the next place of its class.
@@ -380,9 +380,30 @@ def sweep(
         _write_block(low, high, bins, out)
 
     opened = 0
-    for low, high, bins in _line(threads, n, starts.dtype, place, write):
+    line = (
+        _line(threads, n, starts.dtype, place, write)
+        if threads > 1
+        else _in_turn(n, starts.dtype, place, write)
+    )
+    for low, high, bins in line:
         opened = _open_block(bins, high - low, sizes, offsets, opened)
     return offsets, out
+
+
+def _width(n: int) -> int:
+    """Samples of a block."""
+    return max(1, min(_BLOCK, n // _BLOCKS))
+
+
+def _in_turn(n: int, dtype: Any, place: Work, write: Work) -> Iterator[Block]:
+    """What `_line` does, on one thread."""
+    width = _width(n)
+    bins = np.empty(width, dtype=dtype)
+    for low in range(0, n, width):
+        block = (low, min(n, low + width), bins)
+        place(*block)
+        yield block
+        write(*block)
 
 
 def _line(threads: int, n: int, dtype: Any, place: Work, write: Work) -> Iterator[Block]:
@@ -391,15 +412,8 @@ def _line(threads: int, n: int, dtype: Any, place: Work, write: Work) -> Iterato
     `place` runs block by block, one ahead of the caller; `write` runs in any order on any thread. A caller
     that would wait writes instead.
     """
-    width = max(1, min(_BLOCK, n // _BLOCKS))
+    width = _width(n)
     free = [np.empty(width, dtype=dtype) for _ in range(threads + 2)]
-    if threads == 1:
-        for low in range(0, n, width):
-            block = (low, min(n, low + width), free[0])
-            place(*block)
-            yield block
-            write(*block)
-        return
     writing: list[tuple[Future[None], Block]] = []
 
     def finish(which: int) -> None:
@@ -418,16 +432,14 @@ def _line(threads: int, n: int, dtype: Any, place: Work, write: Work) -> Iterato
 
     with ThreadPoolExecutor(threads - 1) as pool:
         future, block = begin(0)
-        while True:
+        for after in range(width, n + width, width):
             while writing and not future.done():
                 finish(-1)
             future.result()
             found = block
-            if found[1] < n:
-                future, block = begin(found[1])
+            if after < n:
+                future, block = begin(after)
             yield found
             writing.append((pool.submit(write, *found), found))
-            if found[1] == n:
-                break
         while writing:
             finish(-1)

@@ -32,7 +32,7 @@ def classes_of(tokens: Any) -> Any:  # pragma: no cover - compiled
 
 
 @kernel
-def finished_packs(
+def finished_packs(  # noqa: C901 - a kernel is compiled as one function
     repeat: Any, content: Any, node_size: Any, node_number: Any, node_parent: Any, tokens: Any, age: Any,
     sizes: Any, counts: Any, capacity: Any, least_fill: Any, max_age: Any, share: Any
 ) -> Any:  # fmt: skip  # pragma: no cover - compiled

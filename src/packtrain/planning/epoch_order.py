@@ -18,7 +18,7 @@ step, the position must lie between two steps. What cannot go on exactly is refu
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -395,14 +395,9 @@ class EpochOrder:
                 hint="give what state_dict() returned",
             )
         own = self._own()
-        for key in ("version", "raw_plan", "drop_last", "seed", "shuffle"):
-            if state.get(key) != own[key] and (key != "seed" or self.is_seeded):
-                raise _foreign(key, state.get(key), own[key])
-        held = state.get("replan")
-        if (held is None) != (self.replan is None):
-            raise _foreign("replan", None if held is None else "epoch", "epoch" if held is None else None)
-        if held is not None and self.replan is not None and self.replan.resume(held) != state.get("epoch"):
-            raise _foreign("epoch", state.get("epoch"), held["epoch"])
+        keys = ("version", "raw_plan", "drop_last", *(["seed"] if self.is_seeded else []), "shuffle")
+        _refuse_other(state, own, keys)
+        self._check_epoch(state)
         for key, least in (("world_size", 1), ("grad_accum", 1), ("epoch", 0), ("packs", 0)):
             if _whole(state, key) < least:
                 raise _foreign(key, state[key], own.get(key))
@@ -411,10 +406,16 @@ class EpochOrder:
             raise ForeignArtefactError(f"the saved position is micro step {step} of {steps}")
         if state["world_size"] != own["world_size"]:
             return self._carried(state, own)
-        for key in ("plan", "grad_accum", "balance", "steps"):
-            if state.get(key) != own[key]:
-                raise _foreign(key, state.get(key), own[key])
+        _refuse_other(state, own, ("plan", "grad_accum", "balance", "steps"))
         return step
+
+    def _check_epoch(self, state: Mapping[str, Any]) -> None:
+        """Both have a plan for every epoch, or neither, and the same one."""
+        held = state.get("replan")
+        if (held is None) != (self.replan is None):
+            raise _foreign("replan", None if held is None else "epoch", "epoch" if held is None else None)
+        if held is not None and self.replan is not None and self.replan.resume(held) != state.get("epoch"):
+            raise _foreign("epoch", state.get("epoch"), held["epoch"])
 
     def _carried(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> int:
         """The micro step of this order at which a position saved by another number of ranks stands."""
@@ -502,6 +503,12 @@ def _whole(state: Mapping[str, Any], key: str) -> int:
             hint="the position is damaged: resume from another checkpoint",
         )
     return value
+
+
+def _refuse_other(state: Mapping[str, Any], own: Mapping[str, Any], keys: Sequence[str]) -> None:
+    for key in keys:
+        if state.get(key) != own[key]:
+            raise _foreign(key, state.get(key), own[key])
 
 
 def _foreign(key: str, held: object, own: object) -> ForeignArtefactError:

@@ -201,22 +201,7 @@ def _as_array(name: str, values: Any) -> NDArray[Any]:
         raise LengthError(
             f"{name} is an array with masked entries", hint="mark failed samples by their status"
         )
-    if isinstance(values, np.ndarray):
-        array = values
-    else:
-        if not isinstance(values, Iterable):
-            raise LengthError(f"{name} is {type(values).__name__}, expected an array or list of integers")
-        if isinstance(values, Mapping | Set | str | bytes | bytearray):
-            raise LengthError(
-                f"{name} is {type(values).__name__}, expected an array or list of integers",
-                hint="place i of the array is the length of sample i; a mapping or set has no such order",
-            )
-        try:
-            array = np.asarray(values if hasattr(values, "__array__") else list(values))
-        except (ValueError, OverflowError) as error:
-            raise LengthError(f"{name} is not an array of integers: {error}") from None
-        if array.size == 0 and array.ndim == 1 and array.dtype.kind == "f":
-            array = array.astype(np.int32)  # an empty list has no type of its own
+    array = values if isinstance(values, np.ndarray) else _listed(name, values)
     if array.dtype.kind in "iu":
         return array
     if array.dtype.kind == "f":
@@ -232,6 +217,22 @@ def _as_array(name: str, values: Any) -> NDArray[Any]:
         f"{name} has type {array.dtype}, expected integers",
         hint="None, strings and booleans are not lengths; mark a failed sample by its status",
     )
+
+
+def _listed(name: str, values: Any) -> NDArray[Any]:
+    """A list, or anything that gives numbers one by one or as an array."""
+    if not isinstance(values, Iterable) or isinstance(values, Mapping | Set | str | bytes | bytearray):
+        raise LengthError(
+            f"{name} is {type(values).__name__}, expected an array or list of integers",
+            hint="place i of the array is the length of sample i; a mapping or set has no such order",
+        )
+    try:
+        array = np.asarray(values if hasattr(values, "__array__") else list(values))
+    except (ValueError, OverflowError) as error:
+        raise LengthError(f"{name} is not an array of integers: {error}") from None
+    # an empty list has no type of its own
+    empty = array.size == 0 and array.ndim == 1 and array.dtype.kind == "f"
+    return array.astype(np.int32) if empty else array
 
 
 def _range(array: NDArray[Any]) -> tuple[int, int]:

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 # Samples of a step come heaviest first. `alone` samples (longer than a pack) take an empty pack and close it.
 # `need` holds, sample by sample, what a sample takes of each capped quantity.
 @kernel
-def spread(
+def spread(  # noqa: C901 - a kernel is compiled as one function
     weight: Any, need: Any, alone: Any, starts: Any, packs: Any, groups: Any, caps: Any, out: Any, fits: Any
 ) -> Any:
     """Give every sample to the lightest group of packs, there to the lightest pack, that has room for it.
@@ -93,7 +93,9 @@ def spread(
 
 
 @kernel
-def _best_fit(need: Any, alone: Any, starts: Any, steps: Any, caps: Any, out: Any, opened: Any) -> Any:
+def _best_fit(  # noqa: C901 - a kernel is compiled as one function
+    need: Any, alone: Any, starts: Any, steps: Any, caps: Any, out: Any, opened: Any
+) -> Any:
     """Best fit in the given order for the steps whose numbers are in `steps`; opened[s] = packs it took."""
     dims = len(caps)
     for s in steps:

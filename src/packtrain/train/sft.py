@@ -209,22 +209,13 @@ def train(
         plan, source, template = None, plan, source if template is None else template
     config = config.evaluated(val is not None)
     folder = Path(config.training.output_dir)
-    asked = config.training.trainer.get("resume_from_checkpoint")
     if plan is None:
         packs, template, accumulation = unplanned_packs(config, source, template, place)
-    else:
-        packs, accumulation = None, accumulation_of(config, plan, place.size)
-    resumed, begun = None, 0
-    if packs is not None:
-        if packs.kind == "growing":
-            packs.mark_in(folder)
-        resumed = checkpoint_of(packs, asked, str(folder))
-        load_position(packs, resumed)
-    if packs is not None and packs.kind == "growing":
-        start = config.training.sharded_lazy_start
-        begun = check_beginning(packs, resumed, start, getattr(packs, "directory", "this stream"))
-        if val is not None and place.is_writer:
+        resumed, begun = _taken_up(packs, config)
+        if packs.kind == "growing" and val is not None and place.is_writer:
             _compare_templates(packs, val_template or template)
+    else:
+        packs, accumulation, resumed, begun = None, accumulation_of(config, plan, place.size), None, 0
     val_data = _validation_data(config, val, val_template or template, place)
     if config.training.trainer.get("dataloader_num_workers"):
         start_early(template, val_template)  # while the model loads
@@ -235,21 +226,15 @@ def train(
     make_folder(folder)
     if packs is None:
         packs = planned_packs(config, plan, source, template, lengths, place, accumulation)
-        resumed = checkpoint_of(packs, asked, str(folder))
+        resumed = _checkpoint(packs, config)
     log_file = folder / LOG
     if place.is_writer and resumed is not None:
         changed_settings(config.to_dict(), folder)
-    by_epochs = packs.kind in ("planned", "exported")
-    steps = -(-len(packs) // accumulation) if is_sized(packs) else None
-    has_eval = by_epochs and val_data is not None
-    arguments = training_arguments(config, accumulation, has_eval=has_eval, steps=steps)
-    if packs.kind == "growing" and arguments.max_steps <= 0:
+    arguments = _arguments(config, packs, accumulation, val_data is not None)
+    if arguments.max_steps <= 0 and packs.kind == "growing":
         arguments.max_steps = steps_of(packs, begun, accumulation, resumed)
-
-    options = compile_options(config)
-    if options is not None:
+    if (options := compile_options(config)) is not None:
         compile_layers(model, **options)
-
     trainer = PackTrainer(
         model,
         arguments,
@@ -265,9 +250,7 @@ def train(
     stop = () if patience is None else [EarlyStop(patience, config.training.early_stopping_threshold)]
     for callback in (*stop, *callbacks):
         trainer.add_callback(callback)
-    if not config.training.proof:
-        known = setup.proven or all(len(pack) < 2 for pack in trainer.packs_first())
-        prove_before_training(model, trainer.packs_first, proof=False, known=known)
+    _refuse_unproven(config, trainer, model, setup)
     keep_towers_busy(trainer, config.training.dummy_media, template)
     follow_losses(trainer, config, source if plan is not None else None)
     return _run(trainer, val_template or template, resumed, folder, log_file)
@@ -305,9 +288,39 @@ def planned_packs(
         **_order_of(config, accumulation, plans),
     )
     if not ahead:
-        asked = config.training.trainer.get("resume_from_checkpoint")
-        load_position(packs, checkpoint_of(packs, asked, config.training.output_dir))
+        load_position(packs, _checkpoint(packs, config))
     return packs
+
+
+def _refuse_unproven(config: RunConfig, trainer: Any, model: Any, setup: Any) -> None:
+    """Where the proof is switched off, the set-up has to be known to keep packs apart."""
+    if not config.training.proof:
+        known = setup.proven or all(len(pack) < 2 for pack in trainer.packs_first())
+        prove_before_training(model, trainer.packs_first, proof=False, known=known)
+
+
+def _checkpoint(packs: Any, config: RunConfig) -> str | None:
+    """The checkpoint of these packs that the run goes on from."""
+    asked = config.training.trainer.get("resume_from_checkpoint")
+    return checkpoint_of(packs, asked, config.training.output_dir)
+
+
+def _taken_up(packs: Any, config: RunConfig) -> tuple[str | None, int]:
+    """Move packs without a plan to where the run goes on: (its checkpoint, steps before its beginning)."""
+    if packs.kind == "growing":
+        packs.mark_in(Path(config.training.output_dir))
+    resumed = _checkpoint(packs, config)
+    load_position(packs, resumed)
+    if packs.kind != "growing":
+        return resumed, 0
+    start = config.training.sharded_lazy_start
+    return resumed, check_beginning(packs, resumed, start, getattr(packs, "directory", "this stream"))
+
+
+def _arguments(config: RunConfig, packs: Any, accumulation: int, validates: bool) -> Any:
+    by_epochs = packs.kind in ("planned", "exported")
+    steps = -(-len(packs) // accumulation) if is_sized(packs) else None
+    return training_arguments(config, accumulation, has_eval=by_epochs and validates, steps=steps)
 
 
 def _order_of(config: RunConfig, accumulation: int, replan: Any = None) -> dict[str, Any]:

@@ -198,9 +198,9 @@ def _proven(model: Any, bare: Any, packs: Packs, collate: Any, gradients: bool) 
         failure: BaseException | None = None
         try:
             row = proof_row(given, inner)
-            if row is None and _ranks() == 1:
-                return None
             if row is None:
+                if _ranks() == 1:
+                    return None
                 row, own = any_row(inner), PaddingFreeCollator(inner)
             live = Live(model, inner, own)
             alone = _compare(live, row, report, gradients)
@@ -217,25 +217,33 @@ def _proven(model: Any, bare: Any, packs: Packs, collate: Any, gradients: bool) 
             _excuse(live, row, report)
             (leaking,) = _any_rank(inner, not report.ok)
         if leaking:
-            report.culprit = _traced(live, row, report)
-            report.leaking_layer = report.culprit.path if report.culprit is not None else None
-            with eagerly():
-                blind = blind_mask(live.eager(row), backend_of(inner))
-            if report.culprit is None or not report.culprit.foreign:
-                report.blind = blind
+            _find_culprit(live, row, report)
         else:
             report.fused = _fused(model, inner, row, own, alone)
     report.seconds = time.perf_counter() - began
-    if leaking and report.ok:
-        raise IsolationError("packed samples read each other on another rank", hint="its message says where")
-    if not report.ok:
-        raise IsolationError(_told(inner, report), hint=_hint(inner, report))
+    if leaking:
+        raise _leak(inner, report)
     logger.info(
         "start-up proof: %d comparisons on %s hold (%s mode, %.1f s); control: %s",
         len(report.rows), backend_of(inner) or type(inner).__name__, report.mode, report.seconds,
         report.control,
     )  # fmt: skip
     return report
+
+
+def _leak(inner: Any, report: StartUpReport) -> IsolationError:
+    if report.ok:
+        return IsolationError("packed samples read each other on another rank", hint="its message says where")
+    return IsolationError(_told(inner, report), hint=_hint(inner, report))
+
+
+def _find_culprit(live: Live, row: list[Sample], report: StartUpReport) -> None:
+    report.culprit = _traced(live, row, report)
+    report.leaking_layer = report.culprit.path if report.culprit is not None else None
+    with eagerly():
+        blind = blind_mask(live.eager(row), backend_of(live.bare))
+    if report.culprit is None or not report.culprit.foreign:
+        report.blind = blind
 
 
 # ---------------------------------------------------------------------------------------- comparing

@@ -199,22 +199,31 @@ class _Reading:
         name = f"{section}.{key}"
         if name in MOVED:
             raise ConfigError(f"{name} is not a key of this layout", hint=MOVED[name])
+        row = alias_of(name, self.kind)
+        if self._is_read_elsewhere(name, value):
+            return
+        if row is not None:
+            self._put(row.new, row.here(value), name, value)
+        elif key in self._fields(section):
+            self._put(name, value, name, value)
+        else:
+            self._take_further(section, key, value)
+
+    def _is_read_elsewhere(self, name: str, value: Any) -> bool:
+        """A key that decided the kind, goes with the batch size (`_rows_of_a_batch`), or has no effect."""
         if name in _OF_KIND:
             if name == "training.packing_mode" and value == "static" and self.kind in ("growing", "exported"):
                 self.idle.append(name)
-            return
+            return True
         if name == "template.padding_free" and value is True:
-            return  # with the batch size: `_rows_of_a_batch`
+            return True
         if name in IGNORED:
             self.told.append(f"{name} has no effect: {IGNORED[name]}")
-            return
-        row = alias_of(name, self.kind)
-        if row is not None:
-            self._put(row.new, row.here(value), name, value)
-            return
-        if key in self._fields(section):
-            self._put(name, value, name, value)
-            return
+        return name in IGNORED
+
+    def _take_further(self, section: str, key: str, value: Any) -> None:
+        """Put a key that this kind of data has not: of another kind, of transformers' Trainer, or unknown."""
+        name = f"{section}.{key}"
         others = [row for row in aliases_of(name) if row.new.startswith("data.") and not row.passes]
         if section == "data" and any(key in kind.model_fields for kind in KINDS.values()):
             self._without(name, value, name)
