@@ -222,19 +222,13 @@ def _proven(model: Any, bare: Any, packs: Packs, collate: Any, gradients: bool) 
             report.fused = _fused(model, inner, row, own, alone)
     report.seconds = time.perf_counter() - began
     if leaking:
-        raise _leak(inner, report)
+        raise IsolationError(_told(inner, report), hint=_hint(inner, report))
     logger.info(
         "start-up proof: %d comparisons on %s hold (%s mode, %.1f s); control: %s",
         len(report.rows), backend_of(inner) or type(inner).__name__, report.mode, report.seconds,
         report.control,
     )  # fmt: skip
     return report
-
-
-def _leak(inner: Any, report: StartUpReport) -> IsolationError:
-    if report.ok:
-        return IsolationError("packed samples read each other on another rank", hint="its message says where")
-    return IsolationError(_told(inner, report), hint=_hint(inner, report))
 
 
 def _find_culprit(live: Live, row: list[Sample], report: StartUpReport) -> None:
@@ -246,7 +240,6 @@ def _find_culprit(live: Live, row: list[Sample], report: StartUpReport) -> None:
         report.blind = blind
 
 
-# ---------------------------------------------------------------------------------------- comparing
 def _compare(live: Live, row: list[Sample], report: StartUpReport, gradients: bool) -> torch.Tensor:
     """Fills the report; the logits of the first sample alone."""
     ordinary = ordinary_tokens(live.bare, row)
@@ -529,8 +522,9 @@ def _any_rank(model: Any, *mine: bool) -> list[bool]:
     return [bool(one) for one in flags.tolist()]
 
 
-# ----------------------------------------------------------------------------------------- messages
 def _told(bare: Any, report: StartUpReport) -> str:
+    if report.ok:
+        return "packed samples read each other on another rank"
     kind = getattr(getattr(bare, "config", None), "model_type", type(bare).__name__)
     failed = next(row for row in report.rows if not row.ok)
     told = f"packed samples read each other in {kind}"
@@ -547,6 +541,8 @@ def _told(bare: Any, report: StartUpReport) -> str:
 
 
 def _hint(bare: Any, report: StartUpReport) -> str:
+    if report.ok:
+        return "its message says where"
     backend = backend_of(bare)
     if report.culprit is not None and "BatchNorm" in report.culprit.kind:
         return (
