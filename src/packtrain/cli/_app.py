@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,35 +67,43 @@ def spoken(text: str, command: click.Command | None, keyed: bool | None = None) 
     options = {str(param.name): param for param in command.params if isinstance(param, click.Option)}
     if keyed is None:
         keyed = bool(command.context_settings.get("ignore_unknown_options"))
-    keys = _keys() if keyed else {}
+    words = _Words(options, _keys() if keyed else {}, keyed)
     if not keyed:
         text = _KEY.sub("", text)
+    return _NAMED.sub(words.named, _ASSIGNED.sub(words.assigned, _FIRST.sub(words.first, text)))
 
-    def option(section: str | None, name: str) -> click.Option | None:
-        if keyed and (section is not None or name in keys):
+
+@dataclass(frozen=True)
+class _Words:
+    """What a verb calls things: options by parameter, and keys by name where it reads YAML (`keyed`)."""
+
+    options: Mapping[str, click.Option]
+    keys: Mapping[str, str]
+    keyed: bool
+
+    def option(self, section: str | None, name: str) -> click.Option | None:
+        if self.keyed and (section is not None or name in self.keys):
             return None  # what a YAML says is a key
-        return options.get(_OPTIONS.get(f"{section}.{name}", name))
+        return self.options.get(_OPTIONS.get(f"{section}.{name}", name))
 
-    def assigned(found: re.Match[str]) -> str:
+    def assigned(self, found: re.Match[str]) -> str:
         section, name, sign, value = found.groups()
-        if _OPTION_BEFORE.search(text, 0, found.start()):
+        if _OPTION_BEFORE.search(found.string, 0, found.start()):
             return found[0]  # the value of an option that is written out
-        if (mine := option(section, name)) is not None:
+        if (mine := self.option(section, name)) is not None:
             return _option(mine, _literal(value))
-        if section is not None or name not in keys:
+        if section is not None or name not in self.keys:
             return found[0]
-        return f"{keys[name]}: {_yaml(_literal(value)) if sign == '=' else value}"
+        return f"{self.keys[name]}: {_yaml(_literal(value)) if sign == '=' else value}"
 
-    def named(found: re.Match[str]) -> str:
+    def named(self, found: re.Match[str]) -> str:
         section, name = found[1], found[2] or found[3]
-        mine = option(section, name)
-        return _long(mine) if mine is not None else found[0] if section else keys.get(name, name)
+        mine = self.option(section, name)
+        return _long(mine) if mine is not None else found[0] if section else self.keys.get(name, name)
 
-    def first(found: re.Match[str]) -> str:
+    def first(self, found: re.Match[str]) -> str:
         name = found[1]
-        return keys.get(name) or (_long(options[name]) if name in options else name)
-
-    return _NAMED.sub(named, _ASSIGNED.sub(assigned, _FIRST.sub(first, text)))
+        return self.keys.get(name) or (_long(self.options[name]) if name in self.options else name)
 
 
 @functools.cache
