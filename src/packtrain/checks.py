@@ -61,8 +61,9 @@ def flag(name: str, value: Any, *, error: type[PacktrainError] = InputError) -> 
     return value
 
 
-def one_of(what: str, value: Any, known: Iterable[str]) -> None:
-    """UnknownNameError, with the nearest name, where `value` is none of `known`."""
+def one_of(what: str, value: Any, known: Iterable[str]) -> str:
+    """`value`; UnknownNameError, with the nearest name, where it is none of `known`."""
     names = list(known)
     if value not in names:
         raise UnknownNameError(what, str(value), names)
+    return str(value)

@@ -230,7 +230,7 @@ class PaddingFreeCollator:
         ending = [tail] if tail else []
         lengths = tuple([segment.length for segment in segments] + ending)
         if self._rotations is not None:
-            check_row(self._rotations, lengths, [None if s.weightless else _called(s) for s in segments])
+            check_row(self._rotations, lengths, [None if s.weightless else s.where for s in segments])
         batch = PackBatch(self._tokens(segments, tail))
         batch.per_token = tuple(batch)
         boundaries = offsets(lengths)
@@ -370,10 +370,6 @@ class PaddingFreeCollator:
             numbers = np.arange(len(lengths), dtype=np.int32)
             every["seq_idx"] = torch.from_numpy(np.repeat(numbers, lengths))[None]
         return {name: every[name] for name in self.boundary_kwargs}
-
-
-def _called(segment: Segment) -> str:
-    return segment.where if segment.sample_id is None else f"sample {segment.sample_id}"
 
 
 def _not_joined(name: str, parts: list[torch.Tensor], why: object) -> InputError:

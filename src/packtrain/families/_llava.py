@@ -8,38 +8,15 @@ Flash and varlen keywords are not sent: the classes forward every keyword to the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
-from ._family import Family
+from ._family import BACKENDS, Family
 
+_PROVEN = ("eager", "sdpa")
 
-def llava_like(
-    name: str,
-    model_types: tuple[str, ...],
-    processor_classes: tuple[str, ...],
-    *,
-    modalities: tuple[str, ...],
-    media_keys: Mapping[str, str],
-    **rules: Any,
-) -> Family:
-    """A family of one-row positions whose boundaries are the restarting text positions."""
-    return Family(
-        name=name,
-        model_types=model_types,
-        processor_classes=processor_classes,
-        modalities=modalities,
-        media_keys=media_keys,
-        position_backends=("eager", "sdpa"),
-        refused={
-            backend: "only sdpa and eager are proven for it"
-            for backend in (
-                "flash_attention_2",
-                "flash_attention_3",
-                "flash_attention_4",
-                "flex_attention",
-                "varlen",
-            )
-        },
-        **rules,
-    )
+#: A family of one-row positions whose boundaries are the restarting text positions.
+llava_like = partial(
+    Family,
+    position_backends=_PROVEN,
+    refused={name: "only sdpa and eager are proven for it" for name in BACKENDS if name not in _PROVEN},
+)

@@ -7,6 +7,8 @@ the vision tower ("multiple values"); their classes refuse flex attention.
 
 from __future__ import annotations
 
+from functools import partial
+
 from ._family import VARLEN_KWARGS, Family
 
 #: Names and boxes between the family's own tokens, coordinates in thousandths.
@@ -17,26 +19,20 @@ GROUNDING = (
 )
 
 
-def qwen_vl(name: str, model_types: tuple[str, ...], processor_classes: tuple[str, ...]) -> Family:
-    """A Qwen vision-language family; the members differ in names, not in layout."""
-    return Family(
-        name=name,
-        model_types=model_types,
-        processor_classes=processor_classes,
-        modalities=("image", "video"),
-        position_rows=3,
-        media_keys={
-            "pixel_values": "cat0",
-            "image_grid_thw": "cat0",
-            "pixel_values_videos": "cat0",
-            "video_grid_thw": "cat0",
-        },
-        image_token="<|image_pad|>",
-        video_token="<|video_pad|>",
-        image_rule="pixels",
-        video_rule="frames",
-        grounding=GROUNDING,
-        boundary_kwargs={"varlen": VARLEN_KWARGS},
-        position_backends=("eager", "flash_attention_2", "flash_attention_3", "flash_attention_4", "sdpa"),
-        refused={"flex_attention": "its model classes do not support flex attention"},
-    )
+#: A Qwen vision-language family; the members differ in names, not in layout.
+qwen_vl = partial(
+    Family,
+    modalities=("image", "video"),
+    position_rows=3,
+    media_keys=dict.fromkeys(
+        ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw"), "cat0"
+    ),
+    image_token="<|image_pad|>",
+    video_token="<|video_pad|>",
+    image_rule="pixels",
+    video_rule="frames",
+    grounding=GROUNDING,
+    boundary_kwargs={"varlen": VARLEN_KWARGS},
+    position_backends=("eager", "flash_attention_2", "flash_attention_3", "flash_attention_4", "sdpa"),
+    refused={"flex_attention": "its model classes do not support flex attention"},
+)

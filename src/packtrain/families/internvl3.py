@@ -8,9 +8,9 @@ from __future__ import annotations
 from ._llava import llava_like
 
 FAMILY = llava_like(
-    "internvl3",
-    ("internvl",),
-    ("InternVLProcessor",),
+    name="internvl3",
+    model_types=("internvl",),
+    processor_classes=("InternVLProcessor",),
     modalities=("image", "video"),
     media_keys={"pixel_values": "cat0"},
     image_token="<IMG_CONTEXT>",

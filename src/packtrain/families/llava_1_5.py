@@ -5,9 +5,9 @@ from __future__ import annotations
 from ._llava import llava_like
 
 FAMILY = llava_like(
-    "llava_1_5",
-    ("llava",),
-    ("LlavaProcessor",),
+    name="llava_1_5",
+    model_types=("llava",),
+    processor_classes=("LlavaProcessor",),
     modalities=("image",),
     media_keys={"pixel_values": "cat0"},
     image_token="<image>",

@@ -9,9 +9,9 @@ from __future__ import annotations
 from ._llava import llava_like
 
 FAMILY = llava_like(
-    "llava_next",
-    ("llava_next",),
-    ("LlavaNextProcessor",),
+    name="llava_next",
+    model_types=("llava_next",),
+    processor_classes=("LlavaNextProcessor",),
     modalities=("image",),
     media_keys={"pixel_values": "cat0", "image_sizes": "cat0"},
     image_token="<image>",

@@ -11,9 +11,9 @@ from __future__ import annotations
 from ._llava import llava_like
 
 FAMILY = llava_like(
-    "llava_onevision",
-    ("llava_onevision",),
-    ("LlavaOnevisionProcessor",),
+    name="llava_onevision",
+    model_types=("llava_onevision",),
+    processor_classes=("LlavaOnevisionProcessor",),
     modalities=("image", "video"),
     media_keys={
         "pixel_values": "cat0",

@@ -11,7 +11,9 @@ from dataclasses import replace
 
 from ._qwen_vl import qwen_vl
 
-_BASE = qwen_vl("qwen2_5_omni", ("qwen2_5_omni_thinker",), ("Qwen2_5OmniProcessor",))
+_BASE = qwen_vl(
+    name="qwen2_5_omni", model_types=("qwen2_5_omni_thinker",), processor_classes=("Qwen2_5OmniProcessor",)
+)
 
 FAMILY = replace(
     _BASE,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ._qwen_vl import GROUNDING, qwen_vl
 
 FAMILY = replace(
-    qwen_vl("qwen2_5_vl", ("qwen2_5_vl",), ("Qwen2_5_VLProcessor",)),
+    qwen_vl(name="qwen2_5_vl", model_types=("qwen2_5_vl",), processor_classes=("Qwen2_5_VLProcessor",)),
     grounding=(*GROUNDING[:2], "pixels"),
     time_unit="seconds",
     tokens_per_second=2.0,

@@ -8,9 +8,9 @@ from __future__ import annotations
 from ._llava import llava_like
 
 FAMILY = llava_like(
-    "qwen2_audio",
-    ("qwen2_audio",),
-    ("Qwen2AudioProcessor",),
+    name="qwen2_audio",
+    model_types=("qwen2_audio",),
+    processor_classes=("Qwen2AudioProcessor",),
     modalities=("audio",),
     media_keys={"input_features": "cat0", "feature_attention_mask": "cat0"},
     audio_token="<|AUDIO|>",

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from ._qwen_vl import qwen_vl
 
-FAMILY = qwen_vl("qwen2_vl", ("qwen2_vl",), ("Qwen2VLProcessor",))
+FAMILY = qwen_vl(name="qwen2_vl", model_types=("qwen2_vl",), processor_classes=("Qwen2VLProcessor",))

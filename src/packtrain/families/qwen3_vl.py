@@ -11,6 +11,8 @@ from dataclasses import replace
 from ._qwen_vl import qwen_vl
 
 FAMILY = replace(
-    qwen_vl("qwen3_vl", ("qwen3_vl", "qwen3_vl_moe"), ("Qwen3VLProcessor",)),
+    qwen_vl(
+        name="qwen3_vl", model_types=("qwen3_vl", "qwen3_vl_moe"), processor_classes=("Qwen3VLProcessor",)
+    ),
     video_rule="clip",
 )

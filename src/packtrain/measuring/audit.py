@@ -29,16 +29,15 @@ logger = logging.getLogger(__name__)
 # `trust_hints` lets a template take width, height and duration from the data without opening a file. Numbers
 # in data lie (stored before rotation, of another copy), so measuring with it first reads the headers of a
 # seeded random sample and compares. One difference stops the measurement.
+_HINTED = 64  # samples looked at
 _SHOWN_HINTS = 3  # differences named in the message
 
 
-def audit_hints(source: Source, *, count: int = 64, seed: int = 0) -> int:
-    """Compare the hints of `count` random samples with their media.
+def audit_hints(source: Source) -> int:
+    """Compare the hints of some random samples, always the same ones, with their media.
 
     Args:
         source: chat samples; ones that cannot be read, or whose media cannot, are passed over.
-        count: samples to look at; all where there are fewer.
-        seed: chooses them.
 
     Returns:
         How many parts with hints were compared.
@@ -48,9 +47,9 @@ def audit_hints(source: Source, *, count: int = 64, seed: int = 0) -> int:
     """
     total = len(source)
     chosen = range(total)
-    if count < total:
-        generator = np.random.Generator(np.random.PCG64(seed))
-        chosen = np.sort(generator.choice(total, size=count, replace=False), kind="stable").tolist()
+    if total > _HINTED:
+        generator = np.random.Generator(np.random.PCG64(0))
+        chosen = np.sort(generator.choice(total, size=_HINTED, replace=False), kind="stable").tolist()
     compared, unread, wrong = 0, 0, []
     for index in chosen:
         for part in _hinted_parts(source, index):

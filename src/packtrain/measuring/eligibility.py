@@ -90,13 +90,10 @@ def probe_once(source: Any, encode: Callable[[Any], Mapping[str, Any]] | None, *
         InputError: as `probe_static`.
     """
     held = _probed.get(id(source))
-    if held is not None and held() is source:
-        return
-
-    if not hasattr(source, "__len__"):
+    if (held is not None and held() is source) or not hasattr(source, "__len__"):
         return
     with contextlib.suppress(_Unread):
-        probe_static(_Readable(source, encode), _as_it_is, count=count)
+        probe_static(_Readable(source, encode), lambda encoded: encoded, count=count)
 
 
 class _Unread(Exception):
@@ -126,10 +123,6 @@ class _Readable:
     def where(self, index: int) -> str:
         where = getattr(self.source, "where", None)
         return str(where(index)) if callable(where) else type(self.source).__name__
-
-
-def _as_it_is(encoded: Mapping[str, Any]) -> Mapping[str, Any]:
-    return encoded
 
 
 def _remember(source: Any) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, SampleError
+from ..media.knobs import within
 
 I64 = NDArray[np.int64]
 
@@ -100,15 +101,7 @@ def smart_resize(height: int, width: int, rule: PixelRule) -> tuple[int, int]:
     factor = rule.factor
     high = round(height / factor) * factor
     wide = round(width / factor) * factor
-    if high * wide > rule.maximum:
-        scale = math.sqrt((height * width) / rule.maximum)
-        high = max(factor, math.floor(height / scale / factor) * factor)
-        wide = max(factor, math.floor(width / scale / factor) * factor)
-    elif high * wide < rule.minimum:
-        scale = math.sqrt(rule.minimum / (height * width))
-        high = math.ceil(height * scale / factor) * factor
-        wide = math.ceil(width * scale / factor) * factor
-    return high, wide
+    return within(height, width, factor, high * wide, rule.minimum, rule.maximum) or (high, wide)
 
 
 def grids(

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, SampleError
+from ..media.knobs import within
 from .expansion import Block, Expansion
 from .image_tokens import MAX_ASPECT, PixelRule, rule_of, smart_resize
 
@@ -120,15 +121,8 @@ class VideoRule:
             raise _refused(f"a video of {width}x{height} pixels has an aspect ratio above {MAX_ASPECT}")
         high, wide = round(height / factor) * factor, round(width / factor) * factor
         total = round(frames / self.temporal) * self.temporal
-        if total * high * wide > most:
-            scale = math.sqrt((frames * height * width) / most)
-            high = max(factor, math.floor(height / scale / factor) * factor)
-            wide = max(factor, math.floor(width / scale / factor) * factor)
-        elif total * high * wide < rule.minimum:
-            scale = math.sqrt(rule.minimum / (frames * height * width))
-            high = math.ceil(height * scale / factor) * factor
-            wide = math.ceil(width * scale / factor) * factor
-        return high, wide
+        fitted = within(height, width, factor, total * high * wide, rule.minimum, most, frames)
+        return fitted or (high, wide)
 
     # ------------------------------------------------------------------------------------------
     def expand(self, clip: Clip, indices: I64) -> Expansion:

@@ -15,14 +15,13 @@ may be one off: such a hint is exact only with `frames`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import SampleError
 from . import audio, image, video
 from .audio import AudioHeader
 from .image import ImageHeader
+from .knobs import number_of
 from .video import VideoHeader
 
 #: Hint names of each modality; whole numbers but `duration` and `fps`.
@@ -42,11 +41,8 @@ def checked(name: str, value: Any) -> int | float:
     Raises:
         SampleError: malformed_record when it is none that is positive and finite (or not whole).
     """
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0 or (name not in _REAL and value != int(value)):
-        kind = "a number" if name in _REAL else "a whole number"
-        raise SampleError("malformed_record", f"{name} {value!r} of a medium is not {kind} above 0")
-    return float(value) if name in _REAL else int(value)
+    found: int | float = number_of(name, value, whole=name not in _REAL)
+    return found
 
 
 def hinted(part: Mapping[str, Any]) -> Header | None:

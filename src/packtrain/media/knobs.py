@@ -68,7 +68,7 @@ def knobs_of(
     for name in KNOBS[kind]:
         if name in ("start", "end", "sample_fps") or holder.get(name) is None:
             continue
-        out[name] = _number(name, holder[name], whole=True)
+        out[name] = number_of(name, holder[name], whole=True)
         taken.add(name)
     if kind == "video":
         _take_rate(holder, out, taken, listed)
@@ -87,7 +87,7 @@ def _take_rate(holder: Mapping[str, Any], out: dict[str, Any], taken: set[str], 
     rate = next((name for name in ("sample_fps", "fps") if holder.get(name) is not None), None)
     described = any(holder.get(name) is not None for name in ("frames", "width", "height"))
     if rate == "sample_fps" or (rate == "fps" and (listed or not described)):
-        out["fps" if listed else "sample_fps"] = _number(rate, holder[rate])
+        out["fps" if listed else "sample_fps"] = number_of(rate, holder[rate])
         taken.update(name for name in ("sample_fps", "fps", "raw_fps") if holder.get(name) is not None)
 
 
@@ -105,14 +105,14 @@ def _take_detail(detail: Any, out: dict[str, Any]) -> None:
 def _take_stretch(holder: Mapping[str, Any], out: dict[str, Any], taken: set[str]) -> None:
     starts = [name for name in STARTS if holder.get(name) is not None]
     ends = [name for name in ENDS if holder.get(name) is not None]
-    values = {name: _number(name, holder[name], zero=True) for name in (*starts, *ends)}
+    values = {name: number_of(name, holder[name], zero=True) for name in (*starts, *ends)}
     if len({values[name] for name in starts}) > 1 or len({values[name] for name in ends}) > 1:
         raise _bad(f"{', '.join((*starts, *ends))} of a medium disagree")
     taken.update(values)
     start = values[starts[0]] if starts else 0.0
     end = values[ends[0]] if ends else None
     if starts and end is None and holder.get("duration") is not None:  # cut at the end of the clip
-        end = start + _number("duration", holder["duration"])
+        end = start + number_of("duration", holder["duration"])
         taken.add("duration")
     if end is not None and end <= start:
         raise _bad(f"a medium ends at {end:g} s and starts at {start:g} s")
@@ -198,17 +198,40 @@ def sized(part: Mapping[str, Any], height: int, width: int, factor: int, frames:
     if least is not None and most is not None and least > most:
         raise _bad(f"min_pixels {least} of a medium is above max_pixels {most}")
     high, wide = max(factor, round(height / factor) * factor), max(factor, round(width / factor) * factor)
-    if most is not None and high * wide > most:
-        scale = math.sqrt(height * width / most)
-        high = max(factor, math.floor(height / scale / factor) * factor)
-        wide = max(factor, math.floor(width / scale / factor) * factor)
-    elif least is not None and high * wide < least:
-        scale = math.sqrt(least / (height * width))
-        high, wide = math.ceil(height * scale / factor) * factor, math.ceil(width * scale / factor) * factor
-    return high, wide
+    return within(height, width, factor, high * wide, least or 0, math.inf if most is None else most) or (
+        high,
+        wide,
+    )
 
 
-def _number(name: str, value: Any, *, whole: bool = False, zero: bool = False) -> Any:
+def within(
+    height: int, width: int, factor: int, area: int, least: float, most: float, frames: int = 1
+) -> tuple[int, int] | None:
+    """Sides of a picture, multiples of `factor`, that bring its area within limits, as Qwen-VL's processors
+    do; None: the area is.
+
+    Args:
+        height, width: as they are.
+        area: with both sides rounded to the factor, of all frames together.
+        least, most: of the area.
+        frames: how many have these sides.
+    """
+    if area > most:
+        scale = math.sqrt((frames * height * width) / most)
+        high, wide = math.floor(height / scale / factor), math.floor(width / scale / factor)
+        return max(factor, high * factor), max(factor, wide * factor)
+    if area < least:
+        scale = math.sqrt(least / (frames * height * width))
+        return math.ceil(height * scale / factor) * factor, math.ceil(width * scale / factor) * factor
+    return None
+
+
+def number_of(name: str, value: Any, *, whole: bool = False, zero: bool = False) -> Any:
+    """A number above 0 (or 0 with `zero`) that a record gives beside a medium, perhaps as text.
+
+    Raises:
+        SampleError: malformed_record, it is none.
+    """
     if isinstance(value, str):
         try:
             value = float(value)

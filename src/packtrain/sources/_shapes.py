@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..errors import nearest
@@ -91,15 +92,13 @@ class Plan(NamedTuple):
                 fields[field] = name
                 if name != field and field not in columns:
                     aliases.append((name, field))
-        numbered = tuple(sorted((n for n in names if _NUMBERED.fullmatch(n)), key=_number))
+        numbered = tuple(
+            sorted((n for n in names if _NUMBERED.fullmatch(n)), key=lambda n: int(n.rpartition("_")[2]))
+        )
         taken = {*fields.values(), *numbered}
         rest = tuple(name for name in names if name not in taken)
         shape = next((shape for shape, needed in _TELLS if needed <= fields.keys()), None)
         return cls(fields, tuple(aliases), rest, numbered, shape)
-
-
-def _number(name: str) -> int:
-    return int(name.rpartition("_")[2])
 
 
 class Fields:
@@ -180,14 +179,6 @@ def detect(fields: Fields) -> str:
     ):
         return "captions"
     raise fault("has no shape that is known here", hint=fields.hint())
-
-
-def _messages(fields: Fields, structured: bool) -> Draft:
-    return _conversation(fields, "messages", structured)
-
-
-def _sharegpt(fields: Fields, structured: bool) -> Draft:
-    return _conversation(fields, "conversations", structured)
 
 
 def _texts(fields: Fields, structured: bool) -> Draft:
@@ -286,16 +277,6 @@ def _captions(fields: Fields, structured: bool) -> Draft:
     return Draft(_with_system(turns, fields), _tools(fields), media_first=True)
 
 
-SHAPES: dict[str, Callable[[Fields, bool], Draft]] = {
-    "messages": _messages,
-    "sharegpt": _sharegpt,
-    "texts": _texts,
-    "alpaca": _alpaca,
-    "columns": _columns,
-    "captions": _captions,
-}
-
-
 # --------------------------------------------------------------------------------------------
 def _is_turns(value: Any) -> bool:
     return (
@@ -303,7 +284,7 @@ def _is_turns(value: Any) -> bool:
     )
 
 
-def _conversation(fields: Fields, field: str, structured: bool) -> Draft:
+def _conversation(field: str, fields: Fields, structured: bool) -> Draft:
     messages = fields.get(field)
     name = fields.name(field)
     if messages is None:
@@ -544,3 +525,13 @@ def _tools(fields: Fields, beside: list[Any] | None = None) -> list[Any]:
             raise fault("has other tools in a message than elsewhere", hint="give them once")
         tools = tools or other
     return tools
+
+
+SHAPES: dict[str, Callable[[Fields, bool], Draft]] = {
+    "messages": partial(_conversation, "messages"),
+    "sharegpt": partial(_conversation, "conversations"),
+    "texts": _texts,
+    "alpaca": _alpaca,
+    "columns": _columns,
+    "captions": _captions,
+}

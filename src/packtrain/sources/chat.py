@@ -125,9 +125,9 @@ class ChatSource:
                 hint="write a one-shot generator to a JSONL file first, and open that",
             )
         self._source = source
-        self._shape = _one_of("chat shape", shape, ("auto", *SHAPES))
-        self._prepend = _one_of("media_without_placeholder", media_without_placeholder, ("error", "prepend"))
-        self._calls = _one_of("tool_calls", tool_calls, ("structured", "text"))
+        self._shape = one_of("chat shape", shape, ("auto", *SHAPES))
+        self._prepend = one_of("media_without_placeholder", media_without_placeholder, ("error", "prepend"))
+        self._calls = one_of("tool_calls", tool_calls, ("structured", "text"))
         self._columns = _checked_columns(columns, shape)
         self._placeholders = _checked_placeholders(placeholders)
         self._pattern = _pattern(self._placeholders)
@@ -511,11 +511,6 @@ def _holds_media(message: Mapping[str, Any]) -> bool:
 
 def _name(number: int, turn: Turn) -> str:
     return f"message {number} ({turn.role})"
-
-
-def _one_of(what: str, value: str, allowed: Sequence[str]) -> str:
-    one_of(what, value, allowed)
-    return value
 
 
 def _checked_columns(columns: Mapping[str, str] | None, shape: str) -> dict[str, str]:

@@ -223,12 +223,19 @@ def pull_media(record: Mapping[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
         record: a chat sample, as `sources.chat.ChatSource` gives it.
     """
     media: list[bytes] = []
+    return _with_parts(record, lambda part: _pulled(part, media)), media
+
+
+def _with_parts(
+    record: Mapping[str, Any], change: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """A record with each part of its messages changed."""
     messages = []
     for message in record["messages"]:
         content = message["content"]
-        parts = content if isinstance(content, str) else [_pulled(part, media) for part in content]
+        parts = content if isinstance(content, str) else [change(part) for part in content]
         messages.append({**message, "content": parts})
-    return {**record, "messages": messages}, media
+    return {**record, "messages": messages}
 
 
 def _pulled(part: Mapping[str, Any], media: list[bytes]) -> dict[str, Any]:
@@ -247,13 +254,7 @@ def _pulled(part: Mapping[str, Any], media: list[bytes]) -> dict[str, Any]:
 
 def put_back(record: Mapping[str, Any], media: list[bytes]) -> dict[str, Any]:
     """The inverse of `pull_media`; media are refs by their bytes."""
-    messages = []
-    for message in record["messages"]:
-        content = message["content"]
-        if not isinstance(content, str):
-            content = [_put(part, media) for part in content]
-        messages.append({**message, "content": content})
-    return {**record, "messages": messages}
+    return _with_parts(record, lambda part: _put(part, media))
 
 
 def _put(part: Mapping[str, Any], media: list[bytes]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Loading memory-maps the arrays and checks their headers and sizes; `verify` hash
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -113,27 +112,18 @@ def read(folder: str | Path) -> tuple[Lengths, dict[str, Any]]:
     """
     folder = opened(folder)
     marker = read_marker(folder, MARKER, SCHEMA)
-    with files.reading(folder / MARKER, "a marker of lengths", "make the folder again"), _told(folder):
+    with files.reading(folder / MARKER, "a marker of lengths", "make the folder again"):
         described = marker["arrays"]
         arrays = {stem: open_array(folder, stem, described[stem]) for stem in described}
         reasons = _read_reasons(folder / "reasons.jsonl", int(marker["reasons"]))
-        lengths = Lengths(
-            arrays["tokens"],
-            {name: arrays[name] for name in marker["costs"]},
-            arrays["status"],
-            reasons,
-        )
+        costs = {name: arrays[name] for name in marker["costs"]}
+        try:
+            lengths = Lengths(arrays["tokens"], costs, arrays["status"], reasons)
+        except LengthError as error:
+            raise FormatError(f"{folder} does not hold lengths: {error.message}") from None
         digest = str(marker["digest"])
     lengths._digest = digest
     return lengths, marker
-
-
-@contextlib.contextmanager
-def _told(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except LengthError as error:
-        raise FormatError(f"{folder} does not hold lengths: {error.message}") from None
 
 
 def verify(folder: str | Path) -> Lengths:

@@ -73,7 +73,7 @@ def read_conversation(sample: Mapping[str, Any], takes: Sequence[str], system: s
         clean = {key: value for key, value in message.items() if value is not None and key != "loss"}
         clean["content"] = _content(place, message.get("content"), media, takes)
         if clean.get("tool_calls"):
-            clean["tool_calls"] = [_parsed_call(call) for call in clean["tool_calls"]]
+            clean["tool_calls"] = [_with_arguments(call, _parsed) for call in clean["tool_calls"]]
         messages.append(clean)
         losses.append(loss_of(message, place))
     if not any(message["role"] == "assistant" for message in messages):
@@ -159,12 +159,8 @@ def _tools(sample: Mapping[str, Any]) -> list[Any] | None:
 
 
 # ------------------------------------------------------------------------------------ tool arguments
-def _parsed_call(call: Any) -> Any:
-    """A call whose arguments are an object where they came as its JSON text."""
-    return _with_arguments(call, _parsed)
-
-
 def _parsed(arguments: Any) -> Any:
+    """Arguments as an object where they came as its JSON text."""
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(arguments)

@@ -24,15 +24,11 @@ def dummy_samples(template: HFTemplate) -> list[dict[str, Any]]:
     for tower in template.family.towers:
         kind, make = makers[tower]
         part = {"type": kind, kind: make()}
-        turns = [{"role": "user", "content": [part]}, {"role": "assistant", "content": [_text("a")]}]
+        turns = [{"role": "user", "content": [part]}, {"role": "assistant", "content": "a"}]
         made.append(_cut(template.encode({"messages": turns}), template))
     if not made:
         raise InputError(f"family {template.family.name} has no media", hint="leave dummy_media off")
     return made
-
-
-def _text(text: str) -> dict[str, str]:
-    return {"type": "text", "text": text}
 
 
 def _cut(encoded: dict[str, Any], template: HFTemplate) -> dict[str, Any]:

@@ -44,6 +44,13 @@ I64 = NDArray[np.int64]
 
 IGNORED = -100  # label of a token that is not trained
 
+#: Options that a template keeps under their names; those of `sampling` come beside them.
+_KEPT = (
+    *("family", "system", "max_length", "truncation", "model_limit", "tokens_per_second", "trust_hints"),
+    *("text_counter", "variables", "long_audio", "chat_template", "allow_dropped", "train_on", "reasoning"),
+    *("answer_end", "max_aspect_ratio"),
+)
+
 
 class HFTemplate:
     """Template of a Hugging Face processor (`extend.Template`). Picklable, so workers can have it.
@@ -402,26 +409,8 @@ class HFTemplate:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Unpickling imports torchvision through the processor, so the shim has to come first."""
-        options = {
-            "family": self.family,
-            "system": self.system,
-            "max_length": self.max_length,
-            "truncation": self.truncation,
-            "model_limit": self.model_limit,
-            "tokens_per_second": self.tokens_per_second,
-            "trust_hints": self.trust_hints,
-            "text_counter": self.text_counter,
-            "variables": self.variables,
-            "long_audio": self.long_audio,
-            "chat_template": self.chat_template,
-            "allow_dropped": self.allow_dropped,
-            "train_on": self.train_on,
-            "reasoning": self.reasoning,
-            "answer_end": self.answer_end,
-            "max_aspect_ratio": self.max_aspect_ratio,
-            **self.sampling,
-        }
-        return (_restore, (pickle.dumps(self.processor), options))
+        options = {name: getattr(self, name) for name in _KEPT}
+        return (_restore, (pickle.dumps(self.processor), {**options, **self.sampling}))
 
 
 def _restore(processor: bytes, options: dict[str, Any]) -> HFTemplate:
