@@ -23,8 +23,11 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from ..errors import SampleError, counted
 from ..media.hints import HINTS, checked
@@ -32,7 +35,6 @@ from ..media.knobs import KNOB_KEYS, STARTS, knobs_of
 from ..media.location import Ref
 from . import keys
 from ._account import unread
-from ._sound import wave_of
 from ._values import MAGIC, absent, kind_of_ref, sniffed
 
 MODALITIES = ("image", "video", "audio")
@@ -65,9 +67,7 @@ class Media:
 
     __slots__ = ("account", "asked", "base", "inline", "kinds", "listed", "numbered")
 
-    def __init__(
-        self, listed: Mapping[str, list[Part]], kinds: Mapping[str, str], account: Any = None
-    ) -> None:
+    def __init__(self, listed: Mapping[str, list[Part]], kinds: Mapping[str, str], account: Any) -> None:
         self.kinds = kinds
         self.account = account
         self.listed = {kind: listed.get(kind, []) for kind in MODALITIES}
@@ -157,36 +157,8 @@ def read_content(content: Any, media: Media, pattern: re.Pattern[str] | None, wh
         raise fault(f"{what} has content of type {type(content).__name__}, not text or a list of parts")
     parts: list[Part] = []
     for number, part in enumerate(content):
-        parts.extend(_read_part(part, media, pattern, f"part {number} of {what}"))
+        parts += _PartReader(part, media, pattern, f"part {number} of {what}").read()
     return parts
-
-
-def _read_part(part: Any, media: Media, pattern: re.Pattern[str] | None, what: str) -> list[Part]:
-    if not isinstance(part, Mapping):
-        raise fault(f"{what} is {type(part).__name__}, not an object with a type")
-    given = part.get("type")
-    live = {key: value for key, value in part.items() if key != "type" and not absent(value)}
-    if media.account is not None and media.account.ignore:
-        live = {key: value for key, value in live.items() if key not in media.account.ignore}
-    if given is None:
-        given = _type_of(live)
-    kind = keys.PART.get(given) if isinstance(given, str) else None
-    if kind is None:
-        raise fault(
-            f"{what} has the unknown type {given!r}", hint=f"types: {', '.join((*keys.PART, *keys.BLOCK))}"
-        )
-    used: set[str] = set()
-    out: list[Part] = []
-    for each in (kind, *(other for other in ("text", *MODALITIES) if other != kind)):
-        if each == "text":
-            out += _text_of(part, live, kind, media, pattern, what, used)
-        else:
-            out += _media_of(each, str(given), live, kind, media, what, used)
-    left = [key for key in live if key not in used]
-    if left and media.account is not None:
-        held = any(one["type"] != "text" for one in out)
-        media.account.rest(live, left, "content[].", media=held or None)
-    return out
 
 
 def _type_of(live: Mapping[str, Any]) -> str | None:
@@ -195,77 +167,81 @@ def _type_of(live: Mapping[str, Any]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def _text_of(
-    part: Mapping[str, Any],
-    live: Mapping[str, Any],
-    kind: str,
-    media: Media,
-    pattern: re.Pattern[str] | None,
-    what: str,
-    used: set[str],
-) -> list[Part]:
-    if kind != "text":
-        if "text" not in live:
+class _PartReader:
+    """Reads one part of a message; `used` are the keys of it that were read."""
+
+    def __init__(self, part: Any, media: Media, pattern: re.Pattern[str] | None, what: str) -> None:
+        if not isinstance(part, Mapping):
+            raise fault(f"{what} is {type(part).__name__}, not an object with a type")
+        self.part, self.media, self.pattern, self.what = part, media, pattern, what
+        ignored = media.account.ignore
+        self.live = {k: v for k, v in part.items() if k != "type" and not absent(v) and k not in ignored}
+        given = part.get("type")
+        self.given = _type_of(self.live) if given is None else given
+        kind = keys.PART.get(self.given) if isinstance(self.given, str) else None
+        if kind is None:
+            hint = f"types: {', '.join((*keys.PART, *keys.BLOCK))}"
+            raise fault(f"{what} has the unknown type {self.given!r}", hint=hint)
+        self.kind = kind
+        self.used: set[str] = set()
+
+    def read(self) -> list[Part]:
+        out: list[Part] = []
+        for each in (self.kind, *(other for other in ("text", *MODALITIES) if other != self.kind)):
+            out += self.text() if each == "text" else self.medium(each)
+        left = [key for key in self.live if key not in self.used]
+        if left:
+            held = any(one["type"] != "text" for one in out)
+            self.media.account.rest(self.live, left, "content[].", media=held or None)
+        return out
+
+    def text(self) -> list[Part]:
+        if self.kind != "text" and "text" not in self.live:
             return []
-        names: tuple[str, ...] = ("text",)
-    else:
-        names = ("text", "value", "content")
-    name = next((name for name in names if name in live), None)
-    text = next((part[n] for n in names if part.get(n) is not None), None) if name is None else live[name]
-    if not isinstance(text, str):
-        raise fault(f"{what} has type text but no text")
-    if name is not None:
-        used.add(name)
+        names = ("text", "value", "content") if self.kind == "text" else ("text",)
+        name = next((name for name in names if name in self.live), None)
+        held = self.part if name is None else self.live  # an empty text says nothing, and is one
+        text = next((held[n] for n in names if held.get(n) is not None), None)
+        if not isinstance(text, str):
+            raise fault(f"{self.what} has type text but no text")
         for other in names:
-            if live.get(other) == text:
-                used.add(other)
-            elif other in live:
-                raise fault(f"{what} has {name} beside another {other}")
-    return _split(text, media, pattern, what)
+            if self.live.get(other) == text:
+                self.used.add(other)
+            elif other in self.live:
+                raise fault(f"{self.what} has {name} beside another {other}")
+        return _split(text, self.media, self.pattern, self.what)
 
-
-def _media_of(
-    each: str, given: str, live: Mapping[str, Any], kind: str, media: Media, what: str, used: set[str]
-) -> list[Part]:
-    """The medium of one modality in a part: its own, or one beside it."""
-    own = each == kind
-    names = (
-        (given, each, f"{each}_url", *keys.FIELDS[each], *_REFS)
-        if own
-        else (each, f"{each}_url", *keys.FIELDS[each])
-    )
-    name = next((name for name in dict.fromkeys(names) if name in live), None)
-    if name is None:
-        if not own:
+    def medium(self, each: str) -> list[Part]:
+        """The medium of one modality: the part's own, or one beside it."""
+        own = each == self.kind
+        names = dict.fromkeys((each, f"{each}_url", *keys.FIELDS[each]))
+        if own:
+            names = dict.fromkeys((str(self.given), *names, *_REFS))
+        name = next((name for name in names if name in self.live), None)
+        if name is None and not own:
             return []
-        extra = _beside(each, live, media, what, used)
-        media.named(each, live)
-        found = media.next(each)
-        _mend_rate(found, extra)
-        return [{**found, **extra}]
-    used.add(name)
-    media.inline[each] += 1
-    if name != each and media.account is not None and name in keys.FIELDS[each]:
-        media.account.alias(f"content[].{name}", f"content[].{each}")
-    found = _medium(each, live[name], what, media.account)
-    for other in dict.fromkeys(names):
-        if other in live and other != name and live[other] == live[name]:
-            used.add(other)
-    extra = (
-        _beside(each, live, media, what, used, listed=isinstance(live[name], (list, tuple))) if own else {}
-    )
-    return [{"type": each, **found, **extra}]
+        if name is None:
+            extra = self.beside(each)
+            self.media.named(each, self.live)
+            found = self.media.next(each)
+            if isinstance(found.get("video"), list) and "sample_fps" in extra:  # the rate of its frames
+                extra.setdefault("fps", extra.pop("sample_fps"))
+            return [{**found, **extra}]
+        held = self.live[name]
+        self.media.inline[each] += 1
+        if name != each and name in keys.FIELDS[each]:
+            self.media.account.alias(f"content[].{name}", f"content[].{each}")
+        found = _medium(each, held, self.what, self.media.account)
+        self.used.update(other for other in names if other == name or self.live.get(other) == held)
+        extra = self.beside(each, listed=isinstance(held, (list, tuple))) if own else {}
+        return [{"type": each, **found, **extra}]
 
-
-def _beside(
-    kind: str, live: Mapping[str, Any], media: Media, what: str, used: set[str], *, listed: bool = False
-) -> Part:
-    """Hints and knobs beside a ref."""
-    knobs, taken = knobs_of(kind, live, listed=listed)
-    used.update(taken)
-    hints = _hints(kind, {key: value for key, value in live.items() if key not in taken})
-    used.update(hints)
-    return {**hints, **knobs}
+    def beside(self, kind: str, *, listed: bool = False) -> Part:
+        """Hints and knobs beside a ref."""
+        knobs, taken = knobs_of(kind, self.live, listed=listed)
+        hints = _hints(kind, {key: value for key, value in self.live.items() if key not in taken})
+        self.used.update(taken, hints)
+        return {**hints, **knobs}
 
 
 def set_knobs(holder: Mapping[str, Any], parts: Sequence[Part], account: Any) -> set[str]:
@@ -300,12 +276,6 @@ def set_knobs(holder: Mapping[str, Any], parts: Sequence[Part], account: Any) ->
     for name in taken:
         account.note(f"{name} -> {kind}")
     return taken
-
-
-def _mend_rate(found: Part, extra: Part) -> None:
-    """The rate beside a listed video belongs to its frames where it is a list of them."""
-    if isinstance(found.get("video"), list) and "sample_fps" in extra:
-        extra.setdefault("fps", extra.pop("sample_fps"))
 
 
 #: A medium that a text names, and one that it numbers.
@@ -406,7 +376,7 @@ def check_text(text: str, what: str) -> str:
     return text
 
 
-def media_list(kind: str, value: Any, what: str, account: Any = None, *, single: bool = False) -> list[Part]:
+def media_list(kind: str, value: Any, what: str, account: Any, *, single: bool = False) -> list[Part]:
     """The media of a field: one ref or a list; absent values are none.
 
     Args:
@@ -418,9 +388,8 @@ def media_list(kind: str, value: Any, what: str, account: Any = None, *, single:
     """
     if absent(value):
         return []
-    if not isinstance(value, (list, tuple)):
-        return [_medium(kind, value, what, account)]
-    if kind == "video" and single and all(_is_picture(item) for item in value):
+    frames = kind == "video" and single and isinstance(value, (list, tuple)) and all(map(_is_picture, value))
+    if frames or not isinstance(value, (list, tuple)):
         return [_medium(kind, value, what, account)]
     return [_medium(kind, item, f"item {number} of {what}", account) for number, item in enumerate(value)]
 
@@ -448,7 +417,7 @@ def _is_picture(item: Any) -> bool:
     return isinstance(held, bytes) or (isinstance(held, str) and _PICTURE.search(held) is not None)
 
 
-def _medium(kind: str, value: Any, what: str, account: Any = None) -> Part:
+def _medium(kind: str, value: Any, what: str, account: Any) -> Part:
     """`{kind: ref}` with the hints and knobs that an object around the ref holds."""
     if kind == "video" and isinstance(value, (list, tuple)):
         if not value:
@@ -462,20 +431,16 @@ def _medium(kind: str, value: Any, what: str, account: Any = None) -> Part:
     if kind == "video" and isinstance(live.get("video") or live.get("frames"), (list, tuple)):
         name = "video" if "video" in live else "frames"
         knobs, taken = knobs_of(kind, live, listed=True)
-        if account is not None:
-            account.rest(live, [key for key in live if key != name and key not in taken], "video.")
-        return {**_medium(kind, live[name], what), **knobs}
+        account.rest(live, [key for key in live if key != name and key not in taken], "video.")
+        return {**_medium(kind, live[name], what, account), **knobs}
     knobs, taken = knobs_of(kind, live)
     hints = _hints(kind, {key: held for key, held in live.items() if key not in taken})
     if "array" in live:
         for name in ("sampling_rate", "frames", "duration"):
             hints.pop(name, None)
     inner = live.get(kind) if isinstance(live.get(kind), (str, bytes, Mapping)) else None
-    if account is not None:
-        known = {*_AROUND, *taken, *hints, kind} if inner is not None else {*_AROUND, *taken, *hints}
-        left = [key for key in live if key not in known]
-        if left:
-            account.rest(live, left, f"{kind}.")
+    known = {*_AROUND, *taken, *hints, *([] if inner is None else [kind])}
+    account.rest(live, [key for key in live if key not in known], f"{kind}.")
     return {kind: ref_of(kind, value if inner is None else inner, what), **hints, **knobs}
 
 
@@ -535,7 +500,7 @@ def ref_of(kind: str, value: Any, what: str) -> Ref:
     """
     if isinstance(value, Mapping):
         if kind == "audio" and not absent(value.get("sampling_rate")) and value.get("array") is not None:
-            return wave_of(value["array"], value["sampling_rate"], what)
+            return _wave_of(value["array"], value["sampling_rate"], what)
         held = value.get("bytes")
         if absent(held) and isinstance(
             value.get("data"), str
@@ -554,3 +519,31 @@ def ref_of(kind: str, value: Any, what: str) -> Ref:
             return raw
         return check_text(text, what)
     raise fault(f"{what} has {kind} of type {type(value).__name__}", hint="a path, a URL or bytes")
+
+
+def _wave_of(array: Any, rate: Any, what: str) -> bytes:
+    """Decoded sound as a WAVE file in memory: float32 samples, as they are.
+
+    Args:
+        array: [frames], [channels, frames] or [frames, channels] numbers; the longer axis is time.
+        rate: Hz.
+        what: the medium, for errors.
+
+    Raises:
+        SampleError: malformed_record.
+    """
+    try:
+        samples = np.asarray(array, dtype="<f4")
+        hertz = int(rate)
+    except (TypeError, ValueError):
+        raise fault(f"{what} has an array that is no sound") from None
+    if samples.ndim not in (1, 2) or not samples.size or hertz < 1:
+        raise fault(f"{what} has sound of shape {list(samples.shape)} at {rate} Hz")
+    samples = samples[:, None] if samples.ndim == 1 else samples
+    if samples.shape[1] > samples.shape[0]:
+        samples = samples.T
+    data = np.ascontiguousarray(samples).tobytes()
+    channels = samples.shape[1]
+    form = struct.pack("<HHIIHH", 3, channels, hertz, hertz * channels * 4, channels * 4, 32)
+    body = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(data)) + data
+    return b"RIFF" + struct.pack("<I", len(body)) + body

@@ -132,21 +132,12 @@ class Derived(RecordFile):
         self, made: RecordFile, origin: Pinned, reopen: tuple[Callable[..., Any], dict[str, Any]]
     ) -> None:
         super().__init__(made._file, made._kind, made._index, made._cache_dir)
-        self._origin = origin
         self._reopen = reopen
-        self._name = os.path.basename(origin.path)
-
-    @property
-    def path(self) -> str:
-        """Absolute path of the original."""
-        return self._origin.path
-
-    @property
-    def folder(self) -> str:
-        return os.path.dirname(self._origin.path)
+        self.path = origin.path
+        self.folder, self._name = os.path.split(origin.path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._reopen[0], self._origin.path, self._reopen[1], self.fingerprint)
+        return _reopen, (self._reopen[0], self.path, self._reopen[1], self.fingerprint)
 
 
 def _reopen(open_source: Callable[..., Any], path: str, options: Mapping[str, Any], fingerprint: str) -> Any:

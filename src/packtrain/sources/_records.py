@@ -87,6 +87,10 @@ class RecordFile:
     `source[i]` is the object as it stands in the file, parsed anew at each call: callers own it. The
     fingerprint covers the kind and the bytes, never name or place. Picklable: a worker reopens the file by
     path and refuses when it is not the same file any more.
+
+    Attributes:
+        path: absolute path of the file.
+        folder: of the file: where relative media paths start by default.
     """
 
     def __init__(
@@ -100,17 +104,8 @@ class RecordFile:
         self._cache_dir = cache_dir
         self._kind = kind
         self._index = index
-        self._name = os.path.basename(file.path)
-
-    @property
-    def path(self) -> str:
-        """Absolute path of the file."""
-        return self._file.path
-
-    @property
-    def folder(self) -> str:
-        """Absolute path of the folder the file is in: where relative media paths start by default."""
-        return os.path.dirname(self._file.path)
+        self.path = file.path
+        self.folder, self._name = os.path.split(file.path)
 
     @property
     def fingerprint(self) -> str:

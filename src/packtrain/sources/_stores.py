@@ -57,12 +57,8 @@ class Stored:
         self._files: list[Pinned] = pinned
         self._names = names
         root = merkle(kind, [one.sha256 for one in pinned])
-        self._fingerprint = files.digest_json({"rows": root, "chosen": chosen})
+        self.fingerprint = files.digest_json({"rows": root, "chosen": chosen})
         self._open: tuple[int, Rows | None] = (0, None)
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
 
     @property
     def shards(self) -> list[Shard]:

@@ -67,12 +67,8 @@ class Clips:
         self._kind = kind
         self._rows = rows
         self._prompt = prompt
-        self._fingerprint = files.digest_json({"kind": "audio_dir", "rows": rows, "prompt": prompt})
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of names, texts, hints and prompt. The clips are no part of it, as with other media."""
-        return self._fingerprint
+        # of names, texts, hints and prompt; the clips are no part of it, as with other media
+        self.fingerprint = files.digest_json({"kind": "audio_dir", "rows": rows, "prompt": prompt})
 
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON."""

@@ -98,6 +98,10 @@ class ChatSource:
     Hints: `columns` may also map `width`, `height`, `duration`, `frames`, `fps` and `sample_rate` to fields
     of the data, each one number or a list as long as the listed media that take it.
 
+    Attributes:
+        source: of raw records.
+        media_root: absolute path of the folder that relative media paths start from, or its URL.
+
     Raises:
         ConfigError: an option that cannot hold.
     """
@@ -124,7 +128,7 @@ class ChatSource:
                 f"{type(source).__name__} is no source: records must be indexable and counted",
                 hint="write a one-shot generator to a JSONL file first, and open that",
             )
-        self._source = source
+        self.source = source
         self._shape = one_of("chat shape", shape, ("auto", *SHAPES))
         self._prepend = one_of("media_without_placeholder", media_without_placeholder, ("error", "prepend"))
         self._calls = one_of("tool_calls", tool_calls, ("structured", "text"))
@@ -133,7 +137,7 @@ class ChatSource:
         self._pattern = _pattern(self._placeholders)
         self._kinds = {name: kind for kind, names in self._placeholders.items() for name in names}
         folder = getattr(source, "folder", None) if media_root is None else os.fspath(media_root)
-        self._root = folder if folder is not None and is_url(folder) else os.path.abspath(folder or "")
+        self.media_root = folder if folder is not None and is_url(folder) else os.path.abspath(folder or "")
         self._normalised = bool(getattr(source, "normalised", False))
         self._prefix = media_prefix or ""
         self._may = {"allow_outside": bool(allow_outside), "absolute_ok": media_root is None}
@@ -152,18 +156,8 @@ class ChatSource:
         self._left: dict[tuple[int, str], tuple[str, ...]] = {}
 
     @property
-    def source(self) -> Source:
-        """The source of raw records."""
-        return self._source
-
-    @property
-    def media_root(self) -> str:
-        """Absolute path of the folder relative media paths start from."""
-        return self._root
-
-    @property
     def fingerprint(self) -> str:
-        return digest_json({"source": self._source.fingerprint, "chat": self.config()})
+        return digest_json({"source": self.source.fingerprint, "chat": self.config()})
 
     def config(self) -> dict[str, Any]:
         """The options that affect a sample, as plain JSON. The media root is not among them."""
@@ -184,13 +178,13 @@ class ChatSource:
 
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON."""
-        return {"source": fields_of(self._source), "chat": self.config()}
+        return {"source": fields_of(self.source), "chat": self.config()}
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self.source)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        record = self._source[index]
+        record = self.source[index]
         try:
             return (
                 self._passed(record)
@@ -202,10 +196,10 @@ class ChatSource:
             raise error.at(self.where(index)) from None
 
     def where(self, index: int) -> str:
-        return self._source.where(index)
+        return self.source.where(index)
 
     def __repr__(self) -> str:
-        return f"<chat over {self._source!r}, {self.fingerprint[:7]}>"
+        return f"<chat over {self.source!r}, {self.fingerprint[:7]}>"
 
     # ----------------------------------------------------------------------------------------
     def _read_plain(self, record: Any) -> dict[str, Any] | None:
@@ -445,7 +439,7 @@ class ChatSource:
     def _open(self, ref: Ref) -> Ref:
         if self._prefix and isinstance(ref, str):
             ref = ref.removeprefix(self._prefix)
-        return resolve(ref, self._root, **self._may)
+        return resolve(ref, self.media_root, **self._may)
 
 
 def media_refs(sample: Mapping[str, Any]) -> list[Ref]:

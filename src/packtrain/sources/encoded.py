@@ -50,23 +50,18 @@ class EncodedRows:
     def __init__(
         self, source: Source, train_on: str, columns: Mapping[str, str], ignore_keys: Sequence[str] = ()
     ) -> None:
-        self._source = source
+        self.source = source
         self._train_on = train_on
         self._columns = dict(columns)
         self.account = Account(ignore_keys)
 
     @property
-    def source(self) -> Source:
-        """The source of raw rows."""
-        return self._source
-
-    @property
     def fingerprint(self) -> str:
-        return digest_json({"source": self._source.fingerprint, "encoded": self._options()})
+        return digest_json({"source": self.source.fingerprint, "encoded": self._options()})
 
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON."""
-        return {"kind": "encoded", "source": fields_of(self._source), **self._options()}
+        return {"kind": "encoded", "source": fields_of(self.source), **self._options()}
 
     def _options(self) -> dict[str, Any]:
         ignored = sorted(self.account.ignore)
@@ -74,10 +69,10 @@ class EncodedRows:
         return {**options, "ignore_keys": ignored} if ignored else options
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self.source)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self._source[index]
+        row = self.source[index]
         row = {name: value for name, value in row.items() if name not in self.account.ignore}
         renamed = {ours: row.get(self._columns.get(ours, ours)) for ours in ("input_ids", "labels")}
         try:
@@ -104,10 +99,10 @@ class EncodedRows:
         account.end()
 
     def where(self, index: int) -> str:
-        return self._source.where(index)
+        return self.source.where(index)
 
     def __repr__(self) -> str:
-        return f"<encoded over {self._source!r}, {self.fingerprint[:7]}>"
+        return f"<encoded over {self.source!r}, {self.fingerprint[:7]}>"
 
 
 def unread_columns(row: Mapping[str, Any], names: Iterable[str], account: Account) -> None:

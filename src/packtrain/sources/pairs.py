@@ -55,20 +55,16 @@ class Pairs:
         self.folder = folder
         self.unpaired = unpaired
         self._entries = entries
-        self._fingerprint = files.digest_json(
+        self.fingerprint = files.digest_json(
             {
                 "kind": "pairs",
                 "records": [[entry.name, entry.sha256, list(entry.images)] for entry in entries],
             }
         )
 
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON (the table of files as its digest)."""
-        return {"kind": "pairs", "records": len(self._entries), "digest": self._fingerprint}
+        return {"kind": "pairs", "records": len(self._entries), "digest": self.fingerprint}
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -72,11 +72,7 @@ class Table:
         if not len(self):
             raise SourceError(f"{root} holds no rows", hint="a source needs at least one record")
         parts = [file.sha256 for file in self._held]
-        self._fingerprint = files.digest_json({"rows": merkle("parquet", parts), "columns": self._columns})
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
+        self.fingerprint = files.digest_json({"rows": merkle("parquet", parts), "columns": self._columns})
 
     @property
     def shards(self) -> list[Shard]:

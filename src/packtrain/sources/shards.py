@@ -132,11 +132,7 @@ class Shards:
         self._files = list(files)
         self._parts = Parts(folder, map(len, self._files))
         self._names = below(folder, [file.path for file in self._files])
-        self._fingerprint = merkle("shards", [file.fingerprint for file in self._files])
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
+        self.fingerprint = merkle("shards", [file.fingerprint for file in self._files])
 
     @property
     def shards(self) -> list[Shard]:

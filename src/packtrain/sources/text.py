@@ -34,19 +34,13 @@ class TextSource:
         for field in columns or {}:
             if field != "text":
                 raise UnknownNameError("columns key", str(field), ("text",))
-        self._source = as_source(source)
+        self.source: Source = as_source(source)
         self._names = (columns["text"],) if columns else TEXT
         self.account = Account(ignore_keys)
 
     @property
-    def source(self) -> Source:
-        """The source of raw records."""
-        inner: Source = self._source
-        return inner
-
-    @property
     def fingerprint(self) -> str:
-        return digest_json({"source": self._source.fingerprint, "text": self.config()})
+        return digest_json({"source": self.source.fingerprint, "text": self.config()})
 
     def config(self) -> dict[str, Any]:
         """The options that affect a sample, as plain JSON."""
@@ -54,13 +48,13 @@ class TextSource:
 
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON."""
-        return {"source": fields_of(self._source), "text": self.config()}
+        return {"source": fields_of(self.source), "text": self.config()}
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self.source)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        record = self._source[index]
+        record = self.source[index]
         try:
             return self._read(record)
         except SampleError as error:
@@ -68,10 +62,10 @@ class TextSource:
             raise error.at(self.where(index)) from None
 
     def where(self, index: int) -> str:
-        return str(self._source.where(index))
+        return self.source.where(index)
 
     def __repr__(self) -> str:
-        return f"<text over {self._source!r}, {self.fingerprint[:7]}>"
+        return f"<text over {self.source!r}, {self.fingerprint[:7]}>"
 
     def _read(self, record: Any) -> dict[str, Any]:
         if not isinstance(record, Mapping):

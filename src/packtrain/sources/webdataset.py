@@ -95,11 +95,7 @@ class Tars:
         if not len(self):
             raise SourceError(f"{root} holds no samples", hint="a source needs at least one record")
         digest = merkle("webdataset", [file.sha256 for file in self._held])
-        self._fingerprint = files.digest_json({"tars": digest, "prompt": prompt, "samples": len(self)})
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
+        self.fingerprint = files.digest_json({"tars": digest, "prompt": prompt, "samples": len(self)})
 
     @property
     def shards(self) -> list[Shard]:

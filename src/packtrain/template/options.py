@@ -11,18 +11,17 @@ from ..families import BACKENDS, Family, family_of
 from .account import DROPPABLE
 from .layout import TRUNCATIONS
 
-#: Which answers are trained, and what becomes of reasoning.
-TRAIN_ON = ("all", "last")
-REASONING = ("keep", "mask", "drop_history")
-
-#: Where what is trained of an answer ends: at its end mark, or with the line break behind it.
-ANSWER_ENDS = ("mark", "line")
+#: Option -> what it may be.
+_CHOICES = {
+    "long_audio": ("error", "cut", "drop"),  # what becomes of a clip that the processor would cut
+    "truncation": TRUNCATIONS,
+    "train_on": ("all", "last"),  # which answers
+    "reasoning": ("keep", "mask", "drop_history"),
+    "answer_end": ("mark", "line"),  # where what is trained of an answer ends
+}
 
 #: What a processor needs for each modality.
-PARTS = {"image": "image_processor", "video": "video_processor", "audio": "feature_extractor"}
-
-#: What becomes of a clip that the processor would cut.
-LONG_AUDIO = ("error", "cut", "drop")
+_PARTS = {"image": "image_processor", "video": "video_processor", "audio": "feature_extractor"}
 
 
 def choose_family(family: Family | str | None, processor: Any) -> Family:
@@ -37,9 +36,9 @@ def choose_family(family: Family | str | None, processor: Any) -> Family:
         except UnknownNameError:
             found = _unknown(processor)
     for kind in found.modalities:
-        if not hasattr(processor, PARTS[kind]):
+        if not hasattr(processor, _PARTS[kind]):
             raise ConfigError(
-                f"family {found.name} needs a processor with an {PARTS[kind].replace('_', ' ')}, "
+                f"family {found.name} needs a processor with an {_PARTS[kind].replace('_', ' ')}, "
                 f"got {type(processor).__name__}",
                 hint="load the processor, not the tokenizer alone",
             )
@@ -52,7 +51,7 @@ def _unknown(processor: Any) -> Family:
     Its media are counted by asking the processor; which attention keeps its packed samples apart, and
     what shape its positions have, is not known, so every backend is refused.
     """
-    kinds = [kind for kind, part in PARTS.items() if getattr(processor, part, None) is not None]
+    kinds = [kind for kind, part in _PARTS.items() if getattr(processor, part, None) is not None]
     if not kinds or getattr(processor, "tokenizer", None) is None:
         return family_of(processor=processor)  # raises, naming what is known
     why = f"no family describes {type(processor).__name__}"
@@ -77,17 +76,14 @@ def check_options(template: Any) -> None:
             f"template variables are not plain values: {error}",
             hint="use strings, numbers, lists and mappings",
         ) from None
-    one_of("long_audio", template.long_audio, LONG_AUDIO)
-    one_of("truncation", template.truncation, TRUNCATIONS)
+    for name, known in _CHOICES.items():
+        one_of(name, getattr(template, name), known)
     if template.truncation != "error" and template.max_length is None:
         raise ConfigError(
             f"truncation {template.truncation!r} has no max_length to cut to", hint="set template.max_length"
         )
     for kind in template.allow_dropped:
         one_of("allow_dropped", kind, DROPPABLE)
-    one_of("train_on", template.train_on, TRAIN_ON)
-    one_of("reasoning", template.reasoning, REASONING)
-    one_of("answer_end", template.answer_end, ANSWER_ENDS)
     if not getattr(template.tokenizer, "is_fast", False):
         raise ConfigError(
             f"{type(template.tokenizer).__name__} cannot say which characters a token covers",

@@ -135,7 +135,7 @@ class HFTemplate:
         self.reasoning = reasoning
         self.answer_end = answer_end
         self.sampling = {k: v for k, v in (("fps", fps), ("max_frames", max_frames)) if v is not None}
-        self.max_aspect_ratio = max_aspect_ratio
+        self.max_aspect_ratio = None if max_aspect_ratio is None else float(max_aspect_ratio)
         check_options(self)
         self.media = bind_media(
             processor,
@@ -375,20 +375,15 @@ class HFTemplate:
 
     def _chosen(self) -> dict[str, Any]:
         """Options that are not at their default: digests of runs without them stay what they were."""
-        chosen: dict[str, Any] = {}
-        if self.allow_dropped:
-            chosen["allow_dropped"] = list(self.allow_dropped)
-        if self.train_on != "all":
-            chosen["train_on"] = self.train_on
-        if self.reasoning != "keep":
-            chosen["reasoning"] = self.reasoning
-        if self.answer_end != "mark":
-            chosen["answer_end"] = self.answer_end
-        if self.sampling:
-            chosen["sampling"] = dict(self.sampling)
-        if self.max_aspect_ratio is not None:
-            chosen["max_aspect_ratio"] = float(self.max_aspect_ratio)
-        return chosen
+        chosen = {
+            "allow_dropped": (list(self.allow_dropped), []),
+            "train_on": (self.train_on, "all"),
+            "reasoning": (self.reasoning, "keep"),
+            "answer_end": (self.answer_end, "mark"),
+            "sampling": (dict(self.sampling), {}),
+            "max_aspect_ratio": (self.max_aspect_ratio, None),
+        }
+        return {name: value for name, (value, default) in chosen.items() if value != default}
 
     def verify_limits(self, probes: Sequence[tuple[int, int]] | None = None) -> dict[tuple[int, int], int]:
         """Run probe images (height, width) through the real image processor and compare the counts.
