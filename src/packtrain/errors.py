@@ -34,6 +34,12 @@ def nearest(name: str, known: Iterable[str], close: float = 0.51) -> str | None:
     return found[0] if found else None
 
 
+def meant(name: str, known: Iterable[str], otherwise: str | None = None) -> str | None:
+    """A hint with the known name closest to `name`, or `otherwise`."""
+    close = nearest(name, known)
+    return otherwise if close is None else f"did you mean {close!r}?"
+
+
 def counted(count: int, noun: str) -> str:
     """A count with its noun, which is given in the plural.
 
@@ -101,8 +107,7 @@ class UnknownNameError(InputError, LookupError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
-        close = nearest(name, names)
-        hint = f"did you mean {close!r}?" if close else f"known: {', '.join(names)}"
+        hint = meant(name, names, f"known: {', '.join(names)}")
         super().__init__(f"unknown {kind} {name!r}", hint=hint)
 
 

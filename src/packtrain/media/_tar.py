@@ -14,9 +14,9 @@ import tarfile
 import unicodedata
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
-from ..errors import SampleError, nearest
+from ..errors import SampleError, meant
 
 PREFIX = "tar:"
 KEEP = 500_000  # members over all tars
@@ -64,24 +64,53 @@ def locate(handle: IO[bytes], path: str, size: int, stamp: object, member: str) 
     return found
 
 
-def _list(handle: IO[bytes], path: str) -> _Members:
-    table: _Members = {}
+class Walked(NamedTuple):
+    """What a tar holds.
+
+    Attributes:
+        members: (name, offset of its bytes, size) in order; a link has the offset -1.
+        links: name -> name of the target, by its path in the tar.
+        end: where the members end.
+        error: why the walk ended before; the members in front of a break are whole.
+    """
+
+    members: list[tuple[str, int, int]]
+    links: dict[str, str]
+    end: int
+    error: Exception | None
+
+
+def walk(handle: IO[bytes]) -> Walked:
+    """List a plain tar."""
+    members: list[tuple[str, int, int]] = []
     links: dict[str, str] = {}
+    end = 0
     try:
         with tarfile.open(fileobj=handle, mode="r:") as tar:
             archive: Any = tar
             while (info := tar.next()) is not None:
+                end = info.offset_data + -(-info.size // 512) * 512
                 if info.isreg() and not info.issparse():
-                    table[info.name] = _TWICE if info.name in table else (info.offset_data, info.size)
+                    members.append((info.name, info.offset_data, info.size))
                 elif info.islnk() or info.issym():
                     folder = posixpath.dirname(info.name) if info.issym() else ""
                     links[info.name] = posixpath.join(folder, info.linkname)
+                    members.append((info.name, -1, 0))
                 archive.members = []  # tarfile keeps every header otherwise
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
-        if not table:
-            raise SampleError("unreadable_media", f"{path} is no plain tar file: {error}") from None
-        # a tar that breaks off: the members in front of the break are whole
-    followed(table, links)
+        return Walked(members, links, end, error)
+    return Walked(members, links, end, None)
+
+
+def _list(handle: IO[bytes], path: str) -> _Members:
+    found = walk(handle)
+    table: _Members = {}
+    for name, offset, size in found.members:
+        if offset >= 0:
+            table[name] = _TWICE if name in table else (offset, size)
+    if found.error is not None and not table:
+        raise SampleError("unreadable_media", f"{path} is no plain tar file: {found.error}")
+    followed(table, found.links)
     return table
 
 
@@ -111,5 +140,4 @@ def _near(member: str, table: _Members) -> str | None:
     for name in table:
         if unicodedata.normalize("NFC", name) == same:
             return "a name that looks the same is there in another Unicode form"
-    close = nearest(member, table) if len(table) <= 20_000 else None
-    return f"did you mean {close!r}?" if close else None
+    return meant(member, table) if len(table) <= 20_000 else None

@@ -68,7 +68,7 @@ def knobs_of(
     for name in KNOBS[kind]:
         if name in ("start", "end", "sample_fps") or holder.get(name) is None:
             continue
-        out[name] = number_of(name, holder[name], whole=True)
+        out[name] = _number(name, holder[name], whole=True)
         taken.add(name)
     if kind == "video":
         _take_rate(holder, out, taken, listed)
@@ -87,7 +87,7 @@ def _take_rate(holder: Mapping[str, Any], out: dict[str, Any], taken: set[str], 
     rate = next((name for name in ("sample_fps", "fps") if holder.get(name) is not None), None)
     described = any(holder.get(name) is not None for name in ("frames", "width", "height"))
     if rate == "sample_fps" or (rate == "fps" and (listed or not described)):
-        out["fps" if listed else "sample_fps"] = number_of(rate, holder[rate])
+        out["fps" if listed else "sample_fps"] = _number(rate, holder[rate])
         taken.update(name for name in ("sample_fps", "fps", "raw_fps") if holder.get(name) is not None)
 
 
@@ -105,14 +105,14 @@ def _take_detail(detail: Any, out: dict[str, Any]) -> None:
 def _take_stretch(holder: Mapping[str, Any], out: dict[str, Any], taken: set[str]) -> None:
     starts = [name for name in STARTS if holder.get(name) is not None]
     ends = [name for name in ENDS if holder.get(name) is not None]
-    values = {name: number_of(name, holder[name], zero=True) for name in (*starts, *ends)}
+    values = {name: _number(name, holder[name], zero=True) for name in (*starts, *ends)}
     if len({values[name] for name in starts}) > 1 or len({values[name] for name in ends}) > 1:
         raise _bad(f"{', '.join((*starts, *ends))} of a medium disagree")
     taken.update(values)
     start = values[starts[0]] if starts else 0.0
     end = values[ends[0]] if ends else None
     if starts and end is None and holder.get("duration") is not None:  # cut at the end of the clip
-        end = start + number_of("duration", holder["duration"])
+        end = start + _number("duration", holder["duration"])
         taken.add("duration")
     if end is not None and end <= start:
         raise _bad(f"a medium ends at {end:g} s and starts at {start:g} s")
@@ -226,17 +226,22 @@ def within(
     return None
 
 
-def number_of(name: str, value: Any, *, whole: bool = False, zero: bool = False) -> Any:
-    """A number above 0 (or 0 with `zero`) that a record gives beside a medium, perhaps as text.
-
-    Raises:
-        SampleError: malformed_record, it is none.
-    """
+def _number(name: str, value: Any, *, whole: bool = False, zero: bool = False) -> Any:
+    """As `number_of`, also where a record gives it as text."""
     if isinstance(value, str):
         try:
             value = float(value)
         except ValueError:
             raise _bad(f"{name} {value!r} of a medium is not a number") from None
+    return number_of(name, value, whole=whole, zero=zero)
+
+
+def number_of(name: str, value: Any, *, whole: bool, zero: bool = False) -> Any:
+    """A number above 0 (or 0 with `zero`) that stands beside a medium.
+
+    Raises:
+        SampleError: malformed_record, it is none.
+    """
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < 0 or (value == 0 and not zero) or (whole and value != int(value)):
         raise _bad(f"{name} {value!r} of a medium is not {'a whole number' if whole else 'a number'} above 0")

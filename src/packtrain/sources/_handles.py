@@ -114,6 +114,19 @@ def _read_open(path: str, offset: int, count: int) -> tuple[bytes, os.stat_resul
         raise SourceError(f"{path} cannot be read: {error.strerror}") from None
 
 
+def contents(path: str, most: int = -1) -> bytes:
+    """The bytes of a small file, or its first `most`.
+
+    Raises:
+        SourceError: it cannot be opened.
+    """
+    try:
+        with open(path, "rb") as handle:
+            return handle.read(most)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be opened: {error.strerror}") from None
+
+
 def open_count() -> int:
     """How many descriptors this process holds for sources."""
     return len(_table) if _owner == os.getpid() else 0

@@ -17,15 +17,17 @@ import os
 import re
 from typing import Any
 
-from ..errors import ConfigError, SourceError, nearest
+from ..errors import ConfigError, SourceError, meant
 from ..extend import Source, lookup, names
 from ..remote.copies import bring
+from ._handles import contents
 from ._paths import expand, is_pattern
 
 _FIRST_KEY = re.compile(rb'\s*\{\s*("(?:[^"\\]|\\.)*")\s*:')
 _COCO = ("info", "licenses", "images", "annotations", "categories")
 _MIXTURE = ("sources", "seed", "shuffle")
 _STORES = {b'"shards"': "mds", b'"chunks"': "litdata"}  # first keys of an index.json
+_HEAD = 1 << 16
 _SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")
 
 
@@ -54,8 +56,7 @@ def open_source(path: str | os.PathLike[str], *, kind: str | None = None, **opti
         for option in options:
             if option not in known:
                 allowed = [name for name in known if name != "path"]
-                close = nearest(option, allowed)
-                hint = f"did you mean {close!r}?" if close else f"options: {', '.join(allowed)}"
+                hint = meant(option, allowed, f"options: {', '.join(allowed)}")
                 name = module.__name__.rpartition(".")[2]
                 raise ConfigError(f"sources of kind {name!r} have no option {option!r}", hint=hint)
     source: Source = module.open_source(path, **options)
@@ -84,7 +85,7 @@ def _kind_of(path: str) -> str:
         return kind
     if not os.path.isfile(path):
         return "jsonl"  # whose message says what is missing
-    text = _head(path).removeprefix(b"\xef\xbb\xbf").lstrip()
+    text = contents(path, _HEAD).removeprefix(b"\xef\xbb\xbf").lstrip()
     if text.startswith((b"{", b"[")):
         return "json" if text.startswith(b"[") else "jsonl"
     hint = f"kind=NAME of {', '.join(names('sources'))}"
@@ -107,7 +108,7 @@ def _of_object(path: str) -> str | None:
     """What a JSON file that holds one object is, by its first key; None for anything else."""
     if not os.path.isfile(path):
         return None
-    found = _FIRST_KEY.match(_head(path).removeprefix(b"\xef\xbb\xbf"))
+    found = _FIRST_KEY.match(contents(path, _HEAD).removeprefix(b"\xef\xbb\xbf"))
     if found is None:
         return None
     try:
@@ -123,7 +124,11 @@ def _of_folder(path: str) -> str:
         return "parquet"
     if os.path.isdir(os.path.join(path, "_versions")):
         return "lance"
-    found = _FIRST_KEY.match(_head(os.path.join(path, "index.json"))) if "index.json" in listed else None
+    found = (
+        _FIRST_KEY.match(contents(os.path.join(path, "index.json"), _HEAD))
+        if "index.json" in listed
+        else None
+    )
     if found is not None and found[1] in _STORES:
         return _STORES[found[1]]
     suffixes = {name: tuple(lookup("sources", name).SUFFIXES) for name in ("parquet", "webdataset", "jsonl")}
@@ -159,11 +164,3 @@ def _of_folder(path: str) -> str:
 
 def _deep(path: str, ends: tuple[str, ...]) -> bool:
     return any(name.lower().endswith(ends) for _, _, found in os.walk(path) for name in found)
-
-
-def _head(path: str) -> bytes:
-    try:
-        with open(path, "rb") as handle:
-            return handle.read(1 << 16)
-    except OSError as error:
-        raise SourceError(f"{path} cannot be opened: {error.strerror}") from None

@@ -33,6 +33,7 @@ from .. import files
 from ..errors import SampleError, SourceError
 from ..media.knobs import ENDS, STARTS
 from ..media.location import identity
+from ._handles import contents
 from ._once import loads
 from ._paths import natural
 from ._records import numbered
@@ -257,9 +258,6 @@ def _composed(name: str) -> str:
 
 def _text(path: str) -> str:
     try:
-        with open(path, "rb") as handle:
-            return handle.read().decode("utf-8-sig")
+        return contents(path).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise SourceError(f"{path} is not UTF-8") from None
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}") from None

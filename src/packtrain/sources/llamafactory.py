@@ -18,11 +18,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..checks import whole
-from ..errors import ConfigError, SampleError, SourceError, nearest
+from ..errors import ConfigError, SampleError, meant
 from ..extend import Source
 from ..files import digest_json
 from ._account import unread
 from ._content import fault
+from ._handles import contents
 from ._once import loads
 from ._values import absent
 from .keys import FIELDS
@@ -188,10 +189,7 @@ def open_source(
     parts = []
     for name in chosen:
         if name not in info:
-            close = nearest(name, info)
-            raise ConfigError(
-                f"{full} has no dataset {name!r}", hint=f"did you mean {close!r}?" if close else None
-            )
+            raise ConfigError(f"{full} has no dataset {name!r}", hint=meant(name, info))
         made = _open(name, info[name], folder, {"cache_dir": cache_dir, "verify_content": verify_content})
         parts.append(Part(name, made, _count(name, info[name], len(made))))
     return Datasets(
@@ -216,10 +214,7 @@ def _open(name: str, entry: Any, folder: str, shared: Mapping[str, Any]) -> Data
     ):
         odd = next((key for key in held if key not in known), None)
         if odd is not None:
-            close = nearest(str(odd), known)
-            raise ConfigError(
-                f"{of} hold the unknown key {odd!r}", hint=f"did you mean {close!r}?" if close else None
-            )
+            raise ConfigError(f"{of} hold the unknown key {odd!r}", hint=meant(str(odd), known))
     if entry.get("ranking"):
         raise ConfigError(
             f"{what} is preference data (ranking: true): its answers are not trained as such",
@@ -244,11 +239,9 @@ def _count(name: str, entry: Mapping[str, Any], size: int) -> int:
 
 
 def _read(full: str) -> Mapping[str, Any]:
+    data = contents(full)
     try:
-        with open(full, "rb") as handle:
-            info = loads(handle.read().decode("utf-8-sig"))
-    except OSError as error:
-        raise SourceError(f"{full} cannot be opened: {error.strerror}") from None
+        info = loads(data.decode("utf-8-sig"))
     except ValueError as error:
         raise ConfigError(f"{full} is not valid JSON: {error}") from None
     if not isinstance(info, Mapping) or not info:

@@ -27,13 +27,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..checks import flag, number, whole
-from ..errors import ConfigError, SourceError, counted, nearest, one_line
+from ..errors import ConfigError, SourceError, counted, meant, one_line
 from ..extend import Source
 from ..files import MOST_YAML, digest_json, parse_yaml
 from ..moved import also_named
 from ..planning.permutation import Permutation
 from ..remote.copies import bring
 from ..remote.ranges import is_remote
+from ._handles import contents
 from ._once import loads
 from ._records import Parts, numbered
 from .chat import ChatSource
@@ -239,12 +240,10 @@ def _count(size: int, entry: Mapping[str, Any], what: str) -> int:
 
 
 def _read(full: str) -> Mapping[str, Any]:
+    data = contents(full, 4 * MOST_YAML + 1)
     try:
-        with open(full, "rb") as handle:
-            text = handle.read(4 * MOST_YAML + 1).decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
         spec = loads(text) if full.lower().endswith(".json") else parse_yaml(text, full)
-    except OSError as error:
-        raise SourceError(f"{full} cannot be opened: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"{full} is not valid: {one_line(error)}") from None
     if not isinstance(spec, Mapping):
@@ -267,6 +266,5 @@ def _check_keys(given: Mapping[str, Any], known: Sequence[str], what: str) -> No
                 hint="use fixed weights, one mixture a run",
             )
         if key not in known:
-            close = nearest(str(key), known)
-            hint = f"did you mean {close!r}?" if close else f"keys: {', '.join(known)}"
+            hint = meant(str(key), known, f"keys: {', '.join(known)}")
             raise ConfigError(f"{what} has the unknown key {key!r}", hint=hint)

@@ -28,6 +28,7 @@ from typing import Any
 
 from .. import files
 from ..errors import SampleError, SourceError
+from ._handles import contents
 from ._once import record_of
 from ._paths import near
 from ._records import numbered
@@ -71,7 +72,7 @@ class Pairs:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         entry = self._entries[numbered(index, len(self), self.folder)]
-        data = _read(os.path.join(self.folder, entry.name))
+        data = contents(os.path.join(self.folder, entry.name))
         if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise SourceError(
                 f"the file changed: {entry.name} in {self.folder} changed after the source was opened",
@@ -160,11 +161,3 @@ def _names(folder: str) -> tuple[list[str], dict[str, list[str]]]:
 
 def _stem(name: str) -> str:
     return unicodedata.normalize("NFC", os.path.splitext(name)[0])
-
-
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as handle:
-            return handle.read()
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}") from None

@@ -25,8 +25,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import posixpath
-import tarfile
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +33,7 @@ from typing import Any
 from .. import files
 from ..checks import one_of
 from ..errors import InputError, SampleError, SourceError
-from ..media._tar import followed
+from ..media._tar import followed, walk
 from ._derived import kind_of
 from ._handles import Pinned, read
 from ._index import cached
@@ -217,8 +215,6 @@ def _members(file: Pinned, cache_dir: str | os.PathLike[str] | None) -> tuple[li
 
 
 def _list(file: Pinned) -> tuple[list[Member], bool]:
-    members: list[Member] = []
-    links: dict[str, str] = {}
     with open(file.path, "rb") as handle:
         packed = kind_of(handle.read(8))
         if packed is not None:
@@ -227,22 +223,10 @@ def _list(file: Pinned) -> tuple[list[Member], bool]:
                 hint="unpack it to a plain tar",
             )
         handle.seek(0)
-        end = 0
-        try:
-            with tarfile.open(fileobj=handle, mode="r:") as tar:
-                archive: Any = tar
-                while (info := tar.next()) is not None:
-                    end = info.offset_data + -(-info.size // 512) * 512
-                    if info.isreg() and not info.issparse():
-                        members.append((info.name, info.offset_data, info.size))
-                    elif info.islnk() or info.issym():
-                        folder = posixpath.dirname(info.name) if info.issym() else ""
-                        links[info.name] = posixpath.join(folder, info.linkname)
-                        members.append((info.name, -1, 0))
-                    archive.members = []
-        except (tarfile.TarError, OSError, EOFError, ValueError) as error:
-            if not members:
-                raise SourceError(f"{file.path} is no tar file: {error}") from None
+        members, links, end, error = walk(handle)
+        if error is not None and not members:
+            raise SourceError(f"{file.path} is no tar file: {error}")
+        if error is not None:
             return members, False
         table = {name: (offset, size) for name, offset, size in members if offset >= 0}
         followed(table, links)
@@ -288,11 +272,9 @@ def _group(file: Pinned, members: Sequence[Member], whole: bool, *, keep: bool) 
 
 def _mark_cut(file: Pinned, found: list[_Sample], *, keep: bool) -> None:
     """What a tar that was cut short means for its last sample."""
-    lost = 0
     for sample in found:
         if any(offset + size > file.size for _, offset, size in sample.members.values()):
             sample.fault, sample.cut = "is cut short: its tar ends inside it", True
-            lost += 1
     if found and not found[-1].fault and set(found[-1].members) < set(found[0].members):
         missing = ", ".join(sorted(set(found[0].members) - set(found[-1].members)))
         found[-1].fault, found[-1].cut = f"lacks {missing}: its tar is cut short behind it", True
