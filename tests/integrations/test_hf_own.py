@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from test_hf_trainer import files, order_of, recording, script, step_losses  # noqa: F401
 
 from packtrain.errors import ConfigError, InputError
@@ -83,6 +84,55 @@ def test_a_loss_of_the_user_that_divides_by_them_trains_as_unpacked(make: Callab
         [row["grad_norm"] for row in one.state.log_history if "grad_norm" in row] for one in (packed, plain)
     ]
     assert norms[0] == pytest.approx(norms[1], rel=1e-3)
+
+
+def test_the_head_computes_the_loss_where_it_is_transformers_own(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then no logits are built; a loss of the user's, or one who looks at them, gets them."""
+    from packtrain.train import loss as losses
+
+    rows: list[int] = []
+    through_head = losses.chunked_cross_entropy
+
+    def counted(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        rows.append(hidden.shape[-2])
+        return through_head(hidden, *args, **kwargs)
+
+    def doubled(logits: Any, labels: Any, vocab_size: int, **kwargs: Any) -> Any:
+        return 2 * transformers.loss.loss_utils.ForCausalLMLoss(logits, labels, vocab_size, **kwargs)
+
+    def own_function(model: Any) -> None:
+        model.loss_function = doubled
+
+    def hooked(model: Any) -> None:
+        model.lm_head.register_forward_hook(lambda module, args, output: seen.append(output.shape[-1]))
+
+    seen: list[int] = []
+    steps, order = {}, None
+    for changed in (None, own_function, hooked):
+        found = []
+        for packed in (True, False):
+            trainer = make(trainer_class=recording(transformers.Trainer, order if not packed else None))
+            if changed is not None:
+                changed(trainer.model)
+            if packed:
+                order = order_of(pack(trainer))
+                monkeypatch.setattr(losses, "chunked_cross_entropy", counted)
+            rows.clear()
+            trainer.train()
+            monkeypatch.setattr(losses, "chunked_cross_entropy", through_head)
+            logged = [row for row in trainer.state.log_history if "grad_norm" in row]
+            found.append(([row["loss"] for row in logged], [row["grad_norm"] for row in logged]))
+            if packed:
+                assert trainer.packs_fused is (changed is None)
+                assert (len(rows) > 3) is (changed is None)  # the proof asks once in each
+        assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
+        assert found[0][1] == pytest.approx(found[1][1], rel=1e-3)
+        steps[changed] = found[0][0]
+    assert steps[own_function] == pytest.approx([2 * loss for loss in steps[None]], rel=1e-2)
+    assert set(seen) - {1} == {trainer.model.config.vocab_size}
+    assert seen.count(1) == 1  # asked by the proof
 
 
 def test_a_loader_of_the_user_is_refused_and_an_order_told(

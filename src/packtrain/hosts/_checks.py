@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from transformers.loss.loss_utils import ForCausalLMLoss
 
 from ..errors import ConfigError, counted
 from ..packs._readers import is_indexed
-from ..train.loss import shift_labels
+from ..train.live import is_sharded
+from ..train.loss import bare_model, plain_head, shift_labels
 from ..train.passes import is_sized
 
 logger = logging.getLogger(__name__)
@@ -104,6 +106,29 @@ def own_loss(trainer: Any) -> str | None:
     func = trainer.compute_loss_func
     module = str(getattr(func, "__module__", type(func).__module__))
     return "compute_loss_func" if func is not None and module.partition(".")[0] not in _HOSTS else None
+
+
+def loss_is_the_heads(trainer: Any) -> bool:
+    """Whether what trains is transformers' own loss of a causal model over the logits of its head.
+
+    Then the head may compute it without them. Not where a class or a function of the user or of another host
+    stands in between, hooks may look at logits, the model is compiled as a whole, or its parts lie on ranks.
+    """
+    bare = bare_model(trainer.model)
+    kinds = [part for part in type(trainer).__mro__ if "compute_loss" in vars(part)]
+    foreign = {part.__module__.partition(".")[0] for part in kinds} - {"packtrain", "transformers"}
+    head = plain_head(bare)
+    return (
+        not foreign
+        and not own(trainer, "compute_loss")
+        and trainer.compute_loss_func is None
+        and trainer.label_smoother is None
+        and not trainer.args.torch_compile
+        and head is not None
+        and bare.loss_function is ForCausalLMLoss
+        and not any((*head._forward_hooks, *bare._forward_hooks))
+        and not is_sharded(trainer.model_wrapped)
+    )
 
 
 def check_samples_per_step(given: int | str | None) -> None:

@@ -14,7 +14,8 @@ loss 0; `eval_loss` is the mean over tokens; checkpoints hold where the packs st
 packs is refused.
 
 The loss stays Trainer's: it divides the sum of the token losses by the supervised tokens of the whole step,
-over accumulation and ranks. Settings under which it would not are refused.
+over accumulation and ranks. Settings under which it would not are refused. Where it is transformers' own loss
+of a causal model, the head computes it without building the logits of the row: less memory, the same value.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ..planning.align import AlignedPlan
 from ..planning.balance import Balance
 from ..planning.epoch_order import seed_in_use
 from ..template import ensure_torchvision
-from ..train.loss import bare_model
+from ..train.loss import bare_model, fused_head
 from ..train.match import check_match
 from ..world import World
 from ._checks import (
@@ -43,6 +44,7 @@ from ._checks import (
     check_source,
     check_trainer,
     indexable,
+    loss_is_the_heads,
     own_evaluation,
     own_loss,
     unchanged_on_failure,
@@ -247,6 +249,8 @@ class HostMixin(PackingMixin):
     packs_options: dict[str, Any]
     packs_eval: dict[int, tuple[Any, PackedDataset]] | None
     packs_loss_known = False
+    #: The head computes the loss, as the proof found it to be the same.
+    packs_fused = False
     #: The folder of a plan that was given to `pack`.
     packs_given: Path | None = None
 
@@ -256,6 +260,7 @@ class HostMixin(PackingMixin):
 
     def packs_found(self, report: Any) -> None:
         super().packs_found(report)
+        self.packs_fused = report is not None and report.fused and loss_is_the_heads(self)
         if report is not None and self.is_world_process_zero():  # type: ignore[attr-defined]
             say("isolation: proven on this model (%d comparisons)", len(report.rows))
 
@@ -350,6 +355,10 @@ class HostMixin(PackingMixin):
             if own_loss(self) and (self.args.gradient_accumulation_steps > 1 or self.args.world_size > 1):
                 base = super().compute_loss
                 check_loss(self, lambda i, n: base(model, i, num_items_in_batch=n), inputs, count)
+        outputs = bool(args) or kwargs.get("return_outputs", False)
+        if self.packs_fused and count is not None and isinstance(inputs, PackBatch) and not outputs:
+            with fused_head(bare_model(self.model), count=inputs.trained):
+                return super().compute_loss(model, inputs, **kwargs)
         return super().compute_loss(model, inputs, *args, **kwargs)
 
     def packs_of_evaluation(self, eval_dataset: Any) -> PackedDataset | None:

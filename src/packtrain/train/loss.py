@@ -32,6 +32,9 @@ from .reduction import Reduction
 #: float32 logits of one chunk of supervised positions take so much at most: on a card fewer, larger kernels.
 _CHUNK_BYTES = {"cpu": 5 * 2**26, "cuda": 2**30}
 
+#: Whether 16-bit matrices multiply onto a float32 one on a card (torch 2.8).
+_ADDS_WIDE = torch.version.cuda is not None and "dtype_out" in torch.ops.aten.addmm.overloads()
+
 #: Config values that stand between head and logits; with one of them the logits are the model's own.
 _SCALED = (
     "final_logit_softcapping",
@@ -127,19 +130,21 @@ class _ChunkedLoss(torch.autograd.Function):  # type: ignore[misc]
         for start in range(0, rows.shape[0], chunk):
             part = slice(start, start + chunk)
             logits = functional.linear(rows[part], head, None if bias is None else bias.to(rows.dtype))
+            logits = logits.to(rows.dtype)  # autocast narrows what wide rows give
             note(logits, targets[part])
-            losses, slopes = _chunk_loss(logits.to(wide), targets[part])
+            losses = _losses_and_slopes(logits, targets[part], wide)
             note(logits, targets[part], losses)
             if token_weights is not None:
-                scale = token_weights[part].to(slopes)
-                losses, slopes = losses * scale, slopes.mul_(scale[:, None])
+                scale = token_weights[part].to(wide)
+                losses = losses * scale
+                logits.mul_(scale[:, None])
             total += losses.sum()
             if grad_rows is not None:
-                grad_rows[part] = slopes.to(rows.dtype) @ head
+                grad_rows[part] = logits @ head
             if grad_weight is not None:
-                _add_outer(grad_weight, slopes.to(rows.dtype), rows[part])
+                _add_outer(grad_weight, logits, rows[part])
             if grad_bias is not None:
-                grad_bias += slopes.sum(0)
+                grad_bias += logits.sum(0, dtype=wide)
         ctx.save_for_backward(grad_rows, grad_weight, grad_bias)
         ctx.narrow = (rows.dtype, weight.dtype, None if bias is None else bias.dtype)
         return total
@@ -155,19 +160,29 @@ class _ChunkedLoss(torch.autograd.Function):  # type: ignore[misc]
         return (*scaled, None, None, None)
 
 
-def _chunk_loss(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Losses [K] of a chunk and their slopes per logit [K,V], which take the place of the logits."""
-    normaliser = torch.logsumexp(logits, dim=-1)
-    losses = normaliser - logits.gather(1, targets[:, None])[:, 0]
-    slopes = logits.sub_(normaliser[:, None]).exp_()
-    slopes.scatter_add_(1, targets[:, None], slopes.new_full((targets.shape[0], 1), -1.0))
-    return losses, slopes
+def _losses_and_slopes(logits: torch.Tensor, targets: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
+    """Losses [K] of a chunk, of the wide type; their slopes take the place of its logits [K,V].
+
+    A card reads the narrow logits once, in one kernel; `log_softmax` of a CPU rounds more than `logsumexp`.
+    The target's slope comes from its loss: its probability less 1 would lose what 16 bits of it do not hold.
+    """
+    if logits.is_cuda:
+        logs = torch.log_softmax(logits, dim=-1, dtype=wide)
+    else:
+        logs = logits.to(wide)
+        logs -= torch.logsumexp(logs, dim=-1)[:, None]
+    losses = -logs.gather(1, targets[:, None])
+    torch.exp(logs, out=logits)
+    logits.scatter_(1, targets[:, None], torch.expm1(-losses).to(logits.dtype))
+    return losses[:, 0]
 
 
 def _add_outer(total: torch.Tensor, slopes: torch.Tensor, rows: torch.Tensor) -> None:
     """total += slopes.T @ rows; 16-bit products are added up in the wide type of `total`."""
     if total.dtype is rows.dtype:
         total.addmm_(slopes.T, rows)
+    elif total.is_cuda and _ADDS_WIDE:
+        torch.addmm(total, slopes.T, rows, out_dtype=total.dtype, out=total)
     else:
         total += slopes.T @ rows
 
@@ -205,6 +220,7 @@ def _names_in(function: Any) -> tuple[str, ...]:
 def fused_head(model: Any, *, chunk: int | None = None, count: int | None = None) -> Iterator[None]:
     """Inside, `model(labels=…)` returns the loss *sum* over tokens, and never builds its logits.
 
+    With `num_items_in_batch` it returns the sum over that number, as transformers' own loss does.
     The head itself computes the loss, inside the model's own forward, so that wrappers around the model
     (DDP, FSDP) see an ordinary call. Models without a plain head (`plain_head`) must not be given.
 
@@ -236,7 +252,8 @@ def fused_head(model: Any, *, chunk: int | None = None, count: int | None = None
         return given(*args, **kwargs)
 
     def loss_function(logits: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return logits.sum()
+        items = kwargs.get("num_items_in_batch")
+        return logits.sum() if items is None else step_share(logits.sum(), items)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(_replaced(model, "forward", forward))
