@@ -121,7 +121,7 @@ def loss_is_the_heads(trainer: Any) -> bool:
     return (
         not foreign
         and not own(trainer, "compute_loss")
-        and trainer.compute_loss_func is None
+        and trainer.compute_loss_func in (None, _token_mean)
         and trainer.label_smoother is None
         and not trainer.args.torch_compile
         and head is not None

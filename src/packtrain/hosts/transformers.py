@@ -35,7 +35,7 @@ from ..planning.align import AlignedPlan
 from ..planning.balance import Balance
 from ..planning.epoch_order import seed_in_use
 from ..template import ensure_torchvision
-from ..train.loss import bare_model, fused_head
+from ..train.loss import bare_model, fused_head, step_share, token_loss_sum
 from ..train.match import check_match
 from ..world import World
 from ._checks import (
@@ -249,7 +249,7 @@ class HostMixin(PackingMixin):
     packs_options: dict[str, Any]
     packs_eval: dict[int, tuple[Any, PackedDataset]] | None
     packs_loss_known = False
-    #: The head computes the loss, as the proof found it to be the same.
+    #: The head computes the loss, which the proof finds to be the same.
     packs_fused = False
     #: The folder of a plan that was given to `pack`.
     packs_given: Path | None = None
@@ -260,7 +260,7 @@ class HostMixin(PackingMixin):
 
     def packs_found(self, report: Any) -> None:
         super().packs_found(report)
-        self.packs_fused = report is not None and report.fused and loss_is_the_heads(self)
+        self.packs_fused = (report is None or report.fused) and loss_is_the_heads(self)
         if report is not None and self.is_world_process_zero():  # type: ignore[attr-defined]
             say("isolation: proven on this model (%d comparisons)", len(report.rows))
 
@@ -357,6 +357,9 @@ class HostMixin(PackingMixin):
                 check_loss(self, lambda i, n: base(model, i, num_items_in_batch=n), inputs, count)
         outputs = bool(args) or kwargs.get("return_outputs", False)
         if self.packs_fused and count is not None and isinstance(inputs, PackBatch) and not outputs:
+            if self.compute_loss_func is not None:  # of models whose own loss knows no step
+                total = token_loss_sum(model, inputs, count=inputs.trained)
+                return step_share(total, count, self.args.world_size)
             with fused_head(bare_model(self.model), count=inputs.trained):
                 return super().compute_loss(model, inputs, **kwargs)
         return super().compute_loss(model, inputs, *args, **kwargs)
