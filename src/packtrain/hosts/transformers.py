@@ -248,6 +248,7 @@ class HostMixin(PackingMixin):
     packs_made: dict[str, Any]
     packs_options: dict[str, Any]
     packs_eval: dict[int, tuple[Any, PackedDataset]] | None
+    compute_loss_func: Any
     packs_loss_known = False
     #: The head computes the loss, which the proof finds to be the same.
     packs_fused = False
