@@ -358,6 +358,19 @@ def move(path: str | Path, target: str | Path) -> None:
         elsewhere.remove(path)
 
 
+@contextlib.contextmanager
+def tidied(folder: str | Path, unless: bool = False) -> Iterator[None]:
+    """Of `folder` and those above it: the ones that are made in the block and stay empty go with it."""
+    folder = Path(folder).absolute()
+    new = [] if unless else [one for one in (folder, *folder.parents) if not one.is_dir()]
+    try:
+        yield
+    finally:
+        for one in new:
+            with contextlib.suppress(OSError):  # something was made
+                one.rmdir()
+
+
 def remove_tree(folder: str | Path) -> None:
     """Remove a folder with all in it; what another process removes meanwhile is no error."""
     folder = Path(folder)

@@ -46,6 +46,8 @@ def counts(tmp_path: Path, *tokens: int) -> Path:
         ("training: 3\n", "a section holds keys"),
         ("data: {pack_lenght: 8}\n", "write global_max_length"),
         ("template: {max_lenght: 8}\n", "did you mean template.max_length?"),
+        ("global_max_length: 8k\n", "as an integer\n"),
+        ("data: {kind: stream, path: x}\nglobal_max_length: 8\n", "set training.max_steps; the stream"),
         ("learning_rate: 1.0\n", "did you mean training.learning_rate?"),
         (
             "model: {dtype: 3}\ntraining: {seed: y, samples_per_step: -1}\n",
@@ -262,3 +264,24 @@ def test_a_proof_on_a_plan_of_counts_says_what_lacks(
     assert told(capsys, "plan", counts(tmp_path, 3, 5), "-n", 8, "-o", tmp_path / "p")[0] == 0
     code, said = told(capsys, "verify", tmp_path / "p", "--model", "tiny:qwen3")
     assert code == 2 and "was planned from token counts" in said and "hint: measure a source" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("data: {path: none.jsonl}", "none.jsonl does not exist"),
+        ("data: {path: ok.jsonl}", "tiny:qwen3 is a network alone\n  hint: set template.processor"),
+        ("data: {path: t.csv}", "pandas: read_csv(path).to_json"),
+    ],
+)
+def test_a_refused_run_leaves_no_folder(
+    text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ok.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
+    Path("t.csv").write_text("a,b\n")
+    rest = "model: {name_or_path: tiny:qwen3}\nglobal_max_length: 64\ntraining: {output_dir: runs/a}\n"
+    Path("run.yaml").write_text(f"{text}\n{rest}")
+    code, said = told(capsys, "train", "run.yaml")
+    assert code == 2 and words in said, said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ok.jsonl", "run.yaml", "t.csv"]

@@ -392,7 +392,6 @@ def validation(
         return
     place = place or world()
     folder = Path(config.training.output_dir)
-    files.make_folder(folder)
     config = _with_pack_length(config, place)
     with StartUp(folder, place=place, timeout_s=config.data.wait_timeout_s) as start:
         made = _prepare_validation(

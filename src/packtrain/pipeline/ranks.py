@@ -234,6 +234,7 @@ class StartUp:
         self._local_disk = local_disk
         self._held = ExitStack()
         self._claims: list[Claim] = []
+        self._is_ready = False
 
     @property
     def leads(self) -> bool:
@@ -257,10 +258,10 @@ class StartUp:
             told = None if self.place.rank == 0 else self._follow(who)
             result = self._make(make) if told is None else told
         except BaseException as error:
-            reason = error
-            self._tell_all(lambda claim: claim.fail(reason))
+            self._fail(error)
             raise
         self._tell_all(lambda claim: claim.ready(result))
+        self._is_ready = True
         return dict(result)
 
     def _make(self, make: Callable[[Tell], Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -294,7 +295,7 @@ class StartUp:
 
     def _claim(self, folder: Path, what: str, *, relay: bool = False) -> None:
         claim = Claim.take(folder, what=what, refuse=not relay, **self._options)
-        self._held.callback(claim.release, tidy=relay)
+        self._held.callback(self._release, claim, relay)
         self._claims.append(claim)
 
     def _tell_all(self, tell: Callable[[Claim], None]) -> None:
@@ -320,6 +321,8 @@ class StartUp:
         self._tell_all(Claim.check)
 
     def __enter__(self) -> StartUp:
+        self._held.enter_context(files.tidied(self.folder, unless=self.place.size > 1))
+        files.make_folder(self.folder)
         return self
 
     def __exit__(
@@ -327,9 +330,20 @@ class StartUp:
     ) -> None:
         if error is not None:
             _log.debug("start-up ends: %s", error_as_dict(error)["message"])
-            for claim in self._claims:
-                claim.fail(error)
+            self._fail(error)
         self._held.close()
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._leaves_nothing():
+            self._tell_all(lambda claim: claim.fail(error))
+
+    def _leaves_nothing(self) -> bool:
+        """One process ends before anything is made, and nobody is to be told: its claim goes too."""
+        bare = self.place.size == 1 and not self._is_ready
+        return bare and fresh_names(self.folder) == [self._shared().name]
+
+    def _release(self, claim: Claim, relay: bool) -> None:
+        claim.release(tidy=relay or self._leaves_nothing())
 
 
 def _there(result: dict[str, Any] | None) -> dict[str, Any]:

@@ -95,7 +95,6 @@ def run(
     check_early(config, page=config.report.html if html is None else html, place=place)
     shown = stage if stage is not None and place.is_writer else silent
     folder = Path(config.training.output_dir)
-    files.make_folder(folder)
     _steady(config)
     with (
         Heard() as heard,
@@ -166,7 +165,6 @@ def dry_run(
     config = config.evaluated(config.data.val is not None)
     check_early(config, needs_model=False, place=place)
     folder = Path(config.training.output_dir)
-    files.make_folder(folder)
     alone = World(0, 1)
     with StartUp(folder, place=alone, timeout_s=config.data.wait_timeout_s) as start:
         prepared, checked = prepare_ranks(
@@ -209,7 +207,6 @@ def calibrate_run(config: RunConfig, *, overwrite: bool = False, stage: Stage | 
     check_runtime(config, 1)
     check_early(config, page=False, place=alone)
     folder = Path(config.training.output_dir)
-    files.make_folder(folder)
     shown = stage or silent
     with StartUp(folder, place=alone, timeout_s=config.data.wait_timeout_s) as start:
         keep = config.training.samples_per_step is None

@@ -205,7 +205,8 @@ def _too_long(lengths: Lengths, ids: I64, spec: PlanSpec, name: str) -> PlanErro
     sign = spec.long_rule if name == "tokens" else ">"
     return PlanError(
         f"{counted(len(ids), 'long samples')} ({sign} {option} {cap}{rounded}): {shown}{more}",
-        hint=f"raise the {option}, or set long_samples to 'single' or 'drop'; a sample is never split",
+        hint=f"raise {option.replace('limit', 'the limit')}, or set long_samples to 'single' or 'drop'; "
+        "a sample is never split",
     )
 
 

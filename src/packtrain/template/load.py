@@ -58,6 +58,8 @@ def load_processor(
         raise InputError(
             f"processor {name} is a file", hint="give the folder that holds processor_config.json"
         )
+    if name.startswith("tiny:"):
+        raise InputError(f"{name} is a network alone", hint="set template.processor, a folder or a hub name")
     if not is_folder and _looks_like_path(name):
         raise InputError(
             f"processor folder {name} does not exist",

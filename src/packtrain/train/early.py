@@ -302,9 +302,10 @@ def _cache_of(config: RunConfig) -> str | None:
 def _check_folder(key: str, folder: Path, place: World) -> None:
     probe = folder / f".writable-{place.rank}"
     try:
-        files.make_folder(folder)
-        files.publish_text(probe, "")
-        files.remove(probe)
+        with files.tidied(folder, unless=place.size > 1):
+            files.make_folder(folder)
+            files.publish_text(probe, "")
+            files.remove(probe)
     except InputError as error:
         raise ConfigError(f"{key}: {error.message}", hint=error.hint) from None
     except OSError as error:

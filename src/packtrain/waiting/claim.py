@@ -481,8 +481,12 @@ def alone(folder: Path) -> Iterator[Claim]:
     Raises:
         InputError: a living process works in it, named with its id and host.
     """
+    with files.tidied(folder):
+        yield from _alone(folder)
+
+
+def _alone(folder: Path) -> Iterator[Claim]:
     place = (folder / PLACE).absolute()
-    new = [one for one in place.parents if not one.is_dir()]
     held = look(place)
     if held is not None and held.owner is not None and _is_here(held.owner) and place not in _held:
         files.remove_tree(place)
@@ -505,9 +509,6 @@ def alone(folder: Path) -> Iterator[Claim]:
         claim.release(tidy=True)
     finally:
         _held.discard(place)
-        for one in new:
-            with contextlib.suppress(OSError):  # something was made
-                one.rmdir()
 
 
 def _is_here(owner: Owner) -> bool:

@@ -121,7 +121,7 @@ class Planned(Records):
     """packing strategy"""
     packer_options: dict[str, Any] = Field(default_factory=dict)
     """knobs of the packer, such as `{max_items: 8}` of `diverse` ([planning.md](planning.md))"""
-    limits: dict[str, Count] = Field(default_factory=dict)
+    limits: dict[str, Whole] = Field(default_factory=dict)
     """further hard caps of a pack by measured cost, such as `{images: 8}`"""
     max_samples: Count | None = None
     """samples of a pack, at most"""
