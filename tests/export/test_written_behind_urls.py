@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -359,3 +360,115 @@ def test_two_producers_of_one_stream(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(first, "_commit", commit)
         first.run()
         assert "END" in there(system)
+
+
+# ------------------------------------------------------------------------ others at work in the folder
+@pytest.mark.parametrize("fmt", ["webdataset", "chunks", "megatron"])
+def test_a_shard_that_is_deleted_before_the_marker(
+    made: Callable[..., Set], tmp_path: Path, fmt: str
+) -> None:
+    held = made(count=8)
+    with bucket("gs") as system:
+        write(held, tmp_path / "whole", format=fmt)
+        for out in (str(tmp_path / "near"), url(system)):
+
+            def deleted(done: int, total: int, out: str = out) -> None:
+                if done == total and out.startswith("gs"):
+                    found = system.find("/datasets/org/out")
+                    system.rm(next(name for name in found if "/.packtrain/" not in name))
+                elif done == total:
+                    next(path for path in Path(out).iterdir() if path.is_file()).unlink()
+
+            with pytest.raises(InputError, match=r"files of part \d+ \(1 of \d+ parts\) were removed"):
+                write(held, out, format=fmt, progress=deleted)
+            with pytest.raises((FormatError, SourceError)):
+                open_packs(out)
+            write(held, out, format=fmt)
+        assert there(system) == here(tmp_path / "near") == here(tmp_path / "whole")
+
+
+def test_a_writer_that_came_a_moment_later_sees_what_the_first_one_made(
+    made: Callable[..., Set], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one comes and goes between the look of the second and its claim: nothing of it is lost."""
+    from packtrain.waiting.claim import Claim
+
+    held, other = made(count=12), made(count=6)
+    feed(tmp_path / "in", 1)
+    cap = held.plan.spec.pack_length
+    take = Claim.take_unless.__func__  # type: ignore[attr-defined]
+
+    def planned(at: str, length: int) -> None:
+        plan_lengths(held.lengths, at, lengths_folder=held.folder / "lengths", pack_length=length)
+
+    def met(
+        first: Callable[[str], Any],
+        at: str,
+        look: Callable[[], Any],
+        came: list[Any],
+        *args: Any,
+        **options: Any,
+    ) -> Any:
+        if not came:
+            came.append({})
+            monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "another machine"))
+            first(at)
+            monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+            came[0] = look()
+        return take(*args, **options)
+
+    verbs: dict[str, tuple[Callable[[str], Any], Callable[[str], Any]]] = {
+        "lengths": (
+            lambda at: measure(held.source, held.template, at, workers=1),
+            lambda at: measure(other.source, other.template, at, workers=1),
+        ),
+        "plan": (lambda at: planned(at, cap), lambda at: planned(at, 2 * cap)),
+        "shards": (
+            lambda at: write(held, at, format="webdataset"),
+            lambda at: write(held, at, format="webdataset", maxcount=3),
+        ),
+        "stream": (
+            lambda at: producer(tmp_path / "in", at).run(),
+            lambda at: producer(tmp_path / "in", at, pack_length=90).run(),
+        ),
+    }
+    for name, (first, second) in verbs.items():
+        for scheme in ("gs", "disk"):
+            with bucket("gs") as system:
+                at = url(system, name) if scheme == "gs" else str(tmp_path / name)
+                look = partial(there, system, name) if scheme == "gs" else partial(here, Path(at))
+                came: list[dict[str, bytes]] = []
+                with monkeypatch.context() as patch:
+                    patch.setattr(Claim, "take_unless", classmethod(partial(met, first, at, look, came)))
+                    with pytest.raises(ForeignArtefactError):
+                        second(at)
+                assert came[0] and look() == came[0]
+
+
+def test_files_that_go_while_a_folder_is_brought(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer removes its old states: whoever looks meanwhile looks again."""
+    with bucket("gs") as system:
+        for name in ("a", "b", "c"):
+            system.pipe_file(f"/b/out/{name}", name.encode())
+        find, looks = type(system).find, []
+
+        def listed(self: Any, path: str, **options: Any) -> Any:
+            found = find(self, path, **options)
+            looks.append(path)
+            if len(looks) == 1:
+                system.rm("/b/out/b")
+                system.pipe_file("/b/out/d", b"d")
+            return found
+
+        monkeypatch.setattr(type(system), "find", listed)
+        place = Path(copies.bring(AT))
+        assert sorted(path.name for path in place.iterdir()) == ["a", "c", "d"] and len(looks) == 2
+
+        def gone(self: Any, path: str, **_: Any) -> bytes:
+            raise FileNotFoundError(path)
+
+        monkeypatch.setattr(type(system), "cat_file", gone)
+        shutil.rmtree(place)
+        with pytest.raises(SourceError, match="does not exist"):
+            copies.bring(AT)
+        assert len(looks) == 2 + copies.LOOKS

@@ -155,6 +155,51 @@ def test_artefacts_are_written_to_a_bucket(
     assert ids(far_reader) == ids(LazyShardedDataset(tmp_path / "grown", 0, 1))
 
 
+def test_what_is_not_there_is_told_at_once(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """s3fs says "not found" of a bucket, of a file, and of a file that went between list and read."""
+    from packtrain.remote.outputs import output
+
+    monkeypatch.setattr(ranges, "PAUSE", 60.0)  # nothing is tried again
+    for url in ("s3://nobody/x", "s3://nobody/set/"):
+        with pytest.raises(SourceError, match="bucket does not exist") as told:
+            copies.bring(url)
+        assert told.value.hint is not None and "make the bucket" in told.value.hint
+    said = r"s3://nobody/out cannot be .*bucket does not exist"
+    with pytest.raises(SourceError, match=said), output("s3://nobody/out"):
+        pytest.fail("opened")
+    bucket.pipe("data/set/a", b"a")
+    listed = s3fs.S3FileSystem.find
+    monkeypatch.setattr(copies, "LOOKS", 2)
+
+    def find(self: Any, path: str, **options: Any) -> Any:
+        found = listed(self, path, **options)
+        bucket.rm("data/set/a")
+        bucket.pipe("data/set/b", b"b")
+        monkeypatch.setattr(s3fs.S3FileSystem, "find", listed)
+        return found
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "find", find)
+    assert [path.name for path in Path(copies.bring("s3://data/set")).iterdir()] == ["b"]
+
+
+def test_a_server_that_stalls_has_a_limit(
+    bucket: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not 25 stalls of botocore and s3fs for each of ours."""
+    import socket
+    import time
+
+    monkeypatch.setattr(ranges, "STALL", 0.2)
+    monkeypatch.setattr(ranges, "_told", set())
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        start = time.perf_counter()
+        with pytest.raises(SourceError, match="could not be reached in 7 tries"):
+            copies.bring("s3://data/set")
+        assert time.perf_counter() - start < 60  # 7 x 2 x 0.2 s, and the pauses of botocore
+    assert caplog.text.count("was not reached at once") == 1
+
+
 def test_one_of_two_writers_makes_a_name(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """S3 itself refuses the second one, whatever both had seen before."""
     from packtrain import files

@@ -33,8 +33,8 @@ from ..measuring.run import CUT
 from ..moved import also_named, renamed
 from ..planning.spec import PlanSpec
 from ..planning.window import MAX_AGE, WindowPacker
+from ..remote.outputs import look_again, writable
 from ..remote.outputs import output as writing
-from ..remote.outputs import writable
 from ..remote.places import spelled
 from ..store._folders import sealed
 from ..store.chunks import DEFAULT_MEDIA, ChunkWriter
@@ -327,6 +327,8 @@ class PackingProducer:
         with writing(self.output):
             self._refuse(watch)
             with Claim.take(self.output / PRODUCER, what=spelled(self.output), **_ALONE) as self._claim:
+                look_again(self.output)
+                marks.refuse_other(self.output, self._config())  # another may have come and gone meanwhile
                 self._recover()
                 if marks.has_ended(self.output):
                     self.stats = marks.check_ended(self.output, self._journal)

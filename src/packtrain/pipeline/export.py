@@ -133,6 +133,7 @@ def _exported(
     if (overwrite or not _is_made(job)) and hasattr(module := extend.lookup("export", job.format), "library"):
         module.library()  # not there: said before the other export goes
     with alone(place) as claim:
+        refuse_foreign(out, key, overwrite)  # another run may have come and gone meanwhile
         if overwrite:
             clear_other(out)
         begins = not shards.is_export(out)
@@ -320,7 +321,14 @@ def _is_whole(out: Path, parts: int) -> bool:
 
 
 def _finish(job: Job) -> None:
-    """Plan, metadata and marker, when all parts are there."""
+    """Plan, metadata and marker, when all parts are there with their files."""
+    lost = [part for part in range(job.parts) if shards.part_of(job.out, part) is None]
+    if lost:
+        raise InputError(
+            f"{job.out}: files of part {lost[0]} ({len(lost)} of {counted(job.parts, 'parts')}) were removed "
+            "or changed while the export was at work",
+            hint="run the same command again: it makes what is missing",
+        )
     parts = shards.read_parts(job.out, job.parts)
     extra = extend.lookup("export", job.format).finish(job, parts)
     place = shards.hidden(job.out, "plan")

@@ -51,12 +51,14 @@ from .ranges import Remote, as_source, fresh, stamp_of, system_of, tried
 log = logging.getLogger(__name__)
 
 TRIES = 7
+LOOKS = 4  # at a folder of which files go while they are read
 PIECE = 1 << 24  # bytes of one request
 ENDS = 1 << 16
 AT_ONCE = 8  # files
 OLD = 3600.0  # seconds without a write after which a fetch was stopped
 
 MAGIC = re.compile(r"[*?\[]|\{[^{}]*\}")
+SIGNS = re.compile(r"beat\.json|claim\.\d+")  # of a writer, which change as long as it lives
 _swept: set[str] = set()
 _taken: dict[str, tuple[float, float]] = {}  # bytes of copies when last counted and fetched since
 _listings: dict[str, dict[str, Mapping[str, Any]]] = {}  # the last look at a folder, by its place
@@ -81,6 +83,25 @@ def bring(
         SourceError: it is not there, may not be read, cannot be reached, or takes more than copies may.
         MissingExtraError: fsspec, or the package of this scheme, is not installed.
     """
+    for left in reversed(range(LOOKS)):
+        try:
+            return _brought(path, cache_dir, later, writing)
+        except _Gone as error:  # a writer at work removed it since it was listed
+            if not left:
+                raise SourceError(error.message) from None
+    raise AssertionError  # the loop returns or raises
+
+
+class _Gone(SourceError):
+    """A file of a folder is not there any more."""
+
+
+def _brought(
+    path: str | os.PathLike[str],
+    cache_dir: str | os.PathLike[str] | None,
+    later: Callable[[str], object] | None,
+    writing: bool,
+) -> str:
     text, url = os.fspath(path), told_url(path)
     if url is None:
         return text
@@ -105,8 +126,9 @@ def bring(
     todo = [at for at, name in zip(jobs, found, strict=True) if not (later and later(name))]
     for at in jobs.keys() - set(todo):
         _let_go_if_changed(at, jobs[at][1])
+    fetched = _fetch if set(found) == {""} else _fetch_of_folder
     with as_source(), ThreadPoolExecutor(min(AT_ONCE, max(1, len(todo)))) as pool:
-        for _ in pool.map(lambda at: _fetch(at, *jobs[at]), todo):
+        for _ in pool.map(lambda at: fetched(at, *jobs[at]), todo):
             pass
     if not all(map(os.path.isfile, todo)):
         raise SourceError(
@@ -125,7 +147,7 @@ def _without(error: SampleError, place: str, listed: str, *, writing: bool) -> s
     held = read_json(listed).get("names")
     away = error.reason == "unreachable_media" and not writing
     if not (away and isinstance(held, list) and _all_there(place, held)):
-        hint = None if error.reason == "missing_media" else error.hint and "run it again when it is up"
+        hint = "run it again when it is up" if error.reason == "unreachable_media" else error.hint
         raise SourceError(error.message, hint=hint) from None
     log.warning("%s; the copies in %s are used", error.message, place)
     return place
@@ -294,6 +316,16 @@ def _braces(url: str) -> list[str]:
     return [url[: found.start()] + one + rest for one in choices for rest in _braces(url[found.end() :])]
 
 
+def _fetch_of_folder(place: str, url: str, info: Mapping[str, Any] | None) -> None:
+    """`_fetch`, `_Gone` where the file was removed since its folder was listed."""
+    try:
+        _fetch(place, url, info)
+    except SampleError as error:
+        if error.reason != "missing_media":
+            raise
+        raise _Gone(error.message) from None
+
+
 def _fetch(place: str, url: str, info: Mapping[str, Any] | None) -> None:
     """See that the copy at `place` is what is behind its URL now."""
     root, told = root_of(place), named(url)
@@ -321,7 +353,7 @@ def _fetch(place: str, url: str, info: Mapping[str, Any] | None) -> None:
             handle.flush()
             set_time(handle.fileno(), fetched)
         put_note(place, fetched)
-    if note is not None and note.sha256 != fetched.sha256:
+    if note is not None and note.sha256 != fetched.sha256 and not SIGNS.fullmatch(os.path.basename(place)):
         log.warning("the file changed: %s holds other content than when it was brought here", told)
 
 

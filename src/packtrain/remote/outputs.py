@@ -79,6 +79,19 @@ def output(path: str | os.PathLike[str], *, look: bool = True) -> Iterator[Path]
         yield Path(place)
 
 
+def look_again(folder: str | os.PathLike[str]) -> None:
+    """Bring what others have written since to the folder of an `output` that `folder` is or lies in.
+
+    Whoever has waited for a claim, or taken it a moment after another, would go on with what it saw before.
+
+    Raises:
+        SourceError: it cannot be reached.
+    """
+    below = os.path.abspath(folder) + os.sep
+    if roots := [root for root in list(_open) if below.startswith(root + os.sep)]:
+        bring(max(roots, key=len), later=_LATER.search, writing=True)
+
+
 def writable(path: str | os.PathLike[str]) -> Path:
     """The folder that `output` gives, with nothing asked.
 
@@ -224,8 +237,9 @@ def _there(
 def _sent(system: Any, remote: str, told: str, made: Path) -> Mapping[str, Any]:
     """Send a file, and see that it is there."""
     system.put_file(str(made), remote)
-    info: Mapping[str, Any] = fresh(system).info(remote)
-    size = os.path.getsize(made)
+    info, size = _info(system, remote), os.path.getsize(made)
+    if info is None:
+        raise OSError("it is not there after it was sent")
     if info.get("size") != size:
         raise OSError(f"{info.get('size')} bytes are there after {size:,} were sent")
     md5 = _md5(info)

@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import posixpath
 import re
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from ..errors import MissingExtraError, SampleError, SourceError, one_line, optional
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+_told: set[str] = set()  # hosts of which `_say_once` has told
 
 #: Schemes that are read. Chained and local schemes of fsspec are left out on purpose.
 SCHEMES = (
@@ -42,6 +46,7 @@ SCHEMES = (
 TRIES = 3
 PAUSE = 0.2  # seconds before the second try; doubled each time
 STALL = 30.0  # seconds without a byte of an HTTP server, after which a request has failed
+S3_TRIES = 2  # of each request inside of botocore: large files go in parts, each of which may fail
 
 LONGEST = 10.0  # seconds of a pause between two tries
 
@@ -51,8 +56,11 @@ _STAMPS = (
     *("LastModified", "Last-Modified", "last_modified", "updated", "created"),
 )
 _LOCKED = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "GatedRepoError")
+_S3 = ("s3", "s3a")
 _ABSENT = (404, 410)
-_REFUSED = (400, 401, 403, 405, 414, 416, 451)
+_REFUSED = (301, 307, 400, 401, 403, 405, 411, 414, 416, 451, 501)
+#: Refusals by S3 of a request that was damaged or slowed down under way.
+_ON_THE_WAY = ("BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch")
 
 
 class Remote:
@@ -130,6 +138,7 @@ def tried(name: str, call: Callable[[], T], tries: int | None = None, doing: str
             fault = _fault(name, error, tries, doing)
             if fault.reason != "unreachable_media" or attempt == tries - 1:
                 raise fault from None
+            _say_once(name, error, tries)
             time.sleep(min(LONGEST, PAUSE * 2**attempt))
     raise AssertionError  # the loop returns or raises
 
@@ -146,7 +155,9 @@ def as_source() -> Iterator[None]:
     try:
         yield
     except SampleError as error:
-        raise SourceError(error.message, hint="run it again when the network is up") from None
+        far = error.reason == "unreachable_media"
+        hint = "run it again when the network is up" if far else error.hint
+        raise SourceError(error.message, hint=hint) from None
 
 
 def stamp_of(info: Mapping[str, Any]) -> str:
@@ -175,6 +186,8 @@ def system_of(url: str, name: str) -> tuple[Any, str]:
     fsspec = optional("fsspec.core", "fsspec", "remote")
     try:
         system, path = fsspec.core.url_to_fs(url, **_options(url))
+        if scheme_of(url) in _S3:
+            system.retries = 1
         return system, str(path)
     except ImportError as error:
         missing = MissingExtraError(f"what fsspec needs for {scheme_of(url)}://", "remote")
@@ -187,8 +200,19 @@ def system_of(url: str, name: str) -> tuple[Any, str]:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """An HTTP server that stalls has failed; how long a whole file takes has no limit."""
-    if scheme_of(url) not in ("http", "https"):
+    """A server that stalls has failed; how long a whole file takes has no limit.
+
+    botocore and s3fs try again too, each on its own: of 25 stalls one after the other nothing would be heard
+    for minutes, and `tried` makes seven times as many.
+    """
+    scheme = scheme_of(url)
+    if scheme in _S3:
+        import fsspec.config
+
+        theirs = fsspec.config.conf.get(scheme, {}).get("config_kwargs", {})
+        ours = {"read_timeout": STALL, "retries": {"mode": "standard", "max_attempts": S3_TRIES - 1}}
+        return {"config_kwargs": {**ours, **theirs}}
+    if scheme not in ("http", "https"):
         return {}
     import aiohttp
 
@@ -242,19 +266,32 @@ def inside(url: str, root: str) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------
+def _say_once(name: str, error: Exception, tries: int) -> None:
+    """Of each host it is told once that requests to it fail and are tried again: this takes its time."""
+    host = "/".join(name.split("/")[:3])
+    if host not in _told:
+        _told.add(host)
+        cause = f"{type(error).__name__}: {_said(error)}"
+        log.warning("%s was not reached at once (%s): each request is tried %d times", name, cause, tries)
+
+
 def _fault(name: str, error: Exception, tries: int, doing: str) -> SampleError:
     """Which reason an exception of a file system stands for."""
-    while isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
+    while isinstance(error, FileNotFoundError) and _is_hidden(error.__cause__):
         error = error.__cause__  # fsspec's HTTP says "not found" whatever went wrong
-    said = one_line(error, 200)
-    status = getattr(error, "status", None) or getattr(error, "code", None)
+    said, (status, code) = _said(error), _answer(error)
     if isinstance(error, FileNotFoundError) or status in _ABSENT:
+        if doing == "written" or code == "NoSuchBucket":
+            made = "make the bucket, container or repository first, or name another"
+            return SampleError("unreadable_media", f"{name} cannot be {doing}: {said}", hint=made)
         return SampleError("missing_media", f"{name} does not exist")
     if isinstance(error, (IsADirectoryError, NotADirectoryError)):
         return SampleError("unreadable_media", f"{name} is a folder")
+    rights = "read" if doing == "read" else "list, read, write and delete"
     locked = isinstance(error, PermissionError) or type(error).__name__ in _LOCKED
-    if locked or status in _REFUSED:
-        return SampleError("unreadable_media", f"{name} may not be {doing}: {said}")
+    if locked or (status in _REFUSED and code not in _ON_THE_WAY):
+        hint = f"see that the credentials of this machine are for it, with the right to {rights} there"
+        return SampleError("unreadable_media", f"{name} may not be {doing}: {said}", hint=hint)
     if isinstance(error, (ValueError, NotImplementedError)):
         return SampleError("unreadable_media", f"{name} cannot be {doing}: {type(error).__name__}: {said}")
     return SampleError(
@@ -262,3 +299,29 @@ def _fault(name: str, error: Exception, tries: int, doing: str) -> SampleError:
         f"{name} could not be reached in {tries} tries: {type(error).__name__}: {said}",
         hint="measure again when the network is up: only samples that failed need it",
     )
+
+
+def _is_hidden(cause: BaseException | None) -> TypeGuard[Exception]:
+    """Whether what was "not found" is another fault: of a web server, of the way there, of rights."""
+    if not isinstance(cause, Exception) or isinstance(cause, LookupError):
+        return False
+    status = _answer(cause)[0]
+    return status not in _ABSENT if status else "NotFound" not in type(cause).__name__
+
+
+def _said(error: Exception) -> str:
+    """What an exception says, without the queries and passwords of the URLs in it."""
+    text = re.sub(r"://[^/\s'\"@]*@", "://", one_line(error, 4000))
+    return re.sub(r"\?[^\s'\"]+", "", text)[:200]
+
+
+def _answer(error: BaseException | None) -> tuple[int, str]:
+    """(HTTP status, code) of the answer that an exception of a file system is of; (0, ""): of none."""
+    for one in (error, getattr(error, "__cause__", None)):
+        told = getattr(one, "response", None)
+        if isinstance(told, Mapping):  # botocore; s3fs raises another error from it
+            status = told.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            return int(status or 0), str(told.get("Error", {}).get("Code") or "")
+    status = getattr(getattr(error, "response", None), "status_code", None)  # huggingface_hub
+    status = status or getattr(error, "status", None) or getattr(error, "code", None)
+    return (int(str(status)), "") if str(status).isdecimal() else (0, "")

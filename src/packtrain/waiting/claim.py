@@ -28,6 +28,7 @@ from typing import Any
 
 from .. import files
 from ..errors import InputError, PacktrainError, SourceError, WaitTimeoutError
+from ..remote.outputs import look_again
 from ..remote.places import url_of
 from .poll import Clock, SystemClock, Watch, fresh_json, fresh_names, pauses
 
@@ -499,6 +500,7 @@ def _alone(folder: Path) -> Iterator[Claim]:
     )
     _held.add(place)
     try:
+        look_again(folder)
         yield claim
     except BaseException as error:
         if not claim.is_out_of_reach(error):
