@@ -361,11 +361,6 @@ def _take_over(pipeline: Any, trainer: Any, balance: str | None) -> None:
             f"{counted(ranks, 'processes')} were started but the trainer knows of {args.world_size}",
             hint="on CPUs set --use_cpu true",
         )
-    if args.n_gpu > 1:
-        raise ConfigError(
-            f"n_gpu={args.n_gpu} cannot be kept: one process would split packs over GPUs",
-            hint="start it with NPROC_PER_NODE",
-        )
     if args.dataloader_num_workers and args.dataloader_multiprocessing_context is None:
         # As ms-swift's own loaders: its settings of pixel limits live in the process, spawned ones lack them.
         args.dataloader_multiprocessing_context = "fork"

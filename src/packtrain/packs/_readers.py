@@ -37,31 +37,39 @@ logger = logging.getLogger(__name__)
 _BLOCK = 1024
 
 
-def reader_of(source: Any, *, shuffled: bool, seed: int) -> IndexReader | IterableReader:
-    """The reader that fits a source.
+def check_source(source: Any, who: str = "the source") -> None:
+    """Refuse what no epoch could be read from again.
+
+    Args:
+        who: its name in messages.
 
     Raises:
         InputError: it is neither indexable nor iterable, or a generator that can be read only once.
     """
     if isinstance(source, str | bytes | Mapping):
-        what = f"the {type(source).__name__} {str(source)[:60]!r}" if isinstance(source, str) else "a mapping"
+        told = f"the {type(source).__name__} {str(source)[:60]!r}" if isinstance(source, str) else "a mapping"
         raise InputError(
-            f"{'bytes' if isinstance(source, bytes) else what} is no source of samples",
+            f"{'bytes' if isinstance(source, bytes) else told} is no source of samples",
             hint="open a file with packtrain.sources.open_source(path); of a mapping pass one of its values",
         )
-    if is_indexed(source):
-        return IndexReader(source, seed if shuffled else None, in_order=getattr(source, "in_order", False))
-    if isinstance(source, Iterator):
+    if isinstance(source, Iterator) and not is_indexed(source):
         raise InputError(
-            "the source is a generator that can be read only once: no epoch could begin again",
+            f"{who} is a generator that can be read only once: no epoch could begin again",
             hint="pass a function that makes it (lambda: …), or an object with __iter__",
         )
-    if callable(source) or hasattr(source, "__iter__"):
-        return IterableReader(source)
-    raise InputError(
-        f"a {type(source).__name__} is no source",
-        hint="pass a sequence, an iterable, or a function that makes one",
-    )
+    if not (is_indexed(source) or callable(source) or hasattr(source, "__iter__")):
+        raise InputError(
+            f"{who} gives no samples: a {type(source).__name__} is no source",
+            hint="pass a sequence, an iterable, or a function that makes one",
+        )
+
+
+def reader_of(source: Any, *, shuffled: bool, seed: int) -> IndexReader | IterableReader:
+    """The reader that fits a source; refused is what `check_source` refuses."""
+    check_source(source)
+    if is_indexed(source):
+        return IndexReader(source, seed if shuffled else None, in_order=getattr(source, "in_order", False))
+    return IterableReader(source)
 
 
 def is_indexed(source: Any) -> bool:

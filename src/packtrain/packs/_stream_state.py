@@ -231,17 +231,8 @@ def check_held(state: Mapping[str, Any], new_packer: Callable[[int], Any], *, cy
     Raises:
         ForeignArtefactError: says which part.
     """
-    splits, held = state.get("splits"), state.get("held")
-    reader: Any = state.get("reader")
-    if type(splits) is not int or not 1 <= splits <= MOST:
-        raise _damaged(f"splits is {splits!r}")
-    for name, least in (("window", 1), ("buffer", 0)):
-        if type(state.get(name)) is not int or state[name] < least:
-            raise _damaged(f"{name} is {state.get(name)!r}")
-    if not _is_list(held) or not held or not all(isinstance(one, Mapping) for one in held):
-        raise _damaged("held is no list of splits")
-    if not _are_counts(reader) or len(reader) != 4 or not (reader[1] < reader[0] and reader[3] < reader[2]):
-        raise _damaged(f"the reader is {reader!r}")
+    _check_parts(state, _STATE)
+    splits, held, reader = state["splits"], state["held"], state["reader"]
     if len(held) * reader[0] * reader[2] != splits:
         raise _damaged(
             f"{counted(len(held), 'splits')} of {splits} are there "
@@ -257,12 +248,7 @@ def check_held(state: Mapping[str, Any], new_packer: Callable[[int], Any], *, cy
 
 
 def _check_split(one: Mapping[str, Any], packer: Any, splits: int) -> None:
-    if type(one.get("turn")) is not int or one["turn"] < 0:
-        raise _damaged(f"turn is {one.get('turn')!r}")
-    if type(one.get("epoch")) is not int or not 0 <= one["epoch"] <= LAST_EPOCH:
-        raise _damaged(f"epoch is {one.get('epoch')!r}")
-    if one.get("done", True) is not True:
-        raise _damaged(f"done is {one['done']!r}")
+    _check_parts({"done": True, **one}, _SPLIT)
     if one.get("run", 0) is not None:
         _check_run(one.get("run"), packer, first=one["split"], step=splits)
         waiting = (one["run"][name] for name in ("shuffle", "flight", "places", "ready"))
@@ -274,21 +260,7 @@ def _check_run(run: Any, packer: Any, *, first: int, step: int) -> None:
     """Refuse a damaged split; `first` is its first place, `step` the splits of the stream."""
     if not isinstance(run, Mapping) or not set(run) >= PARTS:
         raise _damaged("a part is missing")
-    for name in ("next_place", "read", "count", "draws"):
-        if not _are_counts([run[name]]):
-            raise _damaged(f"{name} is {run[name]!r}")
-    for name in ("shuffle", "flight", "window"):
-        if not _are_counts(run[name]):
-            raise _damaged(f"{name} is no list of places")
-    ready, pairs, left_out = run["ready"], run["places"], run["left_out"]
-    if not _is_list(ready) or not all(_are_counts(pack) and pack for pack in ready):
-        raise _damaged("ready is no list of packs")
-    if not _is_list(pairs) or not all(_are_counts(pair) and len(pair) == 2 for pair in pairs):
-        raise _damaged("places is no list of numbers and places")
-    if not isinstance(left_out, Mapping) or not _are_counts(list(left_out.values())):
-        raise _damaged("left_out is no count of samples by reason")
-    if run.get("total") is not None and not _are_counts([run["total"]]):
-        raise _damaged(f"total is {run['total']!r}")
+    _check_parts(run, _RUN)
     _check_places(run, first, step)
     _check_numbers(run, packer)
 
@@ -349,12 +321,49 @@ def _is_even(held: Mapping[str, Any]) -> bool:
     )
 
 
+def _check_parts(held: Mapping[str, Any], parts: Mapping[str, Callable[[Any], bool]]) -> None:
+    for name, fits in parts.items():
+        if not fits(held.get(name)):
+            raise _damaged(f"{name} is {str(held.get(name))[:60]!r}")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _are_counts(values: Any) -> bool:
-    return _is_list(values) and all(type(value) is int and value >= 0 for value in values)
+    return _is_list(values) and all(map(_is_count, values))
+
+
+def _is_reader(value: Any) -> bool:
+    return _are_counts(value) and len(value) == 4 and value[1] < value[0] and value[3] < value[2]
+
+
+#: What a state, one of its splits and the run of a split hold, and what each has to be.
+_STATE: dict[str, Callable[[Any], bool]] = {
+    "splits": lambda value: _is_count(value) and 1 <= value <= MOST,
+    "window": lambda value: _is_count(value) and value >= 1,
+    "buffer": _is_count,
+    "held": lambda value: _is_list(value) and bool(value) and all(isinstance(one, Mapping) for one in value),
+    "reader": _is_reader,
+}
+_SPLIT: dict[str, Callable[[Any], bool]] = {
+    "turn": _is_count,
+    "epoch": lambda value: _is_count(value) and value <= LAST_EPOCH,
+    "done": lambda value: value is True,
+}
+_RUN: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("next_place", "read", "count", "draws"), _is_count),
+    **dict.fromkeys(("shuffle", "flight", "window"), _are_counts),
+    "ready": lambda value: _is_list(value) and all(_are_counts(pack) and pack for pack in value),
+    "places": lambda value: _is_list(value) and all(_are_counts(one) and len(one) == 2 for one in value),
+    "left_out": lambda value: isinstance(value, Mapping) and _are_counts(list(value.values())),
+    "total": lambda value: value is None or _is_count(value),
+}
 
 
 def _damaged(what: str) -> ForeignArtefactError:

@@ -20,7 +20,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -89,7 +89,56 @@ def pack_of_row(row: Mapping[str, Any], encode: Encode) -> Pack:
         raise ChecksumError(f"{where} is no row of an export: {error}", hint="export it again") from None
 
 
-class ShardedPacks(Dataset[Pack]):  # type: ignore[misc]
+class _Exported(Dataset[Pack]):  # type: ignore[misc]
+    """Packs of an export in the order of its plan, or of a view of it. Picklable.
+
+    Attributes:
+        plan: the plan that was exported (for `align` and `PackSampler`).
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        aligned: AlignedPlan | None,
+        skip: Iterable[int] | None,
+        ledger_file: str | Path | None,
+        on_error: str,
+        max_skip_fraction: float | None,
+    ) -> None:
+        self.out, self.aligned = out, aligned
+        total = len(self.plan.indices)
+        self.skipping = Skipping(skip, ledger_file, on_error, max_skip_fraction, total)
+        _check_aligned(self.plan, aligned, out)
+        _check_skip(self.plan, self.skipping)
+
+    @cached_property
+    def plan(self) -> PackPlan:
+        return PackPlan.load(shards.hidden(self.out, "plan"))
+
+    def __len__(self) -> int:
+        return len(self.plan) if self.aligned is None else len(self.aligned)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("plan", "readers")}
+
+    def pack_at(self, position: int) -> int:
+        """Pack number of a position; -1 for a filler."""
+        position = operator.index(position)
+        if position == -1:
+            return -1
+        if not 0 <= position < len(self):
+            raise IndexError(f"position {position} of {counted(len(self), 'packs')}")
+        return position if self.aligned is None else self.aligned.pack_id(position)
+
+    def over(self, view: AlignedPlan) -> Self:
+        """The same packs over a view of the plan. This dataset stays as it is."""
+        _check_aligned(self.plan, view, self.out)
+        other = copy.copy(self)
+        other.aligned = view
+        return other
+
+
+class ShardedPacks(_Exported):
     """Map-style dataset over an export of any format but `chunks`. Picklable when `encode` is.
 
     Args:
@@ -127,21 +176,7 @@ class ShardedPacks(Dataset[Pack]):  # type: ignore[misc]
         check_task(self.files.task, task)
         self.task = self.files.task
         self.encode = encode
-        self.aligned = aligned
-        total = len(self.plan.indices)
-        self.skipping = Skipping(skip, ledger_file, on_error, max_skip_fraction, total)
-        _check_aligned(self.plan, aligned, out)
-        _check_skip(self.plan, self.skipping)
-
-    @cached_property
-    def plan(self) -> PackPlan:
-        return PackPlan.load(shards.hidden(self.files.out, "plan"))
-
-    def __len__(self) -> int:
-        return len(self.plan) if self.aligned is None else len(self.aligned)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "plan"}
+        super().__init__(self.files.out, aligned, skip, ledger_file, on_error, max_skip_fraction)
 
     def __getitem__(self, position: int) -> Pack:
         """Encoded samples of a pack in plan order.
@@ -150,7 +185,7 @@ class ShardedPacks(Dataset[Pack]):  # type: ignore[misc]
             DriftError: a sample encodes to another length than planned.
             ChecksumError: the shard was cut or edited; names shard and key.
         """
-        number = _pack_at(position, len(self), self.aligned)
+        number = self.pack_at(position)
         if number < 0:
             return Pack.filler()
         held = self.files.members(number)
@@ -171,15 +206,8 @@ class ShardedPacks(Dataset[Pack]):  # type: ignore[misc]
         """Refuse an encoding that moves; see `PackedDataset.check_still`."""
         probe_once(self, dict)
 
-    def over(self, view: AlignedPlan) -> ShardedPacks:
-        """The same packs over a view of the plan. This dataset stays as it is."""
-        _check_aligned(self.plan, view, self.files.out)
-        other = copy.copy(self)
-        other.aligned = view
-        return other
 
-
-class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
+class ChunkedPacks(_Exported):
     """Map-style dataset over a `chunks` export. Picklable.
 
     Args:
@@ -209,28 +237,14 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
             raise FormatError(f"{out} holds no chunks", hint="packtrain.data.open_packs reads every format")
         check_task(None)
         self.encode = encode
-        self.aligned = aligned
         self._verified: set[int] = set()
         self.maxcount = int(self.marker["key"]["maxcount"])
-        total = len(self.plan.indices)
-        self.skipping = Skipping(skip, ledger_file, on_error, max_skip_fraction, total)
-        _check_aligned(self.plan, aligned, out)
-        _check_skip(self.plan, self.skipping)
-
-    @cached_property
-    def plan(self) -> PackPlan:
-        return PackPlan.load(shards.hidden(self.out, "plan"))
+        super().__init__(self.out, aligned, skip, ledger_file, on_error, max_skip_fraction)
 
     @cached_property
     def readers(self) -> OpenChunks:
         """Open chunks by number."""
         return OpenChunks(self._opened)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("plan", "readers")}
-
-    def __len__(self) -> int:
-        return len(self.plan) if self.aligned is None else len(self.aligned)
 
     def reader(self, chunk: int) -> ChunkReader:
         """The chunk of a number."""
@@ -253,7 +267,7 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
         Raises:
             DriftError: the pack is not as long as planned, or of other samples.
         """
-        number = _pack_at(position, len(self), self.aligned)
+        number = self.pack_at(position)
         if number < 0:
             return Pack.filler()
         reader, row = self.reader(number // self.maxcount), number % self.maxcount
@@ -274,13 +288,6 @@ class ChunkedPacks(Dataset[Pack]):  # type: ignore[misc]
 
     def check_still(self) -> None:
         """What was encoded ahead lies still."""
-
-    def over(self, view: AlignedPlan) -> ChunkedPacks:
-        """The same packs over a view of the plan. This dataset stays as it is."""
-        _check_aligned(self.plan, view, self.out)
-        other = copy.copy(self)
-        other.aligned = view
-        return other
 
 
 def _check_skip(plan: PackPlan, skipping: Skipping) -> None:
@@ -371,16 +378,6 @@ def _tell_environment(held: str | None) -> None:
         logger.warning(
             "%s has no effect here: the packs are read as the export says (%s)", names, held or "encoded"
         )
-
-
-def _pack_at(position: int, count: int, aligned: AlignedPlan | None) -> int:
-    """Pack number of a position; -1 for a filler."""
-    position = operator.index(position)
-    if position == -1:
-        return -1
-    if not 0 <= position < count:
-        raise IndexError(f"position {position} of {counted(count, 'packs')}")
-    return position if aligned is None else aligned.pack_id(position)
 
 
 def _check_aligned(plan: PackPlan, aligned: AlignedPlan | None, out: str | Path) -> None:

@@ -29,9 +29,15 @@ def check_policy(on_error: Any, max_skip_fraction: Any, ledger_file: Any) -> Non
         number("max_skip_fraction", max_skip_fraction, 0, 1, without=(1,))
     if on_error == "raise" and max_skip_fraction is not None:
         logger.warning("max_skip_fraction has no effect with on_error 'raise'")
-    if on_error != "raise" and ledger_file is None:
+    if on_error != "raise":
+        need_ledger(ledger_file, f"on_error {on_error!r}")
+
+
+def need_ledger(ledger_file: Any, who: str) -> None:
+    """Refuse to leave samples out without a word."""
+    if ledger_file is None:
         raise InputError(
-            f"on_error {on_error!r} needs a ledger_file: samples that are left out must be written down",
+            f"{who} needs a ledger_file: samples that are left out must be written down",
             hint="name a ledger_file (a JSON lines file)",
         )
 
@@ -108,8 +114,8 @@ class Skipping:
         total: int | None = None,
     ) -> None:
         self.ids = frozenset(ids or ())
-        if self.ids and ledger_file is None:
-            raise InputError("samples that are left out must be written down", hint="name a ledger_file")
+        if self.ids:
+            need_ledger(ledger_file, "skip")
         check_policy(on_error, max_skip_fraction, ledger_file)
         self.ledger = LedgerFile(None if ledger_file is None else Path(ledger_file))
         self.on_error, self.max_skip_fraction, self.total = on_error, max_skip_fraction, total

@@ -54,7 +54,7 @@ from ._stream_run import Run
 from ._stream_state import LAST_EPOCH, VERSION, check_held, joined, of_reader, saved_ranks, upgraded, written
 from .equal_steps import EqualSteps
 from .handed_out import HandedOut, SharedEpoch, check_not_sharded
-from .ledger_file import check_policy
+from .ledger_file import check_policy, need_ledger
 from .loader import SourceLoader
 from .pack import Pack
 
@@ -136,12 +136,10 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         check_policy(on_error, max_skip_fraction, ledger_file)
         on_error = "raise" if on_error == "raise" else "skip"  # no plan holds a place to keep
         self.skip = frozenset(skip or ())
-        policies = long_samples.values() if isinstance(long_samples, Mapping) else [long_samples]
-        if ledger_file is None and (self.skip or "drop" in policies):
-            raise InputError(
-                "samples that are left out must be written down",
-                hint="name a ledger_file (a JSON lines file)",
-            )
+        if self.skip:
+            need_ledger(ledger_file, "skip")
+        if "drop" in (long_samples.values() if isinstance(long_samples, Mapping) else [long_samples]):
+            need_ledger(ledger_file, "long_samples 'drop'")
         pack_length = getattr(template, "max_length", None) if pack_length is None else pack_length
         if pack_length is None:
             raise ConfigError("no pack length is set", hint="set pack_length, or the template's max_length")

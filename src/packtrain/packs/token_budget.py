@@ -30,6 +30,7 @@ from ..planning.build import plan
 from ..planning.window import MAX_AGE, WindowPacker
 from ..world import world
 from ._batchers import ArrivalPacker, FixedPacker, WarmUp, WarmUpPacker
+from .ledger_file import need_ledger
 from .pack import Pack
 from .packed import PackedDataset
 from .planned import PlannedSource
@@ -354,10 +355,8 @@ def _fitting(long_samples: Any) -> Any:
 
 
 def _check_stream(drop_last: bool, ledger_file: Any, balance: str | None, grad_accum: int) -> None:
-    if drop_last and ledger_file is None:
-        raise InputError(
-            "drop_last leaves samples out, and they must be written down", hint="name a ledger_file"
-        )
+    if drop_last:
+        need_ledger(ledger_file, "drop_last")
     if balance is not None or grad_accum != 1:
         raise InputError("balance and grad_accum need lengths: a stream has no step to rearrange")
 

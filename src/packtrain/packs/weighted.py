@@ -28,7 +28,7 @@ from typing import Any
 from ..checks import number, one_of
 from ..errors import InputError, SampleError
 from ..measuring.eligibility import set_epoch
-from ._readers import is_indexed
+from ._readers import check_source, is_indexed
 
 _STOPPING = ("first", "all", "never")
 
@@ -66,16 +66,7 @@ class WeightedSources:
             )
         for name, source in sources.items():
             number(f"the weight of {name}", weights[name], 0, without=(0,))
-            if isinstance(source, str | bytes | Mapping) or not _is_source(source):
-                raise InputError(
-                    f"source {name} is a {type(source).__name__}, which gives no samples",
-                    hint="pass a sequence, an iterable, or a function that makes one",
-                )
-            if isinstance(source, Iterator):
-                raise InputError(
-                    f"source {name} is a generator that can be read only once",
-                    hint="pass a function that makes it (lambda: …)",
-                )
+            check_source(source, f"source {name}")
         self.sources = dict(sources)
         self.weights = {name: _share(weights[name]) for name in sources}
         self.stopping = stopping

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .. import files
-from ..errors import FormatError, LengthError, MissingExtraError
+from ..errors import FormatError, LengthError, optional
 from ..planning.lengths import Lengths
 from .inputs import lengths_of_plan
 
@@ -131,10 +131,7 @@ def _csv(path: Path) -> Columns:
 
 
 def _parquet(path: Path) -> Columns:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise MissingExtraError("pyarrow", "arrow") from None
+    parquet = optional("pyarrow.parquet", "pyarrow", "arrow").parquet
     try:
         table = parquet.read_table(path)
     except Exception as error:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import files
-from ..errors import ForeignArtefactError, InputError, MissingExtraError
+from ..errors import ForeignArtefactError, InputError, optional
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 
@@ -98,13 +98,9 @@ def _csv(table: Table, handle: Any) -> None:
 
 
 def _parquet(table: Table, handle: Any) -> None:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise MissingExtraError("pyarrow", "arrow") from None
+    pyarrow = optional("pyarrow.parquet", "pyarrow", "arrow")
     sink = pyarrow.BufferOutputStream()
-    parquet.write_table(pyarrow.table(dict(table)), sink)
+    pyarrow.parquet.write_table(pyarrow.table(dict(table)), sink)
     handle.write(memoryview(sink.getvalue()))
 
 

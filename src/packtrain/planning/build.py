@@ -73,6 +73,14 @@ def plan(
     return _finished(checked, classes, _pack_windows(classes, used, spec), spec)
 
 
+def own_lengths(made: PackPlan, lengths: Any) -> Lengths:
+    """`lengths`, which have to be those of the plan."""
+    checked = as_lengths(lengths)
+    if checked.digest != made.lengths_digest:
+        raise PlanError("these are not the lengths that the plan was made from", hint="pass its own lengths")
+    return checked
+
+
 def replay(made: PackPlan, lengths: Any, seed: int | None = None) -> PackPlan:
     """Rebuild a plan from the patterns stored in it, without its packer's solver.
 
@@ -84,9 +92,7 @@ def replay(made: PackPlan, lengths: Any, seed: int | None = None) -> PackPlan:
     stored = made.packer.notes.get("patterns")
     if stored is None:
         raise PlanError(f"the plan of packer {made.packer} stores no patterns", hint="plan again instead")
-    checked = as_lengths(lengths)
-    if checked.digest != made.lengths_digest:
-        raise PlanError("these are not the lengths that the plan was made from")
+    checked = own_lengths(made, lengths)
     spec = made.spec if seed is None else replace(made.spec, seed=seed)
     arrays = {name: np.array(values, dtype=np.int64) for name, values in stored.items()}
     answer = Patterns(**arrays, notes=made.packer.notes)

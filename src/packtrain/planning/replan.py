@@ -21,8 +21,7 @@ from .. import extend
 from ..checks import whole
 from ..errors import ForeignArtefactError, LawError, PlanError, counted
 from ._materialise import mix64, seed64
-from .build import plan, replay
-from .lengths import Lengths, as_lengths
+from .build import own_lengths, plan, replay
 from .packplan import PackPlan
 from .spec import PlanSpec
 
@@ -49,7 +48,7 @@ def replan(base: PackPlan, lengths: Any, epoch: int) -> PackPlan:
         PlanError: the lengths are others, the epoch is negative, or the shape of such a plan depends on
             its seed.
     """
-    checked = _lengths_of(base, lengths)
+    checked = own_lengths(base, lengths)
     _check_replan(base.spec)
     _check_whole(base)
     seed = epoch_seed(base.spec.seed, epoch)
@@ -115,7 +114,7 @@ class EpochPlans:
 
     def __init__(self, base: PackPlan, lengths: Any) -> None:
         self.base = base
-        self.lengths = _lengths_of(base, lengths)
+        self.lengths = own_lengths(base, lengths)
         _check_replan(base.spec)
         _check_whole(base)
         self._last = (0, base)
@@ -136,13 +135,6 @@ class EpochPlans:
         made = resume(self.base, self.lengths, held)
         self._last = (int(held["epoch"]), made)
         return self._last[0]
-
-
-def _lengths_of(base: PackPlan, lengths: Any) -> Lengths:
-    checked = as_lengths(lengths)
-    if checked.digest != base.lengths_digest:
-        raise PlanError("these are not the lengths that the plan was made from", hint="pass its own lengths")
-    return checked
 
 
 def _check_whole(base: PackPlan) -> None:

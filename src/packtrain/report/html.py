@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import MissingExtraError, PacktrainError
+from ..errors import PacktrainError, optional
 from . import contents, plots
 from .contents import percent
 from .numbers import report_figures
@@ -160,12 +160,11 @@ def write_report(
     Raises:
         MissingExtraError: jinja2 or matplotlib is not installed (extra `report`).
     """
-    try:
-        import matplotlib  # noqa: F401
-        from jinja2 import Environment, StrictUndefined
-        from markupsafe import Markup
-    except ImportError as error:
-        raise MissingExtraError(error.name or "jinja2", "report") from None
+    optional("matplotlib", "matplotlib", "report")
+    optional("jinja2", "jinja2", "report")
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
     told = dict(figures or report_figures(plan, lengths))
     text_of = _texts(record)
     environment = Environment(

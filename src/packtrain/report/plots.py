@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, optional
 from ..files import publish
 
 
@@ -31,12 +31,11 @@ def draw_choices(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None:
     path = Path(path)
     if path.suffix not in (".svg", ".png"):
         raise InputError(f"{path} is neither .svg nor .png", hint="for example --plot forecast.svg")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("--plot needs matplotlib", hint="pip install 'packtrain[report]'") from None
+    optional("matplotlib.figure", "matplotlib", "report")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     (FigureCanvasSVG if path.suffix == ".svg" else FigureCanvasAgg)(figure)
     places = range(len(rows))

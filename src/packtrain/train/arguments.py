@@ -15,7 +15,6 @@ import torch
 from ..checks import whole
 from ..collate.boundaries import text_config
 from ..errors import ConfigError, one_line
-from ..remote.copies import bring
 from ..template import ensure_torchvision
 from ..world import World, world
 from .config import RunConfig
@@ -189,22 +188,14 @@ def _rehearse(trainer: Any, made: Any) -> None:
 
 def _check_resumed(config: RunConfig) -> None:
     """A checkpoint that is named is one; of which packs it is, is seen when they are there."""
+    from .resume import asks_for_last, named_checkpoint
+
     asked, output = config.training.trainer.get("resume_from_checkpoint"), config.training.output_dir
-    if asked is True or str(asked).lower() == "true":
-        if not list(Path(output).glob("checkpoint-*/trainer_state.json")):
-            raise ConfigError(
-                f"resume_from_checkpoint is true, {output} holds no checkpoint",
-                hint="leave it out to begin, or name a checkpoint folder",
-            )
+    folder = named_checkpoint(
+        asked, output, lambda place: place if any(place.glob("checkpoint-*/trainer_state.json")) else None
+    )
+    if folder is None or asks_for_last(asked):
         return
-    if not asked:
-        return
-    folder = Path(bring(str(asked)))
-    if not folder.is_dir():
-        raise ConfigError(
-            f"there is no checkpoint folder {folder}",
-            hint=f"name one, or set it to true for the last one in {output}",
-        )
     why = None
     if not any(any(folder.glob(kind)) for kind in _CHECKPOINT):
         why = "it holds no weights"

@@ -113,9 +113,13 @@ def check_attention(model: Any) -> AttentionSetup:
                 f"use_cache is on in the config of {config.model_type}: packed detection is then off",
                 hint="call packtrain.train.model.switch_cache_off(model)",
             )
+    check_causal(config)
+    return known(config, backend)
+
+
+def check_causal(config: Any) -> None:
     if getattr(text_config(config), "is_causal", True) is False:
         raise IsolationError(f"{config.model_type} is not causal", hint="packtrain trains causal models")
-    return _known(config, backend)
 
 
 def _refuse_states(model: Any) -> None:
@@ -128,7 +132,12 @@ def _refuse_states(model: Any) -> None:
         )
 
 
-def _known(config: Any, backend: str) -> AttentionSetup:
+def known(config: Any, backend: str) -> AttentionSetup:
+    """What the family of a model says of a backend.
+
+    Raises:
+        IsolationError: packed samples would read each other there.
+    """
     kind = str(config.model_type)
     family = family_for(config)
     if family is None:

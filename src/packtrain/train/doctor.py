@@ -21,11 +21,11 @@ from ..collate.boundaries import attention_of, family_for, state_layers, text_co
 from ..errors import IsolationError, counted
 from ..template import ensure_torchvision
 from ..testing.tiny import is_tiny, tiny_config
-from .attention import choose_backend, is_installed
+from .attention import check_causal, choose_backend, is_installed, known
 from .blind_mask import blind_mask_of
 from .model import load_model, read_config
 from .proof import prove_isolation
-from .varlen import VARLEN, kernel_available, varlen_refusal
+from .varlen import VARLEN, kernel_available
 from .versions import missing_features, standings, told
 from .weights import outline
 
@@ -101,8 +101,7 @@ def _judge(found: Diagnosis, config: Any) -> None:
     """From the config alone; raises what `train` would refuse."""
     backend, family = found.backend, family_for(config)
     states = state_layers(config)
-    if getattr(text_config(config), "is_causal", True) is False:
-        raise IsolationError(f"{found.model_type} is not causal", hint="packtrain trains causal models")
+    check_causal(config)
     if states:
         found.settle(
             "unknown",
@@ -113,21 +112,16 @@ def _judge(found: Diagnosis, config: Any) -> None:
     if family is None:
         _judge_unknown(found, config)
         return
-    family.allowed_kwargs(backend)
+    known(config, backend)
     if backend == VARLEN:
         found.reasons.append("segments come from the restarting text positions themselves")
         if not kernel_available():
             found.reasons.append("no kernel here: every segment is computed by itself (exact, slower)")
-    elif family.isolates_by_positions(backend):
+    else:
         found.reasons.append(
             "its kernel takes segments from cu_seq_lens or restarting positions"
             if backend.startswith("flash_")
             else "transformers makes a block mask from restarting text positions"
-        )
-    else:
-        raise IsolationError(
-            f"{family.name} on {backend}: restarting positions do not isolate packed samples there",
-            hint="use model.attn: sdpa",
         )
     if not is_installed(backend):
         found.settle("unknown", f"{backend} is not installed here", "install it, or use model.attn: sdpa")
@@ -140,9 +134,6 @@ def _judge_unknown(found: Diagnosis, config: Any) -> None:
     blind = None if made is None else blind_mask_of(made, found.backend)
     if blind is not None:
         raise blind.refusal(found.model_type)
-    reason = varlen_refusal(config) if found.backend == VARLEN else None
-    if reason is not None:
-        raise IsolationError(f"{found.model_type} cannot run on varlen: {reason}", hint="use sdpa")
     found.settle(
         "unknown",
         f"no family declares {found.model_type}",

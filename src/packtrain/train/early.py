@@ -80,10 +80,8 @@ def check_early(
     by_epochs = config.data.kind in ("planned", "exported")
     check_arguments(config, has_eval=by_epochs and config.data.val is not None, place=place)
     warnings = missing_features()
-    if config.model.name_or_path is not None:
+    if needs_model or config.model.name_or_path is not None:
         warnings += _check_model(config, place)
-    elif needs_model:
-        raise ConfigError("no model is named", hint="set model.name_or_path")
     else:
         warnings.append("no model is named: a run would be refused; set model.name_or_path")
     if template is not None:
@@ -166,7 +164,7 @@ def _check_model(config: RunConfig, place: World) -> list[str]:
     import torch
     import transformers
 
-    name, asked = str(config.model.name_or_path), config.model
+    name, asked = config.model_name, config.model
     tiny = is_tiny(name)
     found = tiny_config(name) if tiny else read_config(name)
     dtype = "float32" if tiny and asked.dtype == "auto" else asked.dtype

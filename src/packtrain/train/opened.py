@@ -128,11 +128,8 @@ def _sounds(sample: Any) -> str:
 
 
 def _stream(config: RunConfig, source: Any, template: Any, place: World) -> StreamingPackedDataset:
-    data, length = config.data, config.template.max_length
-    if not isinstance(data, Stream | TokenBudget):
-        raise ConfigError(f"data of kind {data.kind} are no stream", hint="set data.kind: stream")
-    if length is None:
-        raise ConfigError("no pack length is set", hint="set global_max_length or template.max_length")
+    data, length = config.data, config.pack_length
+    assert isinstance(data, Stream | TokenBudget)
     further: dict[str, Any] = {
         "long_samples": data.long_samples,
         "packer": data.packer,

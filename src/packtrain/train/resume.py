@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +42,21 @@ def state_file(source: Any, rank: int | None = None) -> str:
     return name.format(rank=source.rank if rank is None else rank)
 
 
-def checkpoint_of(source: Any, asked: Any, output_dir: str) -> str | None:
-    """The checkpoint folder to go on from.
+def asks_for_last(asked: Any) -> bool:
+    return asked is True or str(asked).lower() == "true"
+
+
+def named_checkpoint(asked: Any, output_dir: str, last: Callable[[Path], Any]) -> Path | None:
+    """The folder that `resume_from_checkpoint` means; None: that a run begins.
 
     Args:
-        asked: as Trainer's `resume_from_checkpoint`, or a URL; True: the last one in `output_dir` that was
-            finished.
+        last: finds the last checkpoint of a folder.
 
     Raises:
-        ConfigError: there is no such checkpoint, or it holds no state of such packs.
+        ConfigError: it is not there.
     """
-    if asked is True or str(asked).lower() == "true":
-        asked = _last_whole(source, Path(output_dir))
+    if asks_for_last(asked):
+        asked = last(Path(output_dir))
         if asked is None:
             raise ConfigError(
                 f"resume_from_checkpoint is true, {output_dir} holds no checkpoint",
@@ -67,6 +70,22 @@ def checkpoint_of(source: Any, asked: Any, output_dir: str) -> str | None:
             f"there is no checkpoint folder {folder}",
             hint=f"name one, or set it to true for the last one in {output_dir}",
         )
+    return folder
+
+
+def checkpoint_of(source: Any, asked: Any, output_dir: str) -> str | None:
+    """The checkpoint folder to go on from.
+
+    Args:
+        asked: as Trainer's `resume_from_checkpoint`, or a URL; True: the last one in `output_dir` that was
+            finished.
+
+    Raises:
+        ConfigError: there is no such checkpoint, or it holds no state of such packs.
+    """
+    folder = named_checkpoint(asked, output_dir, lambda place: _last_whole(source, place))
+    if folder is None:
+        return None
     names = {state_file(source), *([state_file(source, 0)] if source.per_rank_state else [])}
     if not any((folder / name).is_file() for name in names):
         _without_state(source, folder)

@@ -367,10 +367,8 @@ def _compare_templates(data: Any, template: Any) -> None:
 
 
 def _loaded(config: RunConfig, template: Any) -> Any:
-    if config.model.name_or_path is None:
-        raise ConfigError("no model is named", hint="set model.name_or_path")
     return load_model(
-        config.model.name_or_path,
+        config.model_name,
         attn=config.model.attn,
         dtype=config.model.dtype,
         processor=getattr(template, "processor", None),

@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from ..collate.boundaries import text_config
 from ..collate.pack_batch import on_host, to_device
-from ..errors import IsolationError, MissingExtraError, counted
+from ..errors import IsolationError, counted, optional
 from .segments import Segments, of_offsets, of_positions
 
 logger = logging.getLogger(__name__)
@@ -207,10 +207,9 @@ _SDPA = "use model.attn: sdpa"
 
 def register_varlen_attention() -> str:
     """Make "varlen" known to transformers; returns the name. Calling it again changes nothing."""
-    try:
-        from transformers import AttentionInterface, AttentionMaskInterface
-    except ImportError as error:
-        raise MissingExtraError("transformers", "train") from error
+    optional("transformers", "transformers", "train")
+    from transformers import AttentionInterface, AttentionMaskInterface
+
     for name in (VARLEN, TOWER):
         AttentionInterface.register(name, _attention)
         AttentionMaskInterface.register(name, _mask)

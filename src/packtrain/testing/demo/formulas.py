@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ...errors import MissingExtraError
+from ...errors import optional
 from .talks import Draws, Talk
 
 if TYPE_CHECKING:
@@ -143,11 +143,10 @@ def formula(d: Draws, depth: int = 1) -> Formula:
 
 @lru_cache(maxsize=1)
 def _typesetter() -> tuple[Any, Any]:
-    try:
-        from matplotlib.font_manager import FontProperties
-        from matplotlib.mathtext import MathTextParser
-    except ImportError:
-        raise MissingExtraError("matplotlib", "report") from None
+    optional("matplotlib.mathtext", "matplotlib", "report")
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.mathtext import MathTextParser
+
     return MathTextParser("agg"), FontProperties
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import files
-from ...errors import MissingExtraError
+from ...errors import optional
 
 _VOCABULARY = 2048
 MAX_IMAGE_TOKENS = 64
@@ -79,10 +79,9 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int = _VOCABULARY) -> Any:
 
     Training is deterministic: merges are ordered by count, then by token ids.
     """
-    try:
-        from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-    except ImportError:
-        raise MissingExtraError("tokenizers", "train") from None
+    optional("tokenizers", "tokenizers", "train")
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

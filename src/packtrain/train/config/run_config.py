@@ -104,6 +104,17 @@ class RunConfig(Section):
             raise ConfigError("no processor is named", hint="set template.processor or model.name_or_path")
         return name
 
+    @property
+    def model_name(self) -> str:
+        """model.name_or_path.
+
+        Raises:
+            ConfigError: it is not set.
+        """
+        if self.model.name_or_path is None:
+            raise ConfigError("no model is named", hint="set model.name_or_path")
+        return self.model.name_or_path
+
     def accumulation(self, world_size: int) -> int:
         """Packs each rank takes per optimizer step, with one pack per device and micro step.
 
