@@ -61,7 +61,7 @@ def command(
       torchrun --nproc-per-node 2 -m packtrain train examples/demo.yaml
       packtrain train run.yaml --dataset packed/ --sharded_lazy true --sharded_lazy_pre_packed true
         --packing false --train_dataloader_shuffle false
-      packtrain train run.yaml --template.max_pixels 602112 --train.dyn_bsz true --train.micro_batch_size 2
+      packtrain train run.yaml --max_steps 100 --train.dyn_bsz true --train.micro_batch_size 2
     """
     from ..pipeline.run import Heard, run
     from ..train.config import load_config
