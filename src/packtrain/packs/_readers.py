@@ -46,21 +46,19 @@ def check_source(source: Any, who: str = "the source") -> None:
     Raises:
         InputError: it is neither indexable nor iterable, or a generator that can be read only once.
     """
-    if isinstance(source, str | bytes | Mapping):
-        told = f"the {type(source).__name__} {str(source)[:60]!r}" if isinstance(source, str) else "a mapping"
+    is_text = isinstance(source, str | bytes | Mapping)
+    if is_text or not (is_indexed(source) or callable(source) or hasattr(source, "__iter__")):
+        told = f"the str {source[:60]!r}" if isinstance(source, str) else f"a {type(source).__name__}"
         raise InputError(
-            f"{'bytes' if isinstance(source, bytes) else told} is no source of samples",
-            hint="open a file with packtrain.sources.open_source(path); of a mapping pass one of its values",
+            f"{who} gives no samples: {told} is no source of samples",
+            hint="open a file with packtrain.sources.open_source(path); of a mapping pass one of its values"
+            if is_text
+            else "pass a sequence, an iterable, or a function that makes one",
         )
     if isinstance(source, Iterator) and not is_indexed(source):
         raise InputError(
             f"{who} is a generator that can be read only once: no epoch could begin again",
             hint="pass a function that makes it (lambda: …), or an object with __iter__",
-        )
-    if not (is_indexed(source) or callable(source) or hasattr(source, "__iter__")):
-        raise InputError(
-            f"{who} gives no samples: a {type(source).__name__} is no source",
-            hint="pass a sequence, an iterable, or a function that makes one",
         )
 
 
