@@ -74,6 +74,7 @@ def _is_told(name: str) -> bool:
 
 
 @pytest.mark.parametrize("fmt", [*FORMATS, "megatron", "datasets", "mds", "litdata", "lance"])
+@pytest.mark.filterwarnings("ignore")  # of the libraries, about themselves
 def test_an_export_has_the_bytes_of_one_on_a_disk(made: Callable[..., Set], tmp_path: Path, fmt: str) -> None:
     held = made(count=24)
     try:

@@ -35,10 +35,13 @@ def stores_python() -> Path:
 
 
 SINKS, SOURCES = "tests/export/test_export_stores.py", "tests/sources/test_sources_stores.py"
+URLS = "tests/export/test_written_behind_urls.py::test_an_export_has_the_bytes_of_one_on_a_disk"
 KINDS = ("mds", "litdata", "lance")
 
 
-@pytest.mark.parametrize(("file", "kinds"), [(SINKS, {*KINDS, "datasets"}), (SOURCES, {*KINDS})])
+@pytest.mark.parametrize(
+    ("file", "kinds"), [(SINKS, {*KINDS, "datasets"}), (SOURCES, {*KINDS}), (URLS, {*KINDS, "datasets"})]
+)
 def test_the_laws_hold_where_the_libraries_are(file: str, kinds: set[str]) -> None:
     kept = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     kept["PYTHONPATH"] = os.pathsep.join(str(REPOSITORY / name) for name in ("src", "tests"))

@@ -220,3 +220,51 @@ def _words() -> Any:
     from export_sets import Words
 
     return Words()
+
+
+def test_a_store_behind_a_url(
+    kind: str, rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Copies are read as the files on a disk are: the same rows, ids and fingerprint, in workers too."""
+    pytest.importorskip("fsspec")
+    from packtrain.pipeline.measure import measure
+    from packtrain.remote.copies import place_of
+    from remote_site import afresh, bucket
+
+    afresh(tmp_path, monkeypatch)
+    write(kind, tmp_path / "store", rows)
+    near = open_source(tmp_path / "store")
+    want = facts(ChatSource(near))
+    with bucket("gs") as system:
+        for path in (tmp_path / "store").rglob("*"):
+            if path.is_file():
+                system.pipe_file(f"/b/store/{path.relative_to(tmp_path / 'store')}", path.read_bytes())
+        far = open_source("gs://b/store")
+        assert (far.fingerprint, far.fields(), far.where(17)) == (
+            near.fingerprint,
+            near.fields(),
+            near.where(17),
+        )
+        assert [shard.name for shard in far.shards] == [shard.name for shard in near.shards]
+        assert facts(ChatSource(far)) == want
+        lengths = measure(ChatSource(open_source("gs://b/store/")), _words(), tmp_path / "lengths", workers=2)
+        assert len(lengths) == 30
+        again = pickle.loads(pickle.dumps(ChatSource(far)))
+        held = Path(place_of("gs://b/store"))
+        for shard in far.shards:
+            (held / shard.name).unlink()  # let go: copies take room
+        assert facts(again) == want
+        for shard in far.shards:
+            (held / shard.name).unlink()
+        assert facts(ChatSource(far)) == want  # of a store that is open already
+        name = f"/b/store/{far.shards[1].name}"
+        system.rm(name)
+        with pytest.raises(SourceError):
+            open_source("gs://b/store")
+        write(kind, tmp_path / "other", rows[5:])
+        system.rm("/b/store", recursive=True)
+        for path in (tmp_path / "other").rglob("*"):
+            if path.is_file():
+                system.pipe_file(f"/b/store/{path.relative_to(tmp_path / 'other')}", path.read_bytes())
+        assert open_source("gs://b/store").fingerprint == open_source(tmp_path / "other").fingerprint
+        assert facts(ChatSource(open_source("gs://b/store"))) == want[5:]

@@ -75,25 +75,40 @@ class Stored:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         number = numbered(index, len(self), self.folder)
-        if self._open[0] != os.getpid() or self._open[1] is None:
-            for file in self._files:
-                file.check()
+        try:
+            row = self._rows()[number]
+        except PacktrainError:
+            raise
+        except Exception as error:
+            if all(os.path.exists(file.path) for file in self._files):
+                raise _unreadable(self.where(number), error) from None
+            self._open = (0, None)  # a copy was let go since: it is brought again
             try:
-                self._open = (os.getpid(), self._opened(self.folder))
+                row = self._rows()[number]
             except PacktrainError:
                 raise
-            except Exception as error:  # whatever the library says of an index that is torn
-                raise _unreadable(self.folder, error) from None
-        assert self._open[1] is not None
-        try:
-            row = self._open[1][number]
-        except Exception as error:
-            raise _unreadable(self.where(number), error) from None
+            except Exception as again:
+                raise _unreadable(self.where(number), again) from None
         record = plain(row)
         if not isinstance(record, dict):
             told = f"{self.where(number)} holds no fields, but {type(row).__name__}"
             raise SampleError("malformed_record", told)
         return record
+
+    def _rows(self) -> Rows:
+        """The open store of this process."""
+        held = self._open[1]
+        if self._open[0] != os.getpid() or held is None:
+            for file in self._files:
+                file.check()
+            try:
+                held = self._opened(self.folder)
+            except PacktrainError:
+                raise
+            except Exception as error:  # whatever the library says of an index that is torn
+                raise _unreadable(self.folder, error) from None
+            self._open = (os.getpid(), held)
+        return held
 
     def where(self, index: int) -> str:
         """`shard.00000.mds[17]`: the row of its file, from 0."""

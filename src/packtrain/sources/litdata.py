@@ -1,8 +1,8 @@
 """litdata datasets, read by `litdata` itself: a folder with `index.json` and its chunks.
 
 Items are dicts whose fields are the record's. Pictures (`jpeg`) come as the bytes that were stored; items
-that hold decoded pictures or pickles are refused by name, and so are compressed and encrypted chunks. Local
-folders only: a remote set is streamed by its own library, or copied.
+that hold decoded pictures or pickles are refused by name, and so are compressed and encrypted chunks. A set
+behind a URL is read from its copies, as every source is.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A row's columns are the record's fields. Columns of pictures (`jpeg`, `png`) come as the bytes that were
 stored; columns that hold decoded pictures or pickles are refused by name, and so are compressed shards.
-Local folders only: a remote set is streamed by its own library, or copied.
+A set behind a URL is read from its copies, as every source is.
 """
 
 from __future__ import annotations
