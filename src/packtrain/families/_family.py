@@ -30,13 +30,8 @@ from ..extend import lookup, names
 
 #: Attention backends whose behaviour is known.
 BACKENDS = (
-    "eager",
-    "flash_attention_2",
-    "flash_attention_3",
-    "flash_attention_4",
-    "flex_attention",
-    "sdpa",
-    "varlen",
+    *("eager", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention"),
+    *("sdpa", "varlen"),
 )
 
 #: Media keys of an audio encoder; every other media key belongs to vision.
@@ -51,33 +46,14 @@ VARLEN_KWARGS = ("pack_cu", "pack_max")
 #: Keys that may never be in a packed batch: any 2-D mask switches packed detection off.
 MASK_KEYS = ("attention_mask",)
 
+_STATEFUL = """
+    bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 lfm2_moe lfm2_vl mamba mamba2
+    minimax nemotron_h olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next
+    recurrent_gemma rwkv xlstm zamba zamba2
+"""
+
 #: Model types with convolution or recurrent layers: state crosses samples whatever the mask is.
-STATEFUL_MODEL_TYPES = (
-    "bamba",
-    "falcon_h1",
-    "falcon_mamba",
-    "granitemoehybrid",
-    "jamba",
-    "kimi_linear",
-    "lfm2",
-    "lfm2_moe",
-    "lfm2_vl",
-    "mamba",
-    "mamba2",
-    "minimax",
-    "nemotron_h",
-    "olmo_hybrid",
-    "qwen3_5",
-    "qwen3_5_moe",
-    "qwen3_5_moe_text",
-    "qwen3_5_text",
-    "qwen3_next",
-    "recurrent_gemma",
-    "rwkv",
-    "xlstm",
-    "zamba",
-    "zamba2",
-)
+STATEFUL_MODEL_TYPES = tuple(_STATEFUL.split())
 
 
 @dataclass(frozen=True, kw_only=True)

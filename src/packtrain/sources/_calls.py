@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..errors import SampleError
-from ._content import check_text, fault
+from ._content import check_list, check_text, fault
 from ._once import Twice, loads
 from ._values import absent, pruned
 from .keys import BLOCK
@@ -140,9 +140,8 @@ def tools_of(tools: Any, what: str) -> list[Any]:
         tools = pruned(tools)
     if absent(tools):
         return []
-    if not isinstance(tools, (list, tuple)):
-        raise fault(f"{what} is {type(tools).__name__}, not a list of tools")
-    read = [parsed(tool, f"item {number} of {what}") for number, tool in enumerate(tools)]
+    held = check_list(tools, what, "tools")
+    read = [parsed(tool, f"item {number} of {what}") for number, tool in enumerate(held)]
     check_json({"tools": read}, "the record")
     return read
 

@@ -171,8 +171,7 @@ class _PartReader:
     """Reads one part of a message; `used` are the keys of it that were read."""
 
     def __init__(self, part: Any, media: Media, pattern: re.Pattern[str] | None, what: str) -> None:
-        if not isinstance(part, Mapping):
-            raise fault(f"{what} is {type(part).__name__}, not an object with a type")
+        part = check_object(part, what, "an object with a type")
         self.part, self.media, self.pattern, self.what = part, media, pattern, what
         ignored = media.account.ignore
         self.live = {k: v for k, v in part.items() if k != "type" and not absent(v) and k not in ignored}
@@ -364,8 +363,10 @@ def marks_medium(text: str) -> bool:
     return ("<" in text or "[" in text) and _MARKER.search(text) is not None
 
 
-def check_text(text: str, what: str) -> str:
-    """Text that UTF-8 can hold: a lone surrogate (`"\\ud800"` in the JSON) is refused here, by name."""
+def check_text(text: Any, what: str) -> str:
+    """Text that UTF-8 can hold: a lone surrogate (`"\ud800"` in the JSON) is refused here, by name."""
+    if not isinstance(text, str):
+        raise fault(f"{what} is {type(text).__name__}, not text")
     if text.isascii():
         return text
     try:
@@ -374,6 +375,20 @@ def check_text(text: str, what: str) -> str:
         code = ord(text[error.start])
         raise fault(f"{what} holds a lone surrogate (U+{code:04X} at character {error.start})") from None
     return text
+
+
+def check_object(value: Any, what: str, wanted: str = "an object") -> Mapping[str, Any]:
+    """A record, message or part that is an object of JSON."""
+    if not isinstance(value, Mapping):
+        raise fault(f"{what} is {type(value).__name__}, not {wanted}")
+    return value
+
+
+def check_list(value: Any, what: str, of: str) -> Sequence[Any]:
+    """A list of JSON."""
+    if not isinstance(value, (list, tuple)):
+        raise fault(f"{what} is {type(value).__name__}, not a list of {of}")
+    return value
 
 
 def media_list(kind: str, value: Any, what: str, account: Any, *, single: bool = False) -> list[Part]:

@@ -23,7 +23,7 @@ from ..errors import nearest
 from . import keys
 from ._account import Account, unread
 from ._calls import blocks_of, calls_of, check_json, parsed, tools_of
-from ._content import check_text, fault
+from ._content import check_list, check_object, check_text, fault
 from ._loss import loss_of
 from ._values import absent, kind_of_ref
 
@@ -131,8 +131,6 @@ class Fields:
             if needed:
                 raise fault(f"has no field {self.name(field)!r}", hint=self.hint())
             return ""
-        if not isinstance(value, str):
-            raise fault(f"field {self.name(field)!r} is {type(value).__name__}, not text")
         return check_text(value, f"field {self.name(field)!r}")
 
     def hint(self) -> str:
@@ -271,8 +269,6 @@ def _captions(fields: Fields, structured: bool) -> Draft:
     if isinstance(said, Mapping):
         fields.account.rest(said, [key for key in said if key not in ("content", "role")], "captions[].")
         said = said.get("content")
-    if not isinstance(said, str):
-        raise fault(f"its caption is {type(said).__name__}, not text")
     turns = [Turn("user", "", {}, {}), Turn("assistant", check_text(said, "its caption"), {}, {})]
     return Draft(_with_system(turns, fields), _tools(fields), media_first=True)
 
@@ -293,8 +289,7 @@ def _conversation(field: str, fields: Fields, structured: bool) -> Draft:
         messages = parsed(messages, f"field {name!r}")
     if isinstance(messages, Mapping):
         messages = _rows(messages)
-    if not isinstance(messages, (list, tuple)):
-        raise fault(f"field {name!r} is {type(messages).__name__}, not a list of messages")
+    messages = check_list(messages, f"field {name!r}", "messages")
     tools: list[Any] = []
     turns = _all(messages, None, structured, fields.account, tools)
     return Draft(_with_system(turns, fields), _tools(fields, tools))
@@ -363,8 +358,7 @@ _PLAIN = ({"role", "content"}, {"from", "value"})
 
 
 def _turn(message: Any, what: str, structured: bool, account: Account, tools: list[Any]) -> Turn:
-    if not isinstance(message, Mapping):
-        raise fault(f"{what} is {type(message).__name__}, not an object")
+    message = check_object(message, what)
     if type(message) is dict and len(message) == 2 and message.keys() in _PLAIN:
         names = ("role", "content") if "role" in message else ("from", "value")
         plain, content = message[names[0]], message[names[1]]
@@ -501,11 +495,9 @@ def _typed(kind: Any, content: Any, media: dict[str, Any], what: str) -> Any:
 
 
 def _text(value: Any, what: str, other: Any) -> str:
-    if not isinstance(value, str):
-        raise fault(f"{what} is {type(value).__name__}, not text")
-    if other is not None and other != value:
+    if other not in (None, value):
         raise fault(f"{what} stands beside another text of its kind")
-    return value
+    return check_text(value, what)
 
 
 def _with_system(turns: list[Turn], fields: Fields) -> list[Turn]:

@@ -42,6 +42,7 @@ from ._account import Account, refuse_beside, unread
 from ._content import (
     MODALITIES,
     Media,
+    check_object,
     fault,
     listed_media,
     marks_medium,
@@ -219,8 +220,7 @@ class ChatSource:
         return read_plain(record, form, self._kinds, self._pattern, self.account, self._open)
 
     def _normalise(self, record: Any) -> dict[str, Any]:
-        if not isinstance(record, Mapping):
-            raise fault(f"the record is {type(record).__name__}, not an object")
+        record = check_object(record, "the record")
         account = self.account
         account.begin()
         if account.ignore:

@@ -22,7 +22,7 @@ from ..errors import ConfigError, SampleError, meant
 from ..extend import Source
 from ..files import digest_json
 from ._account import unread
-from ._content import fault
+from ._content import check_object, fault
 from ._handles import contents
 from ._once import loads
 from ._values import absent
@@ -94,8 +94,7 @@ class Dataset:
             raise error.at(self.where(index)) from None
 
     def _renamed(self, record: Any) -> dict[str, Any]:
-        if not isinstance(record, Mapping):
-            raise fault(f"the record is {type(record).__name__}, not an object")
+        record = check_object(record, "the record")
         made: dict[str, Any] = {
             "messages": self._alpaca(record) if self.format == "alpaca" else self._turns(record)
         }

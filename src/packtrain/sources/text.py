@@ -14,7 +14,7 @@ from ..errors import SampleError, UnknownNameError
 from ..extend import Source
 from ..files import digest_json
 from ._account import Account
-from ._content import check_text, fault
+from ._content import check_object, check_text, fault
 from ._memory import as_source, fields_of
 from .keys import TEXT
 
@@ -68,8 +68,7 @@ class TextSource:
         return f"<text over {self.source!r}, {self.fingerprint[:7]}>"
 
     def _read(self, record: Any) -> dict[str, Any]:
-        if not isinstance(record, Mapping):
-            raise fault(f"the record is {type(record).__name__}, not an object")
+        record = check_object(record, "the record")
         self.account.begin()
         name = next((name for name in self._names if record.get(name) is not None), None)
         if name is None:
@@ -77,12 +76,10 @@ class TextSource:
                 f"has no field {' or '.join(map(repr, self._names))}",
                 hint=f"it has {', '.join(map(repr, record))}; name the text with columns={{'text': …}}",
             )
-        text = record[name]
-        if not isinstance(text, str):
-            raise fault(f"field {name!r} is {type(text).__name__}, not text")
+        text = check_text(record[name], f"field {name!r}")
         if not text:
             raise SampleError("empty", f"field {name!r} is empty")
         self.account.rest(record, [key for key in record if key != name], media=False)
         self.account.alias(name, "text")
         self.account.end()
-        return {"text": check_text(text, f"field {name!r}")}
+        return {"text": text}

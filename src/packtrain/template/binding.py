@@ -24,6 +24,8 @@ from ..measuring.video_tokens import video_rule
 
 logger = logging.getLogger(__name__)
 
+#: Settings of a video processor that say nothing of which frames are taken.
+_NOT_SAMPLED_BY = ("input_data_format", "do_convert_rgb", "do_sample_frames", "device", "video_metadata")
 _KINDS = ("image", "video", "audio")
 _UNEQUAL = ("frames", "clip", "omni")  # video rules whose processors take videos of unlike lengths
 
@@ -152,15 +154,7 @@ class VideoSampler:
         settings = {name: getattr(video_processor, name, None) for name in known}
         settings.update({name: value for name, value in options.items() if name in known})
         self.samples = bool(settings.get("do_sample_frames"))
-        for name in (
-            "input_data_format",
-            "do_convert_rgb",
-            "do_sample_frames",
-            "device",
-            "video_metadata",
-        ):
-            settings.pop(name, None)
-        self.settings = settings
+        self.settings = {name: value for name, value in settings.items() if name not in _NOT_SAMPLED_BY}
 
     def __call__(self, frames: int, fps: float | None) -> NDArray[np.int64]:
         """int64[k], ascending, all below `frames`.
