@@ -98,10 +98,7 @@ def media_rules(family: Family | None) -> dict[str, str]:
                     f"family {one.name} declares the unknown rule {rule!r} for {key}",
                     hint=f"rules: {', '.join(sorted(MEDIA_RULES))}",
                 )
-            if rules.setdefault(key, rule) != rule:
-                raise InputError(
-                    f"families disagree on how {key} is joined", hint="pass the model to the collator"
-                )
+            rules[key] = rule
     return rules
 
 

@@ -20,7 +20,7 @@ import random
 import unicodedata
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,10 +46,8 @@ _BYTE_LEVEL_SPLIT = (
 )
 
 
-class Encoder(Protocol):
-    """A backend: texts -> ids of all of them, and the first id of each (int64[n+1])."""
-
-    def __call__(self, texts: Sequence[str]) -> tuple[NDArray[Any], I64]: ...
+#: A backend: texts -> ids of all of them, and the first id of each (int64[n+1]).
+Encoder = Callable[[Sequence[str]], tuple[NDArray[Any], I64]]
 
 
 def unfit(spec: dict[str, Any]) -> str | None:

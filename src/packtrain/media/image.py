@@ -58,6 +58,14 @@ log = logging.getLogger(__name__)
 #: Formats read through Pillow alone. Those that run other programs (EPS, WMF) are left out on purpose.
 BY_PILLOW = ("AVIF", "JPEG2000", "ICO", "PPM", "QOI", "TIFF")
 
+#: First bytes, name and header reader of a format.
+_READERS: tuple[tuple[bytes | tuple[bytes, ...], str, Callable[[Head], Parsed]], ...] = (
+    (JPEG_MAGIC, "JPEG", parse_jpeg),
+    (PNG_MAGIC, "PNG", parse_png),
+    (GIF_MAGICS, "GIF", parse_gif),
+    (BMP_MAGIC, "BMP", parse_bmp),
+    (TIFF_MAGICS, "TIFF", parse_tiff),
+)
 _MAGICS = (JPEG_MAGIC, PNG_MAGIC, *GIF_MAGICS, b"RIFF", *TIFF_MAGICS, b"BM")
 _EXIF_KEYS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 _PILLOW_LIMIT = 2 * (1024 * 1024 * 1024 // 4 // 3)  # Pillow's own default: an error above this
@@ -145,26 +153,16 @@ def open_image(ref: Ref) -> Image.Image:
 def _parse(head: Head) -> tuple[str, Parsed] | None:
     """(format, facts) by magic bytes; None for a format without an own reader."""
     data = head.bytes
-    reader: Callable[[Head], Parsed]
-    if data.startswith(JPEG_MAGIC):
-        name, reader = "JPEG", parse_jpeg
-    elif data.startswith(PNG_MAGIC):
-        name, reader = "PNG", parse_png
-    elif is_webp(data):
-        name, reader = "WEBP", parse_webp
-    elif data.startswith(GIF_MAGICS):
-        name, reader = "GIF", parse_gif
-    elif data.startswith(BMP_MAGIC):
-        name, reader = "BMP", parse_bmp
-    elif data.startswith(TIFF_MAGICS):
-        name, reader = "TIFF", parse_tiff
-    else:
-        if not data:
-            raise head.fail("unreadable_media", "is empty (0 bytes)")
-        if len(data) < 12 and any(magic.startswith(data) or data.startswith(magic) for magic in _MAGICS):
-            raise head.fail("truncated_media", f"is cut short: {len(data)} bytes are no image")
-        return None
-    return name, reader(head)
+    for magics, name, reader in _READERS:
+        if data.startswith(magics):
+            return name, reader(head)
+    if is_webp(data):
+        return "WEBP", parse_webp(head)
+    if not data:
+        raise head.fail("unreadable_media", "is empty (0 bytes)")
+    if len(data) < 12 and any(magic.startswith(data) or data.startswith(magic) for magic in _MAGICS):
+        raise head.fail("truncated_media", f"is cut short: {len(data)} bytes are no image")
+    return None
 
 
 def _checked(head: Head, name: str, parsed: Parsed) -> ImageHeader:

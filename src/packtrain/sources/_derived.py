@@ -30,6 +30,7 @@ from ._table import digest_files
 # --------------------------------------------------------------------------------------------
 # Text of compressed files (gzip, bzip2, xz, zstd), block by block
 # --------------------------------------------------------------------------------------------
+PACKED = (".gz", ".zst", ".bz2", ".xz")  # suffixes
 BLOCK = 1 << 20
 _TIMES, _FREE = 1000, 1 << 30  # gzip reaches 1,032 times on one byte repeated, text some 20
 _MAGICS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -192,19 +193,17 @@ def derive(
 
 def open_text(
     path: str | os.PathLike[str],
-    kind: str,
-    open_source: Callable[..., Any],
     *,
+    kind: str,
     cache_dir: str | os.PathLike[str] | None = None,
     verify_content: bool = False,
     keep: int = _index.KEEP,
 ) -> RecordFile:
-    """A file of JSON records, compressed or not.
+    """A file of JSON records; a compressed one is unpacked into the cache folder first.
 
     Args:
         path: the file.
         kind: "jsonl" or "json": what its name promises.
-        open_source: the plug-in's function, by which another process opens the original again.
         cache_dir: cache folder.
         verify_content: hash the file again instead of trusting its size and time.
         keep: bytes of its index that may stay in memory.
@@ -221,4 +220,4 @@ def open_text(
         return open_records(path, kind, cache_dir=cache_dir, verify_content=verify_content, keep=keep)
     origin = digest_one(text, cache_dir=cache_dir, verify=verify_content)
     made = derive(origin, {"unpack": packed}, lambda: unpack(origin.path, packed), cache_dir, kind, keep)
-    return Derived(made, origin, (open_source, {"cache_dir": cache_dir}))
+    return Derived(made, origin, (open_text, {"kind": kind, "cache_dir": cache_dir}))

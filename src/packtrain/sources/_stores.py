@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from .. import files
 from ..errors import PacktrainError, SampleError, SourceError, one_line
@@ -16,11 +16,8 @@ from ._handles import Pinned
 from ._records import Parts, Shard, numbered
 from ._table import digest_files, merkle
 
-
-class Rows(Protocol):
-    """An open store: rows by number."""
-
-    def __getitem__(self, number: int) -> Any: ...
+#: An open store: a row by its number.
+Rows = Callable[[int], Any]
 
 
 class Stored:
@@ -76,7 +73,7 @@ class Stored:
     def __getitem__(self, index: int) -> dict[str, Any]:
         number = numbered(index, len(self), self.folder)
         try:
-            row = self._rows()[number]
+            row = self._rows()(number)
         except PacktrainError:
             raise
         except Exception as error:
@@ -84,7 +81,7 @@ class Stored:
                 raise _unreadable(self.where(number), error) from None
             self._open = (0, None)  # a copy was let go since: it is brought again
             try:
-                row = self._rows()[number]
+                row = self._rows()(number)
             except PacktrainError:
                 raise
             except Exception as again:

@@ -10,7 +10,6 @@ import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..checks import one_of
 from ..errors import SourceError, one_line, optional
@@ -74,13 +73,5 @@ def open_source(
 
 
 def _opened(folder: str, version: int, columns: list[str] | None) -> Rows:
-    return _Rows(_library().dataset(folder, version=version), columns)
-
-
-class _Rows:
-    def __init__(self, data: Any, columns: list[str] | None) -> None:
-        self._data, self._columns = data, columns
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        row: dict[str, Any] = self._data.take([number], columns=self._columns).to_pylist()[0]
-        return row
+    data = _library().dataset(folder, version=version)
+    return lambda number: data.take([number], columns=columns).to_pylist()[0]

@@ -61,5 +61,5 @@ def open_source(
 def _opened(folder: str) -> Rows:
     library = _library()
     raw = {name: library.streaming.serializers.BytesSerializer() for name in _RAW}
-    rows: Rows = library.StreamingDataset(folder, shuffle=False, serializers=raw)
+    rows: Rows = library.StreamingDataset(folder, shuffle=False, serializers=raw).__getitem__
     return rows

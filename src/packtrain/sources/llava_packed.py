@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from .. import files
 from ..checks import one_of
@@ -36,20 +36,6 @@ _FAILED = re.compile(
 )
 
 
-class _Packs(Protocol):
-    """Packs by number: their records, and where image i of one is."""
-
-    fingerprint: str
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int) -> dict[str, Any]: ...
-
-    def where(self, number: int) -> str: ...
-
-    def image(self, number: int, name: str, place: int) -> str: ...
-
-
 class LlavaPacked:
     """The samples of packs, one after the other; picklable.
 
@@ -59,7 +45,7 @@ class LlavaPacked:
         task: see `open_source`.
     """
 
-    def __init__(self, packs: _Packs, folder: str, task: str) -> None:
+    def __init__(self, packs: _Loose | _InTars, folder: str, task: str) -> None:
         self.folder = folder
         self._packs, self._task = packs, task
         counts: list[int] = []
@@ -147,7 +133,7 @@ class LlavaPacked:
 
 
 class _Loose:
-    """Packs as files of one folder."""
+    """Packs as files of one folder: their records by number, and where an image of one is."""
 
     def __init__(self, folder: str, held: Sequence[Pinned]) -> None:
         self._folder, self._held = folder, list(held)

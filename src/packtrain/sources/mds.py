@@ -69,14 +69,9 @@ def _opened(folder: str) -> Rows:
     for shard in rows.shards:
         kept = shard.column_encodings
         shard.column_encodings = ["bytes" if encoding in _RAW else encoding for encoding in kept]
-    return _Rows(rows)
 
+    def row(number: int) -> Any:
+        shard, place = rows.spanner[number]
+        return rows.shards[shard][place]
 
-class _Rows:
-    def __init__(self, rows: Any) -> None:
-        self._rows = rows
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        shard, row = self._rows.spanner[number]
-        held: dict[str, Any] = self._rows.shards[shard][row]
-        return held
+    return row

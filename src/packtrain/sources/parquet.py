@@ -22,7 +22,7 @@ import contextlib
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from .. import files
 from ..checks import one_of
@@ -188,18 +188,9 @@ def open_source(
 
 
 # --------------------------------------------------------------------------------------------
-class _Reader(Protocol):
-    """One open file: the rows of its groups, and a group as a table."""
-
-    names: list[str]
-
-    @property
-    def rows(self) -> list[int]: ...
-
-    def read(self, group: int) -> Any: ...
-
-
 class _Parquet:
+    """One open file: its columns, the rows of its groups, and a group as a table."""
+
     def __init__(self, path: str, columns: Sequence[str] | None) -> None:
         import pyarrow.parquet as pq
 
@@ -241,6 +232,9 @@ class _Arrow:
     def read(self, group: int) -> Any:
         batch = self._file.get_batch(group) if self._batches is None else self._batches[group]
         return batch if self._columns is None else batch.select(list(self._columns))
+
+
+_Reader = _Parquet | _Arrow
 
 
 def _reader(path: str, columns: Sequence[str] | None) -> _Reader:

@@ -20,6 +20,7 @@ from typing import Any
 from ..errors import SourceError
 from . import json as json_source
 from . import jsonl as jsonl_source
+from ._derived import PACKED
 from ._handles import Pinned
 from ._index import BOM, KEEP, Index, scan_lines
 from ._paths import below, expand, ordered, root_of
@@ -121,7 +122,7 @@ def _counted(path: str) -> tuple[str, int]:
 FILES = jsonl_source.SUFFIXES
 SUFFIXES: tuple[str, ...] = ()
 
-_PLAIN = tuple(name for name in FILES if not name.endswith(jsonl_source.PACKED))
+_PLAIN = tuple(name for name in FILES if not name.endswith(PACKED))
 
 
 class Shards:

@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import ChecksumError, FormatError, InputError, SampleError, counted
 from ..execute.local import available_cpus
@@ -107,11 +107,7 @@ def _said(message: Mapping[str, Any]) -> bool:
 # --------------------------------------------------------------------------------------------
 # CRC-32 of members: from zlib, or the same from ISA-L (`packtrain[export]`) at ten times its speed
 # --------------------------------------------------------------------------------------------
-class _Sum(Protocol):
-    def __call__(self, data: bytes, value: int = 0, /) -> int: ...
-
-
-crc32: _Sum
+crc32: Callable[..., int]
 try:
     from isal.isal_zlib import crc32
 except ImportError:
