@@ -64,6 +64,12 @@ def without_path(error: BaseException) -> str:
     return getattr(error, "strerror", None) or one_line(error)
 
 
+def told_with_hint(text: str) -> tuple[str, str | None]:
+    """Message and hint of an error that was kept as one line."""
+    message, found, hint = text.removesuffix(")").partition(" (hint: ")
+    return (message, hint) if found else (text, None)
+
+
 def described(error: BaseException, most: int | None = None) -> str:
     """`KindOfError: message`, as `one_line`: for errors of other libraries."""
     return f"{type(error).__name__}: {one_line(error, most)}"

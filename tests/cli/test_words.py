@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import packtrain
 from packtrain.cli import main
 
 
@@ -22,6 +23,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("lengths.json").write_text("[5, 7, 3]")
     Path("none.json").write_text("[]")
     Path("none.csv").write_text("")
+    Path("x.csv").write_text("q,a\n")
+    Path("rows").mkdir()
+    Path("rows/a.jsonl").write_text('{"input_ids": [1], "labels": [1]}\n')
+    packtrain.plan([5, 7, 3], 8).save("plan")
     Path("x.jsonl").write_text(json.dumps({"q": "a", "a": "b"}) + "\n")
     return tmp_path
 
@@ -36,6 +41,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("plan lengths.json -n 8 -o o --window 0", "window is 0|leave it out for no limit"),
         ("plan lengths.json -n 8 -o o --max-samples 0", "--max-samples is 0|leave it out for no limit"),
         ("plan lengths.json -n 8 -o o --seed -1", "seed is -1|leave it out for no shuffle"),
+        ("plan plan -n 8 -o o", "plan holds no lengths.json, but plan.json|name the folder of lengths.json"),
+        ("produce rows r --kind encoded -n 8 --media foo", "unknown media 'foo'"),
+        ("measure x.csv -p . -o o", "x.csv is of no known kind|to_json(out, orient='records', lines=True)"),
+        ("measure x.jsonl -p . -o lengths.json", "lengths.json is a file, not a folder"),
+        ("measure x.jsonl -o o", "no processor is named|--processor NAME, a folder or a hub name"),
         ("plan none.json -n 8 -o o", "there is no sample to plan"),
         ("plan none.csv -n 8 -o o", "none.csv is empty"),
         ("forecast lengths.json --pack-lengths 8,0", "holds 0, expected numbers >= 1"),
@@ -49,7 +59,7 @@ def test_a_refusal_and_its_hint(
     assert code == 2
     for part in said.split("|"):
         assert part in heard, heard
-    assert "None" not in heard and not (here / "o" / "plan.json").exists()
+    assert "None" not in heard and not (here / "o").exists() and not (here / "r").exists()
 
 
 def test_warnings_speak_as_errors_do(

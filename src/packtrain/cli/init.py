@@ -353,7 +353,8 @@ class _Seen:
         if self.chosen is None:
             (where, reason), every = self.failed[0], {reason for _, reason in self.failed}
             raise InputError(
-                f"none of {_looked(len(self.failed), count)} can be used: {reason} at {where}: {self.why}",
+                f"none of {_looked(len(self.failed), count)} can be used: {reason} at {where}: "
+                + str(self.why).removeprefix(f"{where}: "),
                 hint="--media-root names the folder of relative media paths"
                 if every == {"missing_media"}
                 else _ASK_MEASURE,

@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..measuring.audit import audit as run_audit
 from ..planning.lengths import STATUS_OK, Lengths
 from ..remote.outputs import writable
-from ..store.kinds import refuse_other_kind
+from ..store._folders import refuse_other_kind
 from ._app import emit, progress, without_effect
 from ._reading import inputs_of, reading_options
 from ._show import lengths_figures, print_lengths

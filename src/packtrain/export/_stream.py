@@ -14,7 +14,16 @@ import numpy as np
 
 from .. import files
 from ..checks import whole
-from ..errors import ForeignArtefactError, FormatError, InputError, PlanError, SourceError, counted, nearest
+from ..errors import (
+    ForeignArtefactError,
+    FormatError,
+    InputError,
+    PlanError,
+    SourceError,
+    counted,
+    nearest,
+    told_with_hint,
+)
 from ..extend import Source, Template
 from ..planning.lengths import STATUS_OK, Lengths
 from ..planning.spec import PlanSpec
@@ -139,11 +148,13 @@ def check_usable(
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(stats.dropped.items()))
     all_of = f"all {counted(dropped, 'records')}" if last else f"the first {counted(dropped, 'records')} all"
     detail = str(first["detail"] or first["reason"])
-    where = "" if detail.startswith(first["shard"]) else f"{first['shard']}, record {first['row'] + 1}: "
+    named = first["shard"] == "." or detail.startswith(first["shard"])  # the input itself is one shard
+    where = "" if named else f"{first['shard']}, record {first['row'] + 1}: "
+    said, advice = told_with_hint(where + detail)
     raise SourceError(
-        f"{all_of} failed ({reasons}); the first: {where}{detail}",
-        hint="check the processor, the kind, the columns, the media folder and the pack length; nothing was "
-        "published; stop_after_failures=0 goes on and puts them into the ledger",
+        f"{all_of} failed ({reasons}); the first: {said}",
+        hint=(advice or "check the processor, the kind, the columns, the media folder and the pack length")
+        + "; nothing was published; stop_after_failures=0 goes on and puts them into the ledger",
     )
 
 

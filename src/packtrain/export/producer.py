@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from .. import files
+from ..checks import one_of
 from ..errors import ConfigError, InputError, SampleError, counted
 from ..extend import Source, Template
 from ..measuring.run import CUT
@@ -37,7 +38,7 @@ from ..remote.outputs import look_again, writable
 from ..remote.outputs import output as writing
 from ..remote.places import spelled
 from ..store._folders import sealed
-from ..store.chunks import DEFAULT_MEDIA, ChunkWriter
+from ..store.chunks import DEFAULT_MEDIA, MEDIA, ChunkWriter
 from ..store.growing import (
     COMPLETED,
     HELD_BACK,
@@ -293,6 +294,7 @@ class PackingProducer:
         marks.check_times(poll_s, flush_s, stable_s)
         self._full = (packs_per_chunk, chunk_mb << 20)
         self.media = begun.get("media", DEFAULT_MEDIA) if media is None else media
+        one_of("media", self.media, MEDIA)
         self.max_age = max_age
         self.flush_s, self.max_ahead, self.keep_completed = flush_s, max_ahead, keep_completed
         self.workers, self.poll_s, self.progress = workers, poll_s, progress

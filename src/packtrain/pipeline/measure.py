@@ -25,7 +25,7 @@ from ..planning.lengths import Lengths
 from ..remote.outputs import output
 from ..store import lengths as lengths_store
 from ..store import parts
-from ..store.kinds import refuse_other_kind
+from ..store._folders import refuse_other_kind
 from ..waiting.claim import PLACE, Claim, alone
 from .append import append_lengths, clear_next, finish_exchange
 from .growth import may_have_grown, read_layout

@@ -18,7 +18,7 @@ from ..planning.packplan import PackPlan
 from ..remote.copies import place_of
 from ..remote.outputs import output
 from ..remote.places import kept
-from ..store.kinds import refuse_other_kind
+from ..store._folders import refuse_other_kind
 from ..waiting.claim import alone
 from .publish import details, origin_of, refusal_marked
 from .truncated import truncated_rows

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import extend, files
-from ..errors import ForeignArtefactError, InputError, PlanError, counted
+from ..errors import ForeignArtefactError, InputError, PlanError, counted, told_with_hint
 from ..measuring.run import CUT
 from ..planning.lengths import STATUS_OK, Lengths
 from ..remote.outputs import output
@@ -97,12 +97,11 @@ def publish(
     refuse_unread(parts.reason_rows(paths), len(whole.status))
     if len(whole.status) and not (whole.status == STATUS_OK).any():
         _, reason, detail = next(parts.reason_rows(paths))
-        said, _, hint = detail.removesuffix(")").partition(" (hint: ")
+        said, hint = told_with_hint(detail)
         if reason == "missing_media":
             hint = "media_root names the folder of relative media paths"
         raise InputError(
-            f"none of the {counted(len(whole.status), 'samples')} can be used; the first: {reason}: "
-            + (said if hint else detail),
+            f"none of the {counted(len(whole.status), 'samples')} can be used; the first: {reason}: " + said,
             hint=hint or "check the processor, the columns and the media folder",
         )
     reasons = {i: sys.intern(reason) for i, reason, _ in parts.reason_rows(paths) if reason != CUT}

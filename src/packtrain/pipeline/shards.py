@@ -27,7 +27,7 @@ from ..planning.lengths import Lengths
 from ..remote.outputs import output
 from ..store import lengths as lengths_store
 from ..store import parts
-from ..store.kinds import refuse_other_kind
+from ..store._folders import refuse_other_kind
 from .publish import Identity, origin_of, publish
 from .ranges import How, Progress, cut, gathered, part_of
 

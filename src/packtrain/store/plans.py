@@ -24,8 +24,7 @@ from ..planning.raw_plan import SCHEMA, PackerId, Sums
 from ..planning.spec import PlanSpec
 from ..remote.copies import opened
 from ..remote.outputs import output
-from ._folders import check_blocks, check_seal, describe, open_array, read_marker, sealed
-from .kinds import refuse_other_kind
+from ._folders import check_blocks, check_seal, describe, open_array, read_marker, refuse_other_kind, sealed
 
 MARKER = "plan.json"
 _LEDGER = np.dtype([("id", "<i8"), ("code", "u1")])
