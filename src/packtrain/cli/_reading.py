@@ -118,7 +118,11 @@ _OPTIONS = (
 
 
 #: Option of pairs -> the form of one, and an example.
-_FORMS = {"--column": ("NAME=FIELD", "prompt=question"), "--option": ("NAME=VALUE", "split=train")}
+_FORMS = {
+    "--column": ("NAME=FIELD", "prompt=question"),
+    "--option": ("NAME=VALUE", "split=train"),
+    "--limit": ("NAME=NUMBER", "images=64"),
+}
 
 
 def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,11 +178,27 @@ def pairs(option: str, values: tuple[str, ...]) -> dict[str, str]:
     out: dict[str, str] = {}
     for value in values:
         name, equals, field = value.partition("=")
-        if not equals or not name or not field:
-            form, example = _FORMS.get(option, _FORMS["--column"])
+        numeric = option != "--limit" or (field.isascii() and field.isdecimal())
+        if not (equals and name and field and numeric):
+            form, example = _FORMS[option]
             raise InputError(f"{option} {value!r} is not {form}", hint=f"for example {option} {example}")
         out[name] = field
     return out
+
+
+def limits_of(values: tuple[str, ...]) -> dict[str, int]:
+    """What `--limit COST=N` says."""
+    return {name: int(cap) for name, cap in pairs("--limit", values).items()}
+
+
+def shard_of(text: str | None) -> tuple[int, int] | None:
+    """What `--shard I/N` says."""
+    if text is None:
+        return None
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal()):
+        raise InputError(f"--shard {text!r} is not I/N", hint="for example --shard 0/8")
+    return int(number), int(of)
 
 
 def placeholders(values: tuple[str, ...]) -> dict[str, list[str]] | None:

@@ -20,6 +20,7 @@ from ..planning.lengths import STATUS_OK, Lengths
 from ..planning.packplan import PackPlan
 from ..remote.copies import opened
 from ..remote.places import spelled
+from ..report.contents import over_long_words
 from ..store.shards import at, is_export
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -173,11 +174,8 @@ def plan_rows(plan: PackPlan) -> dict[str, str]:
 def _plan_rows(plan: PackPlan, stats: Mapping[str, Any]) -> dict[str, str]:
     proven = "proven optimal" if stats["optimal"] else f"gap {stats['gap']:.4%}"
     rows = {}
-    if stats["over_long_packs"]:
-        rows["over-long"] = (
-            f"{stats['over_long_packs']:,} of {counted(stats['packs'], 'packs')} exceed "
-            f"{plan.spec.pack_length:,} tokens, longest {stats['longest_pack']:,}"
-        )
+    if long := over_long_words(stats, plan.spec.pack_length):
+        rows["over-long"] = long
     rows |= {
         "samples": f"{stats['samples']:,} of {stats['read']:,} read",
         "packs": f"{stats['packs']:,} of {plan.spec.pack_length:,} tokens",

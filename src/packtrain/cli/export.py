@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from ._app import emit, progress, without_effect
+from ._reading import shard_of
 from ._show import table
-from .measure import _shard
 
 
 @click.command("export")
@@ -83,7 +83,7 @@ def command(
             plan,
             out,
             options=options,
-            shard=_shard(shard),
+            shard=shard_of(shard),
             executor_options={} if address is None else {"address": address},
             progress=report,
             **given,

@@ -14,17 +14,8 @@ from ..planning.lengths import STATUS_OK, Lengths
 from ..remote.outputs import writable
 from ..store._folders import refuse_other_kind
 from ._app import emit, progress, without_effect
-from ._reading import inputs_of, reading_options
+from ._reading import inputs_of, reading_options, shard_of
 from ._show import lengths_figures, print_lengths
-
-
-def _shard(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    number, _, of = text.partition("/")
-    if not (number.isdecimal() and of.isdecimal()):
-        raise InputError(f"--shard {text!r} is not I/N", hint="for example --shard 0/8")
-    return int(number), int(of)
 
 
 def _audited(text: str, usable: int) -> int:
@@ -109,7 +100,7 @@ def command(out: Path, as_json: bool, audit: str, **options: Any) -> None:
 
     given = {name: options.pop(name) for name in ("executor", "workers", "overwrite")}
     check_limit(limit := options.pop("max_drop_fraction"))
-    address, shard = options.pop("address"), _shard(options.pop("shard"))
+    address, shard = options.pop("address"), shard_of(options.pop("shard"))
     append, verify_content = options.pop("append"), options.pop("verify_content")
     if given["executor"] == "local":
         without_effect("with --executor local", "address")

@@ -8,20 +8,10 @@ from typing import Any
 import click
 
 from .. import files
-from ..errors import InputError
 from ..remote.outputs import writable
 from ._app import completed, emit
+from ._reading import limits_of
 from ._show import open_lengths, print_plan
-
-
-def _numbers(option: str, values: tuple[str, ...]) -> dict[str, int]:
-    out: dict[str, int] = {}
-    for value in values:
-        name, equals, number = value.partition("=")
-        if not equals or not name or not (number.isascii() and number.isdecimal()):
-            raise InputError(f"{option} {value!r} is not NAME=NUMBER", hint=f"for example {option} images=64")
-        out[name] = int(number)
-    return out
 
 
 @click.command("plan")
@@ -143,7 +133,7 @@ def command(
         lengths_folder=lengths,
         max_drop_fraction=max_drop_fraction,
         overwrite=overwrite,
-        limits=_numbers("--limit", limits),
+        limits=limits_of(limits),
         **options,
     )
     if plan.spec.samples_per_step is not None and plan.spec.seed is None:

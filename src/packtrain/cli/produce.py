@@ -11,10 +11,9 @@ import click
 from ..errors import InputError
 from ..remote.outputs import writable
 from ._app import completed, emit, progress, without_effect
-from ._reading import inputs_of, reading_options
+from ._reading import inputs_of, limits_of, reading_options
 from ._show import table
 from ._stream import stream_rows
-from .plan import _numbers
 
 #: Options that decide which samples a raw shard has.
 _READING = (
@@ -144,7 +143,7 @@ def command(inputs: Path, output: Path, watch: bool, ends: bool, as_json: bool, 
         without_effect(f"with --ready {options['ready']}", "stable_s")
     if not watch:
         without_effect("without --watch", "flush_s")
-    options["limits"] = _numbers("--limit", options["limits"])
+    options["limits"] = limits_of(options["limits"])
     with progress("packing", quiet=as_json) as report:
         producer = PackingProducer(
             inputs,

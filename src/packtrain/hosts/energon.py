@@ -21,7 +21,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import ConfigError, MissingExtraError, PacktrainError, counted
+from ..errors import ConfigError, PacktrainError, counted, optional
 from ..packs.exported import check_task, encode_pack
 from ..store.pack_records import MEMBER, restore
 
@@ -132,11 +132,7 @@ cook.__stateless__ = True  # type: ignore[attr-defined]
 
 
 def _cooker() -> Any:
-    try:
-        from megatron.energon import Cooker
-    except ImportError:
-        raise MissingExtraError("megatron-energon", "energon") from None
-    return Cooker(cook)
+    return optional("megatron.energon", "megatron-energon", "energon").energon.Cooker(cook)
 
 
 def _keys_of(sample: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..checks import whole
+from ..checks import one_of, whole
 from ..errors import ForeignArtefactError, FormatError, InputError
 from ..execute.local import map_shards
 from ..measuring.eligibility import listens
@@ -58,8 +58,7 @@ class EncodeCache:
         media: str = DEFAULT_MEDIA,
     ) -> None:
         whole("packs_per_chunk", packs_per_chunk, 1)
-        if media not in ("uint8", "tensor"):
-            raise InputError(f"media is {media!r}", hint="a cache holds tensors: use 'uint8' or 'tensor'")
+        one_of("media of an encode cache", media, ("uint8", "tensor"))
         if not isinstance(key, Mapping):
             raise InputError(f"key is a {type(key).__name__}, not a mapping", hint="key=template.config()")
         self.folder = Path(folder)

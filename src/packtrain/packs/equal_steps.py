@@ -156,15 +156,13 @@ class EqualSteps:
         """
         if not hasattr(self.packs, "load_state_dict"):
             raise self._without_state()
-        if not isinstance(state, Mapping) or set(state) != {"version", "packs", "steps", "ended"}:
+        told = state if isinstance(state, Mapping) else {}
+        steps, ended = told.get("steps"), told.get("ended")
+        whole_state = set(told) == {"version", "packs", "steps", "ended"} and told["version"] == _STATE
+        if not whole_state or type(steps) is not int or type(ended) is not bool:
             raise ForeignArtefactError(
-                "this is no state of EqualSteps", hint="pass what its state_dict() gave, not the loader's"
-            )
-        mark, steps, ended = state["packs"], state["steps"], state["ended"]
-        if state["version"] != _STATE or type(steps) is not int or type(ended) is not bool:
-            raise ForeignArtefactError(
-                f"the saved EqualSteps has version {state['version']!r}, steps {steps!r}, ended {ended!r}",
-                hint="pass what its state_dict() gave",
+                f"this is no state of EqualSteps: {str(state)[:120]}",
+                hint="pass what its state_dict() gave, not the loader's",
             )
         if not 0 <= steps <= self.ahead:
             raise ForeignArtefactError(
@@ -173,8 +171,8 @@ class EqualSteps:
                 hint="resume with the `ahead` that the state was saved with",
             )
         if not ended:
-            self.packs.load_state_dict(mark)
-        self._mark, self._steps, self._ended, self._resumed = mark, steps, ended, True
+            self.packs.load_state_dict(told["packs"])
+        self._mark, self._steps, self._ended, self._resumed = told["packs"], steps, ended, True
 
     def _without_state(self) -> InputError:
         return InputError(

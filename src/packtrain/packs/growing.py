@@ -220,12 +220,11 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
     def __getitem__(self, index: int) -> Pack:
         """Slot `index` of the global order; waits for it. IndexError behind the end of the stream."""
         slot = operator.index(index)
-        if slot < 0:
-            raise IndexError(f"slot {slot}: slots count from 0")
         self._begin()
-        self._wait_for_slot(slot)
+        if slot >= 0:
+            self._wait_for_slot(slot)
         end = self._end() if self.total_steps is None else len(self)
-        if slot >= end:
+        if not 0 <= slot < end:
             raise IndexError(f"slot {slot} of {end}")
         self.handed.read()
         pack, cursor = self._row(slot), self._here()
@@ -315,14 +314,12 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
 
     def locate(self, local: int) -> tuple[int, int]:
         """(chunk, row) of this rank's pack number `local`; waits for it. IndexError where there is none."""
-        if local < 0:
-            raise IndexError(f"pack {local}: packs count from 0")
         self._begin()
         slot = self._here().slot(local)
         self._wait_for_slot(slot)
-        place = self._grown().place(slot)
+        place = None if local < 0 else self._grown().place(slot)
         if place is None:
-            raise IndexError(f"pack {local} of rank {self.rank}: the stream has ended before it")
+            raise IndexError(f"pack {local} of rank {self.rank}: the stream has no such pack")
         return place
 
     def where(self, sample_id: int) -> tuple[str, int]:

@@ -31,7 +31,7 @@ from ..store import lengths as lengths_store
 from ..store import parts
 from ..store.lengths import read_media
 from .growth import Piece, is_whole, may_have_grown, pieces_of, read_layout
-from .publish import Identity, details, origin_of, publish, refuse_changed_media
+from .publish import Identity, details, origin_of, publish, refuse_changed_media, refuse_media
 from .ranges import How, cut, gathered, part_of
 from .unread import KEYS, read_keys
 
@@ -131,10 +131,7 @@ class _Old:
         for row in rows:
             place = int(np.searchsorted(self._media, np.uint64(_row_digest(row))))
             if place == len(self._media) or int(self._media[place]) != _row_digest(row):
-                raise ForeignArtefactError(
-                    f"{self.folder} was measured from other media: {row[0]} changed since",
-                    hint="measure again with overwrite=True",
-                )
+                refuse_media(self.folder, [row[0]])
 
     def part(self, piece: Piece, start: int, stop: int, *, zeros: bool) -> parts.Part:
         """The ids [start, stop) of a copied piece; costs that are all 0 only with `zeros`."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import number
 from ..errors import PlanError, counted
 from ..planning.build import plan
 from ..planning.lengths import STATUS_OK, Lengths
@@ -100,8 +101,8 @@ def _tell_unlikely(made: PackPlan) -> None:
 
 def check_limit(share: float | None) -> None:
     """PlanError where `max_drop_fraction` is no share."""
-    if share is not None and not 0 <= share <= 1:
-        raise PlanError(f"max_drop_fraction is {share}, expected 0 to 1", hint="0.01 is 1 %")
+    if share is not None:
+        number("max_drop_fraction", share, 0, 1, hint="0.01 is 1 %", error=PlanError)
 
 
 def check_drops(made: PackPlan, lengths_folder: str | Path | None, limit: float | None) -> None:

@@ -198,19 +198,6 @@ def prepare_ranks(
     return training, _by_name(made)
 
 
-def _prepare_validation(
-    config: RunConfig,
-    start: StartUp,
-    *,
-    before: Callable[[], None] | None = None,
-    overwrite: bool = False,
-    stage: Stage | None = None,
-) -> dict[str, Prepared]:
-    """`prepare_ranks` of a run whose training samples nobody plans: the validation inputs alone."""
-    names = [*config.data.validations()]
-    return _by_name(_share(config, start, names, before=before, overwrite=overwrite, stage=stage))
-
-
 def _by_name(made: Mapping[str | None, Prepared]) -> dict[str, Prepared]:
     return {name: found for name, found in made.items() if name is not None}
 
@@ -394,11 +381,16 @@ def validation(
     folder = Path(config.training.output_dir)
     config = _with_pack_length(config, place)
     with StartUp(folder, place=place, timeout_s=config.data.wait_timeout_s) as start:
-        made = _prepare_validation(
-            config, start, before=lambda: files.remove_leftovers(folder), overwrite=overwrite, stage=stage
+        made = _share(
+            config,
+            start,
+            [*config.data.validations()],
+            before=lambda: files.remove_leftovers(folder),
+            overwrite=overwrite,
+            stage=stage,
         )
         start.calm()
-        yield made
+        yield _by_name(made)
         start.check()
 
 

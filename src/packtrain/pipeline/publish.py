@@ -127,7 +127,10 @@ def publish(
 
 def refuse_changed_media(folder: Path, identity: Identity, verify_content: bool) -> None:
     """ForeignArtefactError when a medium is no longer what was measured."""
-    changed = changed_media(folder, identity.root, verify_content=verify_content)
+    refuse_media(folder, changed_media(folder, identity.root, verify_content=verify_content))
+
+
+def refuse_media(folder: Path, changed: Sequence[str]) -> None:
     if changed:
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise ForeignArtefactError(

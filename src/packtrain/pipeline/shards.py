@@ -281,11 +281,11 @@ def _verified(place: Path, marker: dict[str, Any]) -> list[Path]:
     start, stop = marker["range"]
     for name, (size, digest) in sorted(marker["files"].items()):
         path = place / "partial" / name
-        if not path.is_file():
-            raise ChecksumError(f"{path} is missing", hint="measure this shard again with overwrite=True")
-        if path.stat().st_size != size or files.sha256_file(path) != digest:
+        there = path.is_file()
+        if not there or path.stat().st_size != size or files.sha256_file(path) != digest:
             raise ChecksumError(
-                f"{path} is not what {MARKER} says", hint="measure this shard again with overwrite=True"
+                f"{path} is {f'not what {MARKER} says' if there else 'missing'}",
+                hint="measure this shard again with overwrite=True",
             )
     paths = parts.finished(place, start)
     listed = [path for path in paths if path.name in marker["files"]]

@@ -67,11 +67,12 @@ def forecast(
     device = _profile(profile)
     if not len(checked) or not (np.asarray(checked.status) == STATUS_OK).any():
         raise InputError("there is no sample to forecast", hint="measure a source with usable samples")
+    if not len(pack_lengths) or (isinstance(pack_lengths, str) and pack_lengths != AUTO):
+        raise InputError(
+            f"pack_lengths is {repr(pack_lengths) if len(pack_lengths) else 'empty'}",
+            hint="a list of numbers such as [4096, 8192], or 'auto'",
+        )
     tried = _lengths_to_try(checked, device) if isinstance(pack_lengths, str) else list(pack_lengths)
-    if isinstance(pack_lengths, str) and pack_lengths != AUTO:
-        raise InputError(f"pack_lengths is {pack_lengths!r}", hint="a list of numbers, or 'auto'")
-    if not tried:
-        raise InputError("pack_lengths is empty", hint="for example [4096, 8192]")
     for name, value in (("world_size", world_size), ("grad_accum", grad_accum)):
         whole(name, value, 1)
     if samples_per_step is not None:

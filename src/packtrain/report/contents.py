@@ -22,12 +22,11 @@ def headline(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     if "stats" not in figures:
         return _of_training(figures)
     stats, slots, cap = figures["stats"], figures["slots"], figures["pack_length"]
-    packs, packed, left, over = (stats[name] for name in ("packs", "samples", "dropped", "over_long_packs"))
+    packs, packed, left = (stats[name] for name in ("packs", "samples", "dropped"))
     verdict = f"proven bound {stats['bound']:,}, gap {percent(stats['gap'], 2)}"
     if stats["optimal"]:
         verdict = f"provably the fewest: bound {stats['bound']:,}, gap 0"
-    longest = f"exceed {cap:,} tokens, each one long sample; longest {stats['longest_pack']:,}"
-    tiles = [("Over-long packs", f"{over:,} of {packs:,}", longest)] if over else []
+    tiles = _over_long_tile(stats, cap)
     slots_of = f"{stats['tokens']:,} real tokens in {stats['slots']:,} slots"
     if "steps" in stats:  # steps of samples: their packs are as many as the largest step needs
         asked = counted(stats["samples_per_step"], "samples")
@@ -74,11 +73,9 @@ def _of_training(figures: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _of_packs(told: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Tiles of the packs that a run consumed."""
-    cap, packs, over = told["pack_length"], told["packs"], told["over_long_packs"]
-    longest = f"exceed {cap:,} tokens, each one long sample; longest {told['longest_pack']:,}"
-    tiles = [("Over-long packs", f"{over:,} of {packs:,}", longest)] if over else []
+    cap, packs = told["pack_length"], told["packs"]
     return [
-        *tiles,
+        *_over_long_tile(told, cap),
         ("Samples trained", f"{told['samples']:,}", "handed to the model, each time that they were"),
         ("Packs trained", f"{packs:,}", f"{told['tokens'] // max(1, packs):,} tokens in a pack of {cap:,}"),
         (
@@ -88,6 +85,21 @@ def _of_packs(told: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         ),
         ("Samples per pack", f"{told['samples_per_pack']:,.2f}", "mean of the packs trained"),
     ]
+
+
+def _over_long_tile(told: Mapping[str, Any], cap: int) -> list[tuple[str, str, str]]:
+    if not told["over_long_packs"]:
+        return []
+    longest = f"exceed {cap:,} tokens, each one long sample; longest {told['longest_pack']:,}"
+    return [("Over-long packs", f"{told['over_long_packs']:,} of {told['packs']:,}", longest)]
+
+
+def over_long_words(told: Mapping[str, Any], cap: int) -> str:
+    """How many packs are one sample longer than a pack; empty where none is."""
+    if not told["over_long_packs"]:
+        return ""
+    over, packs = f"{told['over_long_packs']:,}", counted(told["packs"], "packs")
+    return f"{over} of {packs} exceed {cap:,} tokens, longest {told['longest_pack']:,}"
 
 
 def consumed_words(told: Mapping[str, Any] | None, planned: bool) -> list[tuple[str, str]]:
@@ -103,9 +115,8 @@ def consumed_words(told: Mapping[str, Any] | None, planned: bool) -> list[tuple[
     lines = [("trained on", words)]
     if planned:
         return lines
-    if told["over_long_packs"]:
-        long = f"{told['over_long_packs']:,} of {packs} exceed {cap:,} tokens"
-        lines.insert(0, ("over-long", f"{long}, longest {told['longest_pack']:,}"))
+    if long := over_long_words(told, cap):
+        lines.insert(0, ("over-long", long))
     return [
         *lines,
         ("efficiency", f"{told['efficiency']:.2%} of slots are real tokens, packs of {cap:,}"),
@@ -203,10 +214,9 @@ def plan_words(told: Mapping[str, Any]) -> list[tuple[str, str]]:
         sets = {name: one for name, one in told.items() if isinstance(one, Mapping) and "packs" in one}
         return [(f"{line} ({name})", words) for name, one in sets.items() for line, words in plan_words(one)]
     packs, cap = counted(told["packs"], "packs"), told["packing_length"]
-    long = f"{told['over_long_packs']:,} of {packs} exceed {cap:,} tokens, longest {told['longest_pack']:,}"
     left = ", ".join(f"{reason} {count:,}" for reason, count in told["dropped_by_reason"].items())
     lines = [
-        ("over-long", long if told["over_long_packs"] else ""),
+        ("over-long", over_long_words(told, cap)),
         ("samples", f"{told['samples']:,} of {told['read']:,} read"),
         ("packs", f"{packs} of {cap:,} tokens, {told['fill']:.2%} of slots are real tokens"),
         ("left out", f"{counted(told['dropped'], 'samples')}: {left}" if told["dropped"] else ""),

@@ -153,11 +153,7 @@ class Planned(Records):
     @model_validator(mode="after")
     def _agree(self) -> Planned:
         _known_packer(self.packer)
-        if self.path is not None and self.mixture is not None:
-            raise ConfigError(
-                "data.path and data.mixture are both set",
-                hint="name the file of samples among the sources of the mixture",
-            )
+        _one_place(self)
         self._rows_of_samples()
         if self.samples_per_step is not None:
             self._steps_of_samples()
@@ -310,11 +306,7 @@ class _Samples(Records):
     @model_validator(mode="after")
     def _agree(self) -> Any:
         _known_packer(self.packer)
-        if self.path is not None and self.mixture is not None:
-            raise ConfigError(
-                "data.path and data.mixture are both set",
-                hint="name the file of samples among the sources of the mixture",
-            )
+        _one_place(self)
         return self
 
 
@@ -382,6 +374,14 @@ class TokenBudget(_Samples):
     def warmup_steps(self, micro_steps: int) -> int:
         """Micro steps over which the budget grows."""
         return math.ceil(self.warmup_ratio * micro_steps)
+
+
+def _one_place(data: Any) -> None:
+    if data.path is not None and data.mixture is not None:
+        raise ConfigError(
+            "data.path and data.mixture are both set",
+            hint="name the file of samples among the sources of the mixture",
+        )
 
 
 def _known_packer(name: str) -> None:
