@@ -72,11 +72,7 @@ def publish(path: str | Path, *, here: bool = False) -> Iterator[IO[bytes]]:
     Args:
         here: it stays on this disk, whatever goes `elsewhere`.
     """
-    path = Path(path)
-    make_folder(path.parent)
-    if path.is_dir():
-        raise InputError(f"{path} is a folder, not a file", hint="name a file")
-    temporary = _temporary(path)
+    path, temporary = _place(path)
     try:
         with _create(temporary) as handle:
             yield handle
@@ -185,11 +181,7 @@ def publish_new(path: str | Path, text: str) -> bool:
     the finished file is linked to its name, which fails where the name is taken. File systems without
     hard links get an exclusive create, after which a reader may see the file torn for a moment.
     """
-    path = Path(path)
-    make_folder(path.parent)
-    if path.is_dir():
-        raise InputError(f"{path} is a folder, not a file", hint="name a file")
-    temporary = _temporary(path)
+    path, temporary = _place(path)
     try:
         with _create(temporary) as handle:
             handle.write(text.encode("utf-8", "backslashreplace"))
@@ -228,6 +220,15 @@ def _create_new(path: Path, text: str) -> bool:
     step("create", path)
     sync_folder(path.parent)
     return True
+
+
+def _place(path: str | Path) -> tuple[Path, Path]:
+    """(path, where it is written first) of a file in a folder that is there."""
+    path = Path(path)
+    make_folder(path.parent)
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not a file", hint="name a file")
+    return path, _temporary(path)
 
 
 def _temporary(path: Path) -> Path:

@@ -29,6 +29,7 @@ import io
 import os
 import re
 import stat
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import unquote, unquote_to_bytes
@@ -384,6 +385,20 @@ def resolve(
     return f"{_tar.PREFIX}{path}!{member}" if member else path
 
 
+def with_media(sample: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A chat sample whose media, each a ref or a list of them, are what `change` makes of them."""
+    messages = []
+    for message in sample["messages"]:
+        content = message["content"]
+        if not isinstance(content, str):
+            content = [dict(part) for part in content]
+            for part in content:
+                if (kind := part["type"]) != "text":
+                    part[kind] = change(part[kind])
+        messages.append({**message, "content": content})
+    return {**sample, "messages": messages}
+
+
 def is_url(path: str | os.PathLike[str]) -> bool:
     """Whether a path or media root is a URL of a remote file system."""
     return isinstance(path, str) and ranges.is_remote(path)
@@ -501,10 +516,8 @@ def _open(path: str) -> tuple[int, os.stat_result]:
     """(descriptor, status) of a regular file. O_NONBLOCK: a named pipe must not block the run."""
     try:
         descriptor = os.open(path, _OPEN_FLAGS | _BINARY)
-    except FileNotFoundError:
-        raise SampleError("missing_media", f"{_short(path)} does not exist") from None
     except OSError as error:
-        if error.errno == errno.ENOTDIR:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
             raise SampleError("missing_media", f"{_short(path)} does not exist") from None
         hint = (
             "base64 text needs the prefix data:image/png;base64,"

@@ -406,7 +406,7 @@ class ChatSource:
         media = Media(listed, self._kinds, self.account)
         messages: list[dict[str, Any]] = []
         for number, turn in enumerate(draft.turns):
-            what = _name(number, turn)
+            what = f"message {number} ({turn.role})"
             pattern = self._pattern if answers or turn.role != "assistant" else None
             if turn.role == "assistant" and not answers:
                 refuse_tagged(turn.content, what)
@@ -501,10 +501,6 @@ def _holds_text(message: Mapping[str, Any]) -> bool:
 
 def _holds_media(message: Mapping[str, Any]) -> bool:
     return any(part["type"] != "text" for part in message["content"])
-
-
-def _name(number: int, turn: Turn) -> str:
-    return f"message {number} ({turn.role})"
 
 
 def _checked_columns(columns: Mapping[str, str] | None, shape: str) -> dict[str, str]:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from .. import files
 from ..errors import DriftError, InputError
-from ..media.location import read_bytes
+from ..media.location import read_bytes, with_media
 
 JSON = "json"
 
@@ -212,7 +212,6 @@ def _channels(shape: tuple[int, ...]) -> tuple[int, int, int]:
 #: Columns of a chunk that holds media as their bytes: the record, the tensors it encodes to, and the bytes.
 MEDIA_RECORD, MEDIA_FIELDS, MEDIA_BYTES = "media.record", "media.fields", "media.bytes"
 
-_KINDS = ("image", "video", "audio")
 _PLACE = "packtrain_media"
 
 
@@ -223,47 +222,23 @@ def pull_media(record: Mapping[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
         record: a chat sample, as `sources.chat.ChatSource` gives it.
     """
     media: list[bytes] = []
-    return _with_parts(record, lambda part: _pulled(part, media)), media
 
+    def pulled(ref: Any) -> dict[str, Any]:
+        first, several = len(media), isinstance(ref, list)  # the frames of a video
+        media.extend(read_bytes(one) for one in (ref if several else [ref]))
+        return {_PLACE: list(range(first, len(media))) if several else first}
 
-def _with_parts(
-    record: Mapping[str, Any], change: Callable[[Mapping[str, Any]], dict[str, Any]]
-) -> dict[str, Any]:
-    """A record with each part of its messages changed."""
-    messages = []
-    for message in record["messages"]:
-        content = message["content"]
-        parts = content if isinstance(content, str) else [change(part) for part in content]
-        messages.append({**message, "content": parts})
-    return {**record, "messages": messages}
-
-
-def _pulled(part: Mapping[str, Any], media: list[bytes]) -> dict[str, Any]:
-    kind = next((kind for kind in _KINDS if kind in part), None)
-    if kind is None:
-        return dict(part)
-    ref = part[kind]
-    if isinstance(ref, list):  # the frames of a video
-        media += [read_bytes(one) for one in ref]
-        places: Any = list(range(len(media) - len(ref), len(media)))
-    else:
-        media.append(read_bytes(ref))
-        places = len(media) - 1
-    return {**part, kind: {_PLACE: places}}
+    return with_media(record, pulled), media
 
 
 def put_back(record: Mapping[str, Any], media: list[bytes]) -> dict[str, Any]:
     """The inverse of `pull_media`; media are refs by their bytes."""
-    return _with_parts(record, lambda part: _put(part, media))
 
+    def put(held: Any) -> Any:
+        places = held[_PLACE]
+        return [media[place] for place in places] if isinstance(places, list) else media[places]
 
-def _put(part: Mapping[str, Any], media: list[bytes]) -> dict[str, Any]:
-    kind = next((kind for kind in _KINDS if isinstance(part.get(kind), dict)), None)
-    if kind is None:
-        return dict(part)
-    places = part[kind][_PLACE]
-    ref = [media[place] for place in places] if isinstance(places, list) else media[places]
-    return {**part, kind: ref}
+    return with_media(record, put)
 
 
 def encode_again(

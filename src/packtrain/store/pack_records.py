@@ -21,14 +21,14 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, pairwise
 from typing import Any
 
 from ..errors import ChecksumError, FormatError, InputError, SampleError, counted
 from ..execute.local import available_cpus
 from ..media.knobs import KNOB_KEYS
-from ..media.location import Ref, identity_name, read_bytes
+from ..media.location import Ref, identity_name, read_bytes, with_media
 
 # --------------------------------------------------------------------------------------------
 # What LLaVA-OneVision-1.5's encoders of packs read, and what they would read wrongly
@@ -328,7 +328,7 @@ def restore(
             asked, said = ([asked], [said]) if flat else (asked, said)
             sample = _rebuilt(asked, said, members, told.get("placed") is True)
         data = {one["member"]: _checked(one, read, where, check) for one in media}
-        out.append({**_with_bytes(sample, data), "sample_id": sample_id})
+        out.append({**with_media(sample, partial(_bytes_of, data)), "sample_id": sample_id})
     return out
 
 
@@ -414,18 +414,8 @@ def _rebuilt(
     return {"messages": messages}
 
 
-def _with_bytes(sample: Mapping[str, Any], data: Mapping[str, bytes]) -> dict[str, Any]:
-    messages = []
-    for message in sample["messages"]:
-        content = []
-        for part in message["content"]:
-            kind = part["type"]
-            held = part.get(kind)
-            if kind != "text":
-                held = [data[name] for name in held] if isinstance(held, list) else data[str(held)]
-            content.append({**part, kind: held})
-        messages.append({**message, "content": content})
-    return {**sample, "messages": messages}
+def _bytes_of(data: Mapping[str, bytes], held: Any) -> Any:
+    return [data[name] for name in held] if isinstance(held, list) else data[held]
 
 
 def _checked(told: Mapping[str, Any], read: Callable[[str], bytes], where: str, check: bool) -> bytes:

@@ -138,6 +138,12 @@ class _Refused(Exception):
     """The template does something with a text that is not copying."""
 
 
+def _refuse(more: Any) -> None:
+    """Stop where the template does more with a text than copying it."""
+    if more:
+        raise _Refused
+
+
 class _Walk:
     """Follows texts through a template.
 
@@ -159,8 +165,7 @@ class _Walk:
         n = self.nodes
         if isinstance(node, n.Output):
             for child in node.nodes:
-                if self.value(child) == "box":
-                    raise _Refused
+                _refuse(self.value(child) == "box")
         elif isinstance(node, n.If):
             self.branch(node)
         elif isinstance(node, n.For):
@@ -174,8 +179,7 @@ class _Walk:
 
     def loop(self, node: Any) -> None:
         kind = self.value(node.iter)
-        if kind == "text" or node.recursive:
-            raise _Refused
+        _refuse(kind == "text" or node.recursive)
         self.bind(node.target, kind)
         if node.test is not None:
             self.decides(node.test)
@@ -213,8 +217,7 @@ class _Walk:
 
     def decides(self, node: Any) -> None:
         """An expression that something depends on: it may hold no text."""
-        if self.value(node) == "text":
-            raise _Refused
+        _refuse(self.value(node) == "text")
 
     def value(self, node: Any) -> str:
         """Kind of an expression; raises where it does more than copying."""
@@ -242,13 +245,11 @@ class _Walk:
 
     def joined(self, nodes: Sequence[Any]) -> str:
         kinds = {self.value(node) for node in nodes}
-        if "box" in kinds:
-            raise _Refused
+        _refuse("box" in kinds)
         return max(kinds)
 
     def tested(self, node: Any) -> str:
-        if self.value(node.node) and node.name not in _KIND_TESTS:
-            raise _Refused
+        _refuse(self.value(node.node) and node.name not in _KIND_TESTS)
         return ""
 
     def member(self, node: Any) -> str:
@@ -261,25 +262,21 @@ class _Walk:
                 return "box" if key == "content" and self.parts else "text"
             if loop:
                 return "box" if key in ("previtem", "nextitem") else ""
-            if kind == "text":
-                raise _Refused
+            _refuse(kind == "text")
             return kind if isinstance(key, int) else ""
         numbers = (n.Slice, n.Neg, n.Sub, n.Add)
-        if kind == "text" or not isinstance(node.arg, numbers):
-            raise _Refused  # the key may be that of a text
+        _refuse(kind == "text" or not isinstance(node.arg, numbers))  # the key may be that of a text
         for child in node.arg.iter_child_nodes():
             self.decides(child)
         return kind
 
     def compare(self, node: Any) -> str:
         """Texts and boxes may not be compared; a box may be asked for its keys."""
-        if self.value(node.expr):
-            raise _Refused
+        _refuse(self.value(node.expr))
         for operand in node.ops:
             kind = self.value(operand.expr)
             asks = operand.op in ("in", "notin") and isinstance(node.expr, self.nodes.Const)
-            if kind and not (asks and kind == "box"):
-                raise _Refused
+            _refuse(kind and not (asks and kind == "box"))
         return ""
 
     def called(self, node: Any) -> str:
@@ -288,13 +285,9 @@ class _Walk:
         inputs = [*node.args, *(keyword.value for keyword in node.kwargs)]
         if isinstance(node, n.Filter):
             kind = self.value(node.node) if node.node is not None else "text"
-            if any(self.value(item) for item in inputs) or kind == "text":
-                raise _Refused
-            if kind and node.name not in (*_COUNTING, *_CHOOSING):
-                raise _Refused
+            _refuse(any(self.value(item) for item in inputs) or kind == "text")
+            _refuse(kind and node.name not in (*_COUNTING, *_CHOOSING))
             return kind if node.name in _CHOOSING else ""
-        if not isinstance(node.node, n.Name) or node.node.name not in _FUNCTIONS:
-            raise _Refused
-        if any(self.value(item) for item in inputs):
-            raise _Refused
+        _refuse(not isinstance(node.node, n.Name) or node.node.name not in _FUNCTIONS)
+        _refuse(any(self.value(item) for item in inputs))
         return ""
