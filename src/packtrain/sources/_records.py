@@ -56,12 +56,18 @@ class Parts:
     Args:
         name: of the source, for messages.
         counts: records of each part.
+        what: they are: there has to be one. None: the caller sees to it.
+
+    Raises:
+        SourceError: there is none.
     """
 
     __slots__ = ("name", "stops")
 
-    def __init__(self, name: str, counts: Iterable[int]) -> None:
+    def __init__(self, name: str, counts: Iterable[int], what: str | None = None) -> None:
         self.name, self.stops = name, [*accumulate(counts)]
+        if what is not None and not len(self):
+            raise SourceError(f"{name} holds no {what}", hint="a source needs at least one record")
 
     def __len__(self) -> int:
         return self.stops[-1] if self.stops else 0

@@ -44,9 +44,7 @@ class Stored:
         verify: bool = False,
     ) -> None:
         self.folder, self._kind, self._opened = folder, kind, opened
-        self._parts = Parts(folder, [rows for _, rows in held])
-        if not len(self):
-            raise SourceError(f"{folder} holds no rows", hint="a source needs at least one record")
+        self._parts = Parts(folder, [rows for _, rows in held], "rows")
         names = [name for name, _ in held]
         paths = [os.path.join(folder, name) for name in [*names, *also]]
         table = f".packtrain-{kind}"

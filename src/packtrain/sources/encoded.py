@@ -29,6 +29,7 @@ from ..extend import Measured, Source
 from ..files import digest_json
 from . import keys
 from ._account import Account, unread
+from ._content import fault
 from ._memory import fields_of
 from ._values import absent, kind_of_ref
 
@@ -205,20 +206,20 @@ def read_row(row: Mapping[str, Any], train_on: str = "labels") -> dict[str, Any]
     if not len(ids):
         raise SampleError("empty", "input_ids is empty")
     if ids.min() < 0:
-        raise _fault(f"input_ids holds {int(ids.min())}")
+        raise fault(f"input_ids holds {int(ids.min())}")
     mask = row.get("attention_mask")
     if mask is not None and not _sized(mask, "attention_mask", len(ids)).all():
-        raise _fault("attention_mask hides tokens: the row is padded", hint="store rows without padding")
+        raise fault("attention_mask hides tokens: the row is padded", hint="store rows without padding")
     for name in _LENGTHS:
         told = row.get(name)
         if isinstance(told, int) and told != len(ids):
-            raise _fault(f"{name} is {told} but input_ids has {len(ids)} tokens")
+            raise fault(f"{name} is {told} but input_ids has {len(ids)} tokens")
     sample: dict[str, Any] = {"input_ids": ids, "labels": _labels(row, ids, train_on)}
     positions = row.get("position_ids")
     if positions is not None:
         array = _numbers(positions, "position_ids", axes=(1, 2))
         if array.shape not in ((len(ids),), (3, len(ids))):
-            raise _fault(f"position_ids has shape {list(array.shape)} for {len(ids)} tokens")
+            raise fault(f"position_ids has shape {list(array.shape)} for {len(ids)} tokens")
         sample["position_ids"] = array
     return sample
 
@@ -231,42 +232,38 @@ def _labels(row: Mapping[str, Any], ids: NDArray[np.int64], train_on: str) -> ND
         labels = _sized(row["labels"], "labels", len(ids)).copy()
         odd = (labels < 0) & (labels != IGNORED)
         if odd.any():
-            raise _fault(f"labels holds {int(labels[odd][0])}: not a token and not {IGNORED}")
+            raise fault(f"labels holds {int(labels[odd][0])}: not a token and not {IGNORED}")
         held = np.flatnonzero(labels[:-1] != IGNORED)
         if len(held) > 1 and (labels[held] == ids[held + 1]).all() and (labels[held] != ids[held]).any():
-            raise _fault("labels are input_ids moved by one", hint="store them in place: the loss moves them")
+            raise fault("labels are input_ids moved by one", hint="store them in place: the loss moves them")
     elif mask is not None:
         labels = np.where(mask, ids, IGNORED)
     elif train_on == "all":
         labels = ids.copy()
     else:
-        raise _fault("has no labels and no loss mask", hint='train_on="all" trains on every token')
+        raise fault("has no labels and no loss mask", hint='train_on="all" trains on every token')
     labels[0] = IGNORED
     for name, held in masks.items():
         if (held[1:] != (labels[1:] != IGNORED)).any():
             other = "labels" if row.get("labels") is not None else next(iter(masks))
-            raise _fault(f"{name} and {other} train different tokens", hint=f"ignore_keys: [{name}] decides")
+            raise fault(f"{name} and {other} train different tokens", hint=f"ignore_keys: [{name}] decides")
     return labels
 
 
 def _sized(value: Any, name: str, size: int) -> NDArray[np.int64]:
     array = _numbers(value, name)
     if len(array) != size:
-        raise _fault(f"{name} has {counted(len(array), 'entries')} for {size} tokens")
+        raise fault(f"{name} has {counted(len(array), 'entries')} for {size} tokens")
     return array
 
 
 def _numbers(value: Any, name: str, axes: Sequence[int] = (1,)) -> NDArray[np.int64]:
     if value is None or isinstance(value, (str, bytes, Mapping)):
-        raise _fault(f"{name} is {type(value).__name__}, not a list of whole numbers")
+        raise fault(f"{name} is {type(value).__name__}, not a list of whole numbers")
     try:
         array = np.asarray(value)
     except ValueError:
-        raise _fault(f"{name} has rows of different lengths") from None
+        raise fault(f"{name} has rows of different lengths") from None
     if array.ndim not in axes or (array.size and array.dtype.kind not in "iub"):
-        raise _fault(f"{name} is no list of whole numbers (shape {list(array.shape)}, {array.dtype})")
+        raise fault(f"{name} is no list of whole numbers (shape {list(array.shape)}, {array.dtype})")
     return array.astype(np.int64)
-
-
-def _fault(what: str, *, hint: str | None = None) -> SampleError:
-    return SampleError("malformed_record", what, hint=hint)

@@ -68,9 +68,7 @@ class Table:
             rows.append(sum(sizes))
             self._groups += [(number, group) for group, count in enumerate(sizes) if count]
             counts += filter(None, sizes)
-        self._in_files, self._in_groups = Parts(root, rows), Parts(root, counts)
-        if not len(self):
-            raise SourceError(f"{root} holds no rows", hint="a source needs at least one record")
+        self._in_files, self._in_groups = Parts(root, rows, "rows"), Parts(root, counts)
         parts = [file.sha256 for file in self._held]
         self.fingerprint = files.digest_json({"rows": merkle("parquet", parts), "columns": self._columns})
 

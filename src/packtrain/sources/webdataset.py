@@ -88,10 +88,8 @@ class Tars:
         self._held = list(held)
         self._samples = list(samples)
         self._prompt = prompt
-        self._parts = Parts(root, map(len, self._samples))
+        self._parts = Parts(root, map(len, self._samples), "samples")
         self._names = below(root, [file.path for file in self._held])
-        if not len(self):
-            raise SourceError(f"{root} holds no samples", hint="a source needs at least one record")
         digest = merkle("webdataset", [file.sha256 for file in self._held])
         self.fingerprint = files.digest_json({"tars": digest, "prompt": prompt, "samples": len(self)})
 
