@@ -422,19 +422,17 @@ def read_json(path: str | Path) -> Any:
     """A JSON file, or FormatError that names it."""
     path = Path(path)
     try:
-        if path.stat().st_size > MOST_JSON:
-            raise FormatError(f"{path} has {path.stat().st_size:,} bytes, a marker has at most {MOST_JSON:,}")
-        return json.loads(path.read_bytes())
+        size = path.stat().st_size
+        held = json.loads(path.read_bytes()) if size <= MOST_JSON else None
     except FileNotFoundError:
         raise FormatError(f"{path} does not exist") from None
-    except FormatError:
-        raise
-    except RecursionError:
-        raise FormatError(f"{path} is not valid JSON: lists in lists without end") from None
-    except ValueError as error:
-        raise FormatError(
-            f"{path} is not valid JSON: {error}", hint="it was cut or edited: make it again"
-        ) from None
+    except (ValueError, RecursionError) as error:
+        said = "lists in lists without end" if isinstance(error, RecursionError) else error
+        hint = "it was cut or edited: make it again"
+        raise FormatError(f"{path} is not valid JSON: {said}", hint=hint) from None
+    if size > MOST_JSON:
+        raise FormatError(f"{path} has {size:,} bytes, a marker has at most {MOST_JSON:,}")
+    return held
 
 
 def parse_yaml(text: str, name: str) -> Any:

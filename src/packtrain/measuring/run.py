@@ -186,17 +186,9 @@ def media_refs(sample: Mapping[str, Any]) -> list[Any]:
     """References of the media of a chat sample, in order; empty for samples of another shape."""
     found: list[Any] = []
     messages = sample.get("messages") if isinstance(sample, Mapping) else None
-    if type(messages) is not list and (
-        not isinstance(messages, Sequence) or isinstance(messages, (str, bytes))
-    ):
-        return found
-    for message in messages:
+    for message in _listed(messages):
         content = message.get("content") if type(message) is dict or isinstance(message, Mapping) else None
-        if type(content) is not list and (
-            not isinstance(content, Sequence) or isinstance(content, (str, bytes))
-        ):
-            continue
-        for part in content:
+        for part in _listed(content):
             kind = part.get("type") if type(part) is dict or isinstance(part, Mapping) else None
             if kind in ("image", "video", "audio") and part.get(kind) is not None:
                 reference = part[kind]
@@ -204,6 +196,12 @@ def media_refs(sample: Mapping[str, Any]) -> list[Any]:
                 if kind == "video" and part.get("audio") is not None:  # its sound
                     found.append(part["audio"])
     return found
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    """A list as it is, anything else as an empty one."""
+    plain = type(value) is list or (isinstance(value, Sequence) and not isinstance(value, (str, bytes)))
+    return value if plain else ()
 
 
 def _read(

@@ -6,8 +6,9 @@ shape and file size are checked, so a torn copy is found without reading it.
 
 from __future__ import annotations
 
+import contextlib
 import tokenize
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,31 @@ def check_seal(folder: Path, name: str) -> dict[str, Any]:
             f"{folder / name} was edited: it differs from its own digest", hint="make it again"
         )
     return marker
+
+
+@contextlib.contextmanager
+def publishing(
+    folder: Path,
+    name: str,
+    marker: Mapping[str, Any],
+    arrays: Mapping[str, NDArray[Any]],
+    origin: Mapping[str, Any] | None,
+) -> Iterator[None]:
+    """Write the origin and the arrays of a folder, then what the block writes, and its marker last.
+
+    Args:
+        name: of the marker, which is removed first.
+        origin: kept beside the artefact; without a marker it says whose the arrays of a stopped writer are.
+    """
+    files.make_folder(folder)
+    files.remove_leftovers(folder)
+    files.remove(folder / name)
+    if origin is not None:
+        files.publish_json(folder / "origin.json", dict(origin))
+    for stem, array in arrays.items():
+        files.publish_array(folder / f"{stem}.npy", array)
+    yield
+    files.publish_json(folder / name, sealed(marker))
 
 
 def describe(array: NDArray[Any]) -> dict[str, Any]:

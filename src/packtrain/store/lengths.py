@@ -24,7 +24,7 @@ from ..media.location import file_of, identity, is_url, ref_of
 from ..planning.lengths import Lengths
 from ..remote.copies import opened
 from ..remote.outputs import output
-from ._folders import check_blocks, check_seal, describe, open_array, read_marker, sealed
+from ._folders import check_blocks, check_seal, describe, open_array, publishing, read_marker
 from .parts import MediaRow
 
 SCHEMA = "packtrain.lengths/1"
@@ -55,6 +55,7 @@ def save(
     Raises:
         ForeignArtefactError: the folder holds other lengths and `overwrite` is False.
     """
+    arrays = {"tokens": lengths.tokens, **lengths.costs, "status": lengths.status}
     marker = {
         **dict(fields or {}),
         "schema": SCHEMA,
@@ -65,38 +66,18 @@ def save(
         "costs": list(lengths.costs),
         "max_tokens": lengths.max_tokens,
         "reasons": len(lengths.reasons),
-        "arrays": {
-            stem: describe(array)
-            for stem, array in {"tokens": lengths.tokens, **lengths.costs, "status": lengths.status}.items()
-        },
+        "arrays": {stem: describe(array) for stem, array in arrays.items()},
         "blocks": lengths.array_digests(),
     }
     with output(folder) as place:
-        _save(lengths, place, marker, origin, overwrite)
-
-
-def _save(
-    lengths: Lengths,
-    folder: Path,
-    marker: Mapping[str, Any],
-    origin: Mapping[str, Any] | None,
-    overwrite: bool,
-) -> None:
-    _refuse_foreign(folder, marker, overwrite)
-    files.make_folder(folder)
-    files.remove_leftovers(folder)
-    files.remove(folder / MARKER)
-    files.publish_array(folder / "tokens.npy", lengths.tokens)
-    for name, array in lengths.costs.items():
-        files.publish_array(folder / f"{name}.npy", array)
-    files.publish_array(folder / "status.npy", lengths.status)
-    with files.publish(folder / "reasons.jsonl") as handle:
-        for i in sorted(lengths.reasons):
-            line = json.dumps([i, lengths.reasons[i]], ensure_ascii=False) + "\n"
-            handle.write(line.encode("utf-8", "backslashreplace"))
-    if origin is not None:
-        files.publish_json(folder / "origin.json", dict(origin))
-    files.publish_json(folder / MARKER, sealed(marker))
+        _refuse_foreign(place, marker, overwrite)
+        with (
+            publishing(place, MARKER, marker, arrays, origin),
+            files.publish(place / "reasons.jsonl") as handle,
+        ):
+            for i in sorted(lengths.reasons):
+                line = json.dumps([i, lengths.reasons[i]], ensure_ascii=False) + "\n"
+                handle.write(line.encode("utf-8", "backslashreplace"))
 
 
 def load(folder: str | Path) -> Lengths:

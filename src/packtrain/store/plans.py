@@ -24,7 +24,15 @@ from ..planning.raw_plan import SCHEMA, PackerId, Sums
 from ..planning.spec import PlanSpec
 from ..remote.copies import opened
 from ..remote.outputs import output
-from ._folders import check_blocks, check_seal, describe, open_array, read_marker, refuse_other_kind, sealed
+from ._folders import (
+    check_blocks,
+    check_seal,
+    describe,
+    open_array,
+    publishing,
+    read_marker,
+    refuse_other_kind,
+)
 
 MARKER = "plan.json"
 _LEDGER = np.dtype([("id", "<i8"), ("code", "u1")])
@@ -67,27 +75,10 @@ def save(
         "slots": plan.slots,
     }
     with output(folder) as place:
-        _save(place, marker, arrays, origin, overwrite)
-
-
-def _save(
-    folder: Path,
-    marker: dict[str, Any],
-    arrays: Mapping[str, NDArray[Any]],
-    origin: Mapping[str, Any] | None,
-    overwrite: bool,
-) -> None:
-    refuse_other_kind(folder, MARKER, ("origin.json", *(f"{stem}.npy" for stem in arrays)))
-    if _holds_this(folder, marker, overwrite):
-        return
-    files.make_folder(folder)
-    files.remove_leftovers(folder)
-    files.remove(folder / MARKER)
-    if origin is not None:  # first: without a marker it says whose the arrays of a stopped writer are
-        files.publish_json(folder / "origin.json", dict(origin))
-    for stem, array in arrays.items():
-        files.publish_array(folder / f"{stem}.npy", array)
-    files.publish_json(folder / MARKER, sealed(marker))
+        refuse_other_kind(place, MARKER, ("origin.json", *(f"{stem}.npy" for stem in arrays)))
+        if not _holds_this(place, marker, overwrite):
+            with publishing(place, MARKER, marker, arrays, origin):
+                pass
 
 
 def load(folder: str | Path) -> PackPlan:

@@ -103,36 +103,37 @@ def _load(name: str, folder: Path | None, trust_remote_code: bool) -> Any:
         raise _explain(name, folder, error) from first
 
 
-def _describes_processor(name: str) -> bool:
-    """Whether a folder or (downloaded) hub repository holds the settings of a processor."""
+def _file_of(name: str, file: str) -> Path | None:
+    """A file of a folder or (downloaded) hub repository; None: it is not there, or cannot be had."""
     from transformers.utils import cached_file
 
-    for file in _PROCESSOR_FILES:
-        try:
-            found = cached_file(
-                name,
-                file,
-                _raise_exceptions_for_missing_entries=False,
-                _raise_exceptions_for_connection_errors=False,
-                _raise_exceptions_for_gated_repo=False,
-            )
-        except OSError:
-            continue
-        if found is not None:
-            return True
-    return False
+    try:
+        found = cached_file(
+            name,
+            file,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            _raise_exceptions_for_gated_repo=False,
+        )
+    except OSError:
+        return None
+    return None if found is None else Path(found)
+
+
+def _describes_processor(name: str) -> bool:
+    """Whether a folder or repository holds the settings of a processor."""
+    return any(_file_of(name, file) is not None for file in _PROCESSOR_FILES)
 
 
 def _unknown_class(name: str) -> str | None:
     """A class that the files name and this transformers does not have; what it says then is about other
     things (it tries to convert the tokenizer, and asks for protobuf)."""
     import transformers
-    from transformers.utils import cached_file
 
     for file, key in _NAMED_CLASSES:
+        found = _file_of(name, file)
         try:
-            found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-            held = json.loads(Path(found).read_text(encoding="utf-8")) if found is not None else {}
+            held = {} if found is None else json.loads(found.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
         named = held.get(key) if isinstance(held, dict) and "auto_map" not in held else None
