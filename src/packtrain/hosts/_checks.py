@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -131,6 +131,18 @@ def loss_is_the_heads(trainer: Any) -> bool:
     )
 
 
+def refuse_settings(held: Any, settings: Iterable[tuple[str, Any, str]], hint: str) -> None:
+    """Refuse the first setting of `held` that packs cannot keep.
+
+    Args:
+        settings: (name, is it so, why).
+    """
+    for name, wrong, why in settings:
+        if wrong:
+            value = held.get(name) if isinstance(held, Mapping) else getattr(held, name)
+            raise ConfigError(f"{name}={value} cannot be kept: {why}", hint=hint.format(name=name))
+
+
 def check_samples_per_step(given: int | str | None) -> None:
     """A number, "same" or None."""
     if given not in (None, "same") and (isinstance(given, (str, bool)) or int(given) < 1):
@@ -176,7 +188,7 @@ def check_trainer(trainer: Any, samples_per_step: int | str | None, *, has_packs
             hint="use a map-style dataset, or packs of a stream: pack(trainer, source=…)",
         )
     strategy = str(getattr(args, "train_sampling_strategy", "random"))
-    for name, wrong, why in (
+    settings = (
         ("label_smoothing_factor", bool(args.label_smoothing_factor), "its loss is a mean over rows"),
         ("n_gpu", args.n_gpu > 1, "one process would split packs over GPUs; start it with torchrun"),
         ("train_sampling_strategy", strategy not in ("random", "sequential"), "packs have equal lengths"),
@@ -187,9 +199,8 @@ def check_trainer(trainer: Any, samples_per_step: int | str | None, *, has_packs
         ),
         ("auto_find_batch_size", bool(args.auto_find_batch_size), "a plan has its row length"),
         ("neftune_noise_alpha", bool(args.neftune_noise_alpha), NOISE),
-    ):
-        if wrong:
-            raise ConfigError(f"{name}={getattr(args, name)} cannot be kept: {why}", hint=f"unset {name}")
+    )
+    refuse_settings(args, settings, "unset {name}")
     if own(trainer, "get_train_dataloader"):
         raise ConfigError(
             f"{type(trainer).__name__}.get_train_dataloader would not be called: packs bring their loader",

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from ..errors import ConfigError, SampleError, counted
 from ..sources._account import unread
 from ..train.loss import bare_model
+from ._checks import refuse_settings
 from ._rows import ChatReader
 from ._unread import Reads, unread_rows
 from .transformers import HostMixin
@@ -71,9 +72,7 @@ def pack(trainer: Any, cfg: Any, pack_length: int | None = None, **options: Any)
     Raises:
         ConfigError: a setting that packs cannot keep, with the reason.
     """
-    for name, why in _REFUSED.items():
-        if cfg.get(name):
-            raise ConfigError(f"{name}={cfg.get(name)} cannot be kept: {why}", hint=f"set {name}: false")
+    refuse_settings(cfg, ((name, cfg.get(name), why) for name, why in _REFUSED.items()), "set {name}: false")
     if (cfg.get("context_parallel_size") or 1) > 1:
         raise ConfigError(
             "context_parallel_size cannot be kept: packs are not cut over ranks", hint="set it to 1"

@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigError, SampleError
+from ..errors import SampleError
 from ..sources.chat import ChatSource
 from ..template import HFTemplate
+from ._checks import refuse_settings
 from ._rows import ChatReader, Rows, tell_cut
 from ._unread import Reads, columns_of, unread_rows
 from .transformers import HostMixin
@@ -43,13 +44,12 @@ def pack(trainer: Any, pack_length: int | None = None, **options: Any) -> Any:
         ConfigError: a setting of the trainer that packs cannot keep, with the reason.
     """
     args = trainer.args
-    for name, wrong, why in (
+    settings = (
         ("packing", getattr(args, "packing", False), "the rows are packed already, by TRL"),
         ("eval_packing", getattr(args, "eval_packing", None), "the rows are packed already, by TRL"),
         ("padding_free", getattr(args, "padding_free", False), "packs bring their own boundaries"),
-    ):
-        if wrong:
-            raise ConfigError(f"{name}={wrong} cannot be kept: {why}", hint=f"set {name}=False")
+    )
+    refuse_settings(args, settings, "set {name}=False")
     packs = options.get("source") is not None or options.get("plan") is not None
     if pack_length is None and not packs:
         pack_length = args.max_length

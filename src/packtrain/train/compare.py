@@ -16,6 +16,7 @@ from ..data import PackedDataset
 from ..planning.align import AlignedPlan
 from .attention import check_attention, check_batch
 from .loss import bare_model, token_loss_sum
+from .probe import moved
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,5 @@ def evaluate_packed_vs_unpacked(
 
 
 def _loss_of(model: Any, batch: PackBatch, device: torch.device) -> float:
-    moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
     with torch.no_grad():
-        return float(token_loss_sum(model, moved))
+        return float(token_loss_sum(model, moved(batch, device)))

@@ -35,7 +35,7 @@ from .weights import check_weights, outline, position_table
 logger = logging.getLogger(__name__)
 
 #: Packages of a training -> the extra that brings them.
-_PACKAGES = {"torch": "train", "transformers": "train", "accelerate": "train"}
+_PACKAGES = ("torch", "transformers", "accelerate")
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
 
@@ -72,11 +72,9 @@ def check_early(
         ConfigError: the model cannot be found, keys do not go together, the output folder cannot be written.
     """
     place = place or world()
-    for package, extra in _PACKAGES.items():
-        if not _is_there(package):
-            raise MissingExtraError(package, extra)
-    if page and (lacking := missing_of_page()):
-        raise MissingExtraError(lacking, "report")
+    lacking = next((package for package in _PACKAGES if not _is_there(package)), None)
+    if lacking or (page and (lacking := missing_of_page())):
+        raise MissingExtraError(lacking, "train" if lacking in _PACKAGES else "report")
     by_epochs = config.data.kind in ("planned", "exported")
     check_arguments(config, has_eval=by_epochs and config.data.val is not None, place=place)
     warnings = missing_features()

@@ -22,7 +22,7 @@ from ..collate import attention_of
 from ..collate.boundaries import family_for
 from ..collate.rotations import rotations_of
 from ..errors import IsolationError, PacktrainError, one_line
-from .probe import Sample, media_fields, opening, other_media, size_of
+from .probe import Sample, media_fields, moved, opening, other_media, size_of
 from .untouched import is_wrapper, seeded
 
 Alter = Callable[[Any], Mapping[str, Any]]
@@ -154,7 +154,7 @@ class Live:
         devices = (p.device for p in self.bare.parameters() if p.device.type != "meta")
         device = next(devices, torch.device("cpu"))
         kept = {k: v for k, v in altered.items() if k not in ("labels", "loss_scale")}
-        return {key: _moved(value, device) for key, value in kept.items()}
+        return moved(kept, device)
 
     def _forward(
         self, model: Any, batch: Mapping[str, Any], pack: Sequence[Sample], seed: int
@@ -181,14 +181,6 @@ def _logits(outputs: Any) -> torch.Tensor:
         return outputs
     parts = outputs.values() if isinstance(outputs, Mapping) else outputs
     return next(p for p in parts if isinstance(p, torch.Tensor) and p.dim() > 1)
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: _moved(part, device) for key, part in value.items()}
-    return [_moved(part, device) for part in value] if isinstance(value, list) else value
 
 
 def _loss(logits: torch.Tensor, pack: Sequence[Sample], places: Sequence[int]) -> torch.Tensor:

@@ -130,7 +130,7 @@ class PackingMixin(RestoresWeights):
 
         Raises:
             ConfigError: a setting of the trainer that packs cannot keep.
-        IsolationError: packs whose samples would be trained otherwise than alone.
+            IsolationError: packs whose samples would be trained otherwise than alone.
         """
         host: Any = self
         args = host.args

@@ -65,14 +65,11 @@ def load_model(
             model = class_for(transformers, config).from_pretrained(
                 name_or_path, config=config, dtype=dtype, attn_implementation=_loadable(attn, backend)
             )
-    except ImportError as error:
+    except (ImportError, OSError, ValueError, RuntimeError) as error:
+        lacks = isinstance(error, ImportError)
         raise ConfigError(
-            f"model {name_or_path} cannot be loaded on {backend}: {_first_line(error)}",
-            hint="install what it names, or use model.attn: sdpa",
-        ) from error
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"model {name_or_path} cannot be loaded: {_first_line(error)}", hint="check model.name_or_path"
+            f"model {name_or_path} cannot be loaded{f' on {backend}' if lacks else ''}: {_first_line(error)}",
+            hint="install what it names, or use model.attn: sdpa" if lacks else "check model.name_or_path",
         ) from error
     switch_cache_off(model)
     return _prepared(model, backend)

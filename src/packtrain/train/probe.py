@@ -6,6 +6,7 @@ Runs leave the model as it was: mode, backend, gradients and hooks are put back.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,7 +93,7 @@ class Probe:
         batch = PaddingFreeCollator(self.model, pad_to_length=pad_to_length)([pack])
         altered = batch if self.alter is None else self.alter(batch)
         device = next(self.model.parameters()).device
-        return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in altered.items()}
+        return moved(altered, device)
 
     def _logits(self, batch: Mapping[str, Any]) -> torch.Tensor:
         inputs = {key: value for key, value in batch.items() if key not in ("labels", "loss_scale")}
@@ -122,6 +123,24 @@ class Probe:
                 stack.callback(module.register_forward_hook(keep(name)).remove)
             self.logits(pack)
         return seen
+
+
+def moved(values: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """The same with its tensors on a device, also inside of mappings and lists."""
+    return {key: _moved(value, device) for key, value in values.items()}
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return moved(value, device)
+    return [_moved(part, device) for part in value] if isinstance(value, list) else value
+
+
+def gap_size(gap: float) -> float:
+    """No number is the largest difference."""
+    return math.inf if math.isnan(gap) else gap
 
 
 def largest_gap(one: torch.Tensor, other: torch.Tensor) -> float:

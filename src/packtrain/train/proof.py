@@ -36,6 +36,7 @@ from .probe import (
     Sample,
     as_it_was,
     changed,
+    gap_size,
     has_media,
     largest_gap,
     name_of,
@@ -228,7 +229,7 @@ def _compare(
         packed = probe.run([members[p] for p in places], pad_to_length=pad)
         parts = packed.logits[: sum(lengths)].split([lengths[p] for p in places])
         gaps = {p: largest_gap(part, logits[p]) for p, part in zip(places, parts, strict=True)}
-        worst = max(gaps, key=lambda p: _rank(gaps[p]))
+        worst = max(gaps, key=lambda p: gap_size(gaps[p]))
         where = name_of(members[worst], worst)
         found = ProofRow(backend, order, "logits", gaps[worst], limit, where)
         if not found.ok and report.leaking_layer is None:
@@ -252,7 +253,7 @@ def _gradient_gap(
         one, other = packed.get(name), alone.get(name)
         gap = other if one is None else one if other is None else one - other
         value = float(gap.abs().max()) / tokens if gap is not None and gap.numel() else 0.0
-        if _rank(value) > _rank(worst):
+        if gap_size(value) > gap_size(worst):
             worst, where = value, f"the gradient of {name}"
     return worst, where
 
@@ -280,18 +281,13 @@ def _tamper(
             if other == index or torch.equal(clean[other], after[other]):
                 continue
             gap = largest_gap(clean[other], after[other])
-            if _rank(gap) > _rank(worst):
+            if gap_size(gap) > gap_size(worst):
                 worst, where = gap, f"{name_of(row[other], other)} reads {name_of(member, index)} and"
             if report.leaking_layer is None:
                 start = sum(lengths[:other])
                 part = slice(start, start + lengths[other])
                 report.leaking_layer = probe.first_layer(row, tampered, part)
     return ProofRow(backend, order, "tamper", worst, 0.0, where)
-
-
-def _rank(value: float) -> tuple[bool, float]:
-    """NaN ranks above every number."""
-    return (value != value, value)
 
 
 # --------------------------------------------------------------------------------------------

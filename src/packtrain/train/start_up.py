@@ -50,7 +50,7 @@ from .live import (
     unwrapped,
 )
 from .loss import bare_model, logits_loss, plain_head, token_loss_sum
-from .probe import Sample, changed, largest_gap, name_of, ordinary_tokens, size_of
+from .probe import Sample, changed, gap_size, largest_gap, moved, name_of, ordinary_tokens, size_of
 from .proof import IsolationReport, ProofRow, one_segment
 from .segments import states_isolated
 from .untouched import is_wrapper, untouched
@@ -308,7 +308,7 @@ def _held(
         has_power = has_power or changes[number] > 0
         first_reads = first_reads or (number > 0 and changes[0] != 0)
         beside = [place for place in range(len(row)) if place % COMPARED != number]
-        worst = max(beside, key=lambda place: _order(changes[place]))
+        worst = max(beside, key=lambda place: gap_size(changes[place]))
         where = f"{names[worst]} reads {names[number]} and"
         rows.append(ProofRow(backend, "in order", "tamper", changes[worst], 0.0, where))
         report.moved.append(worst)
@@ -397,16 +397,11 @@ def _compare_reach(live: Live, row: list[Sample], report: StartUpReport) -> None
         return
     parts = made[: sum(map(size_of, row))].double().split([size_of(member) for member in row])
     found = [float(part.abs().max()) for part in parts]
-    place = max(range(0, len(row), 2), key=lambda number: _order(found[number]))
+    place = max(range(0, len(row), 2), key=lambda number: gap_size(found[number]))
     worst = found[place] / max(*found[1::2], 1e-300)
     where = f"the gradient of other samples at {name_of(row[place], place)}"
     backend = backend_of(live.bare) or "its attention"
     report.rows.append(ProofRow(backend, "in order", "gradients", worst, _REACH, where))
-
-
-def _order(gap: float) -> float:
-    """No number is the largest difference."""
-    return math.inf if math.isnan(gap) else gap
 
 
 def _size(values: torch.Tensor) -> float:
@@ -482,14 +477,13 @@ def _fused(model: Any, bare: Any, row: Sequence[Sample], collate: Any, alone: to
     if "labels" not in batch:
         return False
     device = next(bare.parameters()).device
-    moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
-    tokens = len(alone)
-    labels, weights = moved["labels"].reshape(1, -1), moved.get("loss_scale")
+    there, tokens = moved(batch, device), len(alone)
+    labels, weights = there["labels"].reshape(1, -1), there.get("loss_scale")
     weights = None if weights is None else weights.reshape(1, -1)[:, :tokens]
     with torch.no_grad():
         full = float(logits_loss(alone[None], labels[:, :tokens], weights))
         try:
-            short = float(token_loss_sum(model, moved))
+            short = float(token_loss_sum(model, there))
         except (TypeError, ValueError):  # its forward wants more of a loss than a value
             short = math.nan
     if abs(short - full) <= 1e-2 * max(1.0, abs(full)):
