@@ -138,13 +138,8 @@ def open_source(
                 identity(os.path.join(text, row["file"]))
     unlisted = _unlisted(text, rows) if table else []
     if unlisted:
-        log.warning(
-            "%s: %d clips stand in no row of %s and are no samples, such as %s",
-            text,
-            len(unlisted),
-            table,
-            unlisted[0],
-        )
+        told = "%s: %d clips stand in no row of %s and are no samples, such as %s"
+        log.warning(told, text, len(unlisted), table, unlisted[0])
     return Clips(text, table or "folder", rows, prompt, len(unlisted))
 
 
@@ -154,34 +149,30 @@ def _of_table(folder: str, table: str) -> Iterator[Row]:
     ids = _stems(folder) if table.endswith(".csv") else {}
     read = _json_lines(lines) if table.endswith(".jsonl") else _csv_lines(lines)
     for number, record in read:
-        if isinstance(record, str):
-            yield {"line": number, "file": "", "fault": record}
-            continue
-        name = next((record[key] for key in _FILES if record.get(key)), None)
-        name = name.get("path") if isinstance(name, Mapping) else name
-        if not isinstance(name, str) or not name:
-            yield {"line": number, "file": "", "fault": "names no clip"}
-            continue
-        if not name.lower().endswith(SUFFIXES_OF_CLIPS):  # LJSpeech names clips by their stem
-            found = ids.get(_composed(name), [name])
-            if len(found) > 1:
-                yield {"line": number, "file": "", "fault": f"names {name!r}, which is {' and '.join(found)}"}
-                continue
-            name = found[0]
-        said = next((record[key] for key in _TEXTS if isinstance(record.get(key), str)), None)
-        hints: Row = {}
-        for key, hint in _HINTS.items():
-            if isinstance(record.get(key), (int, float)) and record[key]:
-                hints.setdefault(hint, record[key])
-        hints.update({key: record[key] for key in (*STARTS, *ENDS) if record.get(key) not in (None, "")})
-        left = {key: value for key, value in record.items() if key not in _KNOWN}
-        yield {
-            "line": number,
-            "file": name,
-            "text": said or None,
-            "hints": hints,
-            **({"left": left} if left else {}),
-        }
+        yield {"line": number, **_row(record, ids)}
+
+
+def _row(record: Row | str, ids: Mapping[str, list[str]]) -> Row:
+    """A row of a table: its clip, text and hints, or what is wrong with it."""
+    if isinstance(record, str):
+        return {"file": "", "fault": record}
+    name = next((record[key] for key in _FILES if record.get(key)), None)
+    name = name.get("path") if isinstance(name, Mapping) else name
+    if not isinstance(name, str) or not name:
+        return {"file": "", "fault": "names no clip"}
+    if not name.lower().endswith(SUFFIXES_OF_CLIPS):  # LJSpeech names clips by their stem
+        found = ids.get(_composed(name), [name])
+        if len(found) > 1:
+            return {"file": "", "fault": f"names {name!r}, which is {' and '.join(found)}"}
+        name = found[0]
+    said = next((record[key] for key in _TEXTS if isinstance(record.get(key), str)), None)
+    hints: Row = {}
+    for key, hint in _HINTS.items():
+        if isinstance(record.get(key), (int, float)) and record[key]:
+            hints.setdefault(hint, record[key])
+    hints.update({key: record[key] for key in (*STARTS, *ENDS) if record.get(key) not in (None, "")})
+    left = {key: value for key, value in record.items() if key not in _KNOWN}
+    return {"file": name, "text": said or None, "hints": hints, **({"left": left} if left else {})}
 
 
 def _json_lines(lines: list[str]) -> Iterator[tuple[int, Row | str]]:

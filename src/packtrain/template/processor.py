@@ -147,18 +147,7 @@ class HFTemplate:
             max_aspect_ratio=max_aspect_ratio,
         )
         self.media_ids = () if self.media is None else media_ids(processor, self.tokenizer, self.media)
-        self.renderer = ChatRenderer(
-            processor,
-            self.tokenizer,
-            takes=self.family.modalities,
-            system=system,
-            variables=self.variables,
-            chat_template=self.chat_template,
-            allow_dropped=self.allow_dropped,
-            train_on=train_on,
-            reasoning=reasoning,
-            answer_end=answer_end,
-        )
+        self.renderer = ChatRenderer(self)
         self._control = control_tokens(self.tokenizer, self.renderer.templates.values(), self.media)
         self._special = int(self.tokenizer.num_special_tokens_to_add(pair=False))
         self._measurer = Measurer(self)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import datetime
 import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,43 +81,23 @@ class ChatRenderer:
     """Renders samples with the chat template of one processor or tokenizer.
 
     Args:
-        processor: what holds the chat template (a processor, or a tokenizer).
-        tokenizer: its tokenizer; its special tokens are variables of the template.
-        takes: modalities of the family; templates of text families expect plain string contents.
-        system: system turn for samples that have none.
-        variables: further template variables, for example `{"enable_thinking": False}`.
-        chat_template: Jinja text to use instead of theirs.
-        allow_dropped: what the template may leave out (`account.DROPPABLE`).
-        train_on: `all` answers, or the `last`: those behind the last question.
-        reasoning: `keep`, `mask` (rendered, not trained) or `drop_history` (left out before the last
-            question).
-        answer_end: what is trained of an answer ends at its end `mark`, or with the `line` break behind it.
+        template: an `HFTemplate`, whose options say how (see there). Its processor or tokenizer holds the
+            chat template, unless `chat_template` replaces that; special tokens are variables of it.
+            Chat templates of families without media expect plain string contents.
     """
 
-    def __init__(
-        self,
-        processor: Any,
-        tokenizer: Any,
-        *,
-        takes: Sequence[str],
-        system: str | None = None,
-        variables: Mapping[str, Any] | None = None,
-        chat_template: str | None = None,
-        allow_dropped: Collection[str] = (),
-        train_on: str = "all",
-        reasoning: str = "keep",
-        answer_end: str = "mark",
-    ) -> None:
-        self.templates = _templates(processor, tokenizer, chat_template)
-        self.takes = tuple(takes)
-        self.system = system
-        self.variables = dict(variables or {})
+    def __init__(self, template: Any) -> None:
+        processor, tokenizer = template.processor, template.tokenizer
+        self.templates = _templates(processor, tokenizer, template.chat_template)
+        self.takes: tuple[str, ...] = tuple(template.family.modalities)
+        self.system: str | None = template.system
+        self.variables: dict[str, Any] = template.variables
         self.name = str(getattr(tokenizer, "name_or_path", "") or type(processor).__name__)
-        self.allow_dropped = frozenset(allow_dropped)
-        self.train_on = train_on
-        self.reasoning = reasoning
-        self.answer_end = answer_end
-        self._copies = copies_texts(self.templates["plain"], parts=bool(takes))
+        self.allow_dropped = frozenset(template.allow_dropped)
+        self.train_on: str = template.train_on
+        self.reasoning: str = template.reasoning
+        self.answer_end: str = template.answer_end
+        self._copies = copies_texts(self.templates["plain"], parts=bool(self.takes))
         self._marked = _MARKS.search(self.templates["plain"]) is not None
         self._skeletons: dict[Shape, Skeleton | None] = {}
         self._traits: dict[str, Traits] = {}

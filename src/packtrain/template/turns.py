@@ -227,15 +227,21 @@ def locate(
     for place, message in enumerate(messages):
         if message["role"] != "assistant" or blank(message):
             continue
-        mine = (
-            [k for k, (_, _, n) in enumerate(found.where) if found.leaves[n].place == place] if found else []
-        )
-        if found is None or (not mine and not _silent(message)):
-            raise _mismatch(place)
-        if not mine:
+        where = () if found is None else found.where
+        mine = [k for k, (_, _, n) in enumerate(where) if found and found.leaves[n].place == place]
+        begin = end = None
+        if found is not None and mine:
+            begin = _begins(render(place, True), found, mine[0])
+            end = _ends(render(place + 1, False), found, mine[-1], end_marks)
+        elif found is not None and _silent(message):
             continue
-        begin = _begins(render(place, True), found, mine[0], place)
-        end = _ends(render(place + 1, False), found, mine[-1], place, end_marks)
+        if begin is None or end is None:
+            raise SampleError(
+                "prefix_mismatch",
+                f"the chat template renders message {place} differently as part of the whole conversation, "
+                "so its trained tokens cannot be located",
+                hint=_HINT,
+            )
         spans.append(Span(begin, end, place))
     return spans
 
@@ -245,30 +251,30 @@ def _silent(message: Mapping[str, Any]) -> bool:
     return not any(text.strip() for text in texts_of(message.get("content")))
 
 
-def _begins(prompt: Placed | None, found: Placed, leaf: int, place: int) -> int:
-    """Where the turn begins whose first text is entry `leaf` of `found.where`."""
+def _begins(prompt: Placed | None, found: Placed, leaf: int) -> int | None:
+    """Where the turn begins whose first text is entry `leaf` of `found.where`; None: it cannot be told."""
     if prompt is None:
-        raise _mismatch(place)
+        return None
     start = found.where[leaf][0]
     before, number = (found.where[leaf - 1][1], found.where[leaf - 1][2]) if leaf else (0, None)
     end, last = (prompt.where[-1][1], prompt.where[-1][2]) if prompt.where else (0, None)
     if _same(prompt, last) != _same(found, number):
-        raise _mismatch(place)
+        return None
     wanted = prompt.text[end:]
     for form in (wanted, wanted.rstrip(), _OPENING.sub("", wanted)):
         if found.text.startswith(form, before) and before + len(form) <= start:
             return before + len(form)
-    raise _mismatch(place)
+    return None
 
 
-def _ends(alone: Placed | None, found: Placed, leaf: int, place: int, end_marks: tuple[str, ...]) -> int:
-    """Where the turn ends whose last text is entry `leaf` of `found.where`."""
+def _ends(alone: Placed | None, found: Placed, leaf: int, end_marks: tuple[str, ...]) -> int | None:
+    """Where the turn ends whose last text is entry `leaf` of `found.where`; None: it cannot be told."""
     if alone is None or not alone.where:
-        raise _mismatch(place)
+        return None
     behind = found.where[leaf][1]
     limit = found.where[leaf + 1][0] if leaf + 1 < len(found.where) else len(found.text)
     if _same(alone, alone.where[-1][2]) != _same(found, found.where[leaf][2]):
-        raise _mismatch(place)
+        return None
     closing = alone.text[alone.where[-1][1] :]
     tail = found.text[behind:limit]
     size = common(closing, tail)
@@ -279,9 +285,7 @@ def _ends(alone: Placed | None, found: Placed, leaf: int, place: int, end_marks:
     if size == len(closing):
         return behind + size
     first = pattern.search(tail)
-    if first is None:
-        raise _mismatch(place)
-    return behind + first.end()
+    return None if first is None else behind + first.end()
 
 
 def _same(found: Placed, number: int | None) -> tuple[Any, ...] | None:
@@ -293,12 +297,3 @@ def common(one: str, other: str) -> int:
     """Characters that two texts begin with alike."""
     size = min(len(one), len(other))
     return next((k for k in range(size) if one[k] != other[k]), size)
-
-
-def _mismatch(place: int) -> SampleError:
-    return SampleError(
-        "prefix_mismatch",
-        f"the chat template renders message {place} differently as part of the whole conversation, so its "
-        "trained tokens cannot be located",
-        hint=_HINT,
-    )
