@@ -48,6 +48,8 @@ def counts(tmp_path: Path, *tokens: int) -> Path:
         ("template: {max_lenght: 8}\n", "did you mean template.max_length?"),
         ("global_max_length: 8k\n", "as an integer\n"),
         ("data: {kind: stream, path: x}\nglobal_max_length: 8\n", "set training.max_steps; the stream"),
+        ("stage: sft\nmodel_name_or_path: x\ntemplate: qwen\n", "packtrain llamafactory FILE"),
+        ("base_model: x\ndatasets: [{path: y}]\n", "a plugin there: docs/hosts_yaml.md"),
         ("learning_rate: 1.0\n", "did you mean training.learning_rate?"),
         (
             "model: {dtype: 3}\ntraining: {seed: y, samples_per_step: -1}\n",

@@ -103,6 +103,13 @@ def load_config(
 _KEY = re.compile(r"(?<![\w.])(?:training|data|template|model)\.\w+")
 
 
+#: Keys that a whole file of another system has -> what reads it.
+_OF_OTHERS = (
+    ({"model_name_or_path", "stage"}, "LLaMA-Factory", "packtrain llamafactory FILE trains it on packs"),
+    ({"base_model", "datasets"}, "axolotl", "packtrain is a plugin there: docs/hosts_yaml.md"),
+)
+
+
 class _Reading:
     """One file on its way to a RunConfig.
 
@@ -123,6 +130,9 @@ class _Reading:
         if "train" in values:  # VeOmni's name of the section
             values = dict(values)
             values["training"] = _joined(values.pop("train"), values.get("training"))
+        for keys, system, hint in _OF_OTHERS:
+            if keys <= values.keys():
+                raise ConfigError(f"this is a file of {system}", hint=hint)
         for key in values:
             if key not in _NAMES and key != "global_max_length":
                 raise _unknown("", str(key), [*_NAMES, "global_max_length"])
