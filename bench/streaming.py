@@ -33,6 +33,7 @@ import packtrain.packs._node_reader as node_reader
 from packtrain.collate import PaddingFreeCollator
 from packtrain.data import StreamingPackedDataset, TokenBudgetDataset
 from packtrain.planning.window import WindowPacker
+from packtrain.sources import open_source
 from packtrain.template import load_processor
 
 CAP = 8192
@@ -188,22 +189,21 @@ def shared(samples: int, readers: int = 4) -> None:
         )
 
 
-class Cycled:
-    """Texts, and texts again."""
-
-    def __init__(self, count: int) -> None:
-        words = np.random.default_rng(1).integers(0, len(WORDS), (2000, 400)).tolist()
-        rows = zip(words, Ids(2000).lengths, strict=True)
-        self.count, self.texts = count, [" ".join(map(WORDS.__getitem__, row[:n])) for row, n in rows]
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, i: int) -> str:
-        return self.texts[i % len(self.texts)]
+def texts(folder: Path, count: int, median: int) -> Any:
+    """A JSONL source of `count` texts of around `median` words."""
+    words = np.random.default_rng(1).integers(0, len(WORDS), (2000, 1000)).tolist()
+    rows = zip(words, Ids(2000, median).lengths, strict=True)
+    lines = [json.dumps({"text": " ".join(map(WORDS.__getitem__, row[:n]))}) for row, n in rows]
+    path = folder / f"texts-{median}.jsonl"
+    with path.open("w") as out:
+        for i in range(count):
+            out.write(lines[i % len(lines)] + "\n")
+    return open_source(path)
 
 
-def elastic(count: int, data: Path, pairs: int, asked: list[int], readers: int = 4) -> None:
+def elastic(
+    count: int, data: Path, pairs: int, asked: list[int], folder: Path, only: str, readers: int = 4
+) -> None:
     """Processor time of one of four readers with the same options: many splits over one split a reader, in
     turns; in a process as it is, and with the objects of its start frozen, as in a loader's worker."""
     kinds: dict[str, tuple[Any, Any, Any]] = {}
@@ -218,11 +218,18 @@ def elastic(count: int, data: Path, pairs: int, asked: list[int], readers: int =
     if (data / "processors" / "qwen2_5_vl").is_dir():
         tokenizer = load_processor(data / "processors" / "qwen2_5_vl").tokenizer
 
-        def encode(text: str) -> dict[str, Any]:
-            ids = torch.tensor(tokenizer(text)["input_ids"])
+        def encode(record: dict[str, str]) -> dict[str, Any]:
+            ids = torch.tensor(tokenizer(record["text"])["input_ids"])
             return {"input_ids": ids, "labels": ids}
 
-        kinds["text, tokenized, collated"] = Cycled(count // 64), encode, PaddingFreeCollator()
+        for median, few in ((350, 20), (40, 1)):
+            source = texts(folder, count // few, median)
+            kinds[f"text of around {median} words, tokenized, collated"] = (
+                source,
+                encode,
+                PaddingFreeCollator(),
+            )
+    kinds = {name: kind for name, kind in kinds.items() if name.startswith(only)}
     WindowPacker.seen = 1 << 30  # compiled from the first window on, in all
     for name, (source, template, collate) in kinds.items():
         wanted = [n for n in asked if len(source) >= 512 * n]  # two windows of each at least
@@ -246,7 +253,7 @@ def elastic(count: int, data: Path, pairs: int, asked: list[int], readers: int =
                     collate([pack])
             return (time.process_time() - begun) / len(source) * readers * 1e6
 
-        for frozen in (False, True) if template is None else (False,):
+        for frozen in (False, True) if template is None else (True,):
             gc.collect()
             if frozen:
                 gc.freeze()
@@ -270,6 +277,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=Path, default=Path("../shared/data/lengths"))
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--splits", type=int, nargs="*", default=[8, 64, 1344])
+    parser.add_argument("--kinds", default="", help="of elastic: those whose names begin so")
     parser.add_argument("--only", nargs="*", choices=("speed", "loss", "memory", "shared", "elastic"))
     told = parser.parse_args()
     asked = told.only or ["speed", "loss", "memory", "shared", "elastic"]
@@ -286,7 +294,8 @@ def main() -> None:
     if "shared" in asked:
         shared(told.samples // 2)
     if "elastic" in asked:
-        elastic(told.samples * 10, told.lengths.parent, told.pairs, told.splits)
+        with tempfile.TemporaryDirectory() as folder:
+            elastic(told.samples * 10, told.lengths.parent, told.pairs, told.splits, Path(folder), told.kinds)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gc
 import hashlib
 import importlib
 import io
@@ -78,12 +79,36 @@ _ASKED = "PACKTRAIN_WORKER_SERVER"  # tells the server its folder
 _FORK_SAFE = {"jemalloc_bg_thd"}
 _FILES = 240  # a fork server hands over up to 256 descriptors, some of them its own
 
+_is_own = False
 _lock = threading.RLock()
 _files: tuple[int, Path] | None = None  # process, its folder
 _server: Any = None
 _warm: dict[str, Any] = {}  # in the server and its workers: heavy objects by digest
 _told: set[str] = set()
 _now = threading.local()
+
+
+@contextlib.contextmanager
+def own_process() -> Iterator[None]:
+    """This process is a command of packtrain's own: its garbage collection may be set for what it does."""
+    global _is_own
+    _is_own = True
+    try:
+        yield
+    finally:
+        _is_own = False
+        gc.unfreeze()
+
+
+def freeze(is_worker: bool) -> None:
+    """Take what is there out of garbage collection, in processes of our own: workers, and `own_process`.
+
+    Samples of a stream wait by the thousands, and collections for them go through all of torch and the model.
+    """
+    if _is_own and not is_worker:
+        gc.collect()  # what is garbage by now would stay
+    if _is_own or is_worker:
+        gc.freeze()
 
 
 def worker_context() -> BaseContext:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers import Trainer
 
 from packtrain.cli import main
 from packtrain.errors import IsolationError
@@ -96,12 +98,26 @@ def test_samples_train_from_yaml(
     tmp_path: Path,
     data: dict[str, Any],
     training: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     values = text_run(**training)
     if "max_seq_len" in data:
         del values["global_max_length"]
+    frozen: list[int] = []
+    begun = Trainer.training_step
+
+    def step(self: Any, *args: Any, **options: Any) -> Any:
+        frozen.append(gc.get_freeze_count())
+        return begun(self, *args, **options)
+
+    monkeypatch.setattr(Trainer, "training_step", step)
     told = call("train", {**values, "data": data})
     assert told["code"] == 0, told
+    streamed = (
+        data.get("kind") != "planned" and "micro_batch_size" not in data
+    )  # token budgets may be planned
+    assert not streamed or min(frozen) > 10_000  # torch and the model: collections leave them alone
+    assert gc.get_freeze_count() == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "train_log.jsonl").read_text().splitlines()]
     steps = [row for row in rows if "packs" in row and "loss" in row]
     assert len(steps) == 3

@@ -395,3 +395,20 @@ def test_a_worker_of_a_loader_freezes_what_it_was_born_with_and_nobody_else_does
         assert gc.get_freeze_count() == 0
     finally:
         gc.freeze()
+
+
+def test_garbage_collection_is_set_in_processes_of_our_own_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's trainer iterates a stream with its collections as they were."""
+    from packtrain.workers import own_process
+
+    source = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * 8
+    stream = StreamingPackedDataset(source, pack_length=8)
+    called: list[str] = []
+    for name in ("freeze", "unfreeze"):
+        monkeypatch.setattr(gc, name, lambda name=name: called.append(name))
+    next(iter(stream))
+    assert called == []
+    with own_process():
+        next(iter(stream))
+    next(iter(stream))
+    assert called == ["freeze", "unfreeze"]

@@ -12,6 +12,7 @@ from .. import files
 from ..errors import InputError, counted
 from ..store import shards
 from ..version import __version__
+from ..workers import own_process
 from ..world import World, world
 from ._app import emit, end_of_training, progress
 from ._show import plan_rows, print_run, table
@@ -146,6 +147,7 @@ def train_packs(
         Heard() as heard,
         validation(config, overwrite=overwrite, stage=stage) as val,
         stage("training") as report,
+        own_process(),
     ):
         if world().is_writer:
             files.remove_leftovers(folder)

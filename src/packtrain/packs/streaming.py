@@ -25,7 +25,6 @@ happens here; around a loader with workers wrap the loader in `EqualSteps`.
 from __future__ import annotations
 
 import copy
-import gc
 import itertools
 import json
 import logging
@@ -46,6 +45,7 @@ from ..measuring.run import CUT
 from ..moved import also_named
 from ..planning.spec import PlanSpec
 from ..planning.window import MAX_AGE, WindowPacker
+from ..workers import freeze
 from ..world import World, world
 from ._readers import reader_of
 from ._splits import MOST, Reader, Splits, check_divides
@@ -237,8 +237,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
                 "the source divides itself among loader workers, and would be divided twice",
                 hint="use encode_workers instead of workers of the loader",
             )
-        if info is not None:
-            gc.freeze()  # samples wait by the thousands: no collection for them goes through all of torch
+        freeze(info is not None)
         chosen = self._chosen.news()
         if chosen is not None:
             self._begin(chosen)
