@@ -75,7 +75,7 @@ def test_every_model_must_pass_the_proof_when_training_begins(
     ],
 )
 def test_tasks_that_are_not_packed_are_refused_in_one_line(flag: str, value: object, told: str) -> None:
-    from packtrain.hosts._swift_flags import check_flags
+    from packtrain.hosts.ms_swift import check_flags
 
     kept = {
         "per_device_train_batch_size": 1,
@@ -93,8 +93,7 @@ def test_tasks_that_are_not_packed_are_refused_in_one_line(flag: str, value: obj
 
 def test_a_packing_strategy_is_followed_or_refused() -> None:
     """With `samples_per_step` it has no effect."""
-    from packtrain.hosts._swift_flags import check_flags
-    from packtrain.hosts.ms_swift import install
+    from packtrain.hosts.ms_swift import check_flags, install
 
     kept = {
         "per_device_train_batch_size": 8,
@@ -128,7 +127,7 @@ def _flags(**given: Any) -> SimpleNamespace:
 
 def test_streams_and_processes_of_packing(caplog: pytest.LogCaptureFixture) -> None:
     """`--streaming` is packed, but not by a number of samples; `--packing_num_proc` is one line."""
-    from packtrain.hosts._swift_flags import check_flags
+    from packtrain.hosts.ms_swift import check_flags
 
     check_flags(_flags(streaming=True), None)
     assert not caplog.records

@@ -45,10 +45,9 @@ from ..world import World
 ensure_torchvision()
 
 from ..train.mixin import check_isolation  # noqa: E402
-from ._checks import check_samples_per_step, check_source, unchanged_on_failure  # noqa: E402
+from ._checks import NOISE, check_samples_per_step, check_source, unchanged_on_failure  # noqa: E402
 from ._plan import PLACE, pack_rows  # noqa: E402
 from ._rows import ChatReader  # noqa: E402
-from ._swift_flags import check_flags  # noqa: E402
 from ._swift_rows import READS, RowReader, Watch, watch_rows  # noqa: E402
 from ._swift_template import SwiftTemplate  # noqa: E402
 from ._unread import unread_rows  # noqa: E402
@@ -156,6 +155,49 @@ def _replace_steps(SwiftSft: Any) -> None:
     SwiftSft._post_process_datasets = _post_process_datasets
     SwiftSft._show_dataset = _show_dataset
     SwiftSft.train = train_on_packs
+
+
+#: Attention for which packs are kept apart by restarting positions.
+_BY_POSITIONS = ("sdpa", "eager", "flash_attn", "flash_attention_2", "flash_attention_3", "flash_attention_4")
+
+
+def check_flags(args: Any, samples_per_step: int | str | None) -> None:
+    """Refuse flags that cannot keep their meaning."""
+    size = args.per_device_train_batch_size
+    for flag, wrong, why, hint in (
+        ("streaming", args.streaming and samples_per_step, "a stream has no steps of a number of samples",
+         "leave samples_per_step out, or remove it"),
+        ("group_by_length", getattr(args, "group_by_length", False), "packs have equal lengths", "remove it"),
+        ("label_smoothing_factor", getattr(args, "label_smoothing_factor", 0), "its loss is a mean over rows",
+         "remove it"),
+        ("auto_find_batch_size", getattr(args, "auto_find_batch_size", False),
+         "a plan has its row length", "remove it"),
+        ("average_tokens_across_devices", getattr(args, "global_world_size", 1) > 1
+         and not getattr(args, "average_tokens_across_devices", True),
+         "ranks hold different numbers of tokens, and the loss would not be the mean over them", "remove it"),
+        ("neftune_noise_alpha", getattr(args, "neftune_noise_alpha", None), NOISE, "remove it"),
+        ("sequence_parallel_size", getattr(args, "sequence_parallel_size", 1) > 1,
+         "packs are not cut over ranks", "set it to 1"),
+        ("truncation_strategy", args.truncation_strategy == "split", "packs hold whole rows",
+         "use delete, left or right"),
+        ("task_type", args.task_type not in (None, "causal_lm"), "packs are for causal language models",
+         "train it unpacked"),
+        ("rlhf_type", getattr(args, "rlhf_type", None), "packs are for supervised training",
+         "train it unpacked"),
+        ("packing_strategy", samples_per_step and args.packing_strategy == "sequential",
+         "the samples of a step are spread over its packs", "remove it, or leave samples_per_step out"),
+        ("attn_impl", args.attn_impl not in (None, *_BY_POSITIONS), "nobody has shown that it isolates",
+         "use sdpa or flash_attention_2"),
+        ("per_device_train_batch_size", size != 1 and samples_per_step is None,
+         "a row is one pack, and two would exceed packing_length",
+         'set it to 1, or install(samples_per_step="same")'),
+    ):  # fmt: skip
+        if wrong:
+            raise ConfigError(f"--{flag} {getattr(args, flag)} with packing: {why}", hint=hint)
+    if args.packing_num_proc != 1:
+        logger.warning(
+            "--packing_num_proc %s has no effect: a plan is made in one process", args.packing_num_proc
+        )
 
 
 def _packed(pipeline: Any, datasets: list[Any], settings: Mapping[str, Any]) -> list[Any]:

@@ -26,7 +26,7 @@ from ..collate import PackBatch, PaddingFreeCollator, filler_pack, is_filler
 from ..collate.boundaries import text_config
 from ..collate.rotations import check_packs
 from ..data import PackedDataset
-from ..errors import ChecksumError, ConfigError, IsolationError, counted
+from ..errors import ChecksumError, ConfigError, IsolationError
 from ..packs.source import pack_source
 from ..planning.align import AlignedPlan
 from ..template import ensure_torchvision
@@ -136,7 +136,7 @@ class PackingMixin(RestoresWeights):
         args = host.args
         if args.n_gpu > 1:
             raise ConfigError(
-                f"{counted(args.n_gpu, 'GPUs')} in one process",
+                f"n_gpu={args.n_gpu} cannot be kept: one process would split packs over GPUs",
                 hint="start one process per GPU with torchrun",
             )
         tell_without_effect(source, args)
