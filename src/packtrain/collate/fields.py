@@ -161,8 +161,14 @@ def read_sample(
     length = input_ids.numel()
     segment = Segment(sample_id, where, length, {"input_ids": input_ids}, None, weightless=weightless)
     for name, value in sample.items():
-        if value is not None and name != "input_ids" and name != "sample_id":
+        if value is None or name == "input_ids" or name == "sample_id":
+            continue
+        if name not in token_fields:
             _take(segment, name, value, token_fields, media)
+        elif name != "loss_scale" or len(value):  # empty as in ms-swift's rows where nothing is weighed
+            values = _token_values(name, value, token_fields[name], where)
+            _check_length(name, values.numel(), length, where)
+            segment.tokens[name] = values
     return segment
 
 
@@ -185,15 +191,9 @@ def _take(
     token_fields: Mapping[str, int | float],
     media: Mapping[str, str],
 ) -> None:
-    """Read one field of a sample into its segment."""
+    """Read a field that is not one per token into the segment of its sample."""
     length, where = segment.length, segment.where
-    if name in token_fields:
-        if name == "loss_scale" and not len(value):
-            return  # as ms-swift's rows have it where nothing is weighed
-        values = _token_values(name, value, token_fields[name], where)
-        _check_length(name, values.numel(), length, where)
-        segment.tokens[name] = values
-    elif name == "position_ids":
+    if name == "position_ids":
         segment.positions = _positions(value, length, where)
     elif name in media:
         tensor = _media(name, value, where)

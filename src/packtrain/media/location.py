@@ -143,7 +143,7 @@ class Head:
         Raises:
             SampleError: truncated_media, the medium ends before; `where` says in which part of it.
         """
-        data = self.at(offset, max(count, most))
+        data = self.at(offset, most or count)
         if len(data) < count:
             raise self.fail("truncated_media", f"is cut short {where}")
         return data

@@ -42,7 +42,9 @@ MODALITIES = ("image", "video", "audio")
 _PICTURE = re.compile(r"\.(jpe?g|png|webp|bmp|tiff?)$", re.I)
 #: Keys of an object around a ref.
 _AROUND = ("bytes", "path", "url", "data", "format", "array", "sampling_rate", "media_type", "type")
-#: Where a part may hold its ref, after the names of its kind.
+#: Modality -> where a part may hold its ref.
+_NAMES = {kind: (kind, f"{kind}_url", *keys.FIELDS[kind]) for kind in MODALITIES}
+#: Where else, after the names of its kind.
 _REFS = ("url", "path", "source", "data", "file", "value")
 
 #: First characters of a medium in a text.
@@ -170,6 +172,8 @@ def _type_of(live: Mapping[str, Any]) -> str | None:
 class _PartReader:
     """Reads one part of a message; `used` are the keys of it that were read."""
 
+    __slots__ = ("given", "kind", "live", "media", "part", "pattern", "used", "what")
+
     def __init__(self, part: Any, media: Media, pattern: re.Pattern[str] | None, what: str) -> None:
         part = check_object(part, what, "an object with a type")
         self.part, self.media, self.pattern, self.what = part, media, pattern, what
@@ -212,10 +216,9 @@ class _PartReader:
 
     def medium(self, each: str) -> list[Part]:
         """The medium of one modality: the part's own, or one beside it."""
-        own = each == self.kind
-        names = dict.fromkeys((each, f"{each}_url", *keys.FIELDS[each]))
+        own, names = each == self.kind, _NAMES[each]
         if own:
-            names = dict.fromkeys((str(self.given), *names, *_REFS))
+            names = (str(self.given), *names, *_REFS)
         name = next((name for name in names if name in self.live), None)
         if name is None and not own:
             return []
