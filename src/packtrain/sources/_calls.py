@@ -44,9 +44,7 @@ def calls_of(content: Any, what: str) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
     for item in held if isinstance(held, (list, tuple)) else [held]:
         call = parsed(item, f"{what} (a function call)") if isinstance(item, str) else item
-        if not isinstance(call, Mapping):
-            raise fault(f"{what} is a function call without a name")
-        call = pruned(call)
+        call = pruned(call) if isinstance(call, Mapping) else {}
         inner = call.get("function")
         wrapped = isinstance(inner, Mapping)
         named: dict[str, Any] = dict(inner) if isinstance(inner, Mapping) else dict(call)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,10 @@ class Media:
         self.asked[kind] += 1
         held = self.listed[kind]
         return {"type": kind, **(held[place] if place < len(held) else {kind: ""})}
+
+    def rest(self, kinds: Iterable[str]) -> list[Part]:
+        """The parts of all listed media of these kinds, which no text names."""
+        return [self.next(kind) for kind in kinds for _ in self.listed[kind]]
 
     def number(self, kind: str, place: int) -> Part | None:
         """The part for a numbered placeholder, from 1; None where it was handed out before."""

@@ -391,11 +391,8 @@ class ChatSource:
             first = asked or next((m for m in messages if m["role"] == "assistant"), None)
             ahead_of_all = self._prepend == "prepend" or draft.media_first or asked is None  # a caption
             if ahead_of_all and first is not None:
-                ahead: list[dict[str, Any]] = []
-                for kind in MODALITIES:
-                    if not media.asked[kind] and not media.inline[kind]:
-                        ahead += [media.next(kind) for _ in media.listed[kind]]
-                first["content"] = ahead + first["content"]
+                unnamed = [kind for kind in MODALITIES if not media.asked[kind] and not media.inline[kind]]
+                first["content"] = media.rest(unnamed) + first["content"]
             media.check(self._placeholders)
         return messages
 
@@ -425,11 +422,9 @@ class ChatSource:
         listed = self._listed(Fields(turn.media, plan, {}, self.account))
         own = Media(listed, self._kinds, self.account)
         content = read_content(turn.content, own, pattern, what)
-        ahead: list[dict[str, Any]] = []
         for kind in MODALITIES:
             media.inline[kind] += len(own.listed[kind])
-            if not own.asked[kind]:
-                ahead += [own.next(kind) for _ in own.listed[kind]]
+        ahead = own.rest([kind for kind in MODALITIES if not own.asked[kind]])
         try:
             own.check(self._placeholders)
         except SampleError as error:
