@@ -106,6 +106,7 @@ def test_arguments_are_spoken_as_options_of_the_verb(verb: str) -> None:
         ("run", "raise max_aspect_ratio", "raise template.max_aspect_ratio"),
         ("run", "ignore_keys=['KEY']", "data.ignore_keys: [KEY]"),
         ("plan", "see /a/max_samples/x and a.max_samples", "see /a/max_samples/x and a.max_samples"),
+        ("plan", "/a/max_samples: No such file", "/a/max_samples: No such file"),
         ("plan", "raise data.max_samples", "raise --max-samples"),
         ("run", "raise data.max_samples", "raise data.max_samples"),
         ("measure", "leave them out: ignore_keys: [a, b]", "leave them out: --ignore-key a --ignore-key b"),

@@ -41,7 +41,7 @@ from ..world import world
 # reads YAML.
 _VALUE = r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\{[^}]*\}|…|[\w.+-]*\w"
 _SECTION = r"(?:(training|data|template|model|custom|export)\.)"
-_ASSIGNED = re.compile(rf"(?<![\w.{{-])(?:{_SECTION}|(?=\w+=|[a-z]+_\w+: ))([a-z]\w*)(=|: )({_VALUE})")
+_ASSIGNED = re.compile(rf"(?<![\w./{{-])(?:{_SECTION}|(?=\w+=|[a-z]+_\w+: ))([a-z]\w*)(=|: )({_VALUE})")
 _OPTION_BEFORE = re.compile(r"--[a-z][a-z-]* \Z")
 _KEY = re.compile(rf" \({_SECTION}\w+\)")  # in brackets, for readers of YAML
 _NAMED = re.compile(rf"(?<![\w./'{{-])(?:{_SECTION}([a-z]\w*)|([a-z]+(?:_[a-z]+)+))(?![\w(=/.':])")
