@@ -271,14 +271,14 @@ def _say_once(name: str, error: Exception, tries: int) -> None:
     host = "/".join(name.split("/")[:3])
     if host not in _told:
         _told.add(host)
+        error = _cause(error)
         cause = f"{type(error).__name__}: {_said(error)}"
         log.warning("%s was not reached at once (%s): each request is tried %d times", name, cause, tries)
 
 
 def _fault(name: str, error: Exception, tries: int, doing: str) -> SampleError:
     """Which reason an exception of a file system stands for."""
-    while isinstance(error, FileNotFoundError) and _is_hidden(error.__cause__):
-        error = error.__cause__  # fsspec's HTTP says "not found" whatever went wrong
+    error = _cause(error)
     said, (status, code) = _said(error), _answer(error)
     if isinstance(error, FileNotFoundError) or status in _ABSENT:
         if doing == "written" or code == "NoSuchBucket":
@@ -299,6 +299,13 @@ def _fault(name: str, error: Exception, tries: int, doing: str) -> SampleError:
         f"{name} could not be reached in {tries} tries: {type(error).__name__}: {said}",
         hint="measure again when the network is up: only samples that failed need it",
     )
+
+
+def _cause(error: Exception) -> Exception:
+    """What went wrong: fsspec's HTTP says "not found" whatever it was."""
+    while isinstance(error, FileNotFoundError) and _is_hidden(error.__cause__):
+        error = error.__cause__
+    return error
 
 
 def _is_hidden(cause: BaseException | None) -> TypeGuard[Exception]:
