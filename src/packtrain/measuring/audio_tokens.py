@@ -10,7 +10,7 @@ their processors are asked (`measuring.oracle`).
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError, InputError, SampleError
@@ -32,9 +32,6 @@ class AudioRule:
     rate: int
     hop: int
     window: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def samples(self, frames: int, sample_rate: int) -> int:
         """Samples after resampling `frames` of `sample_rate` Hz: rounded up."""

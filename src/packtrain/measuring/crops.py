@@ -9,7 +9,7 @@ are those of the processors in the same order, so counts agree to the last token
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -25,9 +25,6 @@ class SquareRule:
 
     token: str
     count: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def expand(self, height: int, width: int, together: int = 1) -> Expansion:
         """One image; `together` is how many its sample has."""
@@ -57,9 +54,6 @@ class AnyresRule:
     minus: int = 0
     most: int | None = None
     alone: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "grids": [list(grid) for grid in self.grids]}
 
     def expand(self, height: int, width: int, together: int = 1) -> Expansion:
         """One image; `together` is how many its sample has."""
@@ -117,9 +111,6 @@ class TileRule:
     most: int
     count: int
     crop: bool = True
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "marks": list(self.marks), "tile": list(self.tile)}
 
     def expand(self, height: int, width: int, together: int = 1) -> Expansion:
         """One image; `together` is how many its sample has."""

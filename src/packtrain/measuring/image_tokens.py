@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -52,9 +52,6 @@ class PixelRule:
     @property
     def factor(self) -> int:
         return self.patch * self.merge
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def rule_of(image_processor: Any, *, size: Any = None) -> PixelRule:

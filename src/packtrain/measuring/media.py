@@ -7,7 +7,9 @@ gets its `SampleError`; the others are not touched by it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -260,5 +262,6 @@ class MediaRules:
     def to_dict(self) -> dict[str, Any]:
         """The rules as plain JSON values."""
         rules = {"image": self.image, "video": self.video, "audio": self.audio}
-        plain = {kind: None if rule is None else rule.to_dict() for kind, rule in rules.items()}
+        told = {kind: None if rule is None else asdict(rule) for kind, rule in rules.items()}
+        plain: dict[str, Any] = json.loads(json.dumps(told))  # lists for tuples
         return plain if self.oracle is None else {**plain, "oracle": self.oracle.mode}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -79,9 +79,6 @@ class VideoRule:
     def timed(self) -> bool:
         """Whether the rate of a video's frames changes what the model sees."""
         return self.kind == "clip" or (self.clock is not None and self.seconds is None)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
 
     # ------------------------------------------------------------------------------------------
     def grid(self, frames: int, height: int, width: int) -> tuple[int, int, int]:

@@ -30,7 +30,6 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import unquote, unquote_to_bytes
 
@@ -118,9 +117,7 @@ class Head:
     def __enter__(self) -> Head:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
