@@ -266,18 +266,21 @@ def _check_run(run: Any, packer: Any, *, first: int, step: int) -> None:
 
 
 def _check_places(run: Mapping[str, Any], first: int, step: int) -> None:
-    if run["next_place"] != first + run["read"] * step:
-        raise _damaged(f"{counted(run['read'], 'samples')} read do not end before place {run['next_place']}")
     packed = [place for pack in run["ready"] for place in pack]
     places = [*run["shuffle"], *run["flight"], *(place for _, place in run["places"]), *packed]
-    if len(set(places)) != len(places):
-        raise _damaged("a sample is held twice")
-    if any(place >= run["next_place"] or place % step != first % step for place in places):
-        raise _damaged("a sample is held that this split has not read")
     # What was read waits in the buffer, is in flight, reached the packer, or was left out before it.
     before = run["read"] - len(run["shuffle"]) - len(run["flight"]) - run["count"]
-    if not 0 <= before <= sum(run["left_out"].values()):
-        raise _damaged("the counts of samples do not add up")
+    read, end = counted(run["read"], "samples"), run["next_place"]
+    _refuse_first(
+        {
+            f"{read} read do not end before place {end}": end != first + run["read"] * step,
+            "a sample is held twice": len(set(places)) != len(places),
+            "a sample is held that this split has not read": any(
+                place >= end or place % step != first % step for place in places
+            ),
+            "the counts of samples do not add up": not 0 <= before <= sum(run["left_out"].values()),
+        }
+    )
 
 
 def _check_numbers(run: Mapping[str, Any], packer: Any) -> None:
@@ -292,17 +295,26 @@ def _check_numbers(run: Mapping[str, Any], packer: Any) -> None:
         raise _damaged("the packer's part cannot be read") from error
     windows, part = getattr(packer, "after", packer), held.get("after", held)
     waits = isinstance(windows, WindowPacker) and bool(part["ids"])
-    if waits and part["costs"].keys() != windows.spec.limits.keys():
-        raise _damaged("what waits was counted by other limits")
-    if not same or len(held["tokens"]) != len(waiting):
-        raise _damaged("the packer's part is not what a packer says")
     numbers = [number for number, _ in run["places"]]
-    if sorted([*run["window"], *waiting]) != sorted(numbers) or len(set(numbers)) != len(numbers):
-        raise _damaged("samples that wait have no place")
-    if any(number >= run["count"] for number in numbers):
-        raise _damaged("a sample waits that did not reach the packer")
-    if list(run["window"]) != list(range(run["count"] - len(run["window"]), run["count"])):
-        raise _damaged("the window does not hold the samples that reached the packer last")
+    every = sorted([*run["window"], *waiting])
+    last = range(run["count"] - len(run["window"]), run["count"])
+    _refuse_first(
+        {
+            "what waits was counted by other limits": waits
+            and part["costs"].keys() != windows.spec.limits.keys(),
+            "the packer's part is not what a packer says": not same or len(held["tokens"]) != len(waiting),
+            "samples that wait have no place": every != sorted(numbers) or len(set(numbers)) != len(numbers),
+            "a sample waits that did not reach the packer": any(n >= run["count"] for n in numbers),
+            "the window does not hold the samples that reached the packer last": list(run["window"])
+            != list(last),
+        }
+    )
+
+
+def _refuse_first(faults: Mapping[str, bool]) -> None:
+    for what, wrong in faults.items():
+        if wrong:
+            raise _damaged(what)
 
 
 def _is_even(held: Mapping[str, Any]) -> bool:
