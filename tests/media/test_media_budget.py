@@ -13,7 +13,7 @@ from PIL import Image
 
 from packtrain.errors import SampleError
 from packtrain.media import audio, location
-from packtrain.media._sounds import _crc8, _crc16
+from packtrain.media._sound_headers import _crc8, _crc16
 from packtrain.media.audio import read_header as read_audio
 from packtrain.media.image import read_header as read_image
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SampleError, one_line, optional
-from ._sounds import FLAC_MAGIC, OGG_MAGIC, is_mp3, is_wav, parse_flac, parse_mp3, parse_ogg, parse_wav
+from ._sound_headers import FLAC_MAGIC, OGG_MAGIC, is_mp3, is_wav, parse_flac, parse_mp3, parse_ogg, parse_wav
 from .location import Head, ParsedAudio, Ref, as_file, name_of, open_head, read_bytes
 
 MOST_VALUES = 1 << 31  # samples of all channels: 6 hours of CD sound, 8 GiB decoded

@@ -32,7 +32,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import SampleError
-from ._pictures import (
+from ._picture_headers import (
     BMP_MAGIC,
     GIF_MAGICS,
     JPEG_MAGIC,
