@@ -200,6 +200,40 @@ def test_a_server_that_stalls_has_a_limit(
     assert caplog.text.count("was not reached at once") == 1
 
 
+@pytest.mark.parametrize("answered", [False, True])
+def test_every_eleventh_request_fails(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    """Or its answer is lost: the bytes are those of a disk, no claim is left, nothing is there twice."""
+    from packtrain.pipeline.export import export
+    from packtrain.sources.encoded import EncodedTemplate
+
+    call, count = s3fs.S3FileSystem._call_s3, [0]
+
+    async def failing(self: Any, *args: Any, **options: Any) -> Any:
+        count[0] += 1
+        if count[0] % 11:
+            return await call(self, *args, **options)
+        if answered:
+            await call(self, *args, **options)
+        raise OSError("the connection was reset")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(s3fs.S3FileSystem, "_call_s3", failing)
+        source, _ = rows_and_plan(tmp_path)
+        given: dict[str, Any] = {"format": "chunks", "source": source, "template": EncodedTemplate()}
+        export("s3://data/plan", "s3://data/chunks", maxcount=20, **given)
+    bucket.invalidate_cache()
+    assert count[0] > 100
+    export("s3://data/plan", tmp_path / "near", maxcount=20, **given)
+    near = tmp_path / "near"
+    held = {p.relative_to(near).as_posix(): p.read_bytes() for p in near.rglob("*") if p.is_file()}
+    there = {name.removeprefix("data/chunks/"): bucket.cat(name) for name in bucket.find("data/chunks")}
+    held.pop(".packtrain/origin.json"), there.pop(".packtrain/origin.json")
+    assert there == held
+    assert not [name for name in bucket.find("data") if "claim" in name or "partial" in name]
+
+
 def test_one_of_two_writers_makes_a_name(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """S3 itself refuses the second one, whatever both had seen before."""
     from packtrain import files
