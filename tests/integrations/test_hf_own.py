@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
@@ -135,6 +136,70 @@ def test_the_head_computes_the_loss_where_it_is_transformers_own(
     assert seen.count(1) == 1  # asked by the proof
 
 
+def test_logits_are_built_where_code_that_is_not_the_librarys_may_look_at_them(
+    make: Callable[..., Any],
+) -> None:
+    from transformers.loss import loss_utils
+
+    from packtrain.hosts.transformers import loss_is_the_heads
+
+    trainer = pack(make())
+    model, head = trainer.model, trainer.model.lm_head
+
+    def around(function: Any) -> Any:
+        return functools.wraps(function)(lambda *args, **kwargs: function(*args, **kwargs))
+
+    for owner, name in (
+        (model, "forward"),
+        (head, "forward"),
+        (transformers.Trainer, "compute_loss"),
+        (loss_utils, "fixed_cross_entropy"),
+    ):
+        with pytest.MonkeyPatch.context() as changes:
+            assert loss_is_the_heads(trainer)
+            changes.setattr(owner, name, around(getattr(owner, name)))
+            assert not loss_is_the_heads(trainer), name
+    for hook in (model.register_forward_hook, head.register_full_backward_hook):
+        handle = hook(lambda *given: None)
+        assert not loss_is_the_heads(trainer)
+        handle.remove()
+    with pytest.MonkeyPatch.context() as changes:
+        changes.setattr(model, "forward", torch.compile(model.forward, backend="eager"))
+        assert not loss_is_the_heads(trainer)
+    trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch=None: outputs["logits"].mean()
+    assert not loss_is_the_heads(trainer)
+
+
+def test_what_a_callback_changes_in_a_step_and_labels_that_a_trainer_changes_are_trained(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with the logits built: the head is asked in every pass whether the loss is its own."""
+    from packtrain.hosts import transformers as host
+
+    class Doubles(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
+            if state.global_step == 1:
+                model.lm_head.register_forward_hook(lambda module, given, logits: 2 * logits)
+
+    class Masks(transformers.Trainer):  # type: ignore[misc]
+        def _prepare_inputs(self, inputs: Any) -> Any:
+            given = dict(super()._prepare_inputs(inputs))
+            given["labels"] = given["labels"].clone()
+            given["labels"][:, ::3] = -100
+            return given
+
+    found = []
+    for through_head in (True, False):
+        trainer = pack(make(trainer_class=recording(Masks)))
+        trainer.add_callback(Doubles())
+        if not through_head:
+            monkeypatch.setattr(host, "loss_is_the_heads", lambda trainer: False)
+        trainer.train()
+        assert trainer.packs_fused is through_head
+        found.append(step_losses(trainer))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
 def test_a_loader_of_the_user_is_refused_and_an_order_told(
     make: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -201,6 +266,10 @@ def test_a_trainer_that_could_not_pack_is_as_it_was(make: Callable[..., Any]) ->
         pack(make(), samples_per_step=0)
     with pytest.raises(ConfigError, match="neftune_noise_alpha=5"):
         pack(make(neftune_noise_alpha=5))
+    routed = make()  # as Qwen3-VL's experts: the loss that is replaced has another part
+    routed.model_accepts_loss_kwargs, routed.model.config.output_router_logits = False, True
+    with pytest.raises(ConfigError, match="adds a router loss"):
+        pack(routed)
 
 
 def test_the_order_of_the_dataset_and_the_seed_of_the_data_are_kept(make: Callable[..., Any]) -> None:

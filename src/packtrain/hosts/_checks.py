@@ -12,7 +12,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from ..errors import ConfigError, counted
 from ..packs._readers import is_indexed
-from ..train.live import is_sharded
+from ..train.arguments import refuse_auxiliary_loss
 from ..train.loss import bare_model, plain_head, shift_labels
 from ..train.passes import is_sized
 
@@ -112,23 +112,65 @@ def loss_is_the_heads(trainer: Any) -> bool:
     """Whether what trains is transformers' own loss of a causal model over the logits of its head.
 
     Then the head may compute it without them. Not where a class or a function of the user or of another host
-    stands in between, hooks may look at logits, the model is compiled as a whole, or its parts lie on ranks.
+    stands in between, hooks may look at logits, or the model is compiled as a whole. Asked before every pass:
+    callbacks may change the model.
     """
     bare = bare_model(trainer.model)
-    kinds = [part for part in type(trainer).__mro__ if "compute_loss" in vars(part)]
-    foreign = {part.__module__.partition(".")[0] for part in kinds} - {"packtrain", "transformers"}
-    head = plain_head(bare)
+    losses = [part for part in type(trainer).__mro__ if "compute_loss" in vars(part)]
+    layers = _down_to(bare, trainer.model_wrapped) + _down_to(bare, trainer.model)
     return (
-        not foreign
-        and not own(trainer, "compute_loss")
+        {part.__module__.partition(".")[0] for part in losses} <= {"packtrain", "transformers"}
+        and all(_is_made_by({"packtrain", "transformers"}, vars(part)["compute_loss"]) for part in losses)
         and trainer.compute_loss_func in (None, _token_mean)
         and trainer.label_smoother is None
         and not trainer.args.torch_compile
-        and head is not None
+        and (head := plain_head(bare)) is not None
         and bare.loss_function is ForCausalLMLoss
-        and not any((*head._forward_hooks, *bare._forward_hooks))
-        and not is_sharded(trainer.model_wrapped)
+        and all(_is_made_by({"transformers"}, one) for one in (ForCausalLMLoss, _cross_entropy()))
+        and all(_is_plain(layer) for layer in layers)
+        and not _has_hooks(head)
     )
+
+
+#: What may stand around a model: it hands on what the model returns.
+_WRAPPERS = {"packtrain", "transformers", "torch", "accelerate", "peft", "deepspeed"}
+
+
+def _down_to(bare: Any, model: Any) -> list[Any]:
+    """The wrappers of a model from the outermost on, and what is inside them."""
+    layers = [model]
+    while layers[-1] is not bare:
+        inner = getattr(layers[-1], "module", None)
+        layers.append(inner if isinstance(inner, torch.nn.Module) else bare)
+    return layers
+
+
+def _is_plain(layer: Any) -> bool:
+    """Whether nothing but its library's own code sees what a model or a wrapper of it returns."""
+    compiled = getattr(layer, "_compiled_call_impl", None) is not None or hasattr(layer, "_orig_mod")
+    compiled = compiled or hasattr(layer.forward, "_torchdynamo_orig_callable")
+    return not compiled and not _has_hooks(layer) and _is_made_by(_WRAPPERS, layer.forward)
+
+
+def _has_hooks(layer: Any) -> bool:
+    """Whether hooks see what it returns, or its gradient."""
+    return any((*layer._forward_hooks, *layer._backward_hooks, *layer._backward_pre_hooks))
+
+
+def _is_made_by(libraries: set[str], function: Any) -> bool:
+    """Whether a function and all that it wraps are defined in these libraries."""
+    while function is not None:
+        function = getattr(function, "__func__", function)
+        home = getattr(function, "__globals__", {}).get("__name__") or type(function).__module__
+        if home.partition(".")[0] not in libraries:
+            return False
+        function = getattr(function, "__wrapped__", None)
+    return True
+
+
+def _cross_entropy() -> Any:
+    """What transformers' loss of causal models calls now."""
+    return ForCausalLMLoss.__globals__.get("fixed_cross_entropy")
 
 
 def refuse_settings(held: Any, settings: Iterable[tuple[str, Any, str]], hint: str) -> None:
@@ -212,6 +254,7 @@ def check_trainer(trainer: Any, samples_per_step: int | str | None, *, has_packs
             type(trainer).__name__,
         )
     if not trainer.model_accepts_loss_kwargs and trainer.compute_loss_func is None:
+        refuse_auxiliary_loss(bare_model(trainer.model).config)  # it is part of the loss that is replaced
         trainer.compute_loss_func = _token_mean
 
 

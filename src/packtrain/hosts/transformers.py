@@ -35,6 +35,7 @@ from ..planning.align import AlignedPlan
 from ..planning.balance import Balance
 from ..planning.epoch_order import seed_in_use
 from ..template import ensure_torchvision
+from ..train.live import is_sharded
 from ..train.loss import bare_model, fused_head, step_share, token_loss_sum
 from ..train.match import check_match
 from ..world import World
@@ -261,7 +262,8 @@ class HostMixin(PackingMixin):
 
     def packs_found(self, report: Any) -> None:
         super().packs_found(report)
-        self.packs_fused = (report is None or report.fused) and loss_is_the_heads(self)
+        whole = not is_sharded(self.model_wrapped)
+        self.packs_fused = (report is None or report.fused) and whole and loss_is_the_heads(self)
         if report is not None and self.is_world_process_zero():  # type: ignore[attr-defined]
             say("isolation: proven on this model (%d comparisons)", len(report.rows))
 
@@ -357,11 +359,12 @@ class HostMixin(PackingMixin):
                 base = super().compute_loss
                 check_loss(self, lambda i, n: base(model, i, num_items_in_batch=n), inputs, count)
         outputs = bool(args) or kwargs.get("return_outputs", False)
-        if self.packs_fused and count is not None and isinstance(inputs, PackBatch) and not outputs:
+        fused = self.packs_fused and count is not None and isinstance(inputs, PackBatch) and not outputs
+        if fused and "shift_labels" not in inputs and loss_is_the_heads(self):
             if self.compute_loss_func is not None:  # of models whose own loss knows no step
                 total = token_loss_sum(model, inputs, count=inputs.trained)
                 return step_share(total, count, self.args.world_size)
-            with fused_head(bare_model(self.model), count=inputs.trained):
+            with fused_head(bare_model(self.model), count=inputs.trained, labels=inputs.get("labels")):
                 return super().compute_loss(model, inputs, **kwargs)
         return super().compute_loss(model, inputs, *args, **kwargs)
 

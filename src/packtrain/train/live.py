@@ -126,9 +126,9 @@ class Live:
         with torch.enable_grad(), _no_reentrant(self.bare), _embedded(self.bare, not whole) as rows:
             logits = self._forward(model, batch, pack, 0)
             loss = _loss(logits, pack, range(COMPARED))
-            if not loss.requires_grad:
-                return logits.detach(), {}
             wanted = {name: p for name, p in _few(self.bare)} if whole else {"the embedded tokens": rows[0]}
+            if not loss.requires_grad or not wanted:  # what trains may stand beside the model (a prompt)
+                return logits.detach(), {}
             made = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
         kept = {n: g.detach() for n, g in zip(wanted, made, strict=True) if g is not None}
         return logits.detach(), kept

@@ -42,6 +42,10 @@ _SCALED = (
     "logits_scaling",
     "lm_head_multiplier",
     "output_multiplier",
+    "logits_soft_cap",
+    "output_logit_soft_cap",
+    "unpadded_vocab_size",
+    "z_loss_coefficient",
 )
 
 
@@ -205,9 +209,10 @@ def plain_head(model: Any) -> nn.Linear | None:
     """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     text = text_config(model.config)
-    scaled = any(getattr(text, name, None) not in (None, 1, 1.0) for name in _SCALED)
+    scaled = any(getattr(text, name, None) not in (None, 0, 1) for name in _SCALED)
     ours = hasattr(model, "loss_function") and "loss_function" in _names_in(type(model).forward)
-    return head if type(head) is nn.Linear and not scaled and ours else None
+    own = type(head) is nn.Linear and "forward" not in vars(head)
+    return head if own and not scaled and ours else None
 
 
 def _names_in(function: Any) -> tuple[str, ...]:
@@ -217,7 +222,13 @@ def _names_in(function: Any) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def fused_head(model: Any, *, chunk: int | None = None, count: int | None = None) -> Iterator[None]:
+def fused_head(
+    model: Any,
+    *,
+    chunk: int | None = None,
+    count: int | None = None,
+    labels: torch.Tensor | None = None,
+) -> Iterator[None]:
     """Inside, `model(labels=…)` returns the loss *sum* over tokens, and never builds its logits.
 
     With `num_items_in_batch` it returns the sum over that number, as transformers' own loss does.
@@ -227,19 +238,22 @@ def fused_head(model: Any, *, chunk: int | None = None, count: int | None = None
     Args:
         model: the transformers model, not wrapped.
         chunk, count: see `chunked_cross_entropy`.
+        labels: those that were counted; others that the model gets (a hook, a prompt) are counted anew.
     """
     head = plain_head(model)
     if head is None:
         raise ConfigError(f"{type(model).__name__} has no plain linear head", hint="use token_loss_sum")
     row: dict[str, torch.Tensor | None] = {}
+    version = _version_of(labels)
 
     def head_forward(hidden: torch.Tensor) -> torch.Tensor:
-        labels = row["labels"]
-        if labels is None:
+        given = row["labels"]
+        if given is None:
             return functional.linear(hidden, head.weight, head.bias)
+        counted = given is labels and _version_of(given) == version
         total = chunked_cross_entropy(
-            hidden, head.weight, labels,
-            bias=head.bias, token_weights=row["weights"], chunk=chunk, count=count,
+            hidden, head.weight, given,
+            bias=head.bias, token_weights=row["weights"], chunk=chunk, count=count if counted else None,
         )  # fmt: skip
         return total.reshape(1, 1, 1)
 
@@ -260,6 +274,11 @@ def fused_head(model: Any, *, chunk: int | None = None, count: int | None = None
         stack.enter_context(_replaced(head, "forward", head_forward))
         stack.enter_context(_replaced(model, "_loss_function", loss_function))
         yield
+
+
+def _version_of(tensor: torch.Tensor | None) -> int | None:
+    """Changes with every write into it; None: nobody counts."""
+    return None if tensor is None or tensor.is_inference() else tensor._version
 
 
 @contextlib.contextmanager
@@ -301,7 +320,7 @@ def token_loss_sum(
     if fused and plain_head(bare) is not None:
         if weights is not None:
             kwargs["token_weights"] = weights
-        with fused_head(bare, chunk=chunk, count=count):
+        with fused_head(bare, chunk=chunk, count=count, labels=kwargs.get("labels")):
             total: torch.Tensor = model(**kwargs).loss
         return total
     labels = kwargs.pop("labels")

@@ -366,11 +366,10 @@ class PackingMixin(RestoresWeights):
         if not isinstance(inputs, PackBatch):
             return super()._prepare_inputs(inputs)  # type: ignore[misc]
         moved = inputs.to(self.args.device, non_blocking=True)
-        batch = moved.with_values(super()._prepare_inputs(moved))  # type: ignore[misc]
         labels = inputs.get("labels")
         if labels is not None and labels.device.type == "cpu":
-            batch.count_trained(labels)
-        return batch
+            moved.count_trained(labels)
+        return moved.with_values(super()._prepare_inputs(moved))  # type: ignore[misc]
 
     # ---------------------------------------------------------------------------------- evaluation
     def packs_of_evaluation(self, eval_dataset: Any) -> PackedDataset | None:
