@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, LawError, PacktrainError, counted, missing_package, optional
+from ..errors import InputError, LawError, MissingExtraError, PacktrainError, counted, missing_package
 from ..planning.packplan import PackPlan
 from ..store import shards
 from ..store.pack_files import PackFiles
@@ -46,7 +46,8 @@ def check_readable(out: str | Path) -> None:
     key = shards.export_of(shards.at(out))["key"]
     if key["format"] != "energon":
         raise InputError(f"{out} holds {key['format']}", hint="only --format energon is read by energon")
-    optional("megatron.energon", "megatron-energon", "energon")
+    if not has_energon():
+        raise MissingExtraError("megatron-energon", "energon")
     if key["options"].get("layout") == "llava":
         raise InputError(
             f"{out} is in the layout of LLaVA-OneVision: its training code builds the samples",
