@@ -74,6 +74,13 @@ def test_a_loss_of_the_user_that_ignores_the_tokens_of_the_step_is_refused(make:
     assert alone.args.gradient_accumulation_steps == 1 and alone.state.global_step == 3
 
 
+def test_a_misspelt_option_is_named_before_settings_of_the_trainer(make: Callable[..., Any]) -> None:
+    trainer = make(per_device_train_batch_size=8)
+    with pytest.raises(InputError, match="plan option 'samples_per_steps'") as caught:
+        pack(trainer, samples_per_step=None, samples_per_steps="same")
+    assert "did you mean 'samples_per_step'" in str(caught.value)
+
+
 def test_a_loss_of_the_user_that_divides_by_them_trains_as_unpacked(make: Callable[..., Any]) -> None:
     packed = pack(make(trainer_class=recording(own_loss(True))))
     order = order_of(packed)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from packtrain.errors import ConfigError, SampleError
 from packtrain.measuring.image_tokens import PixelRule, grids, rule_of, smart_resize, verify_limits
+from packtrain.measuring.video_tokens import VideoRule
 
 QWEN2 = PixelRule(patch=14, merge=2, minimum=3136, maximum=12_845_056)
 QWEN3 = PixelRule(patch=16, merge=2, minimum=65_536, maximum=16_777_216)
@@ -126,8 +127,12 @@ def test_rule_is_read_from_the_object() -> None:
     ):
         with pytest.raises(ConfigError, match="patch_size"):
             rule_of(bad)
-    with pytest.raises(ConfigError, match="impossible"):
-        rule_of(image_processor(size={"shortest_edge": 10, "longest_edge": 5}))
+    impossible = rule_of(image_processor(size={"shortest_edge": 10, "longest_edge": 5}))
+    with pytest.raises(ConfigError, match="image processor settings are impossible"):
+        impossible.check("image")
+    video = VideoRule(kind="frames", token="<v>", pixels=impossible)  # told by the first video, not before
+    with pytest.raises(ConfigError, match="video processor settings are impossible"):
+        video.grid(2, 56, 56)
 
 
 def test_limits_in_effect_pb77() -> None:

@@ -218,12 +218,12 @@ def check_trainer(trainer: Any, samples_per_step: int | str | None, *, has_packs
     """
     args = trainer.args
     rows = trainer.train_dataset
+    check_samples_per_step(samples_per_step)
     if samples_per_step is None and args.per_device_train_batch_size != 1:
         raise ConfigError(
             f"per_device_train_batch_size is {args.per_device_train_batch_size}: a row is one pack",
             hint='set it to 1, or pass samples_per_step="same" to keep the samples of a step',
         )
-    check_samples_per_step(samples_per_step)
     if not has_packs and (rows is None or not indexable(rows)):
         raise ConfigError(
             f"train_dataset is a {type(rows).__name__} without length or index: it cannot be planned",

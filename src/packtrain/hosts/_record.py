@@ -85,7 +85,7 @@ def _config(trainer: Any) -> dict[str, Any]:
     data: dict[str, Any] = {"kind": packs.kind}
     training = {
         "output_dir": str(args.output_dir),
-        "num_train_epochs": args.num_train_epochs,
+        **({} if args.max_steps > 0 else {"num_train_epochs": args.num_train_epochs}),
         "max_steps": args.max_steps,
         "learning_rate": args.learning_rate,
         "seed": trainer.packs_seed(),

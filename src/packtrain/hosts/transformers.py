@@ -34,6 +34,7 @@ from ..packs.source import is_packs, pack_source
 from ..planning.align import AlignedPlan
 from ..planning.balance import Balance
 from ..planning.epoch_order import seed_in_use
+from ..planning.spec import PlanSpec
 from ..template import ensure_torchvision
 from ..train.live import is_sharded
 from ..train.loss import bare_model, fused_head, step_share, token_loss_sum
@@ -121,6 +122,7 @@ def pack(
     if source is None and is_packs(trainer.train_dataset):
         source = trainer.train_dataset
     kind = mixin or HostMixin
+    PlanSpec.check_names(options)
     with unchanged_on_failure(trainer):
         check_trainer(trainer, samples_per_step, has_packs=source is not None)
         if source is None:  # packs that are made already were encoded by another processor

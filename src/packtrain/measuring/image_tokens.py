@@ -53,6 +53,14 @@ class PixelRule:
     def factor(self) -> int:
         return self.patch * self.merge
 
+    def check(self, kind: str) -> PixelRule:
+        """This rule, where there are pictures inside of its limits; ConfigError otherwise."""
+        if self.patch < 1 or self.merge < 1 or not 0 < self.minimum <= self.maximum:
+            raise ConfigError(
+                f"{kind} processor settings are impossible: {self}", hint="check its size settings"
+            )
+        return self
+
 
 def rule_of(image_processor: Any, *, size: Any = None) -> PixelRule:
     """Read the effective settings from the processor object that will be used.
@@ -67,7 +75,7 @@ def rule_of(image_processor: Any, *, size: Any = None) -> PixelRule:
     size = size or getattr(image_processor, "size", None)
     try:
         size = dict(size or {})
-        rule = PixelRule(
+        return PixelRule(
             patch=int(image_processor.patch_size),
             merge=int(image_processor.merge_size),
             minimum=int(size["shortest_edge"]),
@@ -79,9 +87,6 @@ def rule_of(image_processor: Any, *, size: Any = None) -> PixelRule:
             f"{type(image_processor).__name__} has no patch_size, merge_size and pixel limits",
             hint="use the image processor that belongs to the model family",
         ) from None
-    if rule.patch < 1 or rule.merge < 1 or not 0 < rule.minimum <= rule.maximum:
-        raise ConfigError(f"image processor settings are impossible: {rule}", hint="check its size settings")
-    return rule
 
 
 def smart_resize(height: int, width: int, rule: PixelRule) -> tuple[int, int]:

@@ -86,9 +86,10 @@ class VideoRule:
 
         Raises:
             SampleError: `unsupported_media`, for a shape it refuses.
+            ConfigError: the processor's limits are none; only told where there is a video.
         """
         assert self.pixels is not None
-        pixels, factor = self.pixels, self.pixels.factor
+        pixels, factor = self.pixels.check("video"), self.pixels.factor
         if self.kind == "clip":
             high, wide = self._resize_clip(frames, height, width)
         else:

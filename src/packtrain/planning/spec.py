@@ -155,11 +155,16 @@ class PlanSpec:
         return values
 
     @classmethod
+    def check_names(cls, names: Iterable[str]) -> None:
+        """Refuse what is no field of a spec, with the nearest name."""
+        known = [f.name for f in fields(cls)]
+        for name in names:
+            one_of("plan option", name, known)
+
+    @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PlanSpec:
         """A spec of plain values; unknown keys are refused with the nearest name."""
-        known = [f.name for f in fields(cls)]
-        for name in values:
-            one_of("plan option", name, known)
+        cls.check_names(values)
         if "pack_length" not in values:
             raise ConfigError("pack_length is missing", hint="the cap of a pack in tokens, e.g. 8192")
         return cls(**dict(values))

@@ -52,7 +52,8 @@ def bind_media(
     video = audio = oracle = None
     options = {kind: processor_options(processor, f"{kind}s_kwargs") for kind in ("image", "video")}
     if family.image_rule == "pixels":
-        image = rule_of(getattr(processor, "image_processor", None), size=options["image"].get("size"))
+        held = getattr(processor, "image_processor", None)
+        image = rule_of(held, size=options["image"].get("size")).check("image")
     elif family.image_rule is not None:
         try:
             image = crop_rule(processor, family.image_rule, tokens["image"], options["image"])
