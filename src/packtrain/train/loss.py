@@ -156,7 +156,7 @@ class _ChunkedLoss(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Scale what the forward pass made, in place: a second backward pass is an error of autograd."""
-        upstream = grads[0].reshape(1)  # of one dimension it stays wide: 1/N in 16 bit would bend every gradient
+        upstream = grads[0].reshape(1)  # one dimension keeps it wide: 1/N in 16 bit would bend every gradient
         scaled = [
             None if made is None else made.mul_(upstream).to(kind)
             for made, kind in zip(ctx.saved_tensors, ctx.narrow, strict=True)
