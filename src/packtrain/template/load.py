@@ -212,9 +212,10 @@ def _set_pixel_limits(processor: Any, name: str, low: int | None, high: int | No
     size["shortest_edge"] = size["shortest_edge"] if low is None else int(low)
     size["longest_edge"] = size["longest_edge"] if high is None else int(high)
     if not 0 < size["shortest_edge"] <= size["longest_edge"]:
+        own = [name for name, given in (("min_pixels", low), ("max_pixels", high)) if given is None]
         raise ConfigError(
             f"min_pixels {size['shortest_edge']} and max_pixels {size['longest_edge']} are not a range",
-            hint="0 < min_pixels <= max_pixels",
+            hint=f"{own[0]} is the processor's own: give it too" if own else "0 < min_pixels <= max_pixels",
         )
     image_processor.size = type(image_processor.size)(**size)
     for key, value in (("min_pixels", size["shortest_edge"]), ("max_pixels", size["longest_edge"])):

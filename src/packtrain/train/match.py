@@ -19,7 +19,7 @@ from ..families import Family, family_of
 
 logger = logging.getLogger(__name__)
 
-_HINT = "set template.processor to the processor of model.name_or_path"
+_HINT = "take the processor of the model (template.processor, or processing_class of a Trainer)"
 
 _KINDS = ("image", "video", "audio")
 
