@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -41,9 +42,26 @@ def test_table_json_and_plots(lengths: Path, tmp_path: Path, capsys: pytest.Capt
     assert "64 (the last 56)" in out and "47 steps of 64 (the last 56) samples" in " ".join(out.split())
 
 
+def test_auto_beside_numbers_and_the_batch_of_every_column(
+    lengths: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("forecast", lengths, "--pack-lengths")
+    found = {}
+    for tried in ("auto", "2048,auto", "1000,auto"):
+        found[tried] = json.loads(call(capsys, *words, tried, "--json")[1])["rows"]
+    assert found["auto"] == found["2048,auto"] and len(found["auto"]) > 1
+    assert [row["pack_length"] for row in found["1000,auto"]] == [
+        1000, *(row["pack_length"] for row in found["auto"])
+    ]  # fmt: skip
+    _, out, _ = call(capsys, *words, "1024,2048")
+    assert re.search(r"samples of a batch, n\D+2\D+5\D", out) and "saved, padded batches of n" in out
+
+
 def test_bad_input(lengths: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, match in (
         (("--pack-lengths", "4k"), "not a list of numbers"),
+        (("--pack-lengths", "4k"), "4096,8192, or auto, or both"),
+        (("--pack-lengths", "auto,0"), "holds 0"),
         (("--plot", tmp_path / "f.pdf"), "neither .svg nor .png"),
         (("--profile", tmp_path / "none.json"), "cannot be read"),
     ):

@@ -233,7 +233,7 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("kind", ["planned", "stream"])
 def test_a_run_that_is_refused_for_its_validation_leaves_the_finished_one(
-    call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path, kind: str
+    call: Call, text_run: Callable[..., dict[str, Any]], tmp_path: Path, kind: str, capsys: Any
 ) -> None:
     values = {**text_run(max_steps=2), "data": {"kind": kind}}
     for name, samples in (("val", 4), ("other", 5)):
@@ -241,6 +241,14 @@ def test_a_run_that_is_refused_for_its_validation_leaves_the_finished_one(
     values["custom"] = {**values["custom"], "val_jsonl": str(tmp_path / "val.jsonl")}
     assert call("train", values)["code"] == 0
     before = (tmp_path / "run" / "run.json").read_bytes()
+    if kind == "planned":
+        with pytest.raises(SystemExit) as checked:
+            main(["verify", str(tmp_path / "run"), "--json"])
+        laws = json.loads(capsys.readouterr().out)["checks"]
+        assert checked.value.code in (0, None)
+        assert laws["validation lengths digest"] == "equal over 4 samples" and "validation capacity" in laws
+        named = json.loads(before)["result"]["validation_folders"]
+        assert named == {"": {part: str(tmp_path / "run" / f"val_{part}") for part in ("lengths", "plan")}}
     values["custom"]["val_jsonl"] = str(tmp_path / "other.jsonl")
     told = call("train", values)
     assert told["code"] == 2 and "holds lengths of another" in told["error"]

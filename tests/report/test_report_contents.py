@@ -29,8 +29,44 @@ def test_token_slots_are_what_a_plain_loop_counts(tokens: list[int], cap: int) -
     assert slots.capped == sum(max(t, cap) for t in mine)
     rows = [mine[k : k + slots.batch] for k in range(0, len(mine), slots.batch)]
     assert slots.batched == sum(max(row) * len(row) for row in rows)
-    assert slots.packed == plan.stats()["slots"]
-    assert slots.real <= slots.batched and slots.real <= slots.packed <= max(slots.capped, slots.packed)
+    assert slots.packed == slots.real <= slots.batched  # rows are as long as their packs
+    assert slots.filled == plan.stats()["slots"] >= slots.real
+    longest = int(plan.pack_tokens.max(initial=1))
+    assert token_slots(lengths.tokens, plan, longest).packed == len(plan) * longest
+
+
+@pytest.mark.parametrize(
+    ("options", "padded_to", "packed", "saved", "words"),
+    [
+        ({}, None, 210, 0.4167, "packed, rows are not padded"),
+        ({}, 120, 240, 0.3333, "packed, rows are padded to 120 tokens"),
+        ({"multiple_of": 8}, None, 224, 0.3778, "packed, rows are not padded"),
+    ],
+)
+def test_card_bar_and_figures_share_one_count_of_slots(
+    options: dict[str, int], padded_to: int | None, packed: int, saved: float, words: str
+) -> None:
+    """Samples of 100, 20, 80 and 10 tokens in packs of 128; batches of two rows take 360 slots."""
+    lengths = pt.Lengths([100, 20, 80, 10])
+    plan = pt.plan(lengths, pack_length=128, **options)
+    assert len(plan) == 2
+    figures = report_figures(plan, lengths, padded_to=padded_to)
+    told = figures["slots"]
+    assert (told["real"], told["packed"], told["batched"], told["filled"]) == (210, packed, 360, 256)
+    assert told["saved_batched"] == 1 - packed / 360 == pytest.approx(saved, abs=1e-4)
+    bar = contents.slot_rows(told)[-1]
+    assert bar["name"] == words
+    assert bar["note"].startswith(f"{packed} slots, {contents.percent(1 - 210 / packed)} padding")
+    assert ("padded to the pack length: 256 slots" in bar["note"]) == (padded_to is None)
+    (card,) = (tile for tile in contents.headline(figures) if tile["name"] == "Padding saved")
+    assert card["value"] == contents.percent(saved) and words.removeprefix("packed, ") in card["note"]
+
+
+def test_medians_of_even_counts_are_means_of_the_middle_two() -> None:
+    rows = [{"step": k, "step_s": s, "tokens_per_s": t} for k, (s, t) in enumerate([(8.0, 128), (4.0, 256)])]
+    assert contents.speed_words(curves(rows)) == "6 s, 192 tokens a second (medians)"
+    lengths = pt.Lengths([1, 2, 5, 9])
+    assert report_figures(pt.plan(lengths, 9), lengths)["sample_tokens"]["median"] == 3.5
 
 
 @settings(deadline=None)

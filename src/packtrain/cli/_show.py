@@ -15,12 +15,12 @@ from ..pipeline.length_files import read_lengths
 from ..pipeline.truncated import told_truncated, truncated_figures, truncated_rows
 from ..pipeline.unread import read_keys, told
 from ..pipeline.which import read_run
-from ..planning.distribution import quantiles
+from ..planning.distribution import median_of, quantiles
 from ..planning.lengths import STATUS_OK, Lengths
 from ..planning.packplan import PackPlan
 from ..remote.copies import opened
 from ..remote.places import spelled
-from ..report.contents import over_long_words
+from ..report.contents import over_long_words, rows_words
 from ..store.shards import at, is_export
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -79,6 +79,36 @@ def folder_of_run(run: Path, name: str) -> Path:
     return Path(named)
 
 
+def validation_folders(run: Path) -> list[tuple[str, Path | None, Path | None]]:
+    """Name, lengths and plan of every validation set of a run; None: somewhere in a cache.
+
+    Raises:
+        FormatError: a folder is gone, or `run.json` was edited.
+    """
+    from ..train.config import validation_prefix
+
+    config, figures = read_run(run)
+    with files.reading(run / "run.json", "the record of a run", None):
+        data, told = config.get("data") or {}, figures.get("validation_folders") or {}
+        val = data.get("val") or []
+        names = [""] if isinstance(val, str) else [*val]
+        cached = (data.get("cache") or {}).get("root_dir") is not None
+        named = {(name, part): Path(told[name][part]) for name in told for part in ("lengths", "plan")}
+
+    def place(name: str, part: str) -> Path | None:
+        own = run / f"{validation_prefix(name)}{part}"
+        if own.is_dir():
+            return own
+        if (name, part) not in named and cached:
+            return None
+        found = named.get((name, part), own)
+        if not found.is_dir():
+            raise FormatError(f"{found}, of the run's validation set, does not exist", hint="run it again")
+        return found
+
+    return [(name, place(name, "lengths"), place(name, "plan")) for name in names]
+
+
 def open_lengths(path: Path) -> Lengths:
     """A lengths folder, or the token counts in a file of one of `pipeline.length_files.SUFFIXES`."""
     path = opened(path)
@@ -134,8 +164,8 @@ def _usable(lengths: Lengths) -> tuple[dict[str, Any], dict[str, float]]:
     sums = {"usable": len(tokens), "tokens": int(tokens.sum(dtype=np.int64)), "costs": costs}
     if not len(tokens):
         return sums, {}
-    p50, p95, longest = quantiles(tokens, 50, 95, 100)
-    return sums, {"mean": float(tokens.mean()), "p50": p50, "p95": p95, "max": longest}
+    p95, longest = quantiles(tokens, 95, 100)
+    return sums, {"mean": float(tokens.mean()), "p50": median_of(tokens), "p95": p95, "max": longest}
 
 
 def lengths_figures(folder: Path, lengths: Lengths) -> dict[str, Any]:
@@ -262,6 +292,8 @@ def _shown_before(figures: Mapping[str, Any]) -> dict[str, Any]:
             f"{figures['padding_saved']:.1%} of the slots of padded batches, "
             f"{figures['padding_saved_to_cap']:.1%} of one padded sample a row"
         )
+        if "padded_to" in figures:  # an older version did not write it
+            rows["padding saved"] += f"; {rows_words(figures)}"
     if "audited" in figures:
         rows["lengths audited"] = f"{counted(figures['audited'], 'samples')} encoded for real: 0 mismatches"
     if keys := told(figures.get("keys") or {}):

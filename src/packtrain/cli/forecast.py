@@ -12,17 +12,16 @@ from ._app import emit
 from ._show import open_lengths
 
 
-def _numbers(option: str, text: str) -> list[int]:
+def _numbers(option: str, text: str, auto: str) -> list[int | str]:
+    """Numbers, and the word `auto`, between commas."""
     words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words or not all(word.isascii() and word.isdecimal() for word in words):
-        raise InputError(
-            f"{option} {text!r} is not a list of numbers", hint=f"for example {option} 4096,8192"
-        )
-    if not all(map(int, words)):
-        raise InputError(
-            f"{option} {text!r} holds 0, expected numbers >= 1", hint=f"for example {option} 4096,8192"
-        )
-    return [int(word) for word in words]
+    hint = f"for example {option} 4096,8192, or {auto}, or both: 4096,{auto}"
+    if not words or not all(word == auto or (word.isascii() and word.isdecimal()) for word in words):
+        raise InputError(f"{option} {text!r} is not a list of numbers", hint=hint)
+    made = [word if word == auto else int(word) for word in words]
+    if not all(made):
+        raise InputError(f"{option} {text!r} holds 0, expected numbers >= 1", hint=hint)
+    return made
 
 
 @click.command("forecast")
@@ -30,8 +29,8 @@ def _numbers(option: str, text: str) -> list[int]:
 @click.option(
     "--pack-lengths",
     "--pack-length",
-    help="Pack lengths to compare, such as 4096,8192, or `auto`: the powers of two that suit the lengths "
-    "and the device.",
+    help="Pack lengths to compare, such as 4096,8192; `auto`, also beside numbers: the powers of two that "
+    "suit the lengths and the device.",
 )
 @click.option("--world-size", default=1, show_default=True, help="Ranks.")
 @click.option("--grad-accum", default=1, show_default=True, help="Micro steps per optimizer step.")
@@ -63,7 +62,7 @@ def command(
     """
     from ..planning.forecast import AUTO, forecast
 
-    tried = AUTO if pack_lengths in (None, AUTO) else _numbers("--pack-lengths", str(pack_lengths))
+    tried = AUTO if pack_lengths is None else _numbers("--pack-lengths", pack_lengths, AUTO)
     measured = open_lengths(lengths)
     rows = forecast(measured, tried, **options)
     if plot is not None:
@@ -124,8 +123,9 @@ _LINES = {
     "tokens per step": "{tokens_per_step_mean:,.0f} (sd {tokens_per_step_sd:,.0f})",
     "samples per step": "{samples_of_step}",
     "saved, padded to the cap": "{saved_padded:.1%}",
-    "saved, padded batches": "{saved_batched:.1%}",
-    "saved, bucketed batches": "{saved_bucketed:.1%}",
+    "samples of a batch, n": "{batch_rows:,}",
+    "  saved, padded batches of n": "{saved_batched:.1%}",
+    "  saved, bucketed batches of n": "{saved_bucketed:.1%}",
     "max/mean a micro step": "{max_over_mean:.3f}",
     "  balanced": "{max_over_mean_balanced:.3f}",
     "  over step totals": "{max_over_mean_step:.3f}",

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import FormatError, InputError, LawError, counted
 from ._app import emit, progress, without_effect
-from ._show import artefact_kind, folder_of_run, of_host, table
+from ._show import artefact_kind, folder_of_run, of_host, table, validation_folders
 from ._stream import Progress, verify_stream
 
 #: Tokens of the proof's row; of longer samples the shortest, or their first text, are taken.
@@ -110,15 +110,27 @@ def _tell_idle(kind: str, model: str | None) -> None:
 
 
 def _verify_folders(artefact: Path, kind: str, report: Progress) -> dict[str, str]:
-    """Of a lengths or plan folder, or both of a run."""
+    """Of a lengths or plan folder, or all of a run, those of its validation sets too."""
     if kind == "lengths":
         return _verify_lengths(artefact)
     if kind == "plan":
         return _verify_plan(artefact)
-    report(0, 2)
-    done = _verify_lengths(folder_of_run(artefact, "lengths"))
-    report(1, 2)
-    return done | _verify_plan(folder_of_run(artefact, "plan"))
+    places = {"": (folder_of_run(artefact, "lengths"), folder_of_run(artefact, "plan"))}
+    done: dict[str, str] = {}
+    for name, *held in validation_folders(artefact):
+        what = f"validation {name}".rstrip()
+        if held[0] is None or held[1] is None:
+            done[what] = "not checked: it lies in the cache, and run.json does not say where"
+        else:
+            places[f"{what} "] = (held[0], held[1])
+    checked: dict[str, str] = {}
+    for place, (what, (lengths, plan)) in enumerate(places.items()):
+        report(2 * place, 2 * len(places))
+        found = _verify_lengths(lengths)
+        report(2 * place + 1, 2 * len(places))
+        found |= _verify_plan(plan)
+        checked |= {f"{what}{law}": told for law, told in found.items()}
+    return checked | done
 
 
 def _verify_export(out: Path, encode: int, energon: bool, report: Progress) -> dict[str, str]:

@@ -125,6 +125,7 @@ def _of_packs(trainer: Any, config: Mapping[str, Any], folder: Path) -> dict[str
     figures["plan_folder"] = str(place.resolve())
     with contextlib.suppress(FormatError):  # a plan that was given without them
         figures["lengths_folder"] = str(lengths_of_plan(place).resolve())
+    figures["padded_to"] = getattr(trainer.packs_collator, "pad_to_length", None)
     balance = packs.sampler.order.balance
     figures["sync"] = None if balance is None else balance.sync
     if packs.kind == "planned":

@@ -47,6 +47,7 @@ class Report:
         metrics: of the run, where it has no plan.
         consumed: what the run consumed; None: not known.
         proof: comparisons of its isolation proof; None: there was none.
+        padded_to: tokens that rows of packs are padded to; None: they are as long as their packs.
         ledger_file: of a run without a plan, what it left out; None: `left_out.jsonl` of the run.
     """
 
@@ -64,6 +65,7 @@ class Report:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     consumed: Mapping[str, Any] | None = None
     proof: int | None = None
+    padded_to: int | None = None
     ledger_file: Path | None = None
 
     @classmethod
@@ -107,6 +109,7 @@ class Report:
             made.config, figures = read_run(artefact)
             made.comparison, made.validation = figures.get("loss"), figures.get("eval")
             made.consumed, made.proof = figures.get("consumed"), figures.get("proof")
+            made.padded_to = _padded_to(made.config, figures)
             made.history = read_history(artefact)
             made.order = order_of(artefact).packs_order
         return made
@@ -128,6 +131,7 @@ class Report:
             left_out=None if self.plan is not None else self._left_out(),
             consumed=self.consumed,
             proof=self.proof,
+            padded_to=self.padded_to,
         )
 
     def _left_out(self) -> Counter[str]:
@@ -166,6 +170,14 @@ class Report:
             where=where,
             record=None if source is None else lambda i: record_of(source, i),
         )
+
+
+def _padded_to(config: Mapping[str, Any], figures: Mapping[str, Any]) -> int | None:
+    """What rows of a run were padded to; of an older version by its configuration."""
+    data = config.get("data")
+    older = data.get("pad_to_length") if isinstance(data, Mapping) else None
+    found = figures.get("padded_to", older)
+    return found if type(found) is int and found > 0 else None
 
 
 def source_of(folder: Path) -> Any:

@@ -129,7 +129,12 @@ def run(
             )
         start.check()
         comparison = _compare(config, prepared, trained, shown) if compare and place.is_writer else None
-        figures = _figures(prepared, trained, comparison, runtime)
+        figures = _figures(config, prepared, trained, comparison, runtime)
+        if checked:
+            figures["validation_folders"] = {
+                name: {"lengths": str(one.lengths_folder), "plan": str(one.plan_folder)}
+                for name, one in checked.items()
+            }
         figures["warnings"] = list(dict.fromkeys((*told, *heard.lines)))
         page = None
         if place.is_writer:
@@ -296,11 +301,16 @@ def _steady(config: RunConfig) -> None:
 
 
 def _figures(
-    prepared: Prepared, trained: TrainResult, comparison: dict[str, Any] | None, runtime: Runtime
+    config: RunConfig,
+    prepared: Prepared,
+    trained: TrainResult,
+    comparison: dict[str, Any] | None,
+    runtime: Runtime,
 ) -> dict[str, Any]:
     from ..report.numbers import token_slots
 
-    slots = token_slots(prepared.lengths.tokens, prepared.plan)
+    padded_to = config.row_length
+    slots = token_slots(prepared.lengths.tokens, prepared.plan, padded_to)
     curve = trained.losses
     figures: dict[str, Any] = {
         **prepared.plan.stats(),
@@ -312,6 +322,7 @@ def _figures(
         "audited": prepared.audited,
         "keys": read_keys(prepared.lengths_folder),
         "truncation": told_truncated(prepared.lengths_folder, prepared.lengths),
+        "padded_to": padded_to,
         "padding_saved": slots.saved(slots.batched),
         "padding_saved_to_cap": slots.saved(slots.capped),
         "metrics": trained.metrics,
@@ -341,6 +352,7 @@ def _page(
         config=config.to_dict(),
         consumed=figures["consumed"],
         proof=figures["proof"],
+        padded_to=figures["padded_to"],
     )
 
 

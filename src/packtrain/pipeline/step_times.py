@@ -58,9 +58,9 @@ def step_figures(
     Returns:
         balance: world_size, grad_accum, mode (null: none), sync, steps, max_over_mean_before, max_over_mean,
         and lines [step, slowest / mean rank] `before` and `after`.
-        forecast (where steps were logged): profile, seconds_per_token, step_s, measured_step_s, deviation
-        (median of |forecast / measured - 1|), tokens_per_step, measured_tokens_per_step, and the line
-        [step, seconds] `steps`.
+        forecast (where steps were logged): profile, seconds_per_token, step_s and measured_step_s (medians of
+        the stretches), deviation (median of |forecast / measured - 1|), tokens_per_step,
+        measured_tokens_per_step, and the line [step, seconds] `steps`.
     """
     cost = FlopsCost() if profile is None else profile.cost
     last = max((int(row["step"]) for row in history if "step" in row), default=order.steps)
@@ -152,8 +152,8 @@ def _forecast(
     return {
         "profile": None if profile is None else profile.name,
         "seconds_per_token": factor,
-        "step_s": float(np.average(predicted, weights=weights)),
-        "measured_step_s": float(np.average(measured, weights=weights)),
+        "step_s": float(np.median(predicted)),
+        "measured_step_s": float(np.median(measured)),
         "deviation": float(np.median(np.abs(predicted / measured - 1))),
         "tokens_per_step": float(np.average(mean_of(tokens), weights=weights)),
         "measured_tokens_per_step": float(np.average([held for *_, held in rows], weights=weights)),

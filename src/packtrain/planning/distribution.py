@@ -27,6 +27,16 @@ def quantiles(values: Any, *percents: int) -> list[int]:
     return [int(order[(len(order) - 1) * percent // 100]) for percent in percents]
 
 
+def median_of(values: Any) -> float:
+    """The middle of a non-empty int[n]; the mean of the two middle ones of an even count, whole where it is.
+
+    >>> median_of([1, 2, 3, 10]), median_of([1, 3, 5, 10])
+    (2.5, 4)
+    """
+    middle = float(np.median(np.asarray(values)))
+    return int(middle) if middle.is_integer() else middle
+
+
 def phases_of(plan: Any) -> dict[str, Any]:
     """What each phase of a `diverse` plan did, in the order in which they ran; empty for other plans."""
     told = dict((plan.packer.notes or {}).get("phases") or {})

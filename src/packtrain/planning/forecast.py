@@ -41,7 +41,7 @@ _PLACES = 1 << 20
 
 def forecast(
     lengths: Any,
-    pack_lengths: Sequence[int] | str = AUTO,
+    pack_lengths: Sequence[int | str] | str = AUTO,
     world_size: int = 1,
     grad_accum: int = 1,
     *,
@@ -54,7 +54,7 @@ def forecast(
 
     Args:
         lengths: a Lengths, or tokens.
-        pack_lengths: the lengths to try, or "auto".
+        pack_lengths: the lengths to try, or "auto", which may also stand in the list.
         world_size, grad_accum: ranks, and micro steps per optimizer step.
         samples_per_step: plan by steps of samples; accumulation then follows from the plan.
         profile: device profile (or its file): adds seconds, hours and memory.
@@ -72,7 +72,9 @@ def forecast(
             f"pack_lengths is {repr(pack_lengths) if len(pack_lengths) else 'empty'}",
             hint="a list of numbers such as [4096, 8192], or 'auto'",
         )
-    tried = _lengths_to_try(checked, device) if isinstance(pack_lengths, str) else list(pack_lengths)
+    tried: list[Any] = [pack_lengths] if isinstance(pack_lengths, str) else list(pack_lengths)
+    if AUTO in tried:
+        tried = sorted({*(one for one in tried if one != AUTO), *_lengths_to_try(checked, device)})
     for name, value in (("world_size", world_size), ("grad_accum", grad_accum)):
         whole(name, value, 1)
     if samples_per_step is not None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..errors import counted
 
 Points = Sequence[Sequence[float]]
@@ -42,8 +44,8 @@ def headline(figures: Mapping[str, Any]) -> list[dict[str, str]]:
         (
             "Padding saved",
             percent(slots["saved_batched"]),
-            f"of the slots of padded batches; {percent(slots['saved_capped'])} against rows padded to the "
-            "cap",
+            f"of the slots of padded batches; {percent(slots['saved_capped'])} of one padded sample a row; "
+            f"{rows_words(slots)}",
         ),
         (
             "Samples per pack",
@@ -64,8 +66,8 @@ def _of_training(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     for name in sorted(key for key in lines if key.endswith("loss")):
         title = "Training loss" if name == "loss" else name.replace("_", " ").capitalize()
         tiles.append((title, f"{lines[name][-1][1]:.4f}", loss_words({name: lines[name]})))
-    if speeds := sorted(value for _, value in lines.get("tokens_per_s", ())):
-        tiles.append(("Throughput", f"{speeds[len(speeds) // 2]:,.0f}", "tokens a second, median of the log"))
+    if speeds := [value for _, value in lines.get("tokens_per_s", ())]:
+        tiles.append(("Throughput", f"{np.median(speeds):,.0f}", "tokens a second, median of the log"))
     note = "the ledger below names them" if left else "every sample that was read is in a pack"
     tiles.append(("Left out", f"{left:,}", note))
     return [{"name": name, "value": value, "note": note} for name, value, note in tiles]
@@ -133,19 +135,28 @@ def trained_words(figures: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def rows_words(told: Mapping[str, Any]) -> str:
+    """Whether rows of packs are padded, and to what."""
+    if told["padded_to"] is None:
+        return "rows are not padded"
+    return f"rows are padded to {told['padded_to']:,} tokens"
+
+
 def slot_rows(slots: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The three layouts of the same samples: name, note, and widths in percent of the largest."""
     batch = f"one sample a row in file order, batches of {slots['batch']:,} padded to their longest"
     named = (
         ("one sample a row, padded to the pack length", "capped"),
         (batch, "batched"),
-        ("packed", "packed"),
+        (f"packed, {rows_words(slots)}", "packed"),
     )
+    filled = f"; padded to the pack length: {slots['filled']:,} slots"
     most = max(1, *(slots[key] for _, key in named))
     return [
         {
             "name": name,
-            "note": f"{slots[key]:,} slots, {percent(1 - slots['real'] / max(1, slots[key]))} padding",
+            "note": f"{slots[key]:,} slots, {percent(1 - slots['real'] / max(1, slots[key]))} padding"
+            + (filled if key == "packed" and slots["padded_to"] is None else ""),
             "width": f"{100 * slots[key] / most:.2f}%",
             "real": f"{100 * slots['real'] / most:.2f}%",
         }
@@ -196,12 +207,10 @@ def loss_words(lines: Mapping[str, Points]) -> str:
 
 def speed_words(lines: Mapping[str, Points]) -> str:
     """Seconds of a step and real tokens a second: medians of a log; empty where it has none."""
-    seconds, tokens = (
-        sorted(value for _, value in lines.get(name, ())) for name in ("step_s", "tokens_per_s")
-    )
+    seconds, tokens = ([value for _, value in lines.get(name, ())] for name in ("step_s", "tokens_per_s"))
     if not seconds or not tokens:
         return ""
-    return f"{seconds[len(seconds) // 2]:.3g} s, {tokens[len(tokens) // 2]:,.0f} tokens a second (medians)"
+    return f"{np.median(seconds):.3g} s, {np.median(tokens):,.0f} tokens a second (medians)"
 
 
 def plan_words(told: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -231,7 +240,7 @@ def step_rows(steps: Mapping[str, Any]) -> list[tuple[str, ...]]:
         scale = "the device profile" if told["profile"] else "scaled to this run"
         rows += [
             (
-                "seconds a step",
+                "seconds a step (medians)",
                 f"{told['step_s']:.3g} forecast ({told['profile'] or scale})",
                 f"{told['measured_step_s']:.3g} measured",
             ),
@@ -312,7 +321,7 @@ def config_text(config: Any) -> str:
     return str(yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True, width=100))
 
 
-def spread(told: Mapping[str, int], unit: str) -> str:
+def spread(told: Mapping[str, float], unit: str) -> str:
     """Least, median, 95th percentile and largest."""
     if not told:
         return "none"

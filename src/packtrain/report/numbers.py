@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..planning.distribution import distribution, phases_of, quantiles
+from ..planning.distribution import distribution, median_of, phases_of, quantiles
 from ..planning.lengths import STATUS_OK
 
 #: Series of a training log that are drawn: key of a row -> name of the line.
@@ -28,10 +28,13 @@ class Slots:
 
     Attributes:
         real: tokens of the samples themselves.
-        packed: all packs of the plan: pack_length each, or what a longer single sample takes.
+        packed: rows as they are trained: as long as their packs (samples rounded up to the plan's
+            multiple_of), or `padded_to` tokens each.
+        filled: all packs of the plan: pack_length each, or what a longer single sample takes.
         batched: one sample a row, `batch` rows a batch in id order, padded to the batch's longest.
         capped: one sample a row, every row padded to pack_length.
         batch: rows a batch: the plan's samples per pack, rounded, so that a batch does a pack's work.
+        padded_to: tokens that rows of packs are padded to; None: they are as long as their packs.
     """
 
     real: int
@@ -39,26 +42,39 @@ class Slots:
     batched: int
     capped: int
     batch: int
+    filled: int
+    padded_to: int | None = None
 
     def saved(self, against: int) -> float:
-        """Share of `against` slots that packed training does not compute: rows are not padded to the cap."""
-        return 1 - self.real / against if against else 0.0
+        """Share of `against` slots that packed training does not compute."""
+        return 1 - self.packed / against if against else 0.0
 
 
-def token_slots(tokens: NDArray[Any], plan: Any) -> Slots:
-    """Compare the plan with one sample a row. `tokens` int[n] are the lengths by sample id."""
-    cap = int(plan.spec.pack_length)
-    packed = int(plan.slots)
+def token_slots(tokens: NDArray[Any], plan: Any, padded_to: int | None = None) -> Slots:
+    """Compare the plan with one sample a row.
+
+    Args:
+        tokens: int[n], lengths by sample id.
+        padded_to: tokens that rows of packs are padded to; None: they are not padded.
+    """
+    cap, multiple = int(plan.spec.pack_length), int(plan.spec.multiple_of)
+    filled = int(plan.slots)
     mine = np.asarray(tokens)[np.sort(np.asarray(plan.indices), kind="stable")].astype(np.int64)
     if not len(mine):
-        return Slots(real=0, packed=packed, batched=0, capped=0, batch=1)
+        return Slots(real=0, packed=0, batched=0, capped=0, batch=1, filled=filled, padded_to=padded_to)
     packs = len(plan.offsets) - 1
     batch = max(1, (2 * len(mine) + packs) // (2 * packs))
     starts = np.arange(0, len(mine), batch)
     rows = np.diff(np.append(starts, len(mine)))
     batched = int((np.maximum.reduceat(mine, starts) * rows).sum())
     capped = int(np.maximum(mine, cap).sum())
-    return Slots(real=int(mine.sum()), packed=packed, batched=batched, capped=capped, batch=batch)
+    packed = int((-(-mine // multiple) * multiple).sum())
+    if padded_to is not None:
+        packed = max(packed, packs * padded_to)
+    return Slots(
+        real=int(mine.sum()), packed=packed, batched=batched, capped=capped, batch=batch, filled=filled,
+        padded_to=padded_to,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +176,7 @@ def report_figures(
     left_out: Mapping[str, int] | None = None,
     consumed: Mapping[str, Any] | None = None,
     proof: int | None = None,
+    padded_to: int | None = None,
 ) -> dict[str, Any]:
     """All figures of a report, plain JSON.
 
@@ -175,6 +192,7 @@ def report_figures(
         left_out: without a plan: samples that were left out, by reason.
         consumed: of a run, see `train.consumed`; None: not known.
         proof: comparisons of the isolation proof; None: it was not made.
+        padded_to: tokens that rows of packs are padded to; None: they are as long as their packs.
     """
     trained = {
         "curves": curves(history),
@@ -187,7 +205,7 @@ def report_figures(
     }
     if plan is None:
         return {"metrics": dict(metrics or {}), "ledger": dict(left_out or {}), **trained}
-    slots = token_slots(lengths.tokens, plan)
+    slots = token_slots(lengths.tokens, plan, padded_to)
     usable = np.asarray(lengths.tokens)[np.asarray(lengths.status) == STATUS_OK]
     mine = np.asarray(lengths.tokens)[np.asarray(plan.indices)]
     return {
@@ -210,12 +228,12 @@ def report_figures(
     }
 
 
-def _spread(values: Any) -> dict[str, int]:
+def _spread(values: Any) -> dict[str, float]:
     """Least, median, 95th percentile and largest of whole numbers; empty for none."""
     if not len(values):
         return {}
-    names = ("least", "median", "p95", "largest")
-    return dict(zip(names, quantiles(values, 0, 50, 95, 100), strict=True))
+    least, p95, largest = quantiles(values, 0, 95, 100)
+    return {"least": least, "median": median_of(values), "p95": p95, "largest": largest}
 
 
 def _round_up(step: int) -> int:
