@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import os
 import subprocess
 from collections.abc import Callable
@@ -180,7 +181,9 @@ def test_it_says_how_many_samples_the_model_cannot_use(
             assert why in told.err and "name a model that takes them" in told.err
             assert not (tmp_path / "11").exists()
         else:
-            assert "cannot be used: 10 of the 100 samples looked at: mixed.jsonl:1 (unsup" in told.out
+            assert "cannot be used: 10 of the 100 samples read: mixed.jsonl:1 (unsup" in told.out
+            found = re.search(r"read and (\d+) measured; the run measures the other (\d+)", told.out)
+            assert found is not None and int(found[1]) + int(found[2]) == 100 and 50 < int(found[1]) <= 65
 
 
 @pytest.mark.parametrize(("absent", "code"), [(6, 0), (7, 2), (50, 2)])

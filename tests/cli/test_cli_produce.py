@@ -61,7 +61,7 @@ def test_produce_show_verify(shell: Shell, raw: Path, tokenizer_folder: Path, tm
     code, text, _ = shell("show", out, "--follow")
     assert code == 0 and "60 read" in text and "empty" in text
     code, text, _ = shell("show", out, "--ledger")
-    assert code == 0 and "0\tempty\t0.jsonl:0" in text
+    assert code == 0 and "0\tempty\t0.jsonl:1\tevery assistant message" in text
     code, text, _ = shell("verify", out, "--json")
     assert code == 0 and "are all that was read" in json.loads(text)["checks"]["partition"]
     path = out / "chunk_00000001.arrow"

@@ -23,7 +23,7 @@ def lengths_without(count: int, reason: str) -> Lengths:
     return Lengths(tokens, {}, status, dict.fromkeys(range(count), reason))
 
 
-@pytest.mark.parametrize("reason", ["missing_media", "remote_media"])
+@pytest.mark.parametrize("reason", ["missing_media", "remote_media", "placeholder_mismatch"])
 @pytest.mark.parametrize(
     ("count", "limit", "stops"),
     [
@@ -54,7 +54,11 @@ def test_other_reasons_have_the_limit_that_is_asked_for(tmp_path: Path) -> None:
     assert made.ledger.counts() == {"template_error": 60}
 
 
-@given(st.integers(0, 100), st.none() | st.floats(0, 1), st.sampled_from(["missing_media", "template_error"]))
+@given(
+    st.integers(0, 100),
+    st.none() | st.floats(0, 1),
+    st.sampled_from(["missing_media", "placeholder_mismatch", "template_error"]),
+)
 def test_a_measurement_stops_where_its_plan_would(count: int, limit: float | None, reason: str) -> None:
     """The same share of the same samples; only a measurement with nothing usable stops without a limit."""
     lengths = lengths_without(count, reason)

@@ -14,7 +14,7 @@ from ..errors import FormatError, counted
 from ..pipeline.length_files import read_lengths
 from ..pipeline.truncated import told_truncated, truncated_figures, truncated_rows
 from ..pipeline.unread import read_keys, told
-from ..pipeline.which import read_run
+from ..pipeline.which import read_run, unplanned_kind
 from ..planning.distribution import median_of, quantiles
 from ..planning.lengths import STATUS_OK, Lengths
 from ..planning.packplan import PackPlan
@@ -75,6 +75,8 @@ def folder_of_run(run: Path, name: str) -> Path:
         return run / name
     named = read_run(run)[1].get(f"{name}_folder")
     if not isinstance(named, str):
+        if (kind := unplanned_kind(run)) is not None:
+            raise FormatError(f"{run} is a run of kind {kind}: it has no {name}", hint=_verifiable(run, kind))
         raise FormatError(f"{run} holds no {name}, and its run.json names none")
     return Path(named)
 
@@ -107,6 +109,17 @@ def validation_folders(run: Path) -> list[tuple[str, Path | None, Path | None]]:
         return found
 
     return [(name, place(name, "lengths"), place(name, "plan")) for name in names]
+
+
+def _verifiable(run: Path, kind: str) -> str:
+    """What stands in the place of lengths and plan of a run that has none."""
+    data = read_run(run)[0].get("data") or {}
+    if kind == "growing":
+        place = data.get("path") or "OUT of packtrain produce"
+        return f"the chunks that it read can be verified: packtrain verify {place}"
+    return (
+        "only runs of kind planned and exported can be verified and compared; packtrain show has its figures"
+    )
 
 
 def open_lengths(path: Path) -> Lengths:

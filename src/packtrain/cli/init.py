@@ -180,6 +180,8 @@ def _lines(figures: dict[str, Any], seen: _Seen) -> Iterator[str]:
     if failed := seen.failed:
         named = ", ".join(f"{where} ({reason})" for where, reason in failed[:3])
         yield f"cannot be used: {seen.unusable}: {named}{', …' if len(failed) > 3 else ''}"
+    if rest := figures["samples"] - seen.measured:
+        yield f"all samples were read and {seen.measured:,} measured; the run measures the other {rest:,}"
     if keys := told(seen.keys):
         yield f"keys: {keys}"
     yield f"{figures['host']} and packtrain agree: {figures['agreed_tokens']:,} tokens in {seen.where}"
@@ -376,12 +378,16 @@ class _Seen:
         return {self.source.where(at): one for at, one in (first | self.usable).items()}
 
     @property
+    def measured(self) -> int:
+        """How many rows were measured, with or without success."""
+        return self.unmeasured + len(self.lengths)
+
+    @property
     def unusable(self) -> str:
         """How many of the rows read, and of those measured."""
-        count = len(self.source)
         shares = (
-            (len(self.failed) - self.unmeasured, _looked(count, count)),
-            (self.unmeasured, _looked(self.unmeasured + len(self.lengths), count)),
+            (len(self.failed) - self.unmeasured, f"the {counted(len(self.source), 'samples')} read"),
+            (self.unmeasured, f"the {self.measured:,} measured"),
         )
         return ", ".join(f"{number:,} of {of}" for number, of in shares if number)
 

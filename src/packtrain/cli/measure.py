@@ -81,7 +81,7 @@ def _audited(text: str, usable: int) -> int:
     "--max-drop-fraction",
     type=float,
     help="Exit 2 when a larger share of the samples cannot be used; default 0.1 where media are "
-    "missing. The lengths are kept.",
+    "missing, or not those of the placeholders. The lengths are kept.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace other lengths in `--out`.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")

@@ -296,7 +296,7 @@ def _print_sample(artefact: Path, kind: str, sample: int, as_json: bool) -> None
 def _show_stream(folder: Path, asked: _Asked) -> None:
     _need_plan("a stream of chunks has none", html=asked.html, pack=asked.pack)
     if asked.ledger:
-        rows = [{**row, "where": f"{row['shard']}:{row['row']}"} for row in ledger_of(folder)]
+        rows = [_placed(row) for row in ledger_of(folder)]
         _print_ledger(rows, asked.as_json)
         return
     for figures in follow_stream(folder, asked.interval) if asked.follow else [stream_figures(folder)]:
@@ -304,6 +304,18 @@ def _show_stream(folder: Path, asked: _Asked) -> None:
             emit(figures)
         else:
             table(f"Chunks in {folder}", stream_rows(figures))
+
+
+def _placed(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a stream's ledger with its place as the source says it, where its detail begins with that.
+
+    `row` counts from 0, as `dataset.where` does; what people read counts lines and records from 1.
+    """
+    where, found, detail = str(row["detail"]).partition(": ")
+    folder, slash, name = str(row["shard"]).rpartition("/")
+    if found and where.startswith(name):
+        return {**row, "where": f"{folder}{slash}{where}", "detail": detail}
+    return {**row, "where": f"{row['shard']}, record {row['row'] + 1}"}
 
 
 def _print_pack(plan: PackPlan, pack: int, as_json: bool) -> None:

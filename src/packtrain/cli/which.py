@@ -52,7 +52,7 @@ def command(
       packtrain which runs/demo --sample 17
       packtrain which plan --step 3 --epoch 1 --world-size 2 --seed 42
     """
-    from ..pipeline.which import order_of, rows_of
+    from ..pipeline.which import order_of, rows_of, unplanned_kind
 
     if (step is None) == (sample is None):
         raise InputError("name either --step or --sample", hint="for example --step 0")
@@ -61,6 +61,10 @@ def command(
         raise InputError(
             "--losses needs --step of a run", hint="for example which runs/demo --step 100 --losses"
         )
+    if unplanned_kind(artefact) is not None:
+        without_effect("of a run without a plan", "epoch", *options)
+        _print_unplanned(artefact, step, sample, rank, as_json)
+        return
     order = order_of(artefact, **options)
     if sample is not None:
         without_effect("with --sample", "rank")
@@ -104,6 +108,30 @@ def _print_losses(
     for row in told:
         loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
         click.echo(f"  {row['id']}\t{loss}\t{row['tokens']}\t{where.get(row['id'], '')}".rstrip())
+
+
+def _print_unplanned(
+    run: Path, step: int | None, sample: int | None, rank: int | None, as_json: bool
+) -> None:
+    """Of a run without a plan: what it wrote down of every step."""
+    from ..pipeline.which import losses_of, steps_of
+
+    if sample is None:
+        ids = sorted(row["id"] for row in losses_of(run, int(step or 0)))
+        _print_losses(run, {"run_step": int(step or 0), "ids": ids}, None, rank, as_json)
+        return
+    without_effect("with --sample", "rank")
+    places = steps_of(run, sample)
+    if as_json:
+        emit({"sample": sample, "steps": places, "row": None})
+        return
+    click.echo(f"sample {sample}")
+    if not places:
+        click.echo("  no step of this run holds it")
+    for place in places:
+        loss = "-" if place["loss"] is None else f"{place['loss']:.4f}"
+        told = f"loss {loss}, {counted(place['tokens'], 'supervised tokens')}"
+        click.echo(f"  step {place['run_step']} of the run: rank {place['rank']}, {told}")
 
 
 def _print_sample(

@@ -474,7 +474,9 @@ class PackingProducer:
         row = self._row(sample_id, reason, detail)
         self.stats.drop(reason)
         self._ledger.append(row)
-        logger.info("sample %d (%s, record %d) is left out: %s", sample_id, row["shard"], row["row"], reason)
+        logger.info(
+            "sample %d (%s, record %d) is left out: %s", sample_id, row["shard"], row["row"] + 1, reason
+        )
 
     def _row(self, sample_id: int, reason: str, detail: str) -> dict[str, Any]:
         shard = self._journal.shard_of(sample_id)

@@ -26,9 +26,17 @@ from .truncated import truncated_rows
 
 logger = logging.getLogger(__name__)
 
-#: Without a limit of its own, a plan leaves out at most this share of the samples for media that are missing.
+#: Without a limit of its own, a plan leaves out at most this share of the samples for media that are missing,
+#: or that the text has no place for: one wrong option fails all of them alike.
 MISSING = 0.1
-_ABSENT = ("missing_media", "remote_media")  # not there, or not allowed to be fetched
+_ABSENT = ("missing_media", "remote_media", "placeholder_mismatch")
+
+#: Reason of most samples -> what helps.
+_LACK = {
+    "missing_media": "media_root, when measuring, names the folder of relative media paths",
+    "placeholder_mismatch": 'media_without_placeholder="prepend", when measuring, puts media first where a '
+    "text has no placeholder",
+}
 
 #: Samples named in the message of a plan that drops too many.
 _SHOWN = 5
@@ -108,7 +116,8 @@ def check_limit(share: float | None) -> None:
 def check_drops(made: PackPlan, lengths_folder: str | Path | None, limit: float | None) -> None:
     """PlanError when no pack is left, or more than the share `limit` of the samples is in the ledger.
 
-    Without `limit`, samples whose media are missing or not allowed to be fetched may be `MISSING` of all.
+    Without `limit`, samples whose media are missing, not allowed to be fetched or not those of the text's
+    placeholders may be `MISSING` of all.
     """
     read, by_reason = len(made.indices) + len(made.ledger), made.ledger.counts()
     if not read:
@@ -148,7 +157,7 @@ def check_measured(lengths: Lengths, folder: str | Path, limit: float | None) ->
 def _check_share(
     read: int, by_reason: dict[str, int], limit: float | None, first: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    if limit is None and sum(map(by_reason.get, _ABSENT, (0, 0))) > MISSING * read:
+    if limit is None and sum(by_reason.get(reason, 0) for reason in _ABSENT) > MISSING * read:
         limit = MISSING
     if limit is None or not read or sum(by_reason.values()) / read <= limit:
         return
@@ -161,9 +170,11 @@ def _check_share(
 
 
 def _root_of(by_reason: dict[str, int]) -> str:
-    """What most absent media lack."""
-    absent = 2 * by_reason.get("missing_media", 0) > sum(by_reason.values())
-    return "media_root, when measuring, names the folder of relative media paths; " if absent else ""
+    """What most of these samples lack."""
+    for reason, lack in _LACK.items():
+        if 2 * by_reason.get(reason, 0) > sum(by_reason.values()):
+            return f"{lack}; "
+    return ""
 
 
 def _left_out(read: int, by_reason: dict[str, int]) -> str:

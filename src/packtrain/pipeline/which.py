@@ -40,12 +40,7 @@ def losses_of(folder: Path, step: int) -> list[dict[str, Any]]:
     Raises:
         InputError: the run wrote no losses, or none of this step.
     """
-    paths = sorted((folder / "sample_loss").glob("rank-*.jsonl"))
-    if not paths:
-        raise InputError(
-            f"{folder} holds no losses of samples",
-            hint="packtrain train writes them: training.log_sample_loss: true",
-        )
+    paths = _paths(folder)
     mark = f'"step": {step},'
     found: list[dict[str, Any]] = []
     for path in paths:
@@ -57,6 +52,36 @@ def losses_of(folder: Path, step: int) -> list[dict[str, Any]]:
     if not found:
         raise InputError(f"{folder} holds no losses of step {step}", hint="steps count from 0")
     return sorted(found, key=_descending)
+
+
+def steps_of(folder: Path, sample: int) -> list[dict[str, Any]]:
+    """The steps of the run (from 0) that trained a sample: rows {run_step, rank, loss, tokens}, in order.
+
+    Raises:
+        InputError: the run wrote no losses.
+    """
+    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for path in _paths(folder):
+        with files.reading(path, "a file of losses of samples", None), path.open(encoding="utf-8") as lines:
+            for row in filter(None, map(_row, lines)):
+                held = [one for one in _samples(row) if one["id"] == sample]
+                found[operator.index(row["rank"]), operator.index(row["step"])] = held
+    return [
+        {"run_step": step, "rank": rank, "loss": one["loss"], "tokens": one["tokens"]}
+        for (rank, step), held in sorted(found.items(), key=lambda item: item[0][::-1])
+        for one in held
+    ]
+
+
+def _paths(folder: Path) -> list[Path]:
+    paths = sorted((folder / "sample_loss").glob("rank-*.jsonl"))
+    if paths:
+        return paths
+    kind = unplanned_kind(folder)
+    raise InputError(
+        f"{folder} holds no losses of samples" + (f", and a run of kind {kind} has no plan" if kind else ""),
+        hint="packtrain train writes them: training.log_sample_loss: true",
+    )
 
 
 def _samples(row: dict[str, Any]) -> list[dict[str, Any]]:
@@ -280,6 +305,18 @@ def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         if not isinstance(config, dict) or not isinstance(result, dict):
             raise FormatError(f"{folder / 'run.json'} holds no configuration and figures of a run")
     return config, result
+
+
+def unplanned_kind(folder: Path) -> str | None:
+    """The kind of data of a finished run whose packs were not planned; None of any other folder."""
+    if not (folder / "run.json").is_file():
+        return None
+    config, figures = read_run(folder)
+    if (folder / "plan").is_dir() or "plan_folder" in figures or "data" not in config:
+        return None  # before `data` was a section, every run had a plan
+    with files.reading(folder / "run.json", "the record of a run", None):
+        kind = str(config["data"].get("kind", "planned"))
+    return None if kind in ("planned", "exported") else kind
 
 
 def _of_run(folder: Path, written: Mapping[str, Any], figures: Mapping[str, Any]) -> Order:

@@ -176,7 +176,10 @@ def detect(fields: Fields) -> str:
         fields.has(field) for field in keys.MEDIA
     ):
         return "captions"
-    raise fault("has no shape that is known here", hint=fields.hint())
+    hint = fields.hint()
+    if any(isinstance(fields.record.get(name), str) for name in keys.TEXT):
+        hint += '; task="text" trains documents as they are'
+    raise fault("has no shape that is known here", hint=hint)
 
 
 def _texts(fields: Fields, structured: bool) -> Draft:

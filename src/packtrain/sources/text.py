@@ -72,9 +72,11 @@ class TextSource:
         self.account.begin()
         name = next((name for name in self._names if record.get(name) is not None), None)
         if name is None:
+            texts = [name for name, held in record.items() if isinstance(held, str) and held]
+            field = texts[0] if len(texts) == 1 and texts[0].isidentifier() else "FIELD"
             raise fault(
                 f"has no field {' or '.join(map(repr, self._names))}",
-                hint=f"it has {', '.join(map(repr, record))}; name the text with columns={{'text': …}}",
+                hint=f"it has {', '.join(map(repr, record))}; columns={{'text': '{field}'}} names the text",
             )
         text = check_text(record[name], f"field {name!r}")
         if not text:
