@@ -182,7 +182,7 @@ def test_it_says_how_many_samples_the_model_cannot_use(
             assert not (tmp_path / "11").exists()
         else:
             assert "cannot be used: 10 of the 100 samples read: mixed.jsonl:1 (unsup" in told.out
-            found = re.search(r"read and (\d+) measured; the run measures the other (\d+)", told.out)
+            found = re.search(r"read and (\d+) tried; the run measures the other (\d+)", told.out)
             assert found is not None and int(found[1]) + int(found[2]) == 100 and 50 < int(found[1]) <= 65
 
 

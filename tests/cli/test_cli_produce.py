@@ -134,3 +134,28 @@ def test_first_fit_decreasing_over_the_global_view(tmp_path: Path) -> None:
     whole = plan(lengths, pack_length=100, packer="ffd")
     packs = list(LazyShardedDataset(tmp_path / "out", 0, 1, start="beginning"))
     assert [pack["sample_ids"] for pack in packs] == [whole[i].tolist() for i in range(len(whole))]
+
+
+def test_places_of_a_ledger_count_from_one(shell: Shell, tmp_path: Path) -> None:
+    """As the source says them in the detail, else the record; `row` stays as it is stored."""
+    rows = [
+        {
+            "id": 10,
+            "shard": "a.jsonl",
+            "row": 10,
+            "reason": "missing_media",
+            "detail": "a.jsonl:12: no x.png",
+        },
+        {"id": 11, "shard": "sub/a.json", "row": 0, "reason": "empty", "detail": "a.json[0]: no message"},
+        {"id": 12, "shard": "a.jsonl", "row": 3, "reason": "over_long", "detail": "99 tokens, the cap is 64"},
+    ]
+    (tmp_path / "stream.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "END").write_text(json.dumps({"ledger": rows}), encoding="utf-8")
+    code, text, _ = shell("show", tmp_path, "--ledger")
+    assert code == 0 and text.splitlines() == [
+        "10\tmissing_media\ta.jsonl:12\tno x.png",
+        "11\tempty\tsub/a.json[0]\tno message",
+        "12\tover_long\ta.jsonl, record 4\t99 tokens, the cap is 64",
+    ]
+    told = json.loads(shell("show", tmp_path, "--ledger", "--json")[1])["ledger"]
+    assert [row["row"] for row in told] == [10, 0, 3]

@@ -181,7 +181,7 @@ def _lines(figures: dict[str, Any], seen: _Seen) -> Iterator[str]:
         named = ", ".join(f"{where} ({reason})" for where, reason in failed[:3])
         yield f"cannot be used: {seen.unusable}: {named}{', …' if len(failed) > 3 else ''}"
     if rest := figures["samples"] - seen.measured:
-        yield f"all samples were read and {seen.measured:,} measured; the run measures the other {rest:,}"
+        yield f"all samples were read and {seen.measured:,} tried; the run measures the other {rest:,}"
     if keys := told(seen.keys):
         yield f"keys: {keys}"
     yield f"{figures['host']} and packtrain agree: {figures['agreed_tokens']:,} tokens in {seen.where}"
@@ -384,10 +384,10 @@ class _Seen:
 
     @property
     def unusable(self) -> str:
-        """How many of the rows read, and of those measured."""
+        """How many of the rows read, and of those that were to be measured."""
         shares = (
             (len(self.failed) - self.unmeasured, f"the {counted(len(self.source), 'samples')} read"),
-            (self.unmeasured, f"the {self.measured:,} measured"),
+            (self.unmeasured, f"the {self.measured:,} tried"),
         )
         return ", ".join(f"{number:,} of {of}" for number, of in shares if number)
 
