@@ -110,7 +110,7 @@ class Watch:
         if "synchroniz" not in str(message):
             return
         frames = [f for f in traceback.extract_stack() if not f.filename.endswith("warnings.py")]
-        frames = [f for f in frames if "/torch/" not in f.filename][:-1]
+        frames = [f for f in frames if "/site-packages/torch/" not in f.filename][:-1]
         frame = frames[-1] if frames else None
         where = "?" if frame is None else f"{'/'.join(Path(frame.filename).parts[-3:])}:{frame.lineno}"
         self.waits[where] += 1
