@@ -14,7 +14,7 @@ import pytest
 
 from packtrain.errors import InputError, LengthError, SampleError, SourceError
 from packtrain.extend import Measured
-from packtrain.measuring.run import BATCH, RangeResult, measure_range, media_refs
+from packtrain.measuring.run import BATCH, Part, measure_range, media_refs
 
 
 class Rows:
@@ -85,7 +85,7 @@ def test_ranges_join_to_the_whole() -> None:
     assert np.concatenate([p.tokens for p in parts]).tolist() == whole.tokens.tolist() == rows
     assert np.concatenate([p.costs["images"] for p in parts]).tolist() == whole.costs["images"].tolist()
     empty = measure_range((Rows(rows), Counts()), (4, 4))
-    assert isinstance(empty, RangeResult) and len(empty.tokens) == 0
+    assert isinstance(empty, Part) and len(empty.tokens) == 0
     assert pickle.loads(pickle.dumps(whole)).tokens.tolist() == rows
 
 

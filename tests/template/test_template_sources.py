@@ -12,14 +12,14 @@ import pytest
 from packtrain.errors import ConfigError, DriftError
 from packtrain.execute.local import map_shards
 from packtrain.measuring.audit import audit
-from packtrain.measuring.run import RangeResult, measure_range
+from packtrain.measuring.run import Part, measure_range
 from packtrain.planning.lengths import Lengths
 from packtrain.sources import open_source
 from packtrain.sources.chat import ChatSource
 from packtrain.template import HFTemplate
 
 
-def joined(parts: list[RangeResult]) -> Lengths:
+def joined(parts: list[Part]) -> Lengths:
     names = sorted({name for part in parts for name in part.costs})
     return Lengths(
         np.concatenate([part.tokens for part in parts]),

@@ -6,20 +6,20 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import ConfigError, InputError, MissingExtraError, SampleError, SourceError
 from ..extend import Source, Template
-from ..measuring.run import measure_range
+from ..measuring.run import Part, measure_range
 from ..planning.lengths import Lengths
 from ..sources import open_source
 from ..sources._account import Account
 from ..sources.chat import ChatSource
+from ..store.parts import joined
 from ._journal import Journal, RawShard
 from ._raw_shards import content_digest, stamp_of
 
@@ -187,8 +187,7 @@ class Intake:
 
         `details` then holds a line on each that cannot be used, `keys` the counts of keys.
         """
-        parts: list[tuple[RawShard, Any]] = []
-        self.details, self.keys = {}, Counter()
+        parts: list[Part] = []
         place = start
         while place < stop:
             shard = self.journal.shard_of(place)
@@ -196,24 +195,13 @@ class Intake:
             part = measure_range(
                 (self.source(shard), self._template), (place - shard.start, end - shard.start)
             )
-            parts.append((shard, part))
-            self.keys.update(part.keys)
-            self.details.update({shard.start + row: line for row, line in part.details.items()})
+            told = [(shard.start + row, reason, line) for row, reason, line in part.told]
+            parts.append(replace(part, start=place, stop=end, told=told))
             place = end
-        names = sorted({name for _, part in parts for name in part.costs})
-        return Lengths(
-            _joined([part.tokens for _, part in parts]),
-            {
-                name: _joined([part.costs.get(name, np.zeros_like(part.tokens)) for _, part in parts])
-                for name in names
-            },
-            _joined([part.status for _, part in parts], np.uint8),
-            {
-                shard.start + row - start: reason
-                for shard, part in parts
-                for row, reason in part.reasons.items()
-            },
-        )
+        whole = joined(parts, start)
+        self.details, self.keys = whole.details, Counter(whole.keys)
+        reasons = {i - start: reason for i, reason in whole.reasons.items()}
+        return Lengths(whole.tokens, whole.costs, whole.status, reasons)
 
     def record(self, sample_id: int) -> tuple[Source, int]:
         """The source of a sample, and its record there."""
@@ -260,7 +248,3 @@ def reading(options: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in sorted(options.items())
         if value and value != plain.get(name) and name != "media_root"
     }
-
-
-def _joined(parts: list[NDArray[Any]], dtype: Any = np.int64) -> NDArray[Any]:
-    return np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..errors import InputError, LengthError, PacktrainError, SampleError, counted, one_line
 from ..extend import Source, Template, measure_many
 from ..media.location import identity
-from ..planning.lengths import STATUS_BEYOND, STATUS_EMPTY, STATUS_FAILED
+from ..planning.lengths import STATUS_BEYOND, STATUS_EMPTY, STATUS_FAILED, STATUS_OK
 
 I64 = NDArray[np.int64]
 
@@ -32,36 +32,46 @@ BATCH = 256
 #: Reason of a line on a sample that is trained without some of its answers: it is not left out.
 CUT = "truncated_answers"
 
-MediaRow = tuple[str, int, str]
+Reason = tuple[int, str, str]  # id, ledger reason or `CUT`, one line for people
+
+MediaRow = tuple[str, int, str]  # name, size in bytes, digest of the header bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class RangeResult:
+@dataclass(kw_only=True)
+class Part:
     """What was measured of ids `start <= id < stop`; arrays have `stop - start` entries.
 
     Attributes:
         tokens: int64, lengths; 0 for a sample that cannot be used.
-        costs: name -> int64, further costs; 0 for a sample that lacks one or cannot be used.
         status: uint8, `STATUS_OK`, `STATUS_EMPTY`, `STATUS_FAILED` or `STATUS_BEYOND`.
-        reasons: id -> ledger reason of every sample whose status is not ok.
-        details: id -> one line for people: where the record stands and what is wrong; also of samples whose
-            status is ok and of which truncation removed answers, or cut one short.
-        media: (name, size in bytes, header digest) of every file used, ascending, each once.
+        costs: name -> int64, further costs; 0 for a sample that lacks one or cannot be used.
+        told: rows of samples whose status is not ok, and of those of which truncation removed answers, or cut
+            one short (`CUT`): where the record stands and what is wrong; ids ascend.
+        media: rows of every file used, ascending, each once.
         keys: counts of keys that nothing read, and of spellings that were read as a field.
     """
 
     start: int
     stop: int
     tokens: I64
-    costs: dict[str, I64]
     status: NDArray[np.uint8]
-    reasons: dict[int, str] = field(default_factory=dict)
-    details: dict[int, str] = field(default_factory=dict)
-    media: tuple[MediaRow, ...] = ()
+    costs: dict[str, I64] = field(default_factory=dict)
+    told: list[Reason] = field(default_factory=list)
+    media: list[MediaRow] = field(default_factory=list)
     keys: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def reasons(self) -> dict[int, str]:
+        """id -> ledger reason of every sample whose status is not ok."""
+        return {i: reason for i, reason, _ in self.told if reason != CUT}
 
-def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> RangeResult:
+    @property
+    def details(self) -> dict[int, str]:
+        """id -> one line for people."""
+        return {i: line for i, _, line in self.told}
+
+
+def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> Part:
     """Measure the ids of one shard.
 
     Args:
@@ -102,29 +112,28 @@ def measure_range(context: tuple[Source, Template], shard: tuple[int, int]) -> R
                 if name not in costs:
                     costs[name] = np.zeros(stop - start, dtype=np.int64)
                 costs[name][i - start] = _length(source, i, value)
-    reasons: dict[int, str] = {}
-    details = {i: f"{source.where(i)}: {note}" for i, note in notes.items()}
+    told: list[Reason] = []
     for i in range(start, stop):
-        verdict = _verdict(source, i, int(tokens[i - start]), errors.get(i), limit)
+        verdict = _verdict(source, i, int(tokens[i - start]), errors.get(i), limit, notes.get(i))
         if verdict is not None:
-            status[i - start], reasons[i], details[i] = verdict
-    return RangeResult(
+            status[i - start], reason, line = verdict
+            told.append((i, reason, line))
+    return Part(
         start=start,
         stop=stop,
         tokens=tokens,
-        costs={name: costs[name] for name in sorted(costs)},
         status=status,
-        reasons=reasons,
-        details=details,
-        media=tuple(sorted(media)),
+        costs={name: costs[name] for name in sorted(costs)},
+        told=told,
+        media=sorted(media),
         keys=drained(source),
     )
 
 
 def _verdict(
-    source: Source, i: int, tokens: int, error: SampleError | None, limit: int | None
+    source: Source, i: int, tokens: int, error: SampleError | None, limit: int | None, note: str | None
 ) -> tuple[int, str, str] | None:
-    """(status, reason, line for people) of a sample that cannot be used; None for any other."""
+    """(status, reason, line for people) of a sample that there is something to say of; else None."""
     if error is not None:
         status = STATUS_EMPTY if error.reason == "empty" else STATUS_FAILED
         return status, error.reason, _located(source.where(i), one_line(error))
@@ -132,7 +141,7 @@ def _verdict(
         return STATUS_EMPTY, "empty", f"{source.where(i)}: the sample has no tokens"
     if limit is not None and tokens > limit:
         return STATUS_BEYOND, "beyond_model", f"{source.where(i)}: {tokens} tokens, the model takes {limit}"
-    return None
+    return None if note is None else (STATUS_OK, CUT, f"{source.where(i)}: {note}")
 
 
 def _named(source: Source, i: int) -> str:

@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 
 from .. import extend, files
 from ..errors import ForeignArtefactError, FormatError
-from ..measuring.run import CUT, RangeResult, measure_range, walk_media
+from ..measuring.run import CUT, MediaRow, Part, measure_range, walk_media
 from ..planning.lengths import Lengths
 from ..store import lengths as lengths_store
 from ..store import parts
 from ..store.lengths import read_media
 from .growth import Piece, is_whole, may_have_grown, pieces_of, read_layout
 from .publish import Identity, details, origin_of, publish, refuse_changed_media, refuse_media
-from .ranges import How, cut, gathered, part_of
+from .ranges import How, cut, gathered
 from .unread import KEYS, read_keys
 
 _log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class _Old:
     def faulty(self, start: int, stop: int) -> bool:
         return bisect_left(self.faults, start) < bisect_left(self.faults, stop)
 
-    def check_media(self, rows: list[parts.MediaRow]) -> None:
+    def check_media(self, rows: list[MediaRow]) -> None:
         """ForeignArtefactError when a medium is not what was measured before."""
         if self._media is None:  # 8 bytes a medium
             held = array("Q", map(_row_digest, read_media(self.folder)))
@@ -133,26 +133,26 @@ class _Old:
             if place == len(self._media) or int(self._media[place]) != _row_digest(row):
                 refuse_media(self.folder, [row[0]])
 
-    def part(self, piece: Piece, start: int, stop: int, *, zeros: bool) -> parts.Part:
+    def part(self, piece: Piece, start: int, stop: int, *, zeros: bool) -> Part:
         """The ids [start, stop) of a copied piece; costs that are all 0 only with `zeros`."""
         assert piece.old is not None
         shift = start - piece.start + piece.old
         place = slice(shift, shift + stop - start)
         costs = {name: values[place].astype(np.int64) for name, values in self.lengths.costs.items()}
         faults = self.faults[bisect_left(self.faults, place.start) : bisect_left(self.faults, place.stop)]
-        return parts.Part(
+        return Part(
             start=start,
             stop=stop,
             tokens=self.lengths.tokens[place].astype(np.int64),
             status=np.array(self.lengths.status[place]),
             costs={name: values for name, values in costs.items() if zeros or values.any()},
-            reasons=[
+            told=[
                 (i - shift + start, self.lengths.reasons.get(i, CUT), self.details.get(i, "")) for i in faults
             ],
         )
 
 
-def _row_digest(row: parts.MediaRow) -> int:
+def _row_digest(row: MediaRow) -> int:
     return int.from_bytes(hashlib.sha256(files.canonical_json(row)).digest()[:8], "little")
 
 
@@ -201,7 +201,7 @@ def _results(
     old: _Old,
     how: How,
     done: int,
-) -> Iterator[parts.Part]:
+) -> Iterator[Part]:
     """Parts of all ids from `done` on, in order: measured, or copied."""
     todo: list[tuple[Piece, int, int]] = []
     for piece in pieces:
@@ -212,7 +212,7 @@ def _results(
     answers = how.map(_measured_or_walked, jobs, (source, template, pieces)) if jobs else iter(())
     for piece, start, stop in todo:
         if piece.old is None:
-            yield part_of(next(answers))
+            yield next(answers)
             continue
         part = old.part(piece, start, stop, zeros=grown)
         if not grown:
@@ -223,7 +223,7 @@ def _results(
 
 def _measured_or_walked(
     context: tuple[extend.Source, extend.Template, list[Piece]], shard: tuple[int, int]
-) -> RangeResult | tuple[list[parts.MediaRow], dict[str, int]]:
+) -> Part | tuple[list[MediaRow], dict[str, int]]:
     """Work function: a measured range, or only the media and keys of one that is copied."""
     source, template, pieces = context
     piece = pieces[bisect_right(pieces, shard[0], key=lambda piece: piece.start) - 1]

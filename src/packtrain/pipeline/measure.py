@@ -36,7 +36,7 @@ from .publish import (
     publish,
     refuse_changed_media,
 )
-from .ranges import How, Progress, cut, gathered, part_of
+from .ranges import How, Progress, cut, gathered
 from .unread import UnreadKeys, refuse_unread
 
 _log = logging.getLogger(__name__)
@@ -173,8 +173,8 @@ def _measure_all(
     if done:
         _log.info("%s: %d of %d samples were measured before", folder, done, total)
     results = how.map(measure_range, cut(done, total), (source, template))
-    for part in gathered(map(part_of, results), 0, total, how):
-        refuse_unread(part.reasons, total)  # early where one part says enough
+    for part in gathered(results, 0, total, how):
+        refuse_unread(part.told, total)  # early where one part says enough
         parts.add_part(folder, part)
         if claim is not None:
             claim.pulse()

@@ -21,7 +21,7 @@ from typing import Any
 
 from .. import extend, files
 from ..errors import ForeignArtefactError, InputError, PlanError, counted, told_with_hint
-from ..measuring.run import CUT
+from ..measuring.run import CUT, MediaRow
 from ..planning.lengths import STATUS_OK, Lengths
 from ..remote.outputs import output
 from ..store import lengths as lengths_store
@@ -76,7 +76,7 @@ def publish(
     paths: Sequence[Path],
     identity: Identity,
     *,
-    media: Iterable[parts.MediaRow],
+    media: Iterable[MediaRow],
     origin: dict[str, Any] | None,
     keys: Mapping[str, int] | None = None,
 ) -> None:

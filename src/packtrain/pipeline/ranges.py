@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import extend
-from ..measuring.run import CUT, RangeResult
+from ..measuring.run import Part
 from ..store import parts
 
 #: Samples a worker measures at once: small enough for progress and balance, large enough to batch.
@@ -66,7 +66,7 @@ def cut(start: int, stop: int, size: int | None = None) -> list[tuple[int, int]]
     return [(first, min(first + step, stop)) for first in range(start, stop, step)]
 
 
-def gathered(results: Iterable[parts.Part], start: int, stop: int, how: How) -> Iterator[parts.Part]:
+def gathered(results: Iterable[Part], start: int, stop: int, how: How) -> Iterator[Part]:
     """Join the parts of ranges, up to the last id `stop`, to parts worth publishing.
 
     Args:
@@ -75,7 +75,7 @@ def gathered(results: Iterable[parts.Part], start: int, stop: int, how: How) -> 
         stop: the id after the last.
     """
     size = how.size(stop - start)
-    waiting: list[parts.Part] = []
+    waiting: list[Part] = []
     for part in results:
         waiting.append(part)
         if how.progress is not None:
@@ -83,17 +83,3 @@ def gathered(results: Iterable[parts.Part], start: int, stop: int, how: How) -> 
         if part.stop - waiting[0].start >= size or part.stop == stop:
             yield parts.joined(waiting)
             waiting = []
-
-
-def part_of(result: RangeResult) -> parts.Part:
-    """What was measured of a range, as a part."""
-    return parts.Part(
-        start=result.start,
-        stop=result.stop,
-        tokens=result.tokens,
-        status=result.status,
-        costs=dict(result.costs),
-        reasons=[(i, result.reasons.get(i, CUT), line) for i, line in sorted(result.details.items())],
-        media=list(result.media),
-        keys=dict(result.keys),
-    )

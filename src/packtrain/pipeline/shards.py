@@ -29,7 +29,7 @@ from ..store import lengths as lengths_store
 from ..store import parts
 from ..store._folders import refuse_other_kind
 from .publish import Identity, origin_of, publish
-from .ranges import How, Progress, cut, gathered, part_of
+from .ranges import How, Progress, cut, gathered
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ def _measured(
     if done == made.stop and (folder / MARKER).is_file():
         return made
     results = how.map(measure_range, cut(done, made.stop), (source, template))
-    for part in gathered(map(part_of, results), made.start, made.stop, how):
+    for part in gathered(results, made.start, made.stop, how):
         parts.add_part(folder, part)
     marker = {
         "schema": SCHEMA,

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from .. import files
 from ..errors import ChecksumError, ForeignArtefactError, FormatError, LengthError, SampleError
+from ..measuring.run import MediaRow
 from ..media.location import file_of, identity, is_url, ref_of
 from ..planning.lengths import Lengths
 from ..remote.copies import opened
 from ..remote.outputs import output
 from ._folders import check_blocks, check_seal, describe, open_array, publishing, read_marker
-from .parts import MediaRow
 
 SCHEMA = "packtrain.lengths/1"
 MARKER = "lengths.json"

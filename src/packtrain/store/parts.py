@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,38 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import files
+from ..measuring.run import MediaRow, Part, Reason
 
 _KEY = "key.json"
 
 #: Bytes of a media file that are held while many are merged.
 _HELD = 1 << 14
-
-Reason = tuple[int, str, str]  # id, ledger reason, one line for people
-
-MediaRow = tuple[str, int, str]  # name, size in bytes, digest of the header bytes
-
-
-@dataclass(kw_only=True)
-class Part:
-    """The measured ids [start, stop).
-
-    Attributes:
-        tokens: int64[stop-start].
-        status: uint8[stop-start], see `Lengths.status`.
-        costs: name -> int64[stop-start].
-        reasons: (id, reason, detail) of samples that are not ok, and of those that lost answers, ascending.
-        media: rows of every medium used, ascending, each once.
-        keys: counts of keys that nothing read, and of spellings (`sources._account`).
-    """
-
-    start: int
-    stop: int
-    tokens: NDArray[np.int64]
-    status: NDArray[np.uint8]
-    costs: dict[str, NDArray[np.int64]] = field(default_factory=dict)
-    reasons: list[Reason] = field(default_factory=list)
-    media: list[MediaRow] = field(default_factory=list)
-    keys: dict[str, int] = field(default_factory=dict)
 
 
 def joined(many: list[Part], start: int = 0) -> Part:
@@ -64,7 +38,7 @@ def joined(many: list[Part], start: int = 0) -> Part:
         tokens=np.concatenate([np.zeros(0, np.int64), *(part.tokens for part in many)]),
         status=np.concatenate([np.zeros(0, np.uint8), *(part.status for part in many)]),
         costs={n: np.concatenate([part.costs.get(n, zeros[id(part)]) for part in many]) for n in names},
-        reasons=[row for part in many for row in part.reasons],
+        told=[row for part in many for row in part.told],
         media=sorted({row for part in many for row in part.media}),
         keys=_summed(part.keys for part in many),
     )
@@ -107,7 +81,7 @@ def add_part(folder: Path, part: Part) -> None:
     stem = folder / "partial" / f"part_{part.start:012d}_{part.stop:012d}"
     files.publish_text(stem.with_suffix(".media"), "".join(json.dumps(row) + "\n" for row in part.media))
     arrays: dict[str, NDArray[Any]] = {f"cost_{name}": values for name, values in part.costs.items()}
-    arrays["reasons"] = np.frombuffer(json.dumps(part.reasons).encode("ascii"), dtype=np.uint8)
+    arrays["reasons"] = np.frombuffer(json.dumps(part.told).encode("ascii"), dtype=np.uint8)
     arrays["keys"] = np.frombuffer(json.dumps(part.keys).encode("ascii"), dtype=np.uint8)
     with files.publish(stem.with_suffix(".npz")) as handle:
         np.savez(handle, tokens=part.tokens, status=part.status, **arrays)  # type: ignore[arg-type]
