@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from packtrain.media.location import read_bytes
+from packtrain.media.location import media_refs, read_bytes
 from packtrain.pipeline.measure import measure
 from packtrain.pipeline.plan import plan_lengths
 from packtrain.sources import open_source
-from packtrain.sources.chat import ChatSource, media_refs
+from packtrain.sources.chat import ChatSource
 
 __all__ = ["KINDS", "RealSet", "facts_of", "row_facts"]
 

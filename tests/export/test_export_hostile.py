@@ -22,9 +22,9 @@ from verbs import call
 from packtrain.data import open_packs
 from packtrain.errors import ForeignArtefactError, FormatError, InputError, LawError, SourceError
 from packtrain.media.image import open_image
+from packtrain.media.location import media_refs
 from packtrain.pipeline.export import export, finish_export
 from packtrain.pipeline.verify_export import verify_export
-from packtrain.sources.chat import media_refs
 from packtrain.store import shards
 from packtrain.store.pack_files import PackFiles
 from packtrain.testing import snapshot

@@ -13,11 +13,11 @@ from export_sets import NAMES, Set, captions
 from verbs import call
 
 from packtrain.errors import ForeignArtefactError, InputError, SampleError
-from packtrain.media.location import read_bytes
+from packtrain.media.location import media_refs, read_bytes
 from packtrain.pipeline import pairs
 from packtrain.pipeline.pairs import merge_images, split_pairs
 from packtrain.sources import open_source
-from packtrain.sources.chat import ChatSource, media_refs
+from packtrain.sources.chat import ChatSource
 from packtrain.testing import crash_points
 
 

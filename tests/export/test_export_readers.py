@@ -16,9 +16,8 @@ from export_sets import NAMES, Set, captions
 
 from packtrain.collate import PaddingFreeCollator
 from packtrain.data import PackedDataset, open_packs
-from packtrain.media.location import read_bytes
+from packtrain.media.location import media_refs, read_bytes
 from packtrain.pipeline.export import export
-from packtrain.sources.chat import media_refs
 from packtrain.store.pack_files import PackFiles
 
 

@@ -302,7 +302,6 @@ def test_positions_of_the_encoder_are_those_of_the_template(
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     from packtrain.hosts._encode import HostEncoder
-    from packtrain.hosts._rows import Rows
     from packtrain.sources.chat import ChatSource
     from packtrain.template import HFTemplate
 
@@ -312,7 +311,7 @@ def test_positions_of_the_encoder_are_those_of_the_template(
         script("hf_trainer_vl").Collate(processor), AutoModelForImageTextToText.from_pretrained(folder)
     )
     template = HFTemplate(processor)
-    chats = ChatSource(Rows(rows), allow_outside=True)
+    chats = ChatSource(list(rows), allow_outside=True)
     for index in (0, 5, 6, 7, 11, 100):
         ours, theirs = template.encode(chats[index]), encode(rows[index])
         assert sorted(ours) == sorted(theirs)

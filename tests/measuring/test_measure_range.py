@@ -14,7 +14,8 @@ import pytest
 
 from packtrain.errors import InputError, LengthError, SampleError, SourceError
 from packtrain.extend import Measured
-from packtrain.measuring.run import BATCH, Part, measure_range, media_refs
+from packtrain.measuring.run import BATCH, Part, measure_range
+from packtrain.media.location import media_refs
 
 
 class Rows:

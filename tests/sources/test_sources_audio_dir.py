@@ -13,9 +13,10 @@ import pytest
 
 from packtrain.errors import SampleError, SourceError
 from packtrain.media import hints
+from packtrain.media.location import media_refs
 from packtrain.sources import open_source
 from packtrain.sources.audio_dir import PROMPT
-from packtrain.sources.chat import ChatSource, media_refs
+from packtrain.sources.chat import ChatSource
 
 sf = pytest.importorskip("soundfile")
 

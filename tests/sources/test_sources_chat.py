@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from packtrain.errors import ConfigError, SampleError, UnknownNameError
 from packtrain.extend import Source
-from packtrain.media.location import exists
+from packtrain.media.location import exists, media_refs
 from packtrain.sources import open_source
-from packtrain.sources.chat import ChatSource, media_refs
+from packtrain.sources.chat import ChatSource
 
 Write = Callable[..., Path]
 

@@ -11,8 +11,9 @@ from test_sources_chat import QA, Rows, one, reason, text
 from packtrain.errors import ConfigError, SampleError, UnknownNameError
 from packtrain.media import audio, image, video
 from packtrain.media.hints import header_of
+from packtrain.media.location import media_refs
 from packtrain.sources import open_source
-from packtrain.sources.chat import ChatSource, media_refs
+from packtrain.sources.chat import ChatSource
 
 USER, BOT = QA
 

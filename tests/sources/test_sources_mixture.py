@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from packtrain.errors import ConfigError, SampleError, SourceError, UnknownNameError
 from packtrain.extend import Source
+from packtrain.media.location import media_refs
 from packtrain.sources import open_source
-from packtrain.sources.chat import ChatSource, media_refs
+from packtrain.sources.chat import ChatSource
 from packtrain.sources.mixture import Mixture, Part, mix
 
 Write = Callable[..., Path]

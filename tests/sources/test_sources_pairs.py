@@ -15,8 +15,9 @@ import pytest
 
 from packtrain import files
 from packtrain.errors import SampleError, SourceError
+from packtrain.media.location import media_refs
 from packtrain.sources import _index, open_source, pairs
-from packtrain.sources.chat import ChatSource, media_refs
+from packtrain.sources.chat import ChatSource
 from packtrain.testing import Stopped, stopped_after
 
 

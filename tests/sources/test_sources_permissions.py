@@ -16,10 +16,11 @@ from packtrain.cli._reading import inputs_of
 from packtrain.errors import PlanError, SampleError
 from packtrain.export._intake import Opener
 from packtrain.hosts import _rows
+from packtrain.media.location import media_refs
 from packtrain.pipeline.inputs import Inputs
 from packtrain.pipeline.plan import check_drops
 from packtrain.sources import open_source
-from packtrain.sources.chat import ChatSource, media_refs, open_chats
+from packtrain.sources.chat import ChatSource, open_chats
 from packtrain.train import load_config
 
 URL = "https://host.example/a.jpg"

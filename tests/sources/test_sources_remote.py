@@ -16,9 +16,10 @@ import pytest
 from packtrain.errors import SampleError, SourceError
 from packtrain.media import location
 from packtrain.media.image import read_header
+from packtrain.media.location import media_refs
 from packtrain.remote import copies, ranges
 from packtrain.sources import _handles, open_source
-from packtrain.sources.chat import ChatSource, media_refs, open_chats
+from packtrain.sources.chat import ChatSource, open_chats
 from remote_site import empty_memory, in_memory, serving
 
 fsspec = pytest.importorskip("fsspec")

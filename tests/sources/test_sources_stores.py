@@ -17,10 +17,10 @@ import pytest
 from PIL import Image
 
 from packtrain.errors import MissingExtraError, SourceError, UnknownNameError
-from packtrain.media.location import read_bytes
+from packtrain.media.location import media_refs, read_bytes
 from packtrain.sources import open_source
 from packtrain.sources._stores import plain
-from packtrain.sources.chat import ChatSource, media_refs
+from packtrain.sources.chat import ChatSource
 
 STORES = {"mds": "streaming", "litdata": "litdata", "lance": "lance"}
 

@@ -16,9 +16,9 @@ import pytest
 
 from packtrain.errors import SampleError, SourceError
 from packtrain.media.image import read_header
-from packtrain.media.location import read_bytes
+from packtrain.media.location import media_refs, read_bytes
 from packtrain.sources import _index, open_source
-from packtrain.sources.chat import ChatSource, media_refs
+from packtrain.sources.chat import ChatSource
 
 Members = Sequence[tuple[str, bytes]]
 

@@ -24,8 +24,9 @@ from ..pipeline.ranks import StartUp
 from ..planning.align import AlignedPlan
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
+from ..sources._memory import InMemory
 from ..world import World
-from ._rows import ChatReader, Rows, measure_rows
+from ._rows import ChatReader, measure_rows
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +92,8 @@ def pack_rows(
                     progress=lambda d, t: tell("measuring", d, t),
                 )
                 if audited:
-                    audit(Rows(rows, name), measured, encode, count=audited)
-                    probe_static(Rows(rows, name), encode)
+                    audit(InMemory(rows, name), measured, encode, count=audited)
+                    probe_static(InMemory(rows, name), encode)
                 held = folder / PLACE / name / f"lengths-{measured.digest[:12]}"
                 if not (held / "lengths.json").is_file():
                     measured.save(held)
@@ -110,7 +111,7 @@ def pack_rows(
     if place.is_writer:
         _tell(name, made, None if lengths is None else told["plan"])
     aligned: AlignedPlan = made.align(place.size, drop_last=drop_last)
-    return kind(aligned, Rows(rows, name), encode, lengths=lengths, repeat_loss=repeat_loss)
+    return kind(aligned, InMemory(rows, name), encode, lengths=lengths, repeat_loss=repeat_loss)
 
 
 def say(line: str, *values: object) -> None:

@@ -24,6 +24,7 @@ from ..pipeline.publish import details
 from ..pipeline.unread import refuse_unread, told
 from ..planning.lengths import STATUS_EMPTY, STATUS_FAILED, Lengths
 from ..sources._account import LEDGER, UNREAD
+from ..sources._memory import InMemory, undecoded
 from ..sources.chat import ChatSource
 
 logger = logging.getLogger(__name__)
@@ -51,29 +52,6 @@ class ChatReader:
     template: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
     convert: Callable[[Any], Any] | None = None
-
-
-class Rows:
-    """Rows of any indexable collection as a `packtrain.extend.Source`."""
-
-    def __init__(self, rows: Any, name: str = "row") -> None:
-        self.rows, self.name = rows, name
-
-    @property
-    def source(self) -> Any:
-        """The rows, for what looks through a source: they may listen to epochs."""
-        return self.rows
-
-    fingerprint = "rows"
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.rows[int(index)]
-
-    def where(self, index: int) -> str:
-        return f"{self.name} {index}"
 
 
 class Parts:
@@ -244,7 +222,7 @@ def _by_template(
     rows: Any, template: Any, reader: ChatReader, progress: Callable[[int, int], None] | None
 ) -> list[Any]:
     """A measured value or `SampleError` for each row."""
-    samples = ChatSource(Rows(_undecoded(rows, reader.convert)), allow_outside=True, **reader.source)
+    samples = ChatSource(InMemory(_Undecoded(rows, reader.convert)), allow_outside=True, **reader.source)
     found: list[Any] = []
     for start in range(0, len(rows), _BATCH):
         stop = min(len(rows), start + _BATCH)
@@ -311,7 +289,7 @@ class _Undecoded:
     """Rows whose decoded pictures are given as their sizes: measuring needs no pixel."""
 
     def __init__(self, rows: Any, convert: Callable[[Any], Any] | None) -> None:
-        self.rows, self.convert = rows, convert
+        self.rows, self.convert = undecoded(rows), convert
         self.account = getattr(convert, "account", None)
 
     def __len__(self) -> int:
@@ -320,21 +298,6 @@ class _Undecoded:
     def __getitem__(self, index: int) -> Any:
         row = _sized(self.rows[index])
         return row if self.convert is None else self.convert(row)
-
-
-def _undecoded(rows: Any, convert: Callable[[Any], Any] | None) -> _Undecoded:
-    """`datasets` columns of pictures are read without decoding them."""
-    features = getattr(rows, "features", None)
-    if features is None:
-        return _Undecoded(rows, convert)
-    import datasets
-
-    for name, feature in features.items():
-        inner = getattr(feature, "feature", feature)
-        if isinstance(inner, datasets.Image):
-            plain = datasets.Image(decode=False)
-            rows = rows.cast_column(name, plain if inner is feature else datasets.List(plain))
-    return _Undecoded(rows, convert)
 
 
 def _sized(value: Any) -> Any:

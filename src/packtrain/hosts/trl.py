@@ -21,10 +21,11 @@ from typing import Any
 import torch
 
 from ..errors import SampleError
+from ..sources._memory import InMemory
 from ..sources.chat import ChatSource
 from ..template import HFTemplate
 from ._checks import refuse_settings
-from ._rows import ChatReader, Rows, tell_cut
+from ._rows import ChatReader, tell_cut
 from ._unread import Reads, columns_of, unread_rows
 from .transformers import HostMixin
 from .transformers import pack as pack_trainer
@@ -133,7 +134,7 @@ class TRLMixin(HostMixin):
             row = _as_messages({name: value for name, value in rows[index].items() if name in _CHAT})
             try:
                 chat = isinstance(row.get("messages"), list)
-                note = template.measure(ChatSource(Rows([row]))[0]).note if chat else _UNKNOWN
+                note = template.measure(ChatSource(InMemory([row]))[0]).note if chat else _UNKNOWN
             except SampleError:
                 note = _UNKNOWN
             cut += [(index, note)] if note else []

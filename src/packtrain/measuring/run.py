@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, LengthError, PacktrainError, SampleError, counted, one_line
 from ..extend import Source, Template, measure_many
-from ..media.location import identity
+from ..media.location import identity, media_refs
 from ..planning.lengths import STATUS_BEYOND, STATUS_EMPTY, STATUS_FAILED, STATUS_OK
 
 I64 = NDArray[np.int64]
@@ -191,28 +191,6 @@ def walk_media(source: Source, shard: tuple[int, int]) -> tuple[list[MediaRow], 
     return sorted(rows), drained(source)
 
 
-def media_refs(sample: Mapping[str, Any]) -> list[Any]:
-    """References of the media of a chat sample, in order; empty for samples of another shape."""
-    found: list[Any] = []
-    messages = sample.get("messages") if isinstance(sample, Mapping) else None
-    for message in _listed(messages):
-        content = message.get("content") if type(message) is dict or isinstance(message, Mapping) else None
-        for part in _listed(content):
-            kind = part.get("type") if type(part) is dict or isinstance(part, Mapping) else None
-            if kind in ("image", "video", "audio") and part.get(kind) is not None:
-                reference = part[kind]
-                found += reference if isinstance(reference, (list, tuple)) else [reference]
-                if kind == "video" and part.get("audio") is not None:  # its sound
-                    found.append(part["audio"])
-    return found
-
-
-def _listed(value: Any) -> Sequence[Any]:
-    """A list as it is, anything else as an empty one."""
-    plain = type(value) is list or (isinstance(value, Sequence) and not isinstance(value, (str, bytes)))
-    return value if plain else ()
-
-
 def _read(
     source: Source, first: int, last: int, errors: dict[int, SampleError]
 ) -> tuple[list[Mapping[str, Any]], list[int]]:
@@ -289,7 +267,7 @@ def _identities(source: Source, samples: list[Mapping[str, Any]]) -> set[MediaRo
     root = getattr(source, "media_root", None)
     rows: set[MediaRow] = set()
     for sample in samples:
-        for ref in media_refs(sample):
+        for ref in media_refs(sample, sounds=True):
             try:
                 row = identity(ref, root)
             except SampleError:

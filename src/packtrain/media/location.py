@@ -29,7 +29,7 @@ import io
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import unquote, unquote_to_bytes
 
@@ -380,6 +380,34 @@ def resolve(
     if leads is not None and _inside(leads, _real_folder(root)) is None:
         raise _outside(given, root, f" by a link to {_short(leads)}")
     return f"{_tar.PREFIX}{path}!{member}" if member else path
+
+
+def media_refs(sample: Mapping[str, Any], *, sounds: bool = False) -> list[Any]:
+    """References of the media of a chat sample as the model sees them; frames of a video one by one.
+
+    Samples of another shape have none.
+
+    Args:
+        sounds: with the sound that stands beside a video.
+    """
+    found: list[Any] = []
+    messages = sample.get("messages") if isinstance(sample, Mapping) else None
+    for message in _listed(messages):
+        content = message.get("content") if type(message) is dict or isinstance(message, Mapping) else None
+        for part in _listed(content):
+            kind = part.get("type") if type(part) is dict or isinstance(part, Mapping) else None
+            if kind in ("image", "video", "audio") and part.get(kind) is not None:
+                reference = part[kind]
+                found += reference if isinstance(reference, (list, tuple)) else [reference]
+                if sounds and kind == "video" and part.get("audio") is not None:
+                    found.append(part["audio"])
+    return found
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    """A list as it is, anything else as an empty one."""
+    plain = type(value) is list or (isinstance(value, Sequence) and not isinstance(value, (str, bytes)))
+    return value if plain else ()
 
 
 def with_media(sample: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:

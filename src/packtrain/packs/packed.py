@@ -33,6 +33,7 @@ from ..planning.build import plan
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
+from ..sources._memory import InMemory
 from .encode_cache import EncodeCache
 from .handed_out import SharedEpoch
 from .ledger_file import Skipping
@@ -78,7 +79,7 @@ def plan_rows(samples: Any, template: Any, pack_length: int | None, lengths: Any
         lengths = samples["length"]
     if lengths is None:
         measures: Any = template if hasattr(template, "measure") else _ByEncoding(template)
-        found = measure_range((_Rows(samples), measures), (0, len(samples)))
+        found = measure_range((InMemory(samples), measures), (0, len(samples)))
         lengths = Lengths(found.tokens, found.costs or None, found.status, found.reasons or None)
         why = next((f"; the first: {line}" for line in found.details.values()), "")
     made = plan(lengths, pack_length)
@@ -92,24 +93,6 @@ def plan_rows(samples: Any, template: Any, pack_length: int | None, lengths: Any
             "%d of %d samples are left out: %s%s", len(made.ledger), len(samples), made.ledger.counts(), why
         )
     return made, lengths
-
-
-class _Rows:
-    """Indexable samples as an `extend.Source`."""
-
-    fingerprint = "rows"
-
-    def __init__(self, samples: Any) -> None:
-        self.source = samples
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.source[index]
-
-    def where(self, index: int) -> str:
-        return str(self.source.where(index)) if hasattr(self.source, "where") else f"row {index}"
 
 
 class _ByEncoding:

@@ -32,8 +32,7 @@ from ..errors import ForeignArtefactError, InputError, SampleError
 from ..extend import Source
 from ..measuring.run import drained
 from ..media.knobs import KNOB_KEYS
-from ..media.location import exists, identity_name, name_of, read_bytes
-from ..sources.chat import media_refs
+from ..media.location import exists, identity_name, media_refs, name_of, read_bytes
 from .unread import refuse_unread
 
 

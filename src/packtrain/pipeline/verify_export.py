@@ -24,10 +24,9 @@ from ..errors import (
     counted,
     missing_package,
 )
-from ..media.location import read_bytes
+from ..media.location import media_refs, read_bytes, with_media
 from ..planning.packplan import PackPlan
 from ..remote.copies import listed_as, present
-from ..sources.chat import media_refs
 from ..store import plans, shards
 from ..store._folders import check_seal
 from ..store.pack_files import PackFiles, media_hold, split_members
@@ -167,17 +166,14 @@ def _inputs(out: Path, template: Any, *, wanted: bool) -> tuple[Any, Any, str]:
 
 def _check_file(out: Path, row: dict[str, Any]) -> None:
     path = out / row["name"]
-    if not path.is_file() and not (listed_as(str(path)) and present(path)):
-        first = f" ({row['first_key']} to {row['last_key']})" if "first_key" in row else ""
-        raise ChecksumError(f"{path} is missing{first}", hint="copy it again, or export again")
-    size = path.stat().st_size
-    if size == row["bytes"] and files.sha256_file(path) == row["sha256"]:
-        return
-    if row.get("packs"):
-        _name_pack(path, row, size)
-    raise ChecksumError(
-        f"{path} was cut or edited: {size:,} bytes, exported were {row['bytes']:,}", hint="copy it again"
-    )
+    if listed_as(str(path)):
+        present(path)
+    try:
+        shards.check_file(out, row)
+    except ChecksumError:
+        if row.get("packs") and path.is_file():
+            _name_pack(path, row, path.stat().st_size)
+        raise
 
 
 def _name_pack(path: Path, row: dict[str, Any], size: int) -> None:
@@ -264,23 +260,12 @@ def _compare(sample: dict[str, Any], want: Any, where: str) -> None:
     for ref in media_refs(want):
         if next(data, None) != read_bytes(ref):
             raise LawError(f"{where}: a medium of sample {sample['sample_id']} is not the source's")
-    if next(data, None) is not None or _texts(held) != _texts(want):
+    if next(data, None) is not None or _without_media(held) != _without_media(want):
         raise LawError(f"{where}: sample {sample['sample_id']} is not the source's")
 
 
-def _texts(sample: Any) -> Any:
-    """A sample without its media."""
-    messages = [
-        {
-            **message,
-            "content": [
-                part if part["type"] == "text" else {**part, part["type"]: None}
-                for part in message["content"]
-            ],
-        }
-        for message in sample["messages"]
-    ]
-    return {**sample, "messages": messages}
+def _without_media(sample: Any) -> Any:
+    return with_media(sample, lambda ref: None)
 
 
 def _check_tokens(out: Path, plan: PackPlan, template: Any, count: int) -> str:

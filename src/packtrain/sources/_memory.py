@@ -1,4 +1,4 @@
-"""Rows in memory as a source: a list, or a Hugging Face `datasets.Dataset`."""
+"""Rows in memory as a source: a list, a Hugging Face `datasets.Dataset`, or whatever can be indexed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from typing import Any
 
 
 class InMemory:
-    """Indexable rows as an `extend.Source`; media columns of `datasets` are not decoded."""
+    """Indexable rows as an `extend.Source`.
 
-    def __init__(self, rows: Any) -> None:
-        self.rows = _undecoded(rows)
+    Args:
+        rows: they may listen to epochs, and may say where a row stands.
+        name: of a row in messages.
+    """
+
+    def __init__(self, rows: Any, name: str = "row") -> None:
+        self.source, self.name = rows, name
 
     @cached_property
     def fingerprint(self) -> str:
@@ -24,14 +29,15 @@ class InMemory:
         return digest.hexdigest()
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.source)
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
-        row: Mapping[str, Any] = self.rows[int(index)]
+        row: Mapping[str, Any] = self.source[int(index)]
         return row
 
     def where(self, index: int) -> str:
-        return f"row {index}"
+        known = getattr(self.source, "where", None)
+        return f"{self.name} {index}" if known is None else str(known(index))
 
 
 def fields_of(source: Any) -> Any:
@@ -41,9 +47,9 @@ def fields_of(source: Any) -> Any:
 
 
 def as_source(rows: Any) -> Any:
-    """A source as it is; a list or dataset of rows as one."""
+    """A source as it is; a list or dataset of rows as one, whose media columns are not decoded."""
     if isinstance(rows, Sequence) or (hasattr(rows, "features") and hasattr(rows, "column_names")):
-        return rows if hasattr(rows, "where") else InMemory(rows)
+        return rows if hasattr(rows, "where") else InMemory(undecoded(rows))
     return rows
 
 
@@ -51,7 +57,8 @@ def _named(value: Any) -> str:
     return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else repr(value)
 
 
-def _undecoded(rows: Any) -> Any:
+def undecoded(rows: Any) -> Any:
+    """Rows of `datasets` whose columns of media are the bytes that were stored."""
     features = getattr(rows, "features", None)
     if features is None:
         return rows

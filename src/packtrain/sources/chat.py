@@ -21,7 +21,7 @@ no_assistant_turn, unsupervised (every answer is masked), unread_key (a key that
 read), placeholder_mismatch, outside_media_root, remote_media, unsupported_media.
 
 The fingerprint covers the inner source and the options, never the place: equal data in another folder or
-on another host has the same one. Media are no part of it (see `media_refs`).
+on another host has the same one. Media are no part of it (see `media.location.media_refs`).
 """
 
 from __future__ import annotations
@@ -435,17 +435,6 @@ class ChatSource:
         if self._prefix and isinstance(ref, str):
             ref = ref.removeprefix(self._prefix)
         return resolve(ref, self.media_root, **self._may)
-
-
-def media_refs(sample: Mapping[str, Any]) -> list[Ref]:
-    """The media of a normalised sample, in the order the model sees them; frames of a video one by one."""
-    refs: list[Ref] = []
-    for message in sample["messages"]:
-        for part in message["content"]:
-            if part["type"] != "text":
-                held = part[part["type"]]
-                refs += held if isinstance(held, list) else [held]
-    return refs
 
 
 # --------------------------------------------------------------------------------------------

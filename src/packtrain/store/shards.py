@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import extend, files
-from ..errors import FormatError, InputError, UnknownNameError
+from ..errors import ChecksumError, FormatError, InputError, UnknownNameError
 from ..remote.copies import bring, entries, size_of
 from ..remote.places import url_of
 from ._folders import check_seal, sealed
@@ -129,6 +129,24 @@ def read_parts(out: Path, count: int) -> list[dict[str, Any]]:
         FormatError: one is missing. ChecksumError: one was edited.
     """
     return [check_seal(hidden(out), part_path(out, number).name) for number in range(count)]
+
+
+def check_file(out: Path, row: Mapping[str, Any]) -> None:
+    """A file of an export against its row in a manifest.
+
+    Raises:
+        ChecksumError: it is missing, was cut or edited.
+    """
+    path = Path(out) / row["name"]
+    if not path.is_file():
+        first = f" ({row['first_key']} to {row['last_key']})" if "first_key" in row else ""
+        raise ChecksumError(f"{path} is missing{first}", hint="copy it again, or export again")
+    size = path.stat().st_size
+    if size != row["bytes"] or files.sha256_file(path) != row["sha256"]:
+        raise ChecksumError(
+            f"{path} was cut or edited: {size:,} of {row['bytes']:,} bytes, or not those exported",
+            hint="copy it again, or export again",
+        )
 
 
 def patterns(format: str) -> tuple[re.Pattern[str], re.Pattern[str]] | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,13 @@ def segments(text: str, role: str) -> Iterator[tuple[str, int, int]]:
             yield ("reasoning" if closes else kind), first, first + len(core)
         if tag is not None:
             at = tag.end()
+
+
+def with_texts(content: Any, change: Callable[[str], str]) -> Any:
+    """The content of a message, a text or a list of parts, whose texts are what `change` makes of them."""
+    if isinstance(content, str):
+        return change(content)
+    return [{**part, "text": change(part["text"])} if part["type"] == "text" else part for part in content]
 
 
 def texts_of(content: Any) -> list[str]:

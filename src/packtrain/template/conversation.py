@@ -11,12 +11,14 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..errors import SampleError
 from ..families import Family
 from ..sources._account import Account
 from ..sources._objects import BOX, REF
+from .account import with_texts
 from .turns import loss_of
 
 #: Kinds of parts besides text.
@@ -204,14 +206,7 @@ def without_history(messages: Sequence[Message]) -> list[Message]:
 
 def _unreasoned(message: Message) -> Message:
     copy = {key: value for key, value in message.items() if key != "reasoning_content"}
-    content = copy["content"]
-    if isinstance(content, str):
-        copy["content"] = _answer(content)
-    else:
-        copy["content"] = [
-            {**part, "text": _answer(part["text"])} if part["type"] == "text" else part for part in content
-        ]
-    return copy
+    return {**copy, "content": with_texts(copy["content"], _answer)}
 
 
 def _answer(text: str) -> str:
@@ -269,13 +264,7 @@ def grounded(
         )
 
     messages = [
-        {
-            **turn,
-            "content": [
-                {**part, "text": _MARK.sub(written, part["text"])} if part["type"] == "text" else part
-                for part in turn["content"]
-            ],
-        }
+        {**turn, "content": with_texts(turn["content"], partial(_MARK.sub, written))}
         for turn in sample["messages"]
     ]
     return {**{key: value for key, value in sample.items() if key != "objects"}, "messages": messages}

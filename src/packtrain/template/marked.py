@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .account import segments, texts_of
+from .account import segments, texts_of, with_texts
 
 _MARK = re.compile("([\ue000\ue001])(\\d+)\ue002")
 _RESERVED = re.compile("[\ue000-\ue002]")
@@ -94,13 +94,8 @@ class _Marker:
     def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         copy = dict(message)
         content, reasoning = copy.get("content"), copy.get("reasoning_content")
-        if isinstance(content, str):
-            copy["content"] = self.text(content)
-        elif content:
-            copy["content"] = [
-                {**part, "text": self.text(part["text"])} if part["type"] == "text" else part
-                for part in content
-            ]
+        if content is not None:
+            copy["content"] = with_texts(content, self.text)
         if isinstance(reasoning, str) and (core := reasoning.strip()):
             copy["reasoning_content"] = reasoning.replace(core, self.mark(core, "reasoning"), 1)
         if copy.get("tool_calls"):

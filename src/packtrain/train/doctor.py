@@ -17,19 +17,18 @@ from typing import Any
 
 import torch
 
-from ..collate.boundaries import attention_of, family_for, state_layers, text_config
+from ..collate.boundaries import attention_of, family_for, state_layers
 from ..errors import IsolationError, counted
 from ..template import ensure_torchvision
 from ..testing.tiny import is_tiny, tiny_config
 from .attention import check_causal, choose_backend, is_installed, known
 from .blind_mask import blind_mask_of
+from .live import any_row
 from .model import load_model, read_config
 from .proof import prove_isolation
 from .varlen import VARLEN, kernel_available
 from .versions import missing_features, standings, told
 from .weights import outline
-
-_LENGTHS = (9, 4, 17, 2)
 
 
 @dataclass
@@ -146,7 +145,7 @@ def _prove(found: Diagnosis, name: str, attn: str, dtype: str) -> None:
     if torch.cuda.is_available():
         model = model.to("cuda")
     backend = attention_of(model) or "eager"
-    report = prove_isolation(model, _samples(model), (backend,), gradients=False)
+    report = prove_isolation(model, any_row(model), (backend,), gradients=False)
     found.backend = backend
     if report.ok:
         found.proof = (
@@ -156,16 +155,3 @@ def _prove(found: Diagnosis, name: str, attn: str, dtype: str) -> None:
     else:
         found.proof = report.first_leak
         found.settle("unsafe", f"packed samples read each other: {report.first_leak}", "use model.attn: sdpa")
-
-
-def _samples(model: Any) -> list[dict[str, Any]]:
-    family = family_for(model)
-    rows = 1 if family is None else family.position_rows
-    size = min(200, int(text_config(model.config).vocab_size) - 1)
-    made = []
-    for number, length in enumerate(_LENGTHS):
-        ids = torch.randint(1, size, (length,), generator=torch.Generator().manual_seed(number))
-        places = torch.arange(length)
-        positions = places if rows == 1 else places.expand(rows, -1)
-        made.append({"input_ids": ids, "labels": ids.clone(), "position_ids": positions, "sample_id": number})
-    return made

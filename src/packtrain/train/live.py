@@ -372,7 +372,7 @@ def proof_row(packs: Sequence[Sequence[Mapping[str, Any]]], model: Any) -> list[
 
 
 def any_row(model: Any) -> list[Sample]:
-    """Three samples of any text, on a rank that has no pack."""
+    """Three samples of any text, for where there is no pack."""
     family = family_for(model)
     rows = 1 if family is None else family.position_rows
     made = []

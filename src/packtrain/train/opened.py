@@ -17,8 +17,8 @@ from typing import Any
 from .. import files, moved
 from ..data import LazyShardedDataset, StreamingPackedDataset, TokenBudgetDataset
 from ..errors import ConfigError, SampleError
-from ..measuring.run import CUT, left_out, media_refs
-from ..media.location import name_of
+from ..measuring.run import CUT, left_out
+from ..media.location import media_refs, name_of
 from ..world import World
 from .config import RunConfig, Stream, TokenBudget
 from .steps import skipped_samples
@@ -124,7 +124,7 @@ def _has_sound(sample: Any) -> bool:
 
 
 def _sounds(sample: Any) -> str:
-    return ", ".join(name_of(ref) for ref in media_refs(sample))
+    return ", ".join(name_of(ref) for ref in media_refs(sample, sounds=True))
 
 
 def _stream(config: RunConfig, source: Any, template: Any, place: World) -> StreamingPackedDataset:
