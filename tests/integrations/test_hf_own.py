@@ -13,7 +13,7 @@ import torch
 import transformers
 from test_hf_trainer import files, order_of, recording, script, step_losses  # noqa: F401
 
-from packtrain.errors import ConfigError, InputError
+from packtrain.errors import ConfigError, InputError, IsolationError
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
 
@@ -72,6 +72,66 @@ def test_a_loss_of_the_user_that_ignores_the_tokens_of_the_step_is_refused(make:
     alone = pack(make(trainer_class=own_loss(False)), pack_length=8192)  # one pack a step: nothing to sum
     alone.train()
     assert alone.args.gradient_accumulation_steps == 1 and alone.state.global_step == 3
+
+
+def test_a_model_that_ignores_the_tokens_of_the_step_is_refused(make: Callable[..., Any]) -> None:
+    """Its forward takes any argument, so Trainer takes its mean for one of the step."""
+
+    def ignoring(trainer: Any) -> Any:
+        own = type(trainer.model)
+
+        class Ignoring(own):  # type: ignore[valid-type, misc]
+            @functools.wraps(own.forward)  # Trainer takes its columns from the names of arguments
+            def forward(self, labels: Any = None, num_items_in_batch: Any = None, **kwargs: Any) -> Any:
+                made = super().forward(**kwargs)
+                if labels is not None:
+                    made.loss = self.loss_function(made.logits, labels, self.config.vocab_size)
+                return made
+
+        trainer.model.__class__ = Ignoring
+        return trainer
+
+    trainer = pack(ignoring(make()))
+    assert trainer.args.gradient_accumulation_steps > 1 and trainer.model_accepts_loss_kwargs
+    with pytest.raises(ConfigError, match="the loss of Ignoring does not use num_items_in_batch") as caught:
+        trainer.train()
+    assert "accepts_loss_kwargs = False" in str(caught.value)
+    told, plain = ignoring(make()), make()
+    told.model_accepts_loss_kwargs = False
+    for one in (told, plain):
+        pack(one).train()
+    assert step_means(told) == pytest.approx(step_means(plain))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_model_that_returns_tuples_trains_as_one_that_does_not(
+    known: bool, make: Callable[..., Any]
+) -> None:
+    losses = []
+    for own in (False, True):
+        trainer = make()
+        kind = type(trainer.model)
+
+        class Tuples(kind):  # type: ignore[valid-type, misc]
+            @functools.wraps(kind.forward)
+            def forward(self, **kwargs: Any) -> Any:
+                return super().forward(**kwargs).to_tuple()
+
+        if own:
+            trainer.model.__class__ = Tuples
+        trainer.model_accepts_loss_kwargs = known
+        pack(trainer).train()
+        losses.append(step_means(trainer))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5) and len(losses[0]) == 3
+    refused = make()
+    refused.model.config.return_dict = False  # transformers' own models stop at the tuple of their inner one
+    with pytest.raises(IsolationError, match="does not run with return_dict=False") as caught:
+        pack(refused)
+    assert "set model.config.return_dict = True" in str(caught.value)
+
+
+def step_means(trainer: Any) -> list[float]:
+    return [row["loss"] for row in trainer.state.log_history if "grad_norm" in row]
 
 
 def test_a_misspelt_option_is_named_before_settings_of_the_trainer(make: Callable[..., Any]) -> None:

@@ -63,7 +63,7 @@ def main(how: str, what: str) -> None:
     try:
         report = prove_before_training(live, mine)
         assert report is not None
-        told = f"{report.ok} {[row.check for row in report.rows]}"
+        told = f"{report.ok and report.fused} {[row.check for row in report.rows]}"
     except IsolationError as error:
         told = str(error)
     if what != "leak":  # the wrapper still trains

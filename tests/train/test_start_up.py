@@ -29,7 +29,8 @@ from packtrain.planning.build import plan as make_plan
 from packtrain.planning.lengths import Lengths
 from packtrain.template import ensure_torchvision
 from packtrain.testing.tiny import tiny_model
-from packtrain.train import prove, prove_before_training, start_up
+from packtrain.train import prove, prove_before_training, prove_isolation, start_up
+from packtrain.train.loss import plain_head
 
 ensure_torchvision()
 
@@ -130,6 +131,64 @@ def test_a_forward_that_wants_several_values_of_its_loss_is_proven_and_keeps_its
     model.__class__ = Several
     report = prove(model, packs())
     assert report.ok and not report.fused
+
+
+@pytest.mark.parametrize("low", [-torch.inf, -1e30])
+def test_a_head_that_rules_tokens_out_is_proven_and_its_leaks_are_found(low: float) -> None:
+    """A padded vocabulary: logits that no token moves are no size, and equal infinities do not differ."""
+    model = fresh()
+    bias = torch.zeros(model.lm_head.out_features)
+    used = torch.cat([sample["input_ids"] for sample in packs()[0]]).tolist()
+    bias[[token for token in range(len(bias)) if token not in used][-24:]] = low
+    model.lm_head.bias = torch.nn.Parameter(bias)
+    report = prove(model, packs())
+    assert report.ok and report.fused and [row.check for row in report.rows] == CHECKS
+    assert max(row.limit for row in report.rows if row.check == "logits") < 1e-3
+    assert prove_isolation(model, packs()[0], ("sdpa",)).ok
+    with ExitStack() as stack:
+        on_the_object(model, stack)
+        with pytest.raises(IsolationError, match=r"layers\.0\.self_attn"):
+            prove(model, packs())
+        failed = prove_isolation(model, packs()[0], ("sdpa",))
+        assert not failed.ok and str(failed.leaking_layer).endswith("layers.0")
+
+
+def _scaled(made: Any, loss: bool) -> None:
+    made.logits = made.logits * 1.001
+
+
+def _another_loss(made: Any, loss: bool) -> None:
+    made.loss = made.loss * 1.001 if loss else None
+
+
+def _with_a_routers(made: Any, loss: bool) -> None:
+    made.loss = made.loss + 0.5 if loss else None
+
+
+@pytest.mark.parametrize(
+    ("change", "fused"), [(_scaled, False), (_another_loss, False), (_with_a_routers, True)]
+)
+@pytest.mark.parametrize("trained", [0, 1, 4])
+def test_a_head_is_plain_by_its_bits_however_few_tokens_are_trained(
+    change: Any, fused: bool, trained: int
+) -> None:
+    model = fresh()
+    own = type(model)
+
+    class Changed(own):  # type: ignore[valid-type, misc]
+        def forward(self, labels: Any = None, **kwargs: Any) -> Any:
+            made = super().forward(labels=labels, **kwargs)
+            change(made, labels is not None and self.loss_function is not None)
+            return made
+
+    model.__class__ = Changed
+    assert plain_head(model) is model.lm_head  # by its names
+    rows = packs()
+    for sample in rows[0]:
+        sample["labels"] = torch.full_like(torch.as_tensor(sample["labels"]), -100)
+        sample["labels"][1 : 1 + trained] = 5
+    report = prove(model, rows)
+    assert report.ok and report.fused is fused
 
 
 def adapted(model: Any) -> Any:

@@ -13,7 +13,8 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from ..errors import ConfigError, counted
 from ..packs._readers import is_indexed
 from ..train.arguments import refuse_auxiliary_loss
-from ..train.loss import bare_model, plain_head, shift_labels
+from ..train.culprit import eagerly
+from ..train.loss import bare_model, first_of, plain_head, shift_labels
 from ..train.passes import is_sized
 
 logger = logging.getLogger(__name__)
@@ -75,12 +76,13 @@ def unchanged_on_failure(trainer: Any) -> Iterator[None]:
         raise
 
 
-def check_loss(trainer: Any, loss: Callable[[Any, Any], Any], inputs: Any, count: Any) -> None:
-    """The user's own loss must divide by the tokens of the step; told by asking it for twice as many.
+def check_loss(trainer: Any, name: str, loss: Callable[[Any, Any], Any], inputs: Any, count: Any) -> None:
+    """A loss that is not ours must divide by the tokens of the step; told by asking it for twice as many.
 
     A step holds several packs (or ranks): a mean of each alone would be summed over them.
 
     Args:
+        name: how messages call it.
         loss: (batch, tokens of the step) -> loss; called twice, without gradients.
 
     Raises:
@@ -88,14 +90,15 @@ def check_loss(trainer: Any, loss: Callable[[Any, Any], Any], inputs: Any, count
     """
     found = []
     for items in (count, count * 2):
-        with torch.no_grad(), torch.random.fork_rng():
+        with torch.no_grad(), torch.random.fork_rng(), eagerly():
             found.append(float(loss(inputs.with_values(dict(inputs)), items)))
     if found[0] and abs(found[0] - found[1]) < 1e-3 * abs(found[0]):
         raise ConfigError(
-            f"{own_loss(trainer)} does not use num_items_in_batch, the supervised tokens of a step: over the "
+            f"{name} does not use num_items_in_batch, the supervised tokens of a step: over the "
             f"{counted(trainer.args.gradient_accumulation_steps, 'packs')} a "
             f"rank of a step, its values would be summed",
-            hint="return the sum of the token losses divided by num_items_in_batch where it is given",
+            hint="return the sum of the token losses divided by num_items_in_batch where it is given; a "
+            "model with accepts_loss_kwargs = False gets that loss from its logits",
         )
 
 
@@ -260,7 +263,8 @@ def check_trainer(trainer: Any, samples_per_step: int | str | None, *, has_packs
 
 def _token_mean(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
     """For models whose own loss cannot be told the tokens of a step."""
-    logits = outputs["logits"].float().reshape(-1, outputs["logits"].shape[-1])
+    logits = first_of(outputs, "logits").float()
+    logits = logits.reshape(-1, logits.shape[-1])
     targets = shift_labels(labels).reshape(-1).to(logits.device)
     total = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
     count = (targets != -100).sum() if num_items_in_batch is None else num_items_in_batch

@@ -37,7 +37,7 @@ from ..planning.epoch_order import seed_in_use
 from ..planning.spec import PlanSpec
 from ..template import ensure_torchvision
 from ..train.live import is_sharded
-from ..train.loss import bare_model, fused_head, step_share, token_loss_sum
+from ..train.loss import bare_model, first_of, fused_head, step_share, token_loss_sum
 from ..train.match import check_match
 from ..world import World
 from ._checks import (
@@ -357,18 +357,32 @@ class HostMixin(PackingMixin):
         count = None if self.packs_evaluating is not None else kwargs.get("num_items_in_batch")
         if not self.packs_loss_known and count is not None and isinstance(inputs, PackBatch):
             self.packs_loss_known = True
-            if own_loss(self) and (self.args.gradient_accumulation_steps > 1 or self.args.world_size > 1):
-                base = super().compute_loss
-                check_loss(self, lambda i, n: base(model, i, num_items_in_batch=n), inputs, count)
+            if self.args.gradient_accumulation_steps > 1 or self.args.world_size > 1:
+                self._check_loss(model, inputs, count)
         outputs = bool(args) or kwargs.get("return_outputs", False)
         fused = self.packs_fused and count is not None and isinstance(inputs, PackBatch) and not outputs
         if fused and "shift_labels" not in inputs and loss_is_the_heads(self):
             if self.compute_loss_func is not None:  # of models whose own loss knows no step
                 total = token_loss_sum(model, inputs, count=inputs.trained)
                 return step_share(total, count, self.args.world_size)
-            with fused_head(bare_model(self.model), count=inputs.trained, labels=inputs.get("labels")):
+            counted = {"count": inputs.trained, "labels": inputs.get("labels"), "items": count}
+            with fused_head(bare_model(self.model), **counted):
                 return super().compute_loss(model, inputs, **kwargs)
         return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def _check_loss(self, model: Any, inputs: PackBatch, count: Any) -> None:
+        """Refuse a loss, of the trainer's user or of the model, that packs of a step would sum."""
+        host: Any = self
+        base = super().compute_loss
+        if name := own_loss(self):
+            check_loss(self, name, lambda i, n: base(model, i, num_items_in_batch=n), inputs, count)
+        elif self.compute_loss_func is None and host.model_accepts_loss_kwargs and not self.packs_fused:
+            name = f"the loss of {type(bare_model(self.model)).__name__}"
+
+            def loss(batch: Any, items: Any) -> Any:
+                return first_of(model(**batch, num_items_in_batch=items), "loss")
+
+            check_loss(self, name, loss, inputs, count)
 
     def packs_of_evaluation(self, eval_dataset: Any) -> PackedDataset | None:
         name, rows = "eval", self.eval_dataset if eval_dataset is None else eval_dataset

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from .probe import largest_gap, scale_of
+
 _OURS = Path(__file__).resolve().parents[1]
 _STDLIB = Path(sysconfig.get_paths()["stdlib"])
 
@@ -229,8 +231,7 @@ def _first_difference(one: list[_Event], two: list[_Event], limit: float) -> int
         a, b = first.tensor, second.tensor
         if a is None or b is None or a.shape != b.shape or not a.numel():
             continue
-        gap = (a.double() - b.double()).abs().max()
-        if not float(gap) <= limit * max(1.0, float(a.abs().max())):  # also NaN
+        if not largest_gap(a, b) <= limit * scale_of(a):  # also NaN
             return number
     return None
 

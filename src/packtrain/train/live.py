@@ -22,7 +22,7 @@ from ..collate import attention_of
 from ..collate.boundaries import family_for
 from ..collate.rotations import rotations_of
 from ..errors import IsolationError, PacktrainError, one_line
-from .probe import Sample, media_fields, moved, opening, other_media, size_of
+from .probe import Sample, media_fields, moved, opening, other_media, scale_of, size_of
 from .untouched import is_wrapper, seeded
 
 Alter = Callable[[Any], Mapping[str, Any]]
@@ -57,7 +57,10 @@ class Passes:
 
     @property
     def scale(self) -> float:
-        return max(1.0, float(self.packed.abs().max()))
+        """Size of the logits, without those that no token moves (a padded vocabulary's: -inf or as large)."""
+        sizes = self.packed.abs()
+        largest = sizes.amax(0)
+        return scale_of(largest[largest != sizes.amin(0)])
 
 
 @dataclass
@@ -162,9 +165,17 @@ class Live:
         seeded(seed)
         try:
             made = _logits(model(**batch))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError) as error:
             if isinstance(error, PacktrainError):
                 raise
+            tuples = getattr(getattr(self.bare, "config", None), "return_dict", True) is False
+            if isinstance(error, AttributeError) and not tuples:
+                raise
+            if tuples:
+                raise IsolationError(
+                    f"{type(self.bare).__name__} does not run with return_dict=False: {one_line(error, 160)}",
+                    hint="set model.config.return_dict = True",
+                ) from error
             raise IsolationError(
                 f"{type(self.bare).__name__} does not take the inputs of packs: {one_line(error, 160)}",
                 hint="train it unpacked (packing: false), or with a transformers that hands them on",

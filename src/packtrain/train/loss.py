@@ -228,10 +228,10 @@ def fused_head(
     chunk: int | None = None,
     count: int | None = None,
     labels: torch.Tensor | None = None,
+    items: torch.Tensor | float | None = None,
 ) -> Iterator[None]:
     """Inside, `model(labels=…)` returns the loss *sum* over tokens, and never builds its logits.
 
-    With `num_items_in_batch` it returns the sum over that number, as transformers' own loss does.
     The head itself computes the loss, inside the model's own forward, so that wrappers around the model
     (DDP, FSDP) see an ordinary call. Models without a plain head (`plain_head`) must not be given.
 
@@ -239,6 +239,7 @@ def fused_head(
         model: the transformers model, not wrapped.
         chunk, count: see `chunked_cross_entropy`.
         labels: those that were counted; others that the model gets (a hook, a prompt) are counted anew.
+        items: what the sum is divided by, whether or not the model hands it on to its loss.
     """
     head = plain_head(model)
     if head is None:
@@ -266,7 +267,6 @@ def fused_head(
         return given(*args, **kwargs)
 
     def loss_function(logits: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        items = kwargs.get("num_items_in_batch")
         return logits.sum() if items is None else step_share(logits.sum(), items)
 
     with contextlib.ExitStack() as stack:
@@ -321,10 +321,18 @@ def token_loss_sum(
         if weights is not None:
             kwargs["token_weights"] = weights
         with fused_head(bare, chunk=chunk, count=count, labels=kwargs.get("labels")):
-            total: torch.Tensor = model(**kwargs).loss
-        return total
+            return first_of(model(**kwargs), "loss")
     labels = kwargs.pop("labels")
-    return logits_loss(model(**kwargs).logits, labels, weights, count)
+    return logits_loss(first_of(model(**kwargs), "logits"), labels, weights, count)
+
+
+def first_of(outputs: Any, name: str) -> torch.Tensor:
+    """A model's loss where it got labels, else its logits; of `return_dict=False` the first of a tuple."""
+    if isinstance(outputs, Mapping):
+        found: torch.Tensor = outputs[name]
+    else:
+        found = outputs[0] if isinstance(outputs, tuple) else getattr(outputs, name)
+    return found
 
 
 def logits_loss(

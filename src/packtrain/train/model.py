@@ -59,6 +59,7 @@ def load_model(
     import transformers
 
     config = read_config(name_or_path)
+    config.return_dict = True  # with False, transformers' own models stop at the tuple of their inner one
     backend = choose_backend(config, attn, dtype=dtype)
     try:
         with no_progress_bars():

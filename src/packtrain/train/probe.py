@@ -18,7 +18,7 @@ from torch.nn import functional
 from ..collate import IGNORE, SAMPLE_FIELDS, TOKEN_FIELDS, PackBatch, PaddingFreeCollator, attention_of
 from ..collate.media import placeholders_of
 from ..errors import IsolationError
-from .loss import shift_labels
+from .loss import first_of, shift_labels
 from .varlen import VARLEN, use_varlen
 
 Sample = dict[str, Any]
@@ -84,8 +84,7 @@ class Probe:
         first = self._layers(one, part)
         second = self._layers(two, slice(None) if alone else part)
         for name, output in first.items():
-            gap = (output.double() - second[name].double()).abs().max() if output.numel() else 0.0
-            if not float(gap) <= limit:  # also NaN
+            if not largest_gap(output, second[name]) <= limit:  # also NaN
                 return name
         return None
 
@@ -97,8 +96,7 @@ class Probe:
 
     def _logits(self, batch: Mapping[str, Any]) -> torch.Tensor:
         inputs = {key: value for key, value in batch.items() if key not in ("labels", "loss_scale")}
-        logits: torch.Tensor = self.model(**inputs).logits[0]
-        return logits
+        return first_of(self.model(**inputs), "logits")[0]
 
     def _gradients(self, loss: torch.Tensor) -> dict[str, torch.Tensor]:
         wanted = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
@@ -144,11 +142,22 @@ def gap_size(gap: float) -> float:
 
 
 def largest_gap(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Largest difference; logits are wide, so no copy is made where the bits are equal."""
+    """Largest difference; logits are wide, so no copy is made where the bits are equal.
+
+    Equal infinities do not differ: heads of a padded vocabulary have -inf for the tokens that nobody has.
+    """
     if torch.equal(one, other):
         return 0.0
     wide = [part if part.dtype is torch.float64 else part.float() for part in (one, other)]
-    return float(wide[0].sub(wide[1]).abs_().max())
+    gaps = wide[0].sub(wide[1]).abs_()
+    largest = float(gaps.max())
+    return float(gaps.masked_fill_(wide[0] == wide[1], 0).max()) if math.isnan(largest) else largest
+
+
+def scale_of(values: torch.Tensor) -> float:
+    """Largest finite size of a number among them, at least 1."""
+    finite = values[values.isfinite()]
+    return max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
 
 
 @contextlib.contextmanager

@@ -32,8 +32,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.nn import functional
 
-from ..collate import PaddingFreeCollator
+from ..collate import IGNORE, PaddingFreeCollator
 from ..collate.boundaries import state_layers, text_config
 from ..errors import InputError, IsolationError
 from .blind_mask import BlindMask, blind_mask
@@ -203,7 +204,7 @@ def _proven(model: Any, bare: Any, packs: Packs, collate: Any, gradients: bool) 
                     return None
                 row, own = any_row(inner), PaddingFreeCollator(inner)
             live = Live(model, inner, own)
-            alone = _compare(live, row, report, gradients)
+            _compare(live, row, report, gradients)
         except _StoppedElsewhere:
             raise _elsewhere() from None
         except Exception as error:  # every rank must hear of it
@@ -219,7 +220,7 @@ def _proven(model: Any, bare: Any, packs: Packs, collate: Any, gradients: bool) 
         if leaking:
             _find_culprit(live, row, report)
         else:
-            report.fused = _fused(model, inner, row, own, alone)
+            report.fused = _fused(live, row)
     report.seconds = time.perf_counter() - began
     if leaking:
         raise IsolationError(_told(inner, report), hint=_hint(inner, report))
@@ -240,8 +241,8 @@ def _find_culprit(live: Live, row: list[Sample], report: StartUpReport) -> None:
         report.blind = blind
 
 
-def _compare(live: Live, row: list[Sample], report: StartUpReport, gradients: bool) -> torch.Tensor:
-    """Fills the report; the logits of the first sample alone."""
+def _compare(live: Live, row: list[Sample], report: StartUpReport, gradients: bool) -> None:
+    """Fills the report."""
     ordinary = ordinary_tokens(live.bare, row)
     tampered = [_tampered(row, number, ordinary) for number in range(COMPARED)]
     found = live.passes(row, gradients)
@@ -269,7 +270,6 @@ def _compare(live: Live, row: list[Sample], report: StartUpReport, gradients: bo
         _compare_reach(live, row, report)
     if report.mode == "training":  # a leak is traced where it showed
         live.model.train()
-    return found.alone[0]
 
 
 def _tampered(row: list[Sample], number: int, ordinary: Sequence[int]) -> list[Sample]:
@@ -469,27 +469,49 @@ def _trace(
     )
 
 
-def _fused(model: Any, bare: Any, row: Sequence[Sample], collate: Any, alone: torch.Tensor) -> bool:
-    """Does the loss through the head alone equal the loss through the model's own logits [T, V]?"""
-    if not hasattr(bare, "config") or plain_head(bare) is None or is_sharded(model):
-        return hasattr(bare, "config") and plain_head(bare) is not None
-    batch = collate([[row[0]]])
-    if "labels" not in batch:
+def _fused(live: Live, row: list[Sample]) -> bool:
+    """May the head alone compute the loss? Logits must be what it makes, bit for bit, and the loss its loss.
+
+    Every token of two samples is trained for it: the loss of few trained ones, or of none, shows nothing.
+    """
+    bare = live.bare
+    head = plain_head(bare) if hasattr(bare, "config") else None
+    if head is None:
         return False
-    device = next(bare.parameters()).device
-    there, tokens = moved(batch, device), len(alone)
-    labels, weights = there["labels"].reshape(1, -1), there.get("loss_scale")
-    weights = None if weights is None else weights.reshape(1, -1)[:, :tokens]
-    with torch.no_grad():
-        full = float(logits_loss(alone[None], labels[:, :tokens], weights))
+    made: list[torch.Tensor] = []
+
+    def keep(module: Any, args: Any, output: Any) -> None:  # what hooks change behind it is not the head's
+        made.append(functional.linear(args[0], module.weight, module.bias))
+
+    with torch.no_grad(), eagerly():
+        handle = head.register_forward_hook(keep, prepend=True)
         try:
-            short = float(token_loss_sum(model, there))
-        except (TypeError, ValueError, IndexError):  # its forward wants more of a loss than a value
-            short = math.nan
-    if abs(short - full) <= 1e-2 * max(1.0, abs(full)):
+            logits = live.logits(row[:2])
+        finally:
+            handle.remove()
+        batch = moved(live.collate([row[:2]]), logits.device)
+        batch.pop("loss_scale", None)
+        labels = batch["input_ids"].clamp(min=0) % head.out_features
+        full = float(logits_loss(logits[None], labels.reshape(1, -1)[:, : len(logits)], None))
+        limit = min(5e-3, live.base) * max(1.0, abs(full))
+        gap = abs(_through_head(live, batch, labels) - full)
+        (again,) = _any_rank(bare, not gap <= limit)
+        if again:  # without what a model adds to its loss, trained or not (of routers)
+            rest = _through_head(live, batch, torch.full_like(labels, IGNORE))
+            gap = abs(_through_head(live, batch, labels) - rest - full)
+    own = len(made) == 1 and made[0].shape[-1] == logits.shape[-1]
+    own = own and torch.equal(made[0].reshape(-1, logits.shape[-1])[: len(logits)].to(logits.dtype), logits)
+    if own and gap <= limit:
         return True
     logger.warning("the head of %s is not plain: logits are built for the loss", bare.config.model_type)
     return False
+
+
+def _through_head(live: Live, batch: dict[str, Any], labels: torch.Tensor) -> float:
+    try:
+        return float(token_loss_sum(live.model, {**batch, "labels": labels}))
+    except (TypeError, ValueError, IndexError):  # its forward wants more of a loss than a value
+        return math.nan
 
 
 # ------------------------------------------------------------------------------------------- ranks
