@@ -112,6 +112,23 @@ class Live:
         with torch.set_grad_enabled(graph or _is_compiled(self.model)), _without_sync(self.model):
             return self._forward(self.model, self._batch(pack, alter), pack, seed).detach()
 
+    def through(self, head: nn.Linear, pack: Sequence[Sample]) -> tuple[torch.Tensor, bool]:
+        """[T, V] of a pack, and whether they are, bit for bit, what the head makes of its hidden states."""
+        made: list[torch.Tensor] = []
+
+        def keep(
+            module: Any, args: Any, output: Any
+        ) -> None:  # what hooks change behind it is not the head's
+            made.append(functional.linear(args[0], module.weight, module.bias))
+
+        handle = head.register_forward_hook(keep, prepend=True)
+        try:
+            logits = self.logits(pack)
+        finally:
+            handle.remove()
+        rows = [one.reshape(-1, one.shape[-1])[: len(logits)].to(logits.dtype) for one in made]
+        return logits, len(rows) == 1 and torch.equal(rows[0], logits)
+
     def eager(self, pack: Sequence[Sample]) -> Callable[[], Any]:
         """One pass to be watched by hooks."""
         return lambda: self.logits(pack)

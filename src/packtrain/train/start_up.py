@@ -32,7 +32,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from ..collate import IGNORE, PaddingFreeCollator
 from ..collate.boundaries import state_layers, text_config
@@ -478,17 +477,8 @@ def _fused(live: Live, row: list[Sample]) -> bool:
     head = plain_head(bare) if hasattr(bare, "config") else None
     if head is None:
         return False
-    made: list[torch.Tensor] = []
-
-    def keep(module: Any, args: Any, output: Any) -> None:  # what hooks change behind it is not the head's
-        made.append(functional.linear(args[0], module.weight, module.bias))
-
     with torch.no_grad(), eagerly():
-        handle = head.register_forward_hook(keep, prepend=True)
-        try:
-            logits = live.logits(row[:2])
-        finally:
-            handle.remove()
+        logits, own = live.through(head, row[:2])
         batch = moved(live.collate([row[:2]]), logits.device)
         batch.pop("loss_scale", None)
         labels = batch["input_ids"].clamp(min=0) % head.out_features
@@ -499,8 +489,6 @@ def _fused(live: Live, row: list[Sample]) -> bool:
         if again:  # without what a model adds to its loss, trained or not (of routers)
             rest = _through_head(live, batch, torch.full_like(labels, IGNORE))
             gap = abs(_through_head(live, batch, labels) - rest - full)
-    own = len(made) == 1 and made[0].shape[-1] == logits.shape[-1]
-    own = own and torch.equal(made[0].reshape(-1, logits.shape[-1])[: len(logits)].to(logits.dtype), logits)
     if own and gap <= limit:
         return True
     logger.warning("the head of %s is not plain: logits are built for the loss", bare.config.model_type)
