@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from ..collate import attention_of
 from ..collate.boundaries import family_for
 from ..collate.rotations import rotations_of
 from ..errors import IsolationError, PacktrainError, one_line
+from .loss import token_loss_sum
 from .probe import Sample, media_fields, moved, opening, other_media, scale_of, size_of
 from .untouched import is_wrapper, seeded
 
@@ -116,9 +118,7 @@ class Live:
         """[T, V] of a pack, and whether they are, bit for bit, what the head makes of its hidden states."""
         made: list[torch.Tensor] = []
 
-        def keep(
-            module: Any, args: Any, output: Any
-        ) -> None:  # what hooks change behind it is not the head's
+        def keep(module: Any, args: Any, output: Any) -> None:  # not what hooks make of it
             made.append(functional.linear(args[0], module.weight, module.bias))
 
         handle = head.register_forward_hook(keep, prepend=True)
@@ -128,6 +128,13 @@ class Live:
             handle.remove()
         rows = [one.reshape(-1, one.shape[-1])[: len(logits)].to(logits.dtype) for one in made]
         return logits, len(rows) == 1 and torch.equal(rows[0], logits)
+
+    def loss(self, batch: Mapping[str, Any], labels: torch.Tensor) -> float:
+        """Sum of the token losses through the head alone; NaN where the forward wants more of a loss."""
+        try:
+            return float(token_loss_sum(self.model, {**batch, "labels": labels}))
+        except (TypeError, ValueError, IndexError):
+            return math.nan
 
     def eager(self, pack: Sequence[Sample]) -> Callable[[], Any]:
         """One pass to be watched by hooks."""

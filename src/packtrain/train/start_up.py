@@ -49,7 +49,7 @@ from .live import (
     proof_row,
     unwrapped,
 )
-from .loss import bare_model, logits_loss, plain_head, token_loss_sum
+from .loss import bare_model, logits_loss, plain_head
 from .probe import Sample, changed, gap_size, largest_gap, moved, name_of, ordinary_tokens, size_of
 from .proof import IsolationReport, ProofRow, one_segment
 from .segments import states_isolated
@@ -484,22 +484,15 @@ def _fused(live: Live, row: list[Sample]) -> bool:
         labels = batch["input_ids"].clamp(min=0) % head.out_features
         full = float(logits_loss(logits[None], labels.reshape(1, -1)[:, : len(logits)], None))
         limit = min(5e-3, live.base) * max(1.0, abs(full))
-        gap = abs(_through_head(live, batch, labels) - full)
+        gap = abs(live.loss(batch, labels) - full)
         (again,) = _any_rank(bare, not gap <= limit)
         if again:  # without what a model adds to its loss, trained or not (of routers)
-            rest = _through_head(live, batch, torch.full_like(labels, IGNORE))
-            gap = abs(_through_head(live, batch, labels) - rest - full)
+            rest = live.loss(batch, torch.full_like(labels, IGNORE))
+            gap = abs(live.loss(batch, labels) - rest - full)
     if own and gap <= limit:
         return True
     logger.warning("the head of %s is not plain: logits are built for the loss", bare.config.model_type)
     return False
-
-
-def _through_head(live: Live, batch: dict[str, Any], labels: torch.Tensor) -> float:
-    try:
-        return float(token_loss_sum(live.model, {**batch, "labels": labels}))
-    except (TypeError, ValueError, IndexError):  # its forward wants more of a loss than a value
-        return math.nan
 
 
 # ------------------------------------------------------------------------------------------- ranks
