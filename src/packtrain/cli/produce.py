@@ -15,22 +15,6 @@ from ._reading import inputs_of, limits_of, reading_options
 from ._show import table
 from ._stream import stream_rows
 
-#: Options that decide which samples a raw shard has.
-_READING = (
-    "allow_outside",
-    "allow_remote",
-    "columns",
-    "frame_rate",
-    "ignore_keys",
-    "kind",
-    "media_prefix",
-    "media_without_placeholder",
-    "placeholders",
-    "shape",
-    "source_options",
-    "task",
-)
-
 
 @click.command("produce")
 @click.argument("inputs", type=click.Path(path_type=Path), metavar="IN")
@@ -173,8 +157,10 @@ class ShardOpener:
     def config(self) -> dict[str, Any]:
         """Options that decide the samples."""
         from ..export._intake import reading
+        from ..pipeline.inputs import OF_CHAT
 
-        return reading({name: getattr(self.inputs, name) for name in _READING})
+        named = (*OF_CHAT, "kind", "source_options", "task")
+        return reading({name: getattr(self.inputs, name) for name in named})
 
 
 def _template(inputs: Any) -> Any:

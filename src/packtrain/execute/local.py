@@ -28,7 +28,7 @@ from ..errors import InputError, described
 from ..workers import Parcel, parcel, worker_context
 
 #: Shards per worker that may be finished and not yet handed out.
-_AHEAD = 4
+AHEAD = 4
 
 Work = Callable[[Any, Any], Any]
 
@@ -116,26 +116,48 @@ class _Worker:
         self.process.close()
 
 
-def _parallel(payload: Parcel, shards: Sequence[Any], count: int) -> Iterator[Any]:
-    workers: list[_Worker] = []
+def in_order(
+    count: int,
+    slots: int,
+    ahead: int,
+    submit: Callable[[int], None],
+    finished: Callable[[], Iterable[tuple[int, Any]]],
+) -> Iterator[Any]:
+    """The results of shards 0 … count - 1, in order, whoever finishes first.
+
+    Args:
+        slots: shards that are worked on at a time.
+        ahead: shards that may be submitted and not yet handed out.
+        submit: gives a shard to a worker.
+        finished: waits for the next results: numbers of shards, each with its result.
+    """
     done: dict[int, Any] = {}
     given = handed = 0
+    while handed < count:
+        while given - handed - len(done) < slots and given < min(count, handed + ahead):
+            submit(given)
+            given += 1
+        while handed in done:
+            yield done.pop(handed)
+            handed += 1
+        if given - handed > len(done):
+            done.update(finished())
+
+
+def _parallel(payload: Parcel, shards: Sequence[Any], count: int) -> Iterator[Any]:
+    workers: list[_Worker] = []
+
+    def submit(number: int) -> None:
+        next(worker for worker in workers if worker.shard is None).send(number, shards[number])
+
+    def finished() -> list[tuple[int, Any]]:
+        busy = [worker for worker in workers if worker.shard is not None]
+        return [_receive(worker, shards) for worker in _ready(busy)]
+
     try:
         for _ in range(count):
             workers.append(_Worker(payload))
-        while handed < len(shards):
-            for worker in workers:
-                if worker.shard is None and given < min(len(shards), handed + _AHEAD * count):
-                    worker.send(given, shards[given])
-                    given += 1
-            while handed in done:
-                yield done.pop(handed)
-                handed += 1
-            busy = [worker for worker in workers if worker.shard is not None]
-            if busy:
-                for worker in _ready(busy):
-                    number, value = _receive(worker, shards)
-                    done[number] = value
+        yield from in_order(len(shards), count, AHEAD * count, submit, finished)
     finally:
         for worker in workers:
             worker.stop()

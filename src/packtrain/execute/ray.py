@@ -21,13 +21,13 @@ from typing import Any
 
 from ..checks import whole
 from ..errors import InputError, described, one_line, optional
-from .local import answer_of, failure_of, packed, shard_name
+from .local import AHEAD, answer_of, failure_of, in_order, packed, shard_name
 
 #: How often a shard is tried again after the worker that had it died.
 RETRIES = 3
 
-#: Shards per worker that may be submitted, and finished but not yet handed out.
-_QUEUED, _AHEAD = 2, 4
+#: Shards per worker that may be submitted.
+_QUEUED = 2
 
 Work = Callable[[Any, Any], Any]
 
@@ -70,25 +70,22 @@ def _mapped(
 ) -> Iterator[Any]:
     started = _connect(ray, address)
     running: dict[Any, int] = {}
-    done: dict[int, Any] = {}
-    given = handed = 0
     try:
         count = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         queued = count if workers else _QUEUED * count
         task = ray.remote(num_cpus=1, max_retries=RETRIES, retry_exceptions=False)(_serve)
         job, held = uuid.uuid4().hex, ray.put(payload)
-        while handed < len(shards):
-            while len(running) < queued and given < min(len(shards), handed + _AHEAD * count):
-                # in a list, so that the worker fetches the payload only when it has not unpickled it
-                running[task.remote(job, [held], given, shards[given])] = given
-                given += 1
-            while handed in done:
-                yield done.pop(handed)
-                handed += 1
-            if running:
-                for reference in ray.wait(list(running), num_returns=1)[0]:
-                    number = running.pop(reference)
-                    done[number] = _received(ray, reference, shards[number])
+
+        def submit(number: int) -> None:
+            # in a list, so that the worker fetches the payload only when it has not unpickled it
+            running[task.remote(job, [held], number, shards[number])] = number
+
+        def finished() -> Iterator[tuple[int, Any]]:
+            for reference in ray.wait(list(running), num_returns=1)[0]:
+                number = running.pop(reference)
+                yield number, _received(ray, reference, shards[number])
+
+        yield from in_order(len(shards), queued, AHEAD * count, submit, finished)
     finally:
         if ray.is_initialized():  # else asking Ray for anything would start it again
             for reference in running:

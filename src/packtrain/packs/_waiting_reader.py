@@ -173,8 +173,7 @@ class SlotReader:
         self._order: Order | None = None
         self._cursor: Cursor | None = None
         self._resumed = False
-        self._open = OpenChunks(self._opened, cache_chunks)
-        self.verify, self._verified = verify, set[int]()
+        self._open = OpenChunks(self._opened, cache_chunks, verify=verify)
         self._asked: Mapping[str, Any] | None = None
         self._resumed_from: Mapping[str, Any] | None = None
 
@@ -307,17 +306,10 @@ class SlotReader:
             return Pack.filler(slot)
         return Pack(members, slot=slot, chunk=chunk, chunk_row=row)
 
-    def _failed(self, sample: Mapping[str, Any], error: Exception, where: str) -> Mapping[str, Any]:
-        return self.skipping.failed(sample["sample_id"], error, where, len(sample["input_ids"]))
-
     def _opened(self, chunk: int) -> ChunkReader:
         path = self.directory / chunk_name(chunk)
         try:
-            reader = ChunkReader(path, encode=self.encode, failed=self._failed)
-            if self.verify and chunk not in self._verified:
-                reader.check_digest()
-                self._verified.add(chunk)
-            return reader
+            return ChunkReader(path, encode=self.encode, failed=self.skipping.failed_media)
         except FormatError:
             told = self._furthest()
             if path.exists() or told is None:

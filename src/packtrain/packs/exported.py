@@ -237,29 +237,21 @@ class ChunkedPacks(_Exported):
             raise FormatError(f"{out} holds no chunks", hint="packtrain.data.open_packs reads every format")
         check_task(None)
         self.encode = encode
-        self._verified: set[int] = set()
         self.maxcount = int(self.marker["key"]["maxcount"])
         super().__init__(self.out, aligned, skip, ledger_file, on_error, max_skip_fraction)
 
     @cached_property
     def readers(self) -> OpenChunks:
         """Open chunks by number."""
-        return OpenChunks(self._opened)
+        return OpenChunks(self._opened, verify=self.verify)
 
     def reader(self, chunk: int) -> ChunkReader:
         """The chunk of a number."""
         return self.readers[chunk]
 
-    def _failed(self, sample: Mapping[str, Any], error: Exception, where: str) -> Mapping[str, Any]:
-        return self.skipping.failed(sample["sample_id"], error, where, len(sample["input_ids"]))
-
     def _opened(self, chunk: int) -> ChunkReader:
         path = self.out / f"chunk_{chunk:08d}.arrow"
-        reader = ChunkReader(path, encode=self.encode, failed=self._failed)
-        if self.verify and chunk not in self._verified:
-            reader.check_digest()
-            self._verified.add(chunk)
-        return reader
+        return ChunkReader(path, encode=self.encode, failed=self.skipping.failed_media)
 
     def __getitem__(self, position: int) -> Pack:
         """Encoded samples of a pack in plan order.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +163,10 @@ class Skipping:
             "sample_id": sample_id,
             "stand_in": True,
         }
+
+    def failed_media(self, sample: Mapping[str, Any], error: Exception, where: str) -> dict[str, Any]:
+        """The same for an encoded sample whose media cannot be encoded."""
+        return self.failed(sample["sample_id"], error, where, len(sample["input_ids"]))
 
     def _check_share(self) -> None:
         if self.max_skip_fraction is None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from glob import has_magic
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,37 +90,22 @@ class Inputs:
             raise ConfigError(f"{key} is not set", hint="name a file of samples, or a mixture of them")
         given = model.max_model_len
         separate = given is not None and config.template.max_length is not None
-        placeholders: Any = data.placeholders
-        if isinstance(placeholders, Mapping):
-            placeholders = {
+        same = {name: getattr(data, name) for name in (*OF_CHAT, *_OF_DATA)}
+        same |= {name: getattr(config.template, name) for name in _OF_TEMPLATE}
+        if isinstance(data.placeholders, Mapping):
+            same["placeholders"] = {
                 kind: [texts] if isinstance(texts, str) else list(texts)
-                for kind, texts in placeholders.items()
+                for kind, texts in data.placeholders.items()
             }
+        same["media_without_placeholder"] = data.media_without_placeholder or "error"
         return cls(
             source=source,
             processor=config.processor,
-            shape=data.shape,
-            columns=dict(data.columns),
-            placeholders=placeholders,
-            media_root=data.media_root,
-            allow_outside=data.allow_outside,
-            allow_remote=data.allow_remote,
-            media_without_placeholder=data.media_without_placeholder or "error",
-            system=config.template.system,
-            max_length=config.template.max_length,
-            truncation=config.template.truncation,
             model_limit=given if separate and given != config.global_max_length else None,
             tokens_per_second=_tokens_per_second(model.name_or_path),
-            trust_hints=data.trust_hints,
-            media_prefix=data.media_prefix,
             kind=data.source,
-            source_options=dict(data.source_options),
-            ignore_keys=list(data.ignore_keys),
-            frame_rate=data.frame_rate,
-            long_audio=data.long_audio,
-            task=data.task,
-            text_options=dict(data.text_options),
             template_options=config.template.options(),
+            **same,
         )
 
     @classmethod
@@ -184,19 +170,7 @@ class Inputs:
             return TextSource(opened, columns=self.columns or None, ignore_keys=self.ignore_keys)
         if self.task != "chat":
             raise UnknownNameError("task", self.task, ("chat", "text"))
-        return ChatSource(
-            opened,
-            shape=self.shape,
-            columns=self.columns or None,
-            placeholders=self.placeholders,
-            media_root=self.media_root,
-            media_prefix=self.media_prefix,
-            allow_outside=self.allow_outside,
-            allow_remote=self.allow_remote,
-            media_without_placeholder=self.media_without_placeholder,
-            ignore_keys=self.ignore_keys,
-            frame_rate=self.frame_rate,
-        )
+        return ChatSource(opened, **{name: getattr(self, name) for name in OF_CHAT})
 
     def open_template(self, source: Any = None) -> Any:
         """The template around the real processor (imports torch and transformers).
@@ -205,28 +179,29 @@ class Inputs:
         """
         if getattr(source, "encoded", False):
             return EncodedTemplate()
-        from ..template import HFTemplate, load_processor
+        from ..template import load_processor
+        from ..template.processor import open_template
 
+        place = _path(self.processor)
         if self.task == "text":
             from ..template.text import TextTemplate
 
-            processor = load_processor(_path(self.processor))
-            return TextTemplate(processor, model_limit=self.model_limit, **self.text_options)
-        from ..train.config.sections import PROCESSOR_OPTIONS
+            return TextTemplate(load_processor(place), model_limit=self.model_limit, **self.text_options)
+        same = {name: getattr(self, name) for name in (*_OF_TEMPLATE, *_OF_MEASURING)}
+        return open_template(place, **self.template_options, **same)
 
-        options = dict(self.template_options)
-        limits = {name: options.pop(name) for name in PROCESSOR_OPTIONS if name in options}
-        return HFTemplate(
-            load_processor(_path(self.processor), **limits),
-            **options,
-            system=self.system,
-            max_length=self.max_length,
-            truncation=self.truncation,
-            model_limit=self.model_limit,
-            tokens_per_second=self.tokens_per_second,
-            trust_hints=self.trust_hints,
-            long_audio=self.long_audio,
-        )
+
+#: Options of `ChatSource`, by their names there.
+OF_CHAT = tuple(
+    one.name
+    for one in fields(Inputs)
+    if one.name in signature(ChatSource).parameters and one.name != "source"
+)
+
+#: What `data` and `template` of a YAML and the template itself call the same.
+_OF_DATA = ("trust_hints", "source_options", "long_audio", "task", "text_options")
+_OF_TEMPLATE = ("system", "max_length", "truncation")
+_OF_MEASURING = ("model_limit", "tokens_per_second", "trust_hints", "long_audio")
 
 
 def lengths_of_plan(folder: str | Path) -> Path:

@@ -29,6 +29,7 @@ from ..checks import whole
 from ..errors import ForeignArtefactError, InputError, PlanError, UnknownNameError, counted
 from ..files import digest_json, reading
 from ..packers._jit import use_jit
+from ..world import World
 from .balance import WINDOW, Balance, cut, deal
 from .costs import costs_of
 from .permutation import Permutation
@@ -250,8 +251,7 @@ class EpochOrder:
     def of_rank(self, rank: int, epoch: int, start: int = 0, stop: int | None = None) -> I64:
         """Aligned positions that `rank` takes at micro steps start..stop-1 of an epoch (None: to its end)."""
         ranks = self.aligned.world_size
-        if not 0 <= rank < ranks:
-            raise InputError(f"rank {rank} of world size {ranks} is not a position")
+        World(rank, ranks)  # refuses what is no position
         stop = self.micro_steps if stop is None else min(stop, self.micro_steps)
         if start < 0:
             raise InputError(f"micro steps {start} to {stop} of {self.micro_steps}")

@@ -494,11 +494,15 @@ class OpenChunks:
     Args:
         opened: opens the chunk of a number.
         limit: chunks that stay open.
+        verify: hash each chunk once, before its first pack is read.
     """
 
-    def __init__(self, opened: Callable[[int], ChunkReader], limit: int = OPEN) -> None:
-        self._opened, self.limit = opened, limit
+    def __init__(
+        self, opened: Callable[[int], ChunkReader], limit: int = OPEN, *, verify: bool = False
+    ) -> None:
+        self._opened, self.limit, self.verify = opened, limit, verify
         self._open: OrderedDict[int, ChunkReader] = OrderedDict()
+        self._verified: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -510,8 +514,13 @@ class OpenChunks:
         reader = self._open.pop(chunk, None)
         while len(self._open) >= self.limit:
             self._open.popitem(last=False)
-        self._open[chunk] = self._opened(chunk) if reader is None else reader
-        return self._open[chunk]
+        if reader is None:
+            reader = self._opened(chunk)
+            if self.verify and chunk not in self._verified:
+                reader.check_digest()
+                self._verified.add(chunk)
+        self._open[chunk] = reader
+        return reader
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_open": OrderedDict()}

@@ -400,3 +400,15 @@ class HFTemplate:
 def _restore(processor: bytes, options: dict[str, Any]) -> HFTemplate:
     ensure_torchvision()
     return HFTemplate(pickle.loads(processor), **options)
+
+
+def open_template(
+    processor: str, *, min_pixels: int | None = None, max_pixels: int | None = None, **options: Any
+) -> HFTemplate:
+    """The template of a processor by its name or folder.
+
+    Args:
+        min_pixels, max_pixels: set on the processor, as `load_processor` does.
+        options: of `HFTemplate`.
+    """
+    return HFTemplate(load_processor(processor, min_pixels=min_pixels, max_pixels=max_pixels), **options)

@@ -26,9 +26,6 @@ from .steps import skipped_samples
 logger = logging.getLogger(__name__)
 
 
-#: Tokens of the first row of a warm-up that names none.
-_FIRST_TOKENS = 200
-
 IGNORED = -100
 
 
@@ -72,15 +69,12 @@ def _template(config: RunConfig) -> Any:
     """The processor, where one is named: tiny models and chunks with media as bytes need it."""
     if config.template.processor is None:
         return None
-    from ..template import HFTemplate, load_processor
+    from ..template.processor import open_template
     from ..testing.demo import is_demo, resolve_demo
-    from .config.sections import PROCESSOR_OPTIONS
 
     name = config.template.processor
-    options = config.template.options()
-    limits = {option: options.pop(option) for option in PROCESSOR_OPTIONS if option in options}
-    processor = load_processor(str(resolve_demo(name)) if is_demo(name) else name, **limits)
-    return HFTemplate(processor, system=config.template.system, **options)
+    place = str(resolve_demo(name)) if is_demo(name) else name
+    return open_template(place, system=config.template.system, **config.template.options())
 
 
 class Checked:
@@ -165,21 +159,20 @@ def _stream(config: RunConfig, source: Any, template: Any, place: World) -> Stre
         pad_packed_input=data.pad_packed_input,
         pad_to_length=data.pad_to_length,
         drop_last=data.drop_last,
-        **_warm_up(config, data, length, place),
+        **_warm_up(config, data, place),
         **further,
     )
 
 
-def _warm_up(config: RunConfig, data: TokenBudget, length: int, place: World) -> dict[str, Any]:
+def _warm_up(config: RunConfig, data: TokenBudget, place: World) -> dict[str, Any]:
     """The first rows hold fewer tokens, for a share of the run's micro steps."""
+    if not data.warmup_ratio:
+        return {}
     micro_steps = config.training.max_steps * config.accumulation(place.size)
     if data.splits is not None:  # of one split
         micro_steps = -(-micro_steps * place.size // data.splits)
-    steps = data.warmup_steps(micro_steps)
-    if not steps:
-        return {}
-    budget = data.micro_batch_size * length
-    return {"warmup_steps": steps, "warmup_tokens": data.warmup_tokens or min(_FIRST_TOKENS, budget)}
+    told = {"warmup_ratio": data.warmup_ratio, "train_steps": micro_steps}
+    return told if data.warmup_tokens is None else {**told, "warmup_tokens": data.warmup_tokens}
 
 
 def __getattr__(name: str) -> Any:

@@ -371,10 +371,6 @@ class TokenBudget(_Samples):
         budget = length * self.micro_batch_size
         return math.ceil(budget * self.overflow_ratio) if self.count_mode == "effective" else budget
 
-    def warmup_steps(self, micro_steps: int) -> int:
-        """Micro steps over which the budget grows."""
-        return math.ceil(self.warmup_ratio * micro_steps)
-
 
 def _one_place(data: Any) -> None:
     if data.path is not None and data.mixture is not None:

@@ -96,14 +96,10 @@ class ModelConfig(Section):
 _Dropped = Literal["text", "system", "reasoning", "tools", "tool_calls", "tool_results"]
 
 
-#: Options that are set on the loaded processor.
-PROCESSOR_OPTIONS = ("min_pixels", "max_pixels")
-
 #: Options of the template beside its lengths.
 TEMPLATE_OPTIONS = (
     *("chat_template", "allow_dropped", "train_on", "reasoning", "answer_end"),
-    *("fps", "max_frames", "max_aspect_ratio"),
-    *PROCESSOR_OPTIONS,
+    *("fps", "max_frames", "max_aspect_ratio", "min_pixels", "max_pixels"),
 )
 
 
