@@ -32,7 +32,7 @@ from ..store import parts
 from ..store.lengths import read_media
 from .growth import Piece, is_whole, may_have_grown, pieces_of, read_layout
 from .publish import Identity, details, origin_of, publish, refuse_changed_media, refuse_media
-from .ranges import How, cut, gathered
+from .ranges import Measurement, cut
 from .unread import KEYS, read_keys
 
 _log = logging.getLogger(__name__)
@@ -40,17 +40,8 @@ _log = logging.getLogger(__name__)
 _NEXT = "next"
 
 
-def append_lengths(
-    folder: Path,
-    source: extend.Source,
-    template: extend.Template,
-    identity: Identity,
-    how: How,
-    origin: dict[str, Any] | None,
-    *,
-    verify_content: bool = False,
-) -> None:
-    """Bring the lengths in `folder` up to date with `source`.
+def append_lengths(folder: Path, job: Measurement, *, verify_content: bool = False) -> None:
+    """Bring the lengths in `folder` up to date with the source.
 
     The caller has made sure that the template is the same.
 
@@ -58,6 +49,7 @@ def append_lengths(
         ForeignArtefactError: the source is not the measured one grown, or media of ids that would be copied
             have changed; the folder stays as it is.
     """
+    identity, samples = job.identity, len(job.source)
     lengths, marker = lengths_store.read(folder)
     before = read_layout(folder)
     if before is None or before["fingerprint"] != marker["key"]["source"]:
@@ -66,28 +58,27 @@ def append_lengths(
             hint="only a JSONL file or a source of several files can grow; measure again with overwrite=True",
         )
     old = _Old(folder, lengths)
-    pieces = _pieces(folder, before, source, identity, old)
+    pieces = _pieces(folder, before, job.source, identity, old)
     grown = is_whole(before, pieces)
     if grown:
         refuse_changed_media(folder, identity, verify_content)
     key = {**identity.key, "from": marker["fingerprint"]}
     everything = {**key, "everything": True}
     if parts.key_of(folder) == everything:
-        pieces, grown, key = [Piece(0, len(source), None)], False, everything
-    _measure(folder, source, template, pieces, grown, old, how, key)
+        pieces, grown, key = [Piece(0, samples, None)], False, everything
+    _measure(folder, job, pieces, grown, old, key)
     paths = parts.finished(folder)
     if not grown and set(lengths.costs) - set(parts.read_arrays(paths).costs):
         # A cost that is 0 wherever it was copied: only measuring tells whether these samples have it.
         _log.warning("%s: a cost was in changed files only; measuring all files", folder)
-        pieces = [Piece(0, len(source), None)]
-        _measure(folder, source, template, pieces, False, old, how, everything)
+        _measure(folder, job, [Piece(0, samples, None)], False, old, everything)
         paths = parts.finished(folder)
     media = parts.media_rows(paths)
     if grown:
         media = parts.merged(read_media(folder), media)
     clear_next(folder)
     before_keys = read_keys(folder) if grown else {}
-    publish(folder / _NEXT, paths, identity, media=media, origin=origin_of(origin), keys=before_keys)
+    publish(folder / _NEXT, paths, identity, media=media, origin=origin_of(job.origin), keys=before_keys)
     _exchange(folder)
     parts.clear_parts(folder)
 
@@ -174,42 +165,27 @@ def _pieces(
 
 
 def _measure(
-    folder: Path,
-    source: extend.Source,
-    template: extend.Template,
-    pieces: list[Piece],
-    grown: bool,
-    old: _Old,
-    how: How,
-    key: dict[str, Any],
+    folder: Path, job: Measurement, pieces: list[Piece], grown: bool, old: _Old, key: dict[str, Any]
 ) -> None:
     """Add the parts of all pieces that are not there yet."""
     done, unlike = parts.open_parts(folder, key)
     if unlike is not None:  # parts of another state of the source: the lengths themselves are not touched
         parts.clear_parts(folder)
         done, _ = parts.open_parts(folder, key)
-    results = _results(source, template, pieces, grown, old, how, done)
-    for part in gathered(results, 0, len(source), how):
+    for part in job.gathered(_results(job, pieces, grown, old, done), 0, len(job.source)):
         parts.add_part(folder, part)
 
 
-def _results(
-    source: extend.Source,
-    template: extend.Template,
-    pieces: list[Piece],
-    grown: bool,
-    old: _Old,
-    how: How,
-    done: int,
-) -> Iterator[Part]:
+def _results(job: Measurement, pieces: list[Piece], grown: bool, old: _Old, done: int) -> Iterator[Part]:
     """Parts of all ids from `done` on, in order: measured, or copied."""
     todo: list[tuple[Piece, int, int]] = []
     for piece in pieces:
         start = max(done, piece.start)
-        step = how.size(len(source)) if grown and piece.old is not None else None
+        step = job.size(len(job.source)) if grown and piece.old is not None else None
         todo += [(piece, *edges) for edges in cut(start, piece.stop, step)] if start < piece.stop else []
-    jobs = [(start, stop) for piece, start, stop in todo if piece.old is None or not grown]
-    answers = how.map(_measured_or_walked, jobs, (source, template, pieces)) if jobs else iter(())
+    ranges = [(start, stop) for piece, start, stop in todo if piece.old is None or not grown]
+    context = (job.source, job.template, pieces)
+    answers = job.map(_measured_or_walked, ranges, context) if ranges else iter(())
     for piece, start, stop in todo:
         if piece.old is None:
             yield next(answers)

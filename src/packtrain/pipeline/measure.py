@@ -19,7 +19,6 @@ from .. import extend, files
 from ..checks import whole
 from ..errors import ForeignArtefactError, InputError, SourceError
 from ..measuring.audit import audit_hints
-from ..measuring.run import measure_range
 from ..moved import also_named
 from ..planning.lengths import Lengths
 from ..remote.outputs import output
@@ -36,7 +35,7 @@ from .publish import (
     publish,
     refuse_changed_media,
 )
-from .ranges import How, Progress, cut, gathered
+from .ranges import Measurement, Progress
 from .unread import UnreadKeys, refuse_unread
 
 _log = logging.getLogger(__name__)
@@ -92,29 +91,18 @@ def measure(
         )
     if workers is not None:
         whole("workers", workers, 1, hint="1 measures in this process")
-    identity = Identity.of(source, template)
-    options = dict(executor_options or {})
-    how = How(executor=executor, options=options, workers=workers, every=persist_every, progress=progress)
-    settings = {"overwrite": overwrite, "append": append, "verify_content": verify_content}
+    who = (executor, executor_options or {}, workers, persist_every, progress)
+    job = Measurement(source, template, *who, origin)
     with output(out) as folder:
-        return _measured(source, template, folder, identity, how, origin, **settings)
+        return _measured(job, folder, overwrite=overwrite, append=append, verify_content=verify_content)
 
 
 def _measured(
-    source: extend.Source,
-    template: extend.Template,
-    folder: Path,
-    identity: Identity,
-    how: How,
-    origin: dict[str, Any] | None,
-    *,
-    overwrite: bool,
-    append: bool,
-    verify_content: bool,
+    job: Measurement, folder: Path, *, overwrite: bool, append: bool, verify_content: bool
 ) -> Lengths:
     """The lengths in `folder`, which are there or are made."""
     refuse_other_kind(folder, lengths_store.MARKER)
-    overwrite = overwrite or _was_refused(folder, source, template)
+    overwrite = overwrite or _was_refused(folder, job.identity)
     is_whole = (folder / lengths_store.MARKER).is_file() and not (folder / PLACE).exists()
     reads_only = is_whole and not (overwrite or append)
     with contextlib.nullcontext() if reads_only else alone(folder) as claim:
@@ -126,25 +114,25 @@ def _measured(
         finish_exchange(folder)
         if (folder / lengths_store.MARKER).is_file():
             lengths, marker = lengths_store.read(folder)
-            differs = _differences(marker, identity)
+            differs = _differences(marker, job.identity)
             if differs and append and differs <= {"samples", "source"}:
-                append_lengths(folder, source, template, identity, how, origin, verify_content=verify_content)
+                append_lengths(folder, job, verify_content=verify_content)
                 return Lengths.load(folder)
             if differs:
-                raise _foreign(folder, marker, identity, differs)
-            refuse_changed_media(folder, identity, verify_content)
+                raise _foreign(folder, marker, job.identity, differs)
+            refuse_changed_media(folder, job.identity, verify_content)
             _log.info("%s: lengths of %d samples are there", folder, len(lengths))
             clear_next(folder)
             parts.clear_parts(folder)
             return lengths
         try:
-            _measure_all(source, template, folder, identity, how, claim)
+            _measure_all(job, folder, claim)
         except UnreadKeys:
             parts.clear_parts(folder)  # the option that settles it makes another source
             raise
         paths = parts.finished(folder)
         try:
-            publish(folder, paths, identity, media=parts.media_rows(paths), origin=origin_of(origin))
+            publish(folder, paths, job.identity, media=parts.media_rows(paths), origin=origin_of(job.origin))
         except InputError:
             parts.clear_parts(folder)  # and so does whatever makes one sample usable
             raise
@@ -152,19 +140,12 @@ def _measured(
         return Lengths.load(folder)
 
 
-def _measure_all(
-    source: extend.Source,
-    template: extend.Template,
-    folder: Path,
-    identity: Identity,
-    how: How,
-    claim: Claim | None,
-) -> None:
+def _measure_all(job: Measurement, folder: Path, claim: Claim | None) -> None:
     """Publish the parts that are not measured yet."""
-    if getattr(template, "trust_hints", False):
-        audit_hints(source)
-    total = len(source)
-    done, unlike = parts.open_parts(folder, identity.key)
+    if getattr(job.template, "trust_hints", False):
+        audit_hints(job.source)
+    total = len(job.source)
+    done, unlike = parts.open_parts(folder, job.identity.key)
     if unlike is not None:
         raise ForeignArtefactError(
             f"{folder} holds an unfinished measurement of another {unlike}",
@@ -172,8 +153,7 @@ def _measure_all(
         )
     if done:
         _log.info("%s: %d of %d samples were measured before", folder, done, total)
-    results = how.map(measure_range, cut(done, total), (source, template))
-    for part in gathered(results, 0, total, how):
+    for part in job.parts(done, 0, total):
         refuse_unread(part.told, total)  # early where one part says enough
         parts.add_part(folder, part)
         if claim is not None:
@@ -181,12 +161,12 @@ def _measure_all(
             claim.check()
 
 
-def _was_refused(folder: Path, source: extend.Source, template: extend.Template) -> bool:
+def _was_refused(folder: Path, identity: Identity) -> bool:
     """Does `folder` hold lengths of something else, of which too many samples could not be used?"""
     if not (folder / REFUSED).is_file() or not (folder / lengths_store.MARKER).is_file():
         return False
     marker = lengths_store.read(folder)[1]
-    if not _differences(marker, Identity.of(source, template)):
+    if not _differences(marker, identity):
         return False
     _log.info("%s: what was measured there was refused, and is measured anew", folder)
     return True

@@ -22,14 +22,14 @@ from typing import Any
 
 from .. import extend, files
 from ..errors import ChecksumError, ForeignArtefactError, FormatError, InputError
-from ..measuring.run import CUT, measure_range
+from ..measuring.run import CUT
 from ..planning.lengths import Lengths
 from ..remote.outputs import output
 from ..store import lengths as lengths_store
 from ..store import parts
 from ..store._folders import refuse_other_kind
 from .publish import Identity, origin_of, publish
-from .ranges import How, Progress, cut, gathered
+from .ranges import Measurement, Progress
 
 _log = logging.getLogger(__name__)
 
@@ -82,32 +82,16 @@ def measure_shard(
     number, of = shard
     if not 0 <= number < of:
         raise InputError(f"shard {number}/{of} does not exist", hint=f"number them 0/{of} to {of - 1}/{of}")
-    identity = Identity.of(source, template)
-    how = How(
-        executor=executor,
-        options=dict(executor_options or {}),
-        workers=workers,
-        every=persist_every,
-        progress=progress,
-    )
+    who = (executor, executor_options or {}, workers, persist_every, progress)
+    job = Measurement(source, template, *who, origin)
     with output(out) as whole:
         refuse_other_kind(whole, lengths_store.MARKER)
-        return _measured(source, template, whole, shard, identity, how, origin, overwrite=overwrite)
+        return _measured(job, whole, shard, overwrite=overwrite)
 
 
-def _measured(
-    source: extend.Source,
-    template: extend.Template,
-    out: Path,
-    shard: tuple[int, int],
-    identity: Identity,
-    how: How,
-    origin: dict[str, Any] | None,
-    *,
-    overwrite: bool,
-) -> Shard:
+def _measured(job: Measurement, out: Path, shard: tuple[int, int], *, overwrite: bool) -> Shard:
     """The shard in its folder below `out`, which is there or is made."""
-    (number, of), total = shard, len(source)
+    (number, of), total, identity = shard, len(job.source), job.identity
     folder = out / f"shard_{number:05d}_of_{of:05d}"
     made = Shard(
         folder=folder, number=number, of=of, start=number * total // of, stop=(number + 1) * total // of
@@ -128,8 +112,7 @@ def _measured(
         )
     if done == made.stop and (folder / MARKER).is_file():
         return made
-    results = how.map(measure_range, cut(done, made.stop), (source, template))
-    for part in gathered(results, made.start, made.stop, how):
+    for part in job.parts(done, made.start, made.stop):
         parts.add_part(folder, part)
     marker = {
         "schema": SCHEMA,
@@ -137,7 +120,7 @@ def _measured(
         "range": [made.start, made.stop],
         "identity": asdict(identity),
         "files": _described(folder, made.start),
-        "origin": origin_of(origin),
+        "origin": origin_of(job.origin),
     }
     files.remove_leftovers(folder)
     files.publish_json(folder / MARKER, marker)
