@@ -17,7 +17,7 @@ from packtrain.pipeline.step_times import step_figures
 from packtrain.planning.balance import Balance
 from packtrain.planning.epoch_order import EpochOrder
 from packtrain.report.html import write_report
-from packtrain.report.numbers import report_figures
+from packtrain.report.numbers import Training, report_figures
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
 
@@ -93,12 +93,14 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     figures = report_figures(
         plan,
         lengths,
-        history=history,
-        steps=step_figures(order, history),
-        consumed={"packs": 40, "samples": 250, "tokens": 39_999, "pack_length": 1024},
-        proof=8,
-        comparison={"packed": 3.25, "unpacked": 3.2500001, "tolerance": 1e-4},
-        validation={**plan.stats(), "packing_length": 1024, "fill": 0.987654},
+        Training(
+            history=history,
+            steps=step_figures(order, history),
+            consumed={"packs": 40, "samples": 250, "tokens": 39_999, "pack_length": 1024},
+            proof=8,
+            comparison={"packed": 3.25, "unpacked": 3.2500001, "tolerance": 1e-4},
+            validation={**plan.stats(), "packing_length": 1024, "fill": 0.987654},
+        ),
     )
     page = write_report(
         tmp_path_factory.mktemp("page") / "report.html",
@@ -151,7 +153,9 @@ def test_the_page_of_a_training_without_a_plan(width: int, browser: Browser, tmp
     over = {"over_long_packs": 13, "longest_pack": 299_217, "pack_length": 2048}
     shares = {"efficiency": 0.8, "samples_per_pack": 178.91}
     told = {"metrics": {"steps": 10}, "left_out": {"over_long": 9}, "proof": 8}
-    figures = report_figures(None, None, history=history, consumed={**counts, **over, **shares}, **told)
+    figures = report_figures(
+        None, None, Training(history=history, consumed={**counts, **over, **shares}, **told)
+    )
     page = tmp_path / "page.html"
     write_report(page, title="Run", plan=None, lengths=None, ledger_rows=rows, figures=figures)
     browser.open(page, width)

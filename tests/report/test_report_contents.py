@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 import packtrain as pt
 from packtrain.report import contents, html, plots
-from packtrain.report.numbers import curves, fill_histogram, length_histogram, report_figures, token_slots
+from packtrain.report.numbers import (
+    Training,
+    curves,
+    fill_histogram,
+    length_histogram,
+    report_figures,
+    token_slots,
+)
 
 lengths_of = st.lists(st.integers(0, 300), min_size=1, max_size=60)
 
@@ -50,7 +57,7 @@ def test_card_bar_and_figures_share_one_count_of_slots(
     lengths = pt.Lengths([100, 20, 80, 10])
     plan = pt.plan(lengths, pack_length=128, **options)
     assert len(plan) == 2
-    figures = report_figures(plan, lengths, padded_to=padded_to)
+    figures = report_figures(plan, lengths, Training(padded_to=padded_to))
     told = figures["slots"]
     assert (told["real"], told["packed"], told["batched"], told["filled"]) == (210, packed, 360, 256)
     assert told["saved_batched"] == 1 - packed / 360 == pytest.approx(saved, abs=1e-4)

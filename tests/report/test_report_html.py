@@ -14,7 +14,7 @@ import packtrain as pt
 from packtrain.errors import SampleError
 from packtrain.report.contents import plan_words
 from packtrain.report.html import write_report
-from packtrain.report.numbers import report_figures
+from packtrain.report.numbers import Training, report_figures
 from packtrain.report.plots import compact
 
 HISTORY = [
@@ -37,7 +37,7 @@ def write(path: Path, made: Any, training: Any = OF_TRAINING, **changes: Any) ->
         "plan": plan,
         "lengths": lengths,
         "ledger_rows": rows,
-        "figures": report_figures(plan, lengths, **training),
+        "figures": report_figures(plan, lengths, Training(**training)),
         "config": {"training": {"learning_rate": 1e-4, "hub_token": "hf_abcdef"}},
     }
     return write_report(path, **{**values, **changes})
@@ -61,7 +61,7 @@ def test_the_page_holds_the_figures_that_it_shows(tmp_path: Path, made: Any, rea
     lengths, plan, rows = made()
     page = read_page(write(tmp_path / "report.html", (lengths, plan, rows)))
     told = json.loads(re.search(r'id="figures">(.*?)</script>', page.source, re.S)[1])
-    assert told == json.loads(json.dumps(report_figures(plan, lengths, **OF_TRAINING)))
+    assert told == json.loads(json.dumps(report_figures(plan, lengths, Training(**OF_TRAINING))))
     titles = [title.text for svg in page.pictures() for title in svg.iter("title")]
     for name, unit in (("lengths", ""), ("fill", " %")):
         edges = told[name]["edges"]

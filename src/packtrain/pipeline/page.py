@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from ..planning.costs import DeviceProfile
 from ..planning.epoch_order import EpochOrder
 from ..planning.lengths import STATUS_NAMES, Lengths
 from ..planning.packplan import PackPlan
+from ..report.numbers import Training, report_figures
 from .inputs import Inputs, lengths_of_plan
 from .length_files import lengths_of
 from .plan import ledger_rows
@@ -40,14 +41,8 @@ class Report:
         source: the samples, for their records; None: not at hand.
         where: sample -> where it stands; None: as `source` says.
         order: how the run consumes its packs; None: no run.
-        history: rows of its training log.
-        comparison: packed and unpacked loss.
-        validation: figures of the validation plan.
+        training: what the run adds.
         config: of the run, plain.
-        metrics: of the run, where it has no plan.
-        consumed: what the run consumed; None: not known.
-        proof: comparisons of its isolation proof; None: there was none.
-        padded_to: tokens that rows of packs are padded to; None: they are as long as their packs.
         ledger_file: of a run without a plan, what it left out; None: `left_out.jsonl` of the run.
     """
 
@@ -58,14 +53,8 @@ class Report:
     source: Any = None
     where: Callable[[int], str] | None = None
     order: EpochOrder | None = None
-    history: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    comparison: Mapping[str, Any] | None = None
-    validation: Mapping[str, Any] | None = None
+    training: Training = field(default_factory=Training)
     config: Any = None
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    consumed: Mapping[str, Any] | None = None
-    proof: int | None = None
-    padded_to: int | None = None
     ledger_file: Path | None = None
 
     @classmethod
@@ -73,12 +62,8 @@ class Report:
         """Of the training in a run folder alone; `figures` are the result that stands in `run.json`."""
         return cls(
             artefact=artefact,
-            history=read_history(artefact),
-            validation=figures.get("eval"),
+            training=training_of(config, figures, read_history(artefact)),
             config=config,
-            metrics=figures.get("metrics") or {},
-            consumed=figures.get("consumed"),
-            proof=figures.get("proof"),
             ledger_file=None if "ledger_file" not in figures else Path(figures["ledger_file"]),
         )
 
@@ -107,32 +92,21 @@ class Report:
             from .which import order_of, read_run
 
             made.config, figures = read_run(artefact)
-            made.comparison, made.validation = figures.get("loss"), figures.get("eval")
-            made.consumed, made.proof = figures.get("consumed"), figures.get("proof")
-            made.padded_to = _padded_to(made.config, figures)
-            made.history = read_history(artefact)
+            made.training = training_of(made.config, figures, read_history(artefact))
             made.order = order_of(artefact).packs_order
         return made
 
     def figures(self, profile: DeviceProfile | None = None) -> dict[str, Any]:
         """As `report.numbers.report_figures`."""
-        from ..report.numbers import report_figures
-
-        keys = "" if self.lengths_folder is None else told(read_keys(self.lengths_folder))
-        return report_figures(
-            self.plan,
-            self.lengths,
-            history=self.history,
-            steps=None if self.order is None else step_figures(self.order, self.history, profile),
-            comparison=self.comparison,
-            validation=self.validation,
-            keys=keys,
-            metrics=self.metrics,
-            left_out=None if self.plan is not None else self._left_out(),
-            consumed=self.consumed,
-            proof=self.proof,
-            padded_to=self.padded_to,
-        )
+        history = self.training.history
+        more: dict[str, Any] = {}
+        if self.lengths_folder is not None:
+            more["keys"] = told(read_keys(self.lengths_folder))
+        if self.order is not None:
+            more["steps"] = step_figures(self.order, history, profile)
+        if self.plan is None:
+            more["left_out"] = self._left_out()
+        return report_figures(self.plan, self.lengths, replace(self.training, **more))
 
     def _left_out(self) -> Counter[str]:
         return Counter(str(row["reason"]) for row in self._ledger() if row["reason"] != CUT)
@@ -172,12 +146,25 @@ class Report:
         )
 
 
-def _padded_to(config: Mapping[str, Any], figures: Mapping[str, Any]) -> int | None:
-    """What rows of a run were padded to; of an older version by its configuration."""
+def training_of(
+    config: Mapping[str, Any], figures: Mapping[str, Any], history: Sequence[Mapping[str, Any]]
+) -> Training:
+    """What a run adds, by its configuration, the figures of `run.json`, and the rows of its log.
+
+    An older version did not write `padded_to`: its configuration says it.
+    """
     data = config.get("data")
     older = data.get("pad_to_length") if isinstance(data, Mapping) else None
-    found = figures.get("padded_to", older)
-    return found if type(found) is int and found > 0 else None
+    padded = figures.get("padded_to", older)
+    return Training(
+        history=history,
+        comparison=figures.get("loss"),
+        validation=figures.get("eval"),
+        metrics=figures.get("metrics") or {},
+        consumed=figures.get("consumed"),
+        proof=figures.get("proof"),
+        padded_to=padded if type(padded) is int and padded > 0 else None,
+    )
 
 
 def source_of(folder: Path) -> Any:

@@ -8,7 +8,7 @@ lengths and plans lie in a cache that runs share (`cache`). A planner option nev
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,6 +168,7 @@ def prepare_ranks(
     config: RunConfig,
     start: StartUp,
     *,
+    trains: bool = True,
     before: Callable[[], None] | None = None,
     overwrite: bool = False,
     stage: Stage | None = None,
@@ -177,6 +178,7 @@ def prepare_ranks(
     """Training and validation inputs on every rank; one rank per disk makes them.
 
     Args:
+        trains: False: those of validation alone.
         before: called by the rank that makes them, before it begins.
         world_size: ranks that will train; None: those that start.
         keep_plan: False: the training plan is not written (one rank only).
@@ -184,37 +186,8 @@ def prepare_ranks(
     Returns:
         Those of training, and those of every validation set by its name ("": of one that has none).
     """
-    made = _share(
-        config,
-        start,
-        [None, *config.data.validations()],
-        before=before,
-        overwrite=overwrite,
-        stage=stage,
-        world_size=world_size,
-        keep_plan=keep_plan,
-    )
-    training = made.pop(None)
-    return training, _by_name(made)
-
-
-def _by_name(made: Mapping[str | None, Prepared]) -> dict[str, Prepared]:
-    return {name: found for name, found in made.items() if name is not None}
-
-
-def _share(
-    config: RunConfig,
-    start: StartUp,
-    names: Sequence[str | None],
-    *,
-    before: Callable[[], None] | None,
-    overwrite: bool,
-    stage: Stage | None,
-    world_size: int | None = None,
-    keep_plan: bool = True,
-) -> dict[str | None, Prepared]:
-    """The inputs by name of a validation set (None: of training), made on one rank per disk."""
-    made: dict[str | None, Prepared] = {}
+    made: dict[str | None, Prepared] = {}  # None: of training
+    names: list[str | None] = [*([None] if trains else []), *config.data.validations()]
 
     def make(tell: Tell) -> Mapping[str, Any]:
         if before is not None:
@@ -239,7 +212,8 @@ def _share(
     for name in names:
         if name not in made:
             made[name] = _open(config, result[_key(name)], name, check=start.leads)
-    return made
+    training: Any = made.pop(None, None)
+    return training, {name: found for name, found in made.items() if name is not None}
 
 
 def _key(name: str | None) -> str:
@@ -381,16 +355,16 @@ def validation(
     folder = Path(config.training.output_dir)
     config = _with_pack_length(config, place)
     with StartUp(folder, place=place, timeout_s=config.data.wait_timeout_s) as start:
-        made = _share(
+        _, made = prepare_ranks(
             config,
             start,
-            [*config.data.validations()],
+            trains=False,
             before=lambda: files.remove_leftovers(folder),
             overwrite=overwrite,
             stage=stage,
         )
         start.calm()
-        yield _by_name(made)
+        yield made
         start.check()
 
 

@@ -28,7 +28,7 @@ from ..version import __version__
 from ..world import World, world
 from .export import export, format_of
 from .export_guards import refuse_foreign
-from .page import Report
+from .page import Report, training_of
 from .prepare import Prepared, Stage, as_validation, prepare, prepare_ranks, silent
 from .ranks import StartUp
 from .step_times import read_history
@@ -346,13 +346,8 @@ def _page(
         lengths_folder=prepared.lengths_folder,
         source=prepared.source,
         order=order.packs_order,
-        history=read_history(folder) or trained.history,
-        comparison=figures["loss"],
-        validation=figures["eval"],
+        training=training_of(config.to_dict(), figures, read_history(folder) or trained.history),
         config=config.to_dict(),
-        consumed=figures["consumed"],
-        proof=figures["proof"],
-        padded_to=figures["padded_to"],
     )
 
 

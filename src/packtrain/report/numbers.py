@@ -6,8 +6,8 @@ Everything is integer arithmetic over the plan's arrays, in one pass each; nothi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -163,49 +163,56 @@ def curves(history: Iterable[Mapping[str, Any]] | None) -> dict[str, list[list[f
     return lines
 
 
-def report_figures(
-    plan: Any,
-    lengths: Any,
-    *,
-    history: Iterable[Mapping[str, Any]] | None = None,
-    steps: Mapping[str, Any] | None = None,
-    comparison: Mapping[str, Any] | None = None,
-    validation: Mapping[str, Any] | None = None,
-    keys: str = "",
-    metrics: Mapping[str, Any] | None = None,
-    left_out: Mapping[str, int] | None = None,
-    consumed: Mapping[str, Any] | None = None,
-    proof: int | None = None,
-    padded_to: int | None = None,
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What a run adds to the figures of its plan.
+
+    Attributes:
+        history: rows of its training log.
+        steps: what `pipeline.step_times.step_figures` found of it: `balance`, `forecast`.
+        comparison: packed and unpacked loss.
+        validation: of its validation plan (`train.runtime.Runtime.eval`).
+        keys: which keys of the records were not read.
+        metrics: without a plan: closing metrics.
+        left_out: without a plan: samples that were left out, by reason.
+        consumed: see `train.consumed`; None: not known.
+        proof: comparisons of the isolation proof; None: it was not made.
+        padded_to: tokens that rows of packs are padded to; None: they are as long as their packs.
+    """
+
+    history: Sequence[Mapping[str, Any]] = ()
+    steps: Mapping[str, Any] = field(default_factory=dict)
+    comparison: Mapping[str, Any] | None = None
+    validation: Mapping[str, Any] | None = None
+    keys: str = ""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    consumed: Mapping[str, Any] | None = None
+    proof: int | None = None
+    padded_to: int | None = None
+
+
+def report_figures(plan: Any, lengths: Any, training: Training | None = None) -> dict[str, Any]:
     """All figures of a report, plain JSON.
 
     Args:
         plan: None: the packs were not planned (streams, growing directories); the figures of training alone.
         lengths: the `Lengths` that the plan was made of.
-        history: rows of a training log.
-        steps: what `pipeline.step_times.step_figures` found of the run: `balance`, `forecast`.
-        comparison: packed and unpacked loss.
-        validation: of its validation plan (`train.runtime.Runtime.eval`).
-        keys: which keys of the records were not read.
-        metrics: without a plan: closing metrics of the run.
-        left_out: without a plan: samples that were left out, by reason.
-        consumed: of a run, see `train.consumed`; None: not known.
-        proof: comparisons of the isolation proof; None: it was not made.
-        padded_to: tokens that rows of packs are padded to; None: they are as long as their packs.
+        training: None: there was none.
     """
+    run = training or Training()
     trained = {
-        "curves": curves(history),
-        "steps": dict(steps or {}),
-        "comparison": None if not comparison else dict(comparison),
-        "validation": None if not validation else dict(validation),
-        "keys": keys or "all read",
-        "consumed": None if not consumed else dict(consumed),
-        "proof": proof,
+        "curves": curves(run.history),
+        "steps": dict(run.steps),
+        "comparison": run.comparison or None,
+        "validation": run.validation or None,
+        "keys": run.keys or "all read",
+        "consumed": run.consumed or None,
+        "proof": run.proof,
     }
     if plan is None:
-        return {"metrics": dict(metrics or {}), "ledger": dict(left_out or {}), **trained}
-    slots = token_slots(lengths.tokens, plan, padded_to)
+        return {"metrics": dict(run.metrics), "ledger": dict(run.left_out), **trained}
+    slots = token_slots(lengths.tokens, plan, run.padded_to)
     usable = np.asarray(lengths.tokens)[np.asarray(lengths.status) == STATUS_OK]
     mine = np.asarray(lengths.tokens)[np.asarray(plan.indices)]
     return {
