@@ -50,7 +50,8 @@ class EncodePool:
         encode = self.encode
         if self.workers == 0:
             for place, sample_id, sample in items:
-                yield place, sample_id, _one(encode, sample_id, sample)
+                plain = encode is None and type(sample) is dict and sample  # spares a call
+                yield place, sample_id, dict(sample) if plain else _one(encode, sample_id, sample)
             return
         pool = self._started()
         waiting: deque[tuple[int, int, Future[Any]]] = deque()

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..errors import DriftError, InputError, PlanError, SampleError
 from ..measuring.run import CUT
@@ -343,6 +344,8 @@ def _length(sample: Sample, sample_id: int | None = None) -> int:
         ) from None
     if sample_id is not None:
         sample.setdefault("sample_id", sample_id)
+    if type(ids) is Tensor and ids.ndim == 1:
+        return ids.numel()  # a shape costs twice as much
     if type(ids) is list and ids and type(ids[0]) is int:
         return len(ids)  # numpy would read the whole list
     shape = getattr(ids, "shape", None)
