@@ -345,7 +345,7 @@ def _length(sample: Sample, sample_id: int | None = None) -> int:
     if sample_id is not None:
         sample.setdefault("sample_id", sample_id)
     if type(ids) is Tensor and ids.ndim == 1:
-        return ids.numel()  # a shape costs twice as much
+        return int(ids.numel())  # a shape costs twice as much
     if type(ids) is list and ids and type(ids[0]) is int:
         return len(ids)  # numpy would read the whole list
     shape = getattr(ids, "shape", None)
