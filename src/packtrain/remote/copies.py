@@ -55,6 +55,7 @@ LOOKS = 4  # at a folder of which files go while they are read
 PIECE = 1 << 24  # bytes of one request
 ENDS = 1 << 16
 AT_ONCE = 8  # files
+_MOST = 1_000_000  # files that braces may stand for
 OLD = 3600.0  # seconds without a write after which a fetch was stopped
 
 MAGIC = re.compile(r"[*?\[]|\{[^{}]*\}")
@@ -291,7 +292,7 @@ def _found(url: str, cache_dir: str | os.PathLike[str] | None) -> tuple[str, dic
     else:
         base = url[: magic.start()].rpartition("/")[0]
         rows = {}
-        for one in _braces(url):
+        for one in braces(url):
             rows |= tried(named(url), lambda one=one: system.glob(one, detail=True), TRIES)  # type: ignore[misc]
     start = str(system._strip_protocol(base)).rstrip("/") + "/"
     found = {}
@@ -304,16 +305,23 @@ def _found(url: str, cache_dir: str | os.PathLike[str] | None) -> tuple[str, dic
     return place_for(base, cache_dir), found
 
 
-def _braces(url: str) -> list[str]:
-    """The URLs that `{a,b}` and `{000..123}` stand for."""
-    found = re.search(r"\{([^{}]*)\}", url)
+def braces(text: str) -> list[str]:
+    """The paths or URLs that `{a,b}` and `{000..123}` stand for.
+
+    Raises:
+        SourceError: a range that counts down, or of very many.
+    """
+    found = re.search(r"\{([^{}]*)\}", text)
     if found is None:
-        return [url]
+        return [text]
     span = re.fullmatch(r"(\d+)\.\.(\d+)", found[1])
     choices = found[1].split(",")
     if span is not None:
-        choices = [str(one).zfill(len(span[1])) for one in range(int(span[1]), int(span[2]) + 1)]
-    return [url[: found.start()] + one + rest for one in choices for rest in _braces(url[found.end() :])]
+        first, last = int(span[1]), int(span[2])
+        if not 0 <= last - first < _MOST:
+            raise SourceError(f"{text}: {found[1]} is no range of files")
+        choices = [str(number).zfill(len(span[1])) for number in range(first, last + 1)]
+    return [text[: found.start()] + one + rest for one in choices for rest in braces(text[found.end() :])]
 
 
 def _fetch_of_folder(place: str, url: str, info: Mapping[str, Any] | None) -> None:
@@ -416,7 +424,7 @@ def _forget(place: str, root: str, found: Mapping[str, Any]) -> None:
     if set(found) == {""}:
         return
     if MAGIC.search(place):
-        held = [path for one in _braces(place) for path in glob.glob(one, recursive=True)]
+        held = [path for one in braces(place) for path in glob.glob(one, recursive=True)]
     else:
         held = [os.path.join(folder, name) for folder, _, inner in os.walk(root) for name in inner]
     for path in held:

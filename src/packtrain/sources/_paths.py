@@ -16,11 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..errors import SourceError, nearest
+from ..remote.copies import braces
 
 _DIGITS = re.compile(r"([0-9]+)")
 _BRACE = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
-_MOST = 1_000_000  # files that braces may stand for
 
 
 def natural(name: str) -> tuple[tuple[tuple[int, int, str], ...], ...]:
@@ -71,9 +70,7 @@ def expand(path: str | os.PathLike[str], suffixes: Sequence[str], *, deep: bool 
     """
     text = os.fspath(path)
     if is_pattern(text):
-        found = [
-            p for pattern in _braces(text) for p in _glob(pattern, exact=_BRACE.search(text) is not None)
-        ]
+        found = [p for pattern in braces(text) for p in _glob(pattern, exact=_BRACE.search(text) is not None)]
         if not found:
             raise SourceError(f"{text} matches no files", hint=_deeper(text, suffixes))
         return [os.path.abspath(p) for p in ordered(found)]
@@ -123,25 +120,6 @@ def _below(folder: str, suffixes: tuple[str, ...], deep: bool) -> Iterator[str]:
                     yield from (os.path.join(entry.name, name) for name in _below(entry.path, suffixes, deep))
             elif entry.name.lower().endswith(suffixes) and entry.is_file():
                 yield entry.name
-
-
-def _braces(text: str) -> list[str]:
-    """The texts that `{a,b}` and `{000..123}` stand for."""
-    found = _BRACE.search(text)
-    if found is None:
-        return [text]
-    inner = _RANGE.fullmatch(found[1])
-    if inner is not None:
-        first, last = int(inner[1]), int(inner[2])
-        if not 0 <= last - first < _MOST:
-            raise SourceError(f"{text}: {found[1]} is no range of files")
-        width = len(inner[1]) if inner[1].startswith("0") or len(inner[1]) == len(inner[2]) else 0
-        choices = [str(number).zfill(width) for number in range(first, last + 1)]
-    else:
-        choices = found[1].split(",")
-    return [
-        text[: found.start()] + choice + rest for choice in choices for rest in _braces(text[found.end() :])
-    ]
 
 
 def _deeper(text: str, suffixes: Sequence[str]) -> str | None:

@@ -28,6 +28,16 @@ logger = logging.getLogger(__name__)
 
 IGNORED = -100
 
+#: What `data` of a stream, and of a token budget, says in the words of its dataset.
+_OF_STREAMS = (
+    *("long_samples", "packer", "shuffle_buffer", "splits"),
+    *("encode_workers", "on_error", "max_skip_fraction"),
+)
+_OF_BUDGETS = (
+    *("micro_batch_size", "dyn_bsz", "buffer_size", "count_mode", "overflow_ratio", "order"),
+    *("pad_packed_input", "pad_to_length", "drop_last"),
+)
+
 
 def opened(config: RunConfig, samples: Any, template: Any, place: World) -> tuple[Any, Any]:
     """The dataset that `config.data` names, and the template of its samples.
@@ -125,16 +135,10 @@ def _stream(config: RunConfig, source: Any, template: Any, place: World) -> Stre
     data, length = config.data, config.pack_length
     assert isinstance(data, Stream | TokenBudget)
     further: dict[str, Any] = {
-        "long_samples": data.long_samples,
-        "packer": data.packer,
-        "shuffle_buffer": data.shuffle_buffer,
-        "splits": data.splits,
+        **{name: getattr(data, name) for name in _OF_STREAMS},
         "seed": config.training.seed,
         "rank": place.rank,
         "world_size": place.size,
-        "encode_workers": data.encode_workers,
-        "on_error": data.on_error,
-        "max_skip_fraction": data.max_skip_fraction,
         "skip": skipped_samples(config),
         "cyclic": True,
     }
@@ -146,22 +150,8 @@ def _stream(config: RunConfig, source: Any, template: Any, place: World) -> Stre
         template = Checked(template)
     if isinstance(data, Stream):
         return StreamingPackedDataset(source, template, pack_length=length, window=data.window, **further)
-    return TokenBudgetDataset(
-        source,
-        template,
-        micro_batch_size=data.micro_batch_size,
-        max_seq_len=length,
-        dyn_bsz=data.dyn_bsz,
-        buffer_size=data.buffer_size,
-        count_mode=data.count_mode,
-        overflow_ratio=data.overflow_ratio,
-        order=data.order,
-        pad_packed_input=data.pad_packed_input,
-        pad_to_length=data.pad_to_length,
-        drop_last=data.drop_last,
-        **_warm_up(config, data, place),
-        **further,
-    )
+    further |= {name: getattr(data, name) for name in _OF_BUDGETS} | _warm_up(config, data, place)
+    return TokenBudgetDataset(source, template, max_seq_len=length, **further)
 
 
 def _warm_up(config: RunConfig, data: TokenBudget, place: World) -> dict[str, Any]:
