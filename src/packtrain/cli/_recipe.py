@@ -239,10 +239,10 @@ def _stage(quiet: bool) -> Stage:
 
 def _figures(config: RunConfig, named: dict[str, Any], trained: Any) -> dict[str, Any]:
     """What stands in `run.json` of packs that were not planned here."""
-    figures = {"packtrain": __version__, **named, "world_size": world().size, "metrics": trained.metrics}
+    from ..pipeline.run import training_figures
+
+    figures = {"packtrain": __version__, **named, "world_size": world().size}
     if config.data.kind == "exported":
         plan = shards.hidden(shards.at(config.data.path), "plan")
         figures |= {"plan_folder": str(plan.resolve())} if (plan / "plan.json").is_file() else {}
-    if trained.losses:
-        figures |= {"loss_first": trained.losses[0][1], "loss_last": trained.losses[-1][1]}
-    return {**figures, "consumed": trained.consumed, "proof": trained.proven}
+    return figures | training_figures(trained)

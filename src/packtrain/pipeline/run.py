@@ -169,17 +169,7 @@ def dry_run(
     check_runtime(config, place.size)
     config = config.evaluated(config.data.val is not None)
     check_early(config, needs_model=False, place=place)
-    folder = Path(config.training.output_dir)
-    alone = World(0, 1)
-    with StartUp(folder, place=alone, timeout_s=config.data.wait_timeout_s) as start:
-        prepared, checked = prepare_ranks(
-            config,
-            start,
-            overwrite=overwrite,
-            stage=stage,
-            world_size=place.size,
-            keep_plan=config.training.samples_per_step is None,
-        )
+    prepared, checked = _prepared_alone(config, place.size, overwrite, stage)
     val = {name: one.plan for name, one in checked.items()}
     runtime = resolve_runtime(config, prepared.plan, place.size, val, prepared.lengths)
     runtime.log()
@@ -206,22 +196,34 @@ def calibrate_run(config: RunConfig, *, overwrite: bool = False, stage: Stage | 
     from ..train.early import check_early
     from ..train.runtime import check_runtime
 
-    alone = World(0, 1)
     training = config.training.model_copy(update={"device_profile": None})  # it may be what is made here
     config = config.model_copy(update={"training": training})
     check_runtime(config, 1)
-    check_early(config, page=False, place=alone)
-    folder = Path(config.training.output_dir)
-    shown = stage or silent
-    with StartUp(folder, place=alone, timeout_s=config.data.wait_timeout_s) as start:
-        keep = config.training.samples_per_step is None
-        prepared, _ = prepare_ranks(
-            config, start, overwrite=overwrite, stage=shown, world_size=1, keep_plan=keep
-        )
-    with shown("calibrating") as done:
+    check_early(config, page=False, place=World(0, 1))
+    prepared, _ = _prepared_alone(config, 1, overwrite, stage)
+    with (stage or silent)("calibrating") as done:
         return calibrate(
             config, prepared.plan, prepared.source, prepared.template, prepared.lengths, progress=done
         )
+
+
+def _prepared_alone(
+    config: RunConfig, ranks: int, overwrite: bool, stage: Stage | None
+) -> tuple[Prepared, dict[str, Prepared]]:
+    """The inputs of a run on so many ranks, made by this process; a plan that depends on them is not kept."""
+    folder, keep = Path(config.training.output_dir), config.training.samples_per_step is None
+    with StartUp(folder, place=World(0, 1), timeout_s=config.data.wait_timeout_s) as start:
+        return prepare_ranks(
+            config, start, overwrite=overwrite, stage=stage, world_size=ranks, keep_plan=keep
+        )
+
+
+def training_figures(trained: TrainResult) -> dict[str, Any]:
+    """What `run.json` holds of a training, whatever its packs were."""
+    told: dict[str, Any] = {"metrics": trained.metrics}
+    if trained.losses:
+        told |= {"loss_first": trained.losses[0][1], "loss_last": trained.losses[-1][1]}
+    return {**told, "consumed": trained.consumed, "proof": trained.proven}
 
 
 def finish_run(folder: Path, config: Mapping[str, Any], figures: Mapping[str, Any]) -> None:
@@ -311,8 +313,7 @@ def _figures(
 
     padded_to = config.row_length
     slots = token_slots(prepared.lengths.tokens, prepared.plan, padded_to)
-    curve = trained.losses
-    figures: dict[str, Any] = {
+    return {
         **prepared.plan.stats(),
         **runtime.figures(),
         "packtrain": __version__,
@@ -325,14 +326,9 @@ def _figures(
         "padded_to": padded_to,
         "padding_saved": slots.saved(slots.batched),
         "padding_saved_to_cap": slots.saved(slots.capped),
-        "metrics": trained.metrics,
         "loss": comparison,
-        "consumed": trained.consumed,
-        "proof": trained.proven,
+        **training_figures(trained),
     }
-    if curve:
-        figures["loss_first"], figures["loss_last"] = curve[0][1], curve[-1][1]
-    return figures
 
 
 def _page(

@@ -20,7 +20,6 @@ from .. import files
 from ..errors import ChecksumError, FormatError, counted, optional
 from ..remote.copies import present
 from ._chunk_fields import (
-    JSON,
     MEDIA_BYTES,
     MEDIA_FIELDS,
     MEDIA_RECORD,
@@ -122,25 +121,12 @@ class ChunkReader:
             media tensors of all samples joined along their first axis. Values of one per sample
             (`weight`, `channel`, …), and media that do not join, are lists with None where one is lacking.
         """
-        batch = self._batch(number)
-        lengths = np.diff(self._offsets(batch, "input_ids"))
-        row = {
-            name: restore(self._numbers(batch, name), told["dtypes"][0], (-1,))
-            for name, told in self._fields.items()
-            if told["per_token"] and not told["dtypes"][0].startswith(("list.", JSON))
-        }
-        if len(row) < len(self._fields):
-            samples = self[number]
-            names = dict.fromkeys(name for sample in samples for name in sample if name != "sample_id")
-            rest = {
-                name: joined(name, [s.get(name) for s in samples], lengths.tolist())
-                for name in names
-                if name not in row
-            }
-            row = {name: row[name] if name in row else rest[name] for name in names}
+        samples, lengths = self[number], self.lengths(number)
+        names = dict.fromkeys(name for sample in samples for name in sample if name != "sample_id")
+        row = {name: joined(name, [s.get(name) for s in samples], lengths.tolist()) for name in names}
         row["lengths"] = lengths
         row["cu_seq_lens"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        row["sample_ids"] = [one for one in self._ids(batch) if one is not None]
+        row["sample_ids"] = [one for one in self.sample_ids(number) if one is not None]
         return row
 
     def lengths(self, number: int) -> NDArray[np.int64]:
