@@ -159,3 +159,19 @@ def test_places_of_a_ledger_count_from_one(shell: Shell, tmp_path: Path) -> None
     ]
     told = json.loads(shell("show", tmp_path, "--ledger", "--json")[1])["ledger"]
     assert [row["row"] for row in told] == [10, 0, 3]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("-n", 0), "--pack-length is 0"),
+        (("-n", 8, "--poll", 0), "--poll is 0"),
+        (("-n", 8, "--workers", 0), "--workers is 0"),
+    ],
+)
+def test_numbers_are_refused_before_a_processor_is_loaded(
+    shell: Shell, raw: Path, tmp_path: Path, words: tuple[object, ...], told: str
+) -> None:
+    code, _, err = shell("produce", raw, tmp_path / "out", "-p", tmp_path / "no processor", *words)
+    assert code == 2 and told in err and "no processor" not in err
+    assert not (tmp_path / "out").exists()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+import packtrain as pt
 from packtrain.cli import main
 
 Call = Callable[..., tuple[int, str, str]]
@@ -67,3 +68,21 @@ def test_without_losses_the_setting_is_named(call: Call, tmp_path: Path) -> None
         assert "training.log_sample_loss: true" in err
     code, _, err = call("verify", tmp_path)
     assert code == 2 and "the chunks that it read can be verified: packtrain verify packed" in err
+
+
+def test_a_run_that_has_not_ended_answers_as_far_as_it_can(call: Call, tmp_path: Path) -> None:
+    """A stopped stream has the samples of its steps, or the key that writes them; a planned run its plan."""
+    code, _, err = call("which", tmp_path / "NOPE", "--step", 0)
+    assert code == 2 and f"{tmp_path / 'NOPE'} does not exist" in err
+    (tmp_path / "train_log.jsonl").write_text('{"loss": 1.0, "step": 1}\n', encoding="utf-8")
+    code, _, err = call("which", tmp_path, "--step", 0)
+    assert code == 2 and "has not ended; training.log_sample_loss: true writes down" in err
+    (tmp_path / "sample_loss").mkdir()
+    row = {"step": 0, "rank": 0, "ids": [7, 3], "loss": [1.5, 0.5], "tokens": [4, 2]}
+    (tmp_path / "sample_loss" / "rank-0.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    code, out, _ = call("which", tmp_path, "--step", 0, "--losses", "--json")
+    assert code == 0 and json.loads(out)["ids"] == [3, 7]
+    assert json.loads(call("which", tmp_path, "--sample", 7, "--json")[1])["steps"][0]["loss"] == 1.5
+    pt.plan([3, 4], 8).save(tmp_path / "plan")
+    code, _, err = call("which", tmp_path, "--step", 0)
+    assert code == 2 and f"the run has not ended; its plan is {tmp_path / 'plan'}" in err

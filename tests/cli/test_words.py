@@ -9,6 +9,7 @@ import pytest
 
 import packtrain
 from packtrain.cli import main
+from packtrain.cli._app import progress
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
@@ -88,3 +89,19 @@ def test_what_is_seldom_meant_is_told(
         monkeypatch.setattr(logging.getLogger(), "handlers", [])
         code, heard = told(capsys, *f"plan l.csv -n 8 -o {words.split()[1]} {words}".split())
         assert code == 0 and said in heard, heard
+
+
+def test_seconds_left_do_not_grow_while_nothing_comes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("packtrain.cli._app.time.monotonic", lambda: now[0])
+    with progress("packing") as tell:
+        for now[0], done in ((20.0, 50), (31.0, 50), (3600.0, 50), (3610.0, 75)):
+            tell(done, 100)
+    assert capsys.readouterr().err.splitlines() == [
+        "packing: 50 of 100, 20 s left",
+        "packing: 50 of 100, no more for 11 s",
+        "packing: 50 of 100, no more for 3,580 s",
+        "packing: 75 of 100, 10 s left",
+    ]

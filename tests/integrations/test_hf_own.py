@@ -483,6 +483,8 @@ def test_what_it_leaves_is_shown_as_a_run(
     found = [shown(capsys, "which", str(tmp_path), "--step", str(i), "--json")["ids"] for i in range(3)]
     assert found == [sorted(order[8 * i : 8 * i + 8]) for i in range(3)]
     assert "equal" in shown(capsys, "diff", str(tmp_path), result["plan_folder"])
+    checks = shown(capsys, "verify", str(tmp_path), "--json")["checks"]
+    assert "validation plan checksum" in checks and "validation lengths digest" in checks
     shown(capsys, "show", str(tmp_path), "--html", str(tmp_path / "page.html"))
     assert "proven before training" in (tmp_path / "page.html").read_text()
     again = pack(make(**settings), audited=2)

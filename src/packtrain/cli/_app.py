@@ -430,14 +430,20 @@ def progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[int, int]
             task = bar.add_task(label, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
         return
-    started = last = time.monotonic()
+    started = last = moved = time.monotonic()
+    begun, seen = 0, -1
 
     def line(done: int, total: int) -> None:
-        nonlocal last
+        nonlocal started, begun, last, moved, seen
         now = time.monotonic()
-        if now - last >= 10 and done:
-            last = now
-            eta = (now - started) * (total - done) / done
-            click.echo(f"{label}: {done:,} of {total:,}, {eta:,.0f} s left", err=True)
+        if now - last < 10 or not done:
+            return
+        last = now
+        if done == seen:  # nothing came meanwhile: seconds left are counted anew from here
+            started, begun, told = now, done, f"no more for {now - moved:,.0f} s"
+        else:
+            told = f"{(now - started) * (total - done) / max(1, done - begun):,.0f} s left"
+            moved, seen = now, done
+        click.echo(f"{label}: {done:,} of {total:,}, {told}", err=True)
 
     yield line

@@ -93,7 +93,7 @@ def validation_folders(run: Path) -> list[tuple[str, Path | None, Path | None]]:
     with files.reading(run / "run.json", "the record of a run", None):
         data, told = config.get("data") or {}, figures.get("validation_folders") or {}
         val = data.get("val") or []
-        names = [""] if isinstance(val, str) else [*val]
+        names = list(dict.fromkeys([*([""] if isinstance(val, str) else val), *told]))  # a trainer names none
         cached = (data.get("cache") or {}).get("root_dir") is not None
         named = {(name, part): Path(told[name][part]) for name in told for part in ("lengths", "plan")}
 

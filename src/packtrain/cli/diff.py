@@ -37,10 +37,12 @@ def command(plan_a: Path, plan_b: Path, ids: int, as_json: bool) -> int:
     folders = _plan_folder(plan_a), _plan_folder(plan_b)
     plans = undamaged(folders[0]), undamaged(folders[1])
     found = diff_plans(*plans, _lengths_of(*folders, *plans))
+    told = _templates(*folders) if found.lengths_digest else {}
     if as_json:
-        emit({"a": str(folders[0]), "b": str(folders[1]), **found.to_dict(ids)})
+        emit({"a": str(folders[0]), "b": str(folders[1]), **found.to_dict(ids), "template": told})
     else:
-        table(f"{folders[0]} and {folders[1]}", _rows(found, ids))
+        rows = {f"template {name}": f"{a} -> {b}" for name, (a, b) in told.items()}
+        table(f"{folders[0]} and {folders[1]}", {**_rows(found, ids), **rows})
     return 0 if found.equal else 1
 
 
@@ -63,6 +65,28 @@ def _lengths_of(a: Path, b: Path, first: PackPlan, second: PackPlan) -> tuple[Le
     except FormatError:
         return None
     return pair if (pair[0].digest, pair[1].digest) == (first.lengths_digest, second.lengths_digest) else None
+
+
+def _templates(a: Path, b: Path) -> dict[str, tuple[Any, Any]]:
+    """Settings of the templates that measured both, which differ; those inside of others with dots."""
+    from ..pipeline.inputs import lengths_of_plan
+    from ..store.lengths import read
+
+    try:
+        pair = [_flat("", read(lengths_of_plan(plan))[1].get("template") or {}) for plan in (a, b)]
+    except FormatError:
+        return {}
+    names = sorted({*pair[0], *pair[1]})
+    held = {name: (pair[0].get(name), pair[1].get(name)) for name in names}
+    return {name: values for name, values in held.items() if values[0] != values[1]}
+
+
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {name: value}
+    return {
+        key: one for k, v in value.items() for key, one in _flat(f"{name}.{k}" if name else str(k), v).items()
+    }
 
 
 def _rows(found: PlanDiff, ids: int) -> dict[str, str]:

@@ -12,6 +12,7 @@ from ..errors import InputError
 from ..measuring.audit import audit as run_audit
 from ..planning.lengths import STATUS_OK, Lengths
 from ..remote.outputs import writable
+from ..remote.places import told_url
 from ..store._folders import refuse_other_kind
 from ._app import emit, progress, without_effect
 from ._reading import inputs_of, reading_options, shard_of
@@ -81,7 +82,7 @@ def _audited(text: str, usable: int) -> int:
     "--max-drop-fraction",
     type=float,
     help="Exit 2 when a larger share of the samples cannot be used; default 0.1 where media are "
-    "missing, or not those of the placeholders. The lengths are kept.",
+    "missing, or not those of the placeholders, or records malformed. The lengths are kept.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace other lengths in `--out`.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
@@ -94,7 +95,7 @@ def command(out: Path, as_json: bool, audit: str, **options: Any) -> None:
       packtrain measure qa.jsonl -p ./tokenizer -o qa --column prompt=question --column response=answer
       packtrain measure train.jsonl -p ./qwen -o lengths --shard $SLURM_ARRAY_TASK_ID/64
     """
-    from ..pipeline.measure import measure
+    from ..pipeline.measure import measure, refuse_other_source
     from ..pipeline.plan import check_limit, check_measured
     from ..pipeline.shards import measure_shard, shard_lengths
 
@@ -109,10 +110,12 @@ def command(out: Path, as_json: bool, audit: str, **options: Any) -> None:
         raise InputError("--shard measures a whole source, --append a part", hint="leave one of them out")
     given["executor_options"] = {} if address is None else {"address": address}
     _audited(audit, 0)
-    out = writable(out)
+    local, out = told_url(out) is None, writable(out)
     refuse_other_kind(out, "lengths.json")  # before a processor is loaded
     inputs = inputs_of(options["source"], options)
     source = inputs.open_source()
+    if local and shard is None and not (append or given["overwrite"]):
+        refuse_other_source(out, source)
     template = inputs.open_template(source)
     with progress("measuring", quiet=as_json) as report:
         given.update(origin={"inputs": inputs.to_dict()}, progress=report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def command(inputs: Path, output: Path, watch: bool, ends: bool, as_json: bool, 
         producer = PackingProducer(
             inputs,
             output,
-            _template(opened),
+            functools.partial(_template, opened),
             open_shard=ShardOpener(opened),
             progress=report,
             **options,

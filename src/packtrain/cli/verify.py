@@ -220,6 +220,10 @@ def _prove(
     if sum(map(size_of, encoded)) > _PROOF_TOKENS:
         encoded = proof_samples([encoded], network, _PROOF_TOKENS)
     done: dict[str, str] = {}
+    if len(encoded) < count:
+        why = f"the shortest, in a row of at most {_PROOF_TOKENS:,} tokens"
+        why = "the plan holds no more" if len(ids) < count and len(encoded) == len(ids) else why
+        done["samples of the proof"] = f"{len(encoded)} of {count}: {why}"
     controls: list[Any] = []
     parts = 2 * len(backends)
     with progress("proving", quiet=quiet) as tell:

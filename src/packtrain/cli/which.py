@@ -52,16 +52,17 @@ def command(
       packtrain which runs/demo --sample 17
       packtrain which plan --step 3 --epoch 1 --world-size 2 --seed 42
     """
-    from ..pipeline.which import order_of, rows_of, unplanned_kind
+    from ..pipeline.which import is_unplanned, order_of, rows_of
 
     if (step is None) == (sample is None):
         raise InputError("name either --step or --sample", hint="for example --step 0")
     artefact = of_host(artefact)
-    if losses and (step is None or not (artefact / "run.json").is_file()):
+    unplanned = is_unplanned(artefact)
+    if losses and (step is None or not (unplanned or (artefact / "run.json").is_file())):
         raise InputError(
             "--losses needs --step of a run", hint="for example which runs/demo --step 100 --losses"
         )
-    if unplanned_kind(artefact) is not None:
+    if unplanned:
         without_effect("of a run without a plan", "epoch", *options)
         _print_unplanned(artefact, step, sample, rank, as_json)
         return

@@ -236,7 +236,7 @@ class PackingProducer:
         self,
         inputs: str | Path,
         output: str | Path,
-        template: Template,
+        template: Template | Callable[[], Template],
         *,
         pack_length: int,
         packs_per_chunk: int = 100,
@@ -288,7 +288,6 @@ class PackingProducer:
             window=window,
             **policy,
         )
-        check_limits(self.spec.limits, getattr(template, "cost_names", None))
         self.stop_after_failures = stop_after_failures
         marks.check_apart(Path(inputs), self.output)
         marks.check_times(poll_s, flush_s, stable_s)
@@ -300,7 +299,9 @@ class PackingProducer:
         self.workers, self.poll_s, self.progress = workers, poll_s, progress
         self._clock = clock or SystemClock()
         self._raw = RawFolder(inputs, ready=ready, stable_s=stable_s, clock=self._clock)
-        self._setup = (template, open_shard or Opener(chat or {}, kind, source_options or {}))
+        made: Any = template if hasattr(template, "measure") else template()
+        check_limits(self.spec.limits, getattr(made, "cost_names", None))
+        self._setup = (made, open_shard or Opener(chat or {}, kind, source_options or {}))
         self._claim: Claim | None = None
         self._reset()
 

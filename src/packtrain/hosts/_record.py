@@ -113,6 +113,11 @@ def _of_packs(trainer: Any, config: Mapping[str, Any], folder: Path) -> dict[str
     """Figures of the packs, with the folders of plan and lengths."""
     figures: dict[str, Any] = {"packtrain": __version__, "world_size": trainer.args.world_size}
     packs = trainer.packs
+    figures["validation_folders"] = {
+        name: {part: str(folder / (name or "eval") / f"{part}-{mark[:12]}") for part, mark in marks}
+        for name, plan in trainer.packs_eval_plans().items()
+        for marks in [(("plan", plan.checksum), ("lengths", plan.lengths_digest))]
+    }
     if packs.kind not in ("planned", "exported"):
         ledger = getattr(packs, "ledger_file", None)
         if ledger is not None:

@@ -97,6 +97,20 @@ def measure(
         return _measured(job, folder, overwrite=overwrite, append=append, verify_content=verify_content)
 
 
+def refuse_other_source(folder: Path, source: extend.Source) -> None:
+    """Before a template is loaded: lengths of another source are there, and stay.
+
+    Raises:
+        ForeignArtefactError: says so.
+    """
+    if (folder / REFUSED).is_file() or not (folder / lengths_store.MARKER).is_file():
+        return
+    identity = Identity.of_source(source)
+    marker = lengths_store.read(folder)[1]
+    if differs := _differences(marker, identity):
+        raise _foreign(folder, marker, identity, differs)
+
+
 def _measured(
     job: Measurement, folder: Path, *, overwrite: bool, append: bool, verify_content: bool
 ) -> Lengths:

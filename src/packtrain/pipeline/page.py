@@ -6,6 +6,7 @@ run of packs that were not planned has its log, its validation and what it left 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from ..planning.epoch_order import EpochOrder
 from ..planning.lengths import STATUS_NAMES, Lengths
 from ..planning.packplan import PackPlan
 from ..report.numbers import Training, report_figures
+from ..store import lengths as lengths_store
 from .inputs import Inputs, lengths_of_plan
 from .length_files import lengths_of
 from .plan import ledger_rows
@@ -198,6 +200,14 @@ def record_of(source: Any, sample: int) -> str:
     return json.dumps(getattr(source, "source", source)[sample], ensure_ascii=False, default=short)
 
 
+def _changed(lengths: Path, source: Any) -> str | None:
+    """What is said of a source that is no longer the one whose samples were measured."""
+    held = (lengths_store.read(lengths)[1].get("key") or {}).get("source")
+    if source is None or held in (None, source.fingerprint):
+        return None
+    return "the source is no longer as it was measured: this record may be another than the one counted"
+
+
 def sample_figures(folder: Path, plan: PackPlan | None, lengths: Lengths, sample: int) -> dict[str, Any]:
     """Where a sample stands, how long it is, its pack or why it has none, and its record; plain JSON."""
     source = source_of(folder)
@@ -212,6 +222,8 @@ def sample_figures(folder: Path, plan: PackPlan | None, lengths: Lengths, sample
         made["pack"] = int(packs[0]) if len(packs) else None
         made["reason"] = dict(plan.ledger).get(sample)
     made["where"] = None if where is None else where(sample)
+    with contextlib.suppress(FormatError):  # a plan of token counts
+        made["changed"] = _changed(folder if plan is None else lengths_of_plan(folder), source)
     made["record"] = None
     if source is not None:
         try:

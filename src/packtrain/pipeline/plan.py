@@ -26,10 +26,10 @@ from .truncated import truncated_rows
 
 logger = logging.getLogger(__name__)
 
-#: Without a limit of its own, a plan leaves out at most this share of the samples for media that are missing,
-#: or that the text has no place for: one wrong option fails all of them alike.
+#: Without a limit of its own, a plan leaves out at most this share of the samples for media that are missing
+#: or that the text has no place for, and for records of another shape: one wrong option fails all of them.
 MISSING = 0.1
-_ABSENT = ("missing_media", "remote_media", "placeholder_mismatch")
+_ABSENT = ("missing_media", "remote_media", "placeholder_mismatch", "malformed_record")
 
 #: Reason of most samples -> what helps.
 _LACK = {
@@ -37,6 +37,9 @@ _LACK = {
     "placeholder_mismatch": 'media_without_placeholder="prepend", when measuring, puts media first where a '
     "text has no placeholder",
 }
+
+#: Packs of steps that are filled less are told, with what fills them.
+_EMPTY = 0.5
 
 #: Samples named in the message of a plan that drops too many.
 _SHOWN = 5
@@ -99,12 +102,27 @@ def _tell_unlikely(made: PackPlan) -> None:
     if spec.samples_per_step is not None and spec.samples_per_step > len(made.indices):
         told = counted(len(made.indices), "samples")
         logger.warning("samples_per_step %d, of %s: an epoch is one step", spec.samples_per_step, told)
+    elif spec.samples_per_step is not None:
+        _tell_empty_steps(made, spec.samples_per_step)
     for name in (
         name for name, cap in spec.limits.items() if cap == 0 and spec.long_policy(name) == "single"
     ):
         logger.warning(
             "limits=%r packs samples with %s alone; long_samples='drop' leaves them out", {name: 0}, name
         )
+
+
+def _tell_empty_steps(made: PackPlan, samples: int) -> None:
+    """What fills the packs of a step, whose number is that of the fullest step."""
+    stats = made.stats()
+    if stats["efficiency"] < _EMPTY:
+        logger.warning(
+            "the %s of a step of samples_per_step=%d are %.0f %% full (%d of %d tokens): a larger "
+            "samples_per_step, a smaller packs_multiple or a smaller pack_length fills them; rows that are "
+            "not padded do not compute what stays free",
+            counted(stats["packs_per_step"], "packs"), samples, 100 * stats["efficiency"],
+            made.pack_tokens.mean(), made.spec.pack_length,
+        )  # fmt: skip
 
 
 def check_limit(share: float | None) -> None:
@@ -117,7 +135,7 @@ def check_drops(made: PackPlan, lengths_folder: str | Path | None, limit: float 
     """PlanError when no pack is left, or more than the share `limit` of the samples is in the ledger.
 
     Without `limit`, samples whose media are missing, not allowed to be fetched or not those of the text's
-    placeholders may be `MISSING` of all.
+    placeholders, and records that cannot be read, may be `MISSING` of all.
     """
     read, by_reason = len(made.indices) + len(made.ledger), made.ledger.counts()
     if not read:

@@ -15,7 +15,7 @@ import platform
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +56,16 @@ class Identity:
     @classmethod
     def of(cls, source: extend.Source, template: extend.Template) -> Identity:
         config = template.config()
+        found = cls.of_source(source)
+        return replace(found, key={**found.key, "template": files.digest_json(config)}, template=config)
+
+    @classmethod
+    def of_source(cls, source: extend.Source) -> Identity:
+        """All but the template."""
         root = getattr(source, "media_root", None)
-        key = {
-            "key_schema": _KEY_SCHEMA,
-            "samples": len(source),
-            "source": source.fingerprint,
-            "template": files.digest_json(config),
-        }
-        return cls(
-            key=key,
-            template=config,
-            root=None if root is None else os.fspath(root),
-            layout=layout_of(source),
-        )
+        key = {"key_schema": _KEY_SCHEMA, "samples": len(source), "source": source.fingerprint}
+        place = None if root is None else os.fspath(root)
+        return cls(key=key, template={}, root=place, layout=layout_of(source))
 
 
 def publish(

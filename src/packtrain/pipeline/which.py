@@ -262,8 +262,10 @@ def order_of(
         if named:
             raise InputError(f"{folder} is a run: it knows its {', '.join(named)}", hint="leave them out")
         return _of_run(folder, *read_run(folder))
+    if not folder.exists():
+        raise FormatError(f"{folder} does not exist", hint="name a run or plan folder")
     if not (folder / "plan.json").is_file():
-        raise FormatError(f"{folder} holds no plan and no finished run", hint="name a run or plan folder")
+        raise FormatError(f"{folder} holds no plan and no finished run", hint=_hint(folder))
     plan = undamaged(folder)
     ranks = 1 if world_size is None else whole("world_size", world_size, 1, 1 << 20)
     if grad_accum is not None:
@@ -287,6 +289,14 @@ def order_of(
     )
     order.warn_without_effect()
     return Order(packs_order=order, run_steps=None, folder=folder)
+
+
+def _hint(folder: Path) -> str:
+    if (folder / "plan" / "plan.json").is_file():
+        return f"the run has not ended; its plan is {folder / 'plan'}"
+    if (folder / "train_log.jsonl").is_file():
+        return "the run has not ended; training.log_sample_loss: true writes down the samples of its steps"
+    return "name a run or plan folder"
 
 
 #: Keys that every record named before `data` was a section, though a plan never followed them.
@@ -317,6 +327,12 @@ def unplanned_kind(folder: Path) -> str | None:
     with files.reading(folder / "run.json", "the record of a run", None):
         kind = str(config["data"].get("kind", "planned"))
     return None if kind in ("planned", "exported") else kind
+
+
+def is_unplanned(folder: Path) -> bool:
+    """Is it of a run, finished or not, whose samples only its losses name?"""
+    made = any((folder / name).exists() for name in ("run.json", "plan.json", "plan"))
+    return unplanned_kind(folder) is not None or (not made and (folder / "sample_loss").is_dir())
 
 
 def _of_run(folder: Path, written: Mapping[str, Any], figures: Mapping[str, Any]) -> Order:
