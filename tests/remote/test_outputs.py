@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+import packtrain
 from packtrain import files
 from packtrain.errors import InputError, SourceError, WaitTimeoutError
+from packtrain.pipeline.plan import plan_lengths
 from packtrain.remote import copies
 from packtrain.remote.outputs import output, sending
 from packtrain.remote.places import kept, spelled, url_of
+from packtrain.sources.encoded import EncodedTemplate, open_source
 from packtrain.testing.crash import Stopped, stopped_after
 from packtrain.waiting import claim as claims
 from packtrain.waiting.claim import Claim
@@ -102,6 +105,47 @@ def test_what_came_otherwise_is_sent_again(far: Any, fault: str, md5: bool) -> N
     far.odd.clear()
     write({"one": "the text", "two": "the text", "three": ""})
     assert below(far) == {"one": b"the text", "two": b"the text", "three": b""}
+
+
+def test_what_came_is_not_sent_again_where_the_look_at_it_fails(
+    far: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, faults = far.info, [OSError("the way is broken")] * 3
+
+    def info(path: str, **options: Any) -> Any:
+        if faults and path.endswith("one") and far.puts:
+            raise faults.pop()
+        return look(path, **options)
+
+    monkeypatch.setattr(far, "info", info)
+    write({"one": "the text"})
+    assert not faults and far.puts == ["/b/out/one"] and below(far) == {"one": b"the text"}
+
+
+def test_work_that_may_not_remove_ends_and_names_what_it_left(
+    far: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Credentials to list, read and write; a removal that the work needs stays an error."""
+
+    def forbidden(path: str) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(far, "rm_file", forbidden)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"input_ids": [1, 2], "labels": [1, 2]}\n' * 3, encoding="utf-8")
+    for attempt in range(2):  # the second finds what was left
+        caplog.clear()
+        made = packtrain.measure(open_source(rows), EncodedTemplate(), "gs://b/out")
+        told = [line for line in caplog.messages if "may not be removed" in line]
+        assert made.tokens.tolist() == [2, 2, 2] and len(told) == 1, attempt
+        assert ("gs://b/out/claim/beat.json" in told[0]) is (attempt == 0)  # then nothing is written
+        assert "gs://b/out/partial/key.json" in told[0]
+    caplog.clear()
+    plan_lengths(made, "gs://b/plan", pack_length=8)
+    (line,) = [line for line in caplog.messages if "may not be removed" in line]
+    assert "gs://b/plan/claim/beat.json" in line and far.exists("/b/plan/plan.json")
+    with pytest.raises(SourceError, match="may not be removed"):
+        packtrain.measure(open_source(rows), EncodedTemplate(), "gs://b/out", overwrite=True)
 
 
 @pytest.mark.parametrize("md5", [False, True])

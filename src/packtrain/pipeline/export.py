@@ -29,7 +29,7 @@ from ..errors import (
 from ..export._job import Job
 from ..planning.packplan import PackPlan
 from ..remote.copies import entries, opened
-from ..remote.outputs import output, sending
+from ..remote.outputs import clearing_up, output, sending
 from ..remote.places import spelled
 from ..store import plans as plans_store
 from ..store import shards
@@ -348,9 +348,10 @@ def _finish(job: Job) -> None:
     files.remove_leftovers(job.out)
     files.remove_leftovers(shards.hidden(job.out))
     hidden = shards.hidden(job.out)
-    for name in entries(hidden):
-        if fnmatchcase(name, "shard-*-of-*"):
-            files.remove_tree(hidden / name)  # claims of shares that were stopped
+    with clearing_up():
+        for name in entries(hidden):
+            if fnmatchcase(name, "shard-*-of-*"):
+                files.remove_tree(hidden / name)  # claims of shares that were stopped
     shards.publish_export(job.out, told)
 
 

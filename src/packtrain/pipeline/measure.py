@@ -21,7 +21,7 @@ from ..errors import ForeignArtefactError, InputError, SourceError
 from ..measuring.audit import audit_hints
 from ..moved import also_named
 from ..planning.lengths import Lengths
-from ..remote.outputs import output
+from ..remote.outputs import clearing_up, output
 from ..store import lengths as lengths_store
 from ..store import parts
 from ..store._folders import refuse_other_kind
@@ -136,8 +136,9 @@ def _measured(
                 raise _foreign(folder, marker, job.identity, differs)
             refuse_changed_media(folder, job.identity, verify_content)
             _log.info("%s: lengths of %d samples are there", folder, len(lengths))
-            clear_next(folder)
-            parts.clear_parts(folder)
+            with clearing_up():
+                clear_next(folder)
+                parts.clear_parts(folder)
             return lengths
         try:
             _measure_all(job, folder, claim)
@@ -150,7 +151,8 @@ def _measured(
         except InputError:
             parts.clear_parts(folder)  # and so does whatever makes one sample usable
             raise
-        parts.clear_parts(folder)
+        with clearing_up():
+            parts.clear_parts(folder)
         return Lengths.load(folder)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import threading
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import InputError
+from ..errors import InputError, SampleError, counted
 from .copies import MAGIC, TRIES, bring, ends_of, listed_as, make_room, put_listed
 from .places import (
     Note,
@@ -43,6 +44,8 @@ from .places import (
 )
 from .ranges import Remote, as_source, fresh, scheme_of, stamp_of, system_of, tried
 
+log = logging.getLogger(__name__)
+
 #: Schemes that nothing is written to, and those where each write is a commit.
 _READ_ONLY = ("http", "https")
 _COMMITS = ("hf",)
@@ -53,6 +56,9 @@ _LATER = re.compile(r"(pack-\d+-\d+\.(idx\.)?\w+|chunk_\d+\.arrow|ps_\d+\.[^/]*|
 
 _open: dict[str, int] = {}  # places that are written, and how often they were opened
 _lock = threading.Lock()
+_NAMED = 8  # files in a message
+_clears = False
+_left: dict[str, str] = {}  # what `clearing_up` could not remove: URL -> why
 
 
 @contextlib.contextmanager
@@ -145,6 +151,28 @@ def sending(folder: str | os.PathLike[str]) -> Iterator[None]:
                 stays_here.discard(place)
             if not _open:
                 files.elsewhere = None
+                _tell_left()
+
+
+@contextlib.contextmanager
+def clearing_up() -> Iterator[None]:
+    """Inside, work removes what it needs no more: where the right for that lacks, it stays and is told."""
+    global _clears
+    before, _clears = _clears, True
+    try:
+        yield
+    finally:
+        _clears = before
+
+
+def _tell_left() -> None:
+    if _left:
+        log.warning(
+            "%s that nobody needs any more stay there, as they may not be removed: %s (%s)",
+            counted(len(_left), "files"), ", ".join([*_left][:_NAMED]) + ", …" * (len(_left) > _NAMED),
+            next(iter(_left.values())),
+        )  # fmt: skip
+    _left.clear()
 
 
 class _Sender:
@@ -162,7 +190,8 @@ class _Sender:
             info = _there(system, remote, told, place, made, digest)
             if info is None:
                 make_room(root_of(place), os.path.getsize(made))
-                info = tried(told, lambda: _sent(system, remote, told, made), TRIES, "written")
+                came: list[str] = []
+                info = tried(told, lambda: _sent(system, remote, told, made, came), TRIES, "written")
         _noted(place, made, digest, info)
 
     def put_new(self, made: Path, path: Path) -> bool | None:
@@ -201,7 +230,12 @@ class _Sender:
         told = named(url)
         with as_source():
             system, remote = system_of(url, told)
-            tried(told, lambda: _gone(system, remote), TRIES, "removed")
+            try:
+                tried(told, lambda: _gone(system, remote), TRIES, "removed")
+            except SampleError as error:
+                if not _clears or error.reason != "unreadable_media":
+                    raise
+                _left[told] = error.message
         files.remove(note_path(place), here=True)
         put_listed(place, None)
 
@@ -234,19 +268,33 @@ def _there(
     return info if _md5(info) == _md5_of(made) else None
 
 
-def _sent(system: Any, remote: str, told: str, made: Path) -> Mapping[str, Any]:
-    """Send a file, and see that it is there."""
-    system.put_file(str(made), remote)
+def _sent(system: Any, remote: str, told: str, made: Path, came: list[str]) -> Mapping[str, Any]:
+    """Send a file, unless an earlier try of it came through (`came`), and see that it is there."""
+    if not came:
+        system.put_file(str(made), remote)
+    came.append(remote)
+    try:
+        return _seen(system, remote, told, made)
+    except _Otherwise:
+        came.clear()
+        raise
+
+
+class _Otherwise(OSError):
+    """What is there is not what was sent."""
+
+
+def _seen(system: Any, remote: str, told: str, made: Path) -> Mapping[str, Any]:
     info, size = _info(system, remote), os.path.getsize(made)
     if info is None:
-        raise OSError("it is not there after it was sent")
+        raise _Otherwise("it is not there after it was sent")
     if info.get("size") != size:
-        raise OSError(f"{info.get('size')} bytes are there after {size:,} were sent")
+        raise _Otherwise(f"{info.get('size')} bytes are there after {size:,} were sent")
     md5 = _md5(info)
     if not md5 or md5 != _md5_of(made):  # none, or of something else than the content
         far = Remote(system, remote, told, info)
         if ends_of(size, lambda offset, count: far.read(offset, count, 1)) != _ends_of(made):
-            raise OSError("other bytes are there than were sent")
+            raise _Otherwise("other bytes are there than were sent")
     return info
 
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from .. import files
 from ..errors import InputError, PacktrainError, SourceError, WaitTimeoutError
-from ..remote.outputs import look_again
+from ..remote.outputs import clearing_up, look_again
 from ..remote.places import url_of
 from .poll import Clock, SystemClock, Watch, fresh_json, fresh_names, pauses
 
@@ -361,7 +361,8 @@ class Claim:
             with contextlib.suppress(OSError):
                 files.remove(self.folder / HELLO / name)
         if tidy and self._said["state"] != "failed" and not self.is_lost:
-            files.remove_tree(self.folder)
+            with clearing_up():
+                files.remove_tree(self.folder)
 
     def pulse(self) -> None:
         """One beat: a higher counter, what was said, and an answer to every follower that said hello."""
@@ -449,8 +450,9 @@ def _put(folder: Path, number: int, owner: Owner) -> bool:
     if names[-1] != path.name:
         files.remove(path)
         return False
-    for name in names[:-_KEPT]:
-        files.remove(folder / name)
+    with clearing_up():
+        for name in names[:-_KEPT]:
+            files.remove(folder / name)
     files.remove_leftovers(folder)
     return True
 
