@@ -105,7 +105,7 @@ def test_a_tenth_of_malformed_records_stops_with_the_first(
 
 
 def test_a_changed_record_is_told_beside_its_old_count(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [{"input_ids": [k] * 3, "labels": [k] * 3} for k in range(1, 4)]
     _, lengths = measured(tmp_path, "", rows, "--kind", "encoded", "--audit", "0")
@@ -123,6 +123,10 @@ def test_a_changed_record_is_told_beside_its_old_count(
     told = shown()
     assert told["tokens"] == 3 and len(told["record"]["input_ids"]) == 5
     assert "no longer as it was measured" in told["changed"]
+    for words in (["plan", str(lengths), "-n", "8", "--out"], ["show", "--html", str(tmp_path / "p.html")]):
+        with pytest.raises(SystemExit):
+            main([*words, str(tmp_path / "plan")])
+    assert "no longer as it was measured" in caplog.text
 
 
 def test_diff_names_the_settings_of_the_template(

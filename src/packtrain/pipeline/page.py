@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ from .length_files import lengths_of
 from .plan import ledger_rows
 from .step_times import read_history, step_figures
 from .unread import read_keys, told
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -134,6 +137,8 @@ class Report:
 
         source = self.source
         where = self.where or (None if source is None else source.where)
+        if self.lengths_folder is not None and (changed := _changed(self.lengths_folder, source)):
+            logger.warning("%s: %s", path, changed)
         return write_report(
             path,
             title=title,

@@ -237,7 +237,7 @@ def _compare(
             part = slice(start, start + lengths[worst])
             report.leaking_layer = probe.first_layer(row, [members[worst]], part, alone=True, limit=limit)
         yield found
-        gap = abs(packed.loss - loss) / max(1, tokens)
+        gap = 0.0 if packed.loss == loss else abs(packed.loss - loss) / max(1, tokens)  # infinite ones too
         yield ProofRow(backend, order, "loss", gap, limit, "the mean token loss")
         if probe.gradients:
             value, where = _gradient_gap(packed.gradients, reference, max(1, tokens))
