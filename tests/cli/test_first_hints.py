@@ -154,3 +154,17 @@ def test_steps_that_leave_their_packs_empty_are_told_with_what_fills_them(
     plan_lengths(Lengths([100] * 64), None, pack_length=2048, samples_per_step=16, packs_multiple=multiple)
     said = "the 4 packs of a step of samples_per_step=16 are 20 % full (400 of 2048 tokens): a larger"
     assert any(said in line for line in caplog.messages) is told
+
+
+def test_a_proof_on_fewer_samples_than_asked_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"input_ids": [*range(k, k + 6)], "labels": [*range(k, k + 6)]} for k in (3, 40, 90)]
+    _, lengths = measured(tmp_path, "", rows, "--kind", "encoded", "--audit", "0")
+    plan, words = str(tmp_path / "plan"), ["--model", "tiny:qwen3", "--attn", "sdpa", "--json"]
+    for verb in (["plan", str(lengths), "-n", "32", "--out", plan], ["verify", plan, *words]):
+        capsys.readouterr()
+        with pytest.raises(SystemExit):
+            main(verb)
+    told = json.loads(capsys.readouterr().out)["checks"]
+    assert told["samples of the proof"] == "3 of 8: the plan holds no more"
