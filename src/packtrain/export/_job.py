@@ -6,6 +6,7 @@ nothing else decides its content, so any number of workers in any order gives th
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from .. import files
 from ..errors import DriftError, InputError, SampleError
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
@@ -258,10 +260,15 @@ class Job:
         return {name: value for name, value in self.__dict__.items() if name not in ("plan", "tokens")}
 
 
+def published(out: Path, name: str, data: bytes) -> dict[str, Any]:
+    """Write a file, and say what the manifest says about it."""
+    with files.publish(out / name) as handle:
+        handle.write(data)
+    return {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
 def drop_unlisted(out: Path, pattern: str, names: set[str]) -> None:
     """Remove files of a part that its manifest does not list: left by other settings or a stopped run."""
-    from .. import files
-
     for path in sorted(Path(out).glob(pattern)):
         if path.name not in names:
             files.remove(path)

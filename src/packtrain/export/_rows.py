@@ -11,7 +11,7 @@ and moved to their place; what its index must say of them is kept in the manifes
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -75,11 +75,20 @@ def joined(row: Row) -> Row:
     return {**row, "media": b"".join(one["bytes"] for one in row["media"])}
 
 
-def published(out: Path, name: str, text: str) -> dict[str, Any]:
-    """Write a file of the whole store, and say what the marker says about it."""
-    files.publish_text(out / name, text)
-    data = text.encode("utf-8")
-    return {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+def by_files(
+    rows: Iterator[Row], maxsize: int, size: Callable[[Row], int]
+) -> Iterator[tuple[int, Iterator[Row]]]:
+    """(number, rows) of each file; the next one begins behind `maxsize` bytes."""
+    number = held = 0
+
+    def file_of(row: Row) -> int:
+        nonlocal number, held
+        if held >= maxsize:
+            number, held = number + 1, 0
+        held += size(row)
+        return number
+
+    return itertools.groupby(rows, file_of)
 
 
 def _rows(members: Iterator[Member]) -> Iterator[Row]:

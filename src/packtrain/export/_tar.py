@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from .. import files
 from ..store.pack_records import crc32, pack_key
-from ._job import Job, Lane, Member, drop_unlisted, members_ahead
+from ._job import Job, Lane, Member, drop_unlisted, members_ahead, published
 
 _BLOCK = 512
 _WRITTEN = 1 << 20  # bytes written, and hashed, at once
@@ -165,8 +165,8 @@ def _shard(path: Path) -> Iterator[tuple[TarShard, dict[str, Any]]]:
         bytes=shard.size,
         sha256=digest,
         count=len(shard.packs),
-        first_key=f"ps_{shard.packs[0][0]:08d}",
-        last_key=f"ps_{shard.packs[-1][0]:08d}",
+        first_key=pack_key(shard.packs[0][0]),
+        last_key=pack_key(shard.packs[-1][0]),
         end=shard.end,
         packs=shard.packs,
     )
@@ -176,11 +176,7 @@ def _index(out: Path, row: dict[str, Any]) -> dict[str, Any]:
     import numpy as np
 
     offsets = [start for _, start, _ in row["packs"]] + [row["end"]]
-    data = np.asarray(offsets, dtype="<u8").tobytes()
-    name = f"{row['name']}.idx"
-    with files.publish(out / name) as handle:
-        handle.write(data)
-    return {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    return published(out, f"{row['name']}.idx", np.asarray(offsets, dtype="<u8").tobytes())
 
 
 def _header(name: str, size: int) -> bytes:

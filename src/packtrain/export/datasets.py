@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import optional
-from ._job import Job
-from ._rows import Made, Row, published, write_files
+from ._job import Job, published
+from ._rows import Made, Row, by_files, write_files
 
 library = functools.partial(optional, "datasets", "datasets", "datasets")
 
@@ -36,18 +36,13 @@ def write_part(job: Job, part: int) -> list[dict[str, Any]]:
     from datasets.arrow_writer import ArrowWriter
 
     def write(folder: Path, rows: Iterator[Row]) -> Iterator[Made]:
-        row = next(rows, None)
-        number = 0
-        while row is not None:
-            path, packs, size = folder / f"{number}.arrow", 0, 0
+        for number, held in by_files(rows, job.maxsize, _size):
+            path, packs = folder / f"{number}.arrow", 0
             with ArrowWriter(features=features, path=str(path), writer_batch_size=1) as writer:
-                while row is not None and (not packs or size < job.maxsize):
-                    size += len(row["json"]) + sum(len(one["bytes"]) for one in row["media"])
+                for row in held:
                     writer.write(row)
                     packs += 1
-                    row = next(rows, None)
                 writer.finalize()
-            number += 1
             yield path, packs, {}
 
     return write_files(job, part, ".arrow", write)
@@ -68,12 +63,16 @@ def finish(job: Job, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
         "_split": None,
     }
     told = {"dataset_info.json": asdict(DatasetInfo(features=_features())), "state.json": state}
-    return [published(job.out, name, json.dumps(held, indent=2)) for name, held in told.items()]
+    return [published(job.out, name, json.dumps(held, indent=2).encode()) for name, held in told.items()]
 
 
 def open_rows(out: Path) -> Any:
     """The rows, by number of the pack."""
     return library().load_from_disk(str(out))
+
+
+def _size(row: Row) -> int:
+    return len(row["json"]) + sum(len(one["bytes"]) for one in row["media"])
 
 
 def _features() -> Any:

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 from .. import files
 from ..checks import one_of
 from ..errors import ConfigError
-from ._job import Job
+from ._job import Job, published
 from ._tar import write_tars
 
 OPTIONS = {"prompts": None, "layout": "packtrain"}
@@ -97,12 +96,5 @@ def finish(job: Job, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     }
     if llava:
         texts["sample_loader.py"] = _LOADER
-    rows = []
     files.remove_leftovers(job.out / ".nv-meta")
-    for name, text in texts.items():
-        files.publish_text(job.out / ".nv-meta" / name, text)
-        data = text.encode()
-        rows.append(
-            {"name": f".nv-meta/{name}", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        )
-    return rows
+    return [published(job.out, f".nv-meta/{name}", text.encode()) for name, text in texts.items()]

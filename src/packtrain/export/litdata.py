@@ -17,8 +17,8 @@ from typing import Any
 
 from .. import files
 from ..errors import optional
-from ._job import Job
-from ._rows import Made, Row, joined, published, write_files
+from ._job import Job, published
+from ._rows import Made, Row, joined, write_files
 
 library = functools.partial(optional, "litdata", "litdata", "litdata")
 
@@ -54,7 +54,8 @@ def finish(job: Job, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     told = [{**row["told"], "filename": row["name"]} for part in parts for row in part["files"]]
     configs = [one.pop("config") for one in told]  # all alike: the fields of a row are
     config = configs[0] if configs else {}
-    return [published(job.out, "index.json", json.dumps({"chunks": told, "config": config}, sort_keys=True))]
+    index = json.dumps({"chunks": told, "config": config}, sort_keys=True)
+    return [published(job.out, "index.json", index.encode())]
 
 
 def open_rows(out: Path) -> Any:

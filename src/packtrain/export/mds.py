@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import optional
-from ._job import Job
-from ._rows import Made, Row, joined, published, write_files
+from ._job import Job, published
+from ._rows import Made, Row, joined, write_files
 
 library = functools.partial(optional, "streaming", "mosaicml-streaming", "mds")
 
@@ -53,7 +53,8 @@ def finish(job: Job, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for part in parts
         for row in part["files"]
     ]
-    return [published(job.out, "index.json", json.dumps({"version": 2, "shards": shards}, sort_keys=True))]
+    told = json.dumps({"version": 2, "shards": shards}, sort_keys=True)
+    return [published(job.out, "index.json", told.encode())]
 
 
 def open_rows(out: Path) -> Any:

@@ -15,6 +15,7 @@ token must be the tokenizer's end-of-text token.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +27,8 @@ import numpy as np
 from .. import files
 from ..checks import one_of, whole
 from ..errors import ChecksumError, ConfigError, InputError, optional
-from ._job import Job
-from ._rows import Made, Row, published, write_files
+from ._job import Job, published
+from ._rows import Made, Row, by_files, write_files
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ def finish(job: Job, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
         "pack_size": job.plan.spec.pack_length,
         "min_packed_seqlen": int(tokens.min()),
     }
-    return [published(job.out, "packing.json", json.dumps([told], indent=2))]
+    return [published(job.out, "packing.json", json.dumps([told], indent=2).encode())]
 
 
 def packed_row(samples: Sequence[Mapping[str, Any]], multiple: int = 1, pad: int = 0) -> Row:
@@ -205,25 +206,21 @@ def _write_parquet(maxsize: int) -> Any:
         arrow = optional("pyarrow.parquet", "pyarrow", "arrow")
         types = {"int32": arrow.int32(), "int8": arrow.int8()}
         schema = arrow.schema([(name, arrow.list_(types[kind])) for name, kind in _TYPES.items()])
-        row = next(rows, None)
-        number = 0
-        while row is not None:
-            path, packs, size, longest = folder / f"{number}.parquet", 0, 0, 0
+        for number, held in by_files(rows, maxsize, _size):
+            path, packs, longest = folder / f"{number}.parquet", 0, 0
             with arrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-                while row is not None and (not packs or size < maxsize):
-                    group: list[Row] = []
-                    while row is not None and len(group) < _GROUP and (not packs or size < maxsize):
-                        group.append(row)
-                        size += sum(value.nbytes for value in row.values())
-                        longest = max(longest, _longest(row))
-                        packs += 1
-                        row = next(rows, None)
+                while group := list(itertools.islice(held, _GROUP)):
+                    packs += len(group)
+                    longest = max(longest, *map(_longest, group))
                     columns = {name: [one[name] for one in group] for name in _TYPES}
                     writer.write_table(arrow.table(columns, schema=schema), row_group_size=_GROUP)
-            number += 1
             yield path, packs, {"longest": longest}
 
     return write
+
+
+def _size(row: Row) -> int:
+    return sum(value.nbytes for value in row.values())
 
 
 def _longest(row: Mapping[str, Any]) -> int:

@@ -7,11 +7,9 @@ A folder of a million files is slow on most file systems: take `webdataset` for 
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
-from .. import files
-from ._job import Job
+from ._job import Job, published
 
 OPTIONS = {"prompts": "prompt"}
 
@@ -24,10 +22,7 @@ def write_part(job: Job, part: int) -> list[dict[str, Any]]:
     for number in job.packs_of(part):
         pack = job.read(number)
         for member, data in job.members(pack, prompts=job.options["prompts"]):
-            name = f"{pack.key}.{member}"
-            with files.publish(job.out / name) as handle:
-                handle.write(data)
-            rows.append({"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+            rows.append(published(job.out, f"{pack.key}.{member}", data))
     return rows
 
 

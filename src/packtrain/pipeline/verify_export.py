@@ -9,7 +9,7 @@ pack and a bit for each sample.
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +225,7 @@ def _check_members(out: Path, rows: list[dict[str, Any]]) -> str:
 def _check_samples(out: Path, plan: PackPlan, source: Any, progress: Progress | None) -> str:
     packs = PackFiles(out)
     seen = np.zeros(int(plan.indices.max()) + 1 if len(plan.indices) else 0, dtype=bool)
-    for number in range(len(plan)):
+    for number in _numbers(plan, progress):
         samples = packs.samples(number)
         ids = [sample["sample_id"] for sample in samples]
         if ids != plan[number].tolist():
@@ -237,12 +237,18 @@ def _check_samples(out: Path, plan: PackPlan, source: Any, progress: Progress | 
             for sample in samples:
                 _compare(sample, source[sample["sample_id"]], packs.where(number))
         _check_sums(packs, number, plan)
-        if progress is not None and (number % 64 == 63 or number == len(plan) - 1):
-            progress(number + 1, len(plan))
     if int(seen.sum()) != len(plan.indices):
         raise LawError(f"{out} holds {int(seen.sum())} of {counted(len(plan.indices), 'planned samples')}")
     same = ", text and media equal to the source" if source is not None else ""
     return f"{len(plan.indices):,} planned, each there once{same}"
+
+
+def _numbers(plan: PackPlan, progress: Progress | None) -> Iterator[int]:
+    """Every pack of the plan; how many are done is told."""
+    for number in range(len(plan)):
+        yield number
+        if progress is not None and (number % 64 == 63 or number == len(plan) - 1):
+            progress(number + 1, len(plan))
 
 
 def _check_sums(packs: PackFiles, number: int, plan: PackPlan) -> None:
@@ -287,7 +293,7 @@ def _check_chunks(
     from ..packs.exported import ChunkedPacks
 
     packs = ChunkedPacks(out, (lambda sample: {}) if template is None else template.encode, verify=False)
-    for number in range(len(plan)):
+    for number in _numbers(plan, progress):
         reader, row = packs.reader(number // packs.maxcount), number % packs.maxcount
         if row == 0:
             reader.verify()
@@ -296,8 +302,6 @@ def _check_chunks(
             raise LawError(
                 f"{reader.path}: pack {number} is not the planned one ({tokens} tokens, {ids[:4]}…)"
             )
-        if progress is not None and (number % 64 == 63 or number == len(plan) - 1):
-            progress(number + 1, len(plan))
     done = {"samples": f"{len(plan.indices):,} planned, each there once, tokens equal to the plan"}
     if source is None or template is None or not encode:
         return done
