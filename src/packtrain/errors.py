@@ -59,6 +59,11 @@ def one_line(error: BaseException, most: int | None = None) -> str:
     return " ".join(str(error).split())[:most]
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what any error says, or its kind."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def without_path(error: BaseException) -> str:
     """What an error says of a file that the message names already: no number, no path."""
     return getattr(error, "strerror", None) or one_line(error)

@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ConfigError, FormatError, InputError, PacktrainError, one_line
+from .errors import ConfigError, FormatError, InputError, PacktrainError, first_line, one_line
 
 BLOCK = 1 << 26  # 64 MiB: unit of array writing and of plan digests
 _TMP = ".tmp."
@@ -490,7 +490,7 @@ def _malformed(error: Any, text: str, name: str) -> ConfigError:
     before = "" if mark is None else "".join(text.splitlines()[mark.line : mark.line + 1])[: mark.column + 1]
     if "\t" in before:
         return ConfigError(f"{where}: a tab", hint="YAML is indented with spaces")
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    problem = getattr(error, "problem", None) or first_line(error)
     return ConfigError(f"{where}: {problem}", hint="mend the YAML at this place")
 
 

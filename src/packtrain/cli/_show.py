@@ -148,11 +148,7 @@ def table(title: str, rows: Mapping[str, Any]) -> None:
 def print_lengths(folder: Path, lengths: Lengths, *, audited: int | None = None) -> None:
     sums, spread = _usable(lengths)
     rows: dict[str, Any] = {"samples": f"{len(lengths):,}", "usable": f"{sums['usable']:,}"}
-    counts: dict[str, int] = {}
-    for index in np.flatnonzero(np.asarray(lengths.status) != 0).tolist():
-        reason = lengths.reason(index)
-        counts[reason] = counts.get(reason, 0) + 1
-    rows.update({f"  {reason}": f"{count:,}" for reason, count in sorted(counts.items())})
+    rows.update({f"  {reason}": f"{count:,}" for reason, count in lengths.unusable().items()})
     if spread:
         rows["tokens"] = f"{sums['tokens']:,}"
         rows["length"] = ", ".join(f"{name} {value:,.0f}" for name, value in spread.items())
@@ -183,9 +179,6 @@ def _usable(lengths: Lengths) -> tuple[dict[str, Any], dict[str, float]]:
 
 def lengths_figures(folder: Path, lengths: Lengths) -> dict[str, Any]:
     """What machines are told of a lengths folder."""
-    counts = {reason: 0 for reason in sorted(set(lengths.reasons.values()))}
-    for reason in lengths.reasons.values():
-        counts[reason] += 1
     cut = truncated_rows(folder, lengths)
     sums, spread = _usable(lengths)
     return {
@@ -194,7 +187,7 @@ def lengths_figures(folder: Path, lengths: Lengths) -> dict[str, Any]:
         **sums,
         "length": spread,
         "digest": lengths.digest,
-        "unusable": counts,
+        "unusable": lengths.unusable(),
         "keys": read_keys(folder),
         "truncation": {**truncated_figures(cut, lengths), "rows": cut[:_ROWS]},
     }

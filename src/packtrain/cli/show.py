@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from .. import files
 from ..errors import FormatError, InputError, counted
@@ -19,7 +18,7 @@ from ..pipeline.plan_table import write_plan_table
 from ..pipeline.which import read_run
 from ..planning.costs import DeviceProfile
 from ..planning.distribution import distribution, phases_of
-from ..planning.lengths import STATUS_OK, Lengths
+from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..store.plans import undamaged
 from ._app import emit, without_effect
@@ -61,8 +60,7 @@ def _show_distribution(folder: Path, kind: str, pack_length: int | None, as_json
         pack_length = plan.spec.pack_length
         phases = phases_of(plan)
         lengths = lengths_of(folder)
-    usable = np.asarray(lengths.tokens)[np.asarray(lengths.status) == STATUS_OK]
-    view = {**distribution(usable, pack_length), "phases": phases}
+    view = {**distribution(lengths.usable(), pack_length), "phases": phases}
     if as_json:
         emit(view)
         return

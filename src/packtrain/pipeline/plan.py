@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,7 +159,7 @@ def check_measured(lengths: Lengths, folder: str | Path, limit: float | None) ->
     """
     folder = place_of(folder)
     bad = np.flatnonzero(np.asarray(lengths.status) != STATUS_OK).tolist()
-    by_reason = dict(sorted(Counter(map(lengths.reason, bad)).items()))
+    by_reason = lengths.unusable()
     told = details(folder)
     first = [
         {"id": i, "reason": lengths.reason(i), "where": told.get(i, "").partition(": ")[0]}

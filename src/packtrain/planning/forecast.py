@@ -22,7 +22,7 @@ from .balance import Balance
 from .build import plan
 from .costs import DeviceProfile, FlopsCost
 from .epoch_order import EpochOrder
-from .lengths import STATUS_OK, Lengths, as_lengths
+from .lengths import Lengths, as_lengths
 from .packplan import PackPlan
 
 I64 = NDArray[np.int64]
@@ -65,7 +65,7 @@ def forecast(
     """
     checked = as_lengths(lengths)
     device = _profile(profile)
-    if not len(checked) or not (np.asarray(checked.status) == STATUS_OK).any():
+    if not len(checked.usable()):
         raise InputError("there is no sample to forecast", hint="measure a source with usable samples")
     if not len(pack_lengths) or (isinstance(pack_lengths, str) and pack_lengths != AUTO):
         raise InputError(
@@ -80,7 +80,7 @@ def forecast(
     if samples_per_step is not None:
         more = {"packs_multiple": world_size * grad_accum, "seed": seed, "samples_per_step": samples_per_step}
         options = {**options, **more}
-    histogram = np.bincount(np.asarray(checked.tokens)[np.asarray(checked.status) == STATUS_OK])
+    histogram = np.bincount(checked.usable())
     rows = []
     for cap in tried:
         made = plan(checked, cap, **options)
@@ -140,7 +140,7 @@ def _counts(made: PackPlan, aligned: AlignedPlan, accum: int, batch: int | None)
 
 def _padding(lengths: Lengths, made: PackPlan, histogram: NDArray[Any]) -> dict[str, float]:
     """Shares of the slots of other batchings that packed rows do not compute."""
-    usable = np.asarray(lengths.tokens)[np.asarray(lengths.status) == STATUS_OK].astype(np.int64)
+    usable = lengths.usable().astype(np.int64)
     real = int(usable.sum())
     rows = max(1, round(len(made.indices) / max(1, len(made))))
     ascending = np.repeat(np.arange(len(histogram)), histogram)

@@ -11,6 +11,7 @@ A sample with 0 tokens and status ok becomes status empty: a zero-length sample 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,16 @@ class Lengths:
     def reason(self, index: int) -> str:
         """The ledger's word for why sample `index` cannot be packed ("ok" when it can)."""
         return self.reasons.get(index, STATUS_NAMES[int(self.status[index])])
+
+    def usable(self) -> NDArray[Any]:
+        """Tokens of the samples that can be packed."""
+        held: NDArray[Any] = np.asarray(self.tokens)[np.asarray(self.status) == STATUS_OK]
+        return held
+
+    def unusable(self) -> dict[str, int]:
+        """How many samples cannot be packed, by reason."""
+        left = np.flatnonzero(np.asarray(self.status) != STATUS_OK).tolist()
+        return dict(sorted(Counter(map(self.reason, left)).items()))
 
     def save(self, folder: str | Path, **fields: Any) -> None:
         """Write the lengths folder; see `packtrain.store.lengths.save` for the further fields."""

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..planning.distribution import distribution, median_of, phases_of, quantiles
-from ..planning.lengths import STATUS_OK
 
 #: Series of a training log that are drawn: key of a row -> name of the line.
 _SERIES = ("loss", "step_s", "data_wait_s", "tokens_per_s")
@@ -213,7 +212,7 @@ def report_figures(plan: Any, lengths: Any, training: Training | None = None) ->
     if plan is None:
         return {"metrics": dict(run.metrics), "ledger": dict(run.left_out), **trained}
     slots = token_slots(lengths.tokens, plan, run.padded_to)
-    usable = np.asarray(lengths.tokens)[np.asarray(lengths.status) == STATUS_OK]
+    usable = lengths.usable()
     mine = np.asarray(lengths.tokens)[np.asarray(plan.indices)]
     return {
         "checksum": str(plan.checksum),

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, InputError, MissingExtraError, PacktrainError, one_line
+from ..errors import ConfigError, InputError, MissingExtraError, PacktrainError, first_line, one_line
 from ..files import canonical_json
 from ._torchvision_shim import ensure_torchvision
 
@@ -163,8 +163,7 @@ def _explain(name: str, folder: Path | None, error: Exception) -> PacktrainError
             )
         return _import_failure(error, name)
     text = str(error)
-    first = text.strip().splitlines()[0] if text.strip() else ""
-    said = f"{type(error).__name__}: {first[:200]}"
+    said = f"{type(error).__name__}: {first_line(error)[:200]}"
     if "trust_remote_code" in text:
         return InputError(
             f"{name} comes with its own Python code", hint="pass trust_remote_code=True if you trust it"

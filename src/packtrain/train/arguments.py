@@ -14,7 +14,7 @@ import torch
 
 from ..checks import whole
 from ..collate.boundaries import text_config
-from ..errors import ConfigError, one_line
+from ..errors import ConfigError, first_line, one_line
 from ..template import ensure_torchvision
 from ..world import World, world
 from .config import RunConfig
@@ -298,9 +298,8 @@ def compile_options(config: RunConfig) -> dict[str, Any] | None:
 
 
 def _refused(error: Exception) -> ConfigError:
-    told = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     missing = isinstance(error, (ImportError, RuntimeError))
-    told = f"{told} is not known" if isinstance(error, KeyError) else told
+    told = first_line(error).strip() + (" is not known" if isinstance(error, KeyError) else "")
     return ConfigError(f"training: {told}", hint="install it, or correct the key" if missing else _HINT)
 
 

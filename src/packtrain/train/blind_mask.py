@@ -51,10 +51,6 @@ class BlindMask:
     def __str__(self) -> str:
         return f"{self.where} {self.what}"
 
-    def refusal(self, kind: str) -> IsolationError:
-        """One line for a model of this type."""
-        return IsolationError(f"packed samples would read each other in {kind}: {self}", hint=self.hint)
-
 
 def blind_mask(run: Callable[[], Any], backend: str | None) -> BlindMask | None:
     """Watch a pass for masks that were made without the boundaries; None: there are none, or none is used."""
@@ -98,6 +94,20 @@ def blind_mask_of(outline: Any, backend: str) -> BlindMask | None:
             return
 
     return blind_mask(run, backend)
+
+
+def check_mask(outline: Any, backend: str, kind: str) -> None:
+    """Refuse a model of type `kind` whose mask does not know the samples.
+
+    Args:
+        outline: as of `blind_mask_of`; None: there is none.
+
+    Raises:
+        IsolationError: names the function that asked for the mask.
+    """
+    blind = None if outline is None else blind_mask_of(outline, backend)
+    if blind is not None:
+        raise IsolationError(f"packed samples would read each other in {kind}: {blind}", hint=blind.hint)
 
 
 def _asker(frame: FrameType) -> str:

@@ -20,9 +20,8 @@ import torch
 from ..collate.boundaries import attention_of, family_for, state_layers
 from ..errors import IsolationError, counted
 from ..template import ensure_torchvision
-from ..testing.tiny import is_tiny, tiny_config
 from .attention import check_causal, choose_backend, is_installed, known
-from .blind_mask import blind_mask_of
+from .blind_mask import check_mask
 from .live import any_row
 from .model import load_model, read_config
 from .proof import prove_isolation
@@ -77,7 +76,7 @@ def diagnose(model: str, attn: str = "auto", *, dtype: str = "auto", prove: bool
         ConfigError: the model cannot be found or loaded.
     """
     shimmed = ensure_torchvision()
-    config = tiny_config(model) if is_tiny(model) else read_config(model)
+    config = read_config(model)
     family = family_for(config)
     found = Diagnosis(model, str(config.model_type), attn, None if family is None else family.name)
     if shimmed:
@@ -129,10 +128,7 @@ def _judge(found: Diagnosis, config: Any) -> None:
 
 
 def _judge_unknown(found: Diagnosis, config: Any) -> None:
-    made = outline(config)
-    blind = None if made is None else blind_mask_of(made, found.backend)
-    if blind is not None:
-        raise blind.refusal(found.model_type)
+    check_mask(outline(config), found.backend, found.model_type)
     found.settle(
         "unknown",
         f"no family declares {found.model_type}",

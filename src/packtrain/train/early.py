@@ -20,11 +20,11 @@ from ..collate.boundaries import family_for, text_config
 from ..collate.rotations import check_packs
 from ..errors import ConfigError, InputError, MissingExtraError, one_line
 from ..planning.costs import DeviceProfile
-from ..testing.tiny import is_tiny, tiny_config
+from ..testing.tiny import is_tiny
 from ..world import World, world
 from .arguments import check_arguments, refuse_auxiliary_loss
 from .attention import choose_backend, is_installed
-from .blind_mask import blind_mask_of
+from .blind_mask import check_mask
 from .config import RunConfig, validation_prefix
 from .match import check_match
 from .model import class_for, read_config
@@ -140,9 +140,7 @@ def check_planned(config: RunConfig, template: Any, plan: Any, lengths: Any) -> 
 
 def _model_config(config: RunConfig, processor: Any) -> Any:
     name = config.model.name_or_path
-    if name is None:
-        return None
-    return tiny_config(name, processor) if is_tiny(name) else read_config(name)
+    return None if name is None else read_config(name, processor)
 
 
 def missing_of_page() -> str | None:
@@ -164,7 +162,7 @@ def _check_model(config: RunConfig, place: World) -> list[str]:
 
     name, asked = config.model_name, config.model
     tiny = is_tiny(name)
-    found = tiny_config(name) if tiny else read_config(name)
+    found = read_config(name)
     dtype = "float32" if tiny and asked.dtype == "auto" else asked.dtype
     backend = choose_backend(found, asked.attn, dtype=dtype)
     if not is_installed(backend):
@@ -188,9 +186,7 @@ def _undeclared(model_config: Any, made: Any, backend: str) -> list[str]:
     """What is known of a model that no family declares."""
     if family_for(model_config) is not None:
         return []
-    blind = None if made is None else blind_mask_of(made, backend)
-    if blind is not None:
-        raise blind.refusal(model_config.model_type)
+    check_mask(made, backend, model_config.model_type)
     return [
         f"no family declares {model_config.model_type}: the proof when training begins decides whether it "
         "runs packed; packtrain doctor --model … --prove tells before anything is measured"

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigError, IsolationError, MissingExtraError
+from ..errors import ConfigError, IsolationError, MissingExtraError, first_line
 from ..template import ensure_torchvision
-from ..testing.tiny import is_tiny, tiny_model
+from ..testing.tiny import is_tiny, tiny_config, tiny_model
 from .attention import choose_backend
 from .segments import isolate_states
 from .varlen import VARLEN, use_varlen
@@ -52,7 +52,7 @@ def load_model(
                 model.set_attn_implementation(backend)
             except (ImportError, ValueError) as error:
                 raise ConfigError(
-                    f"{backend} is not available here: {_first_line(error)}", hint="use model.attn: sdpa"
+                    f"{backend} is not available here: {first_line(error)}", hint="use model.attn: sdpa"
                 ) from error
         return _prepared(model, backend)
     ensure_torchvision()
@@ -69,7 +69,7 @@ def load_model(
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         lacks = isinstance(error, ImportError)
         raise ConfigError(
-            f"model {name_or_path} cannot be loaded{f' on {backend}' if lacks else ''}: {_first_line(error)}",
+            f"model {name_or_path} cannot be loaded{f' on {backend}' if lacks else ''}: {first_line(error)}",
             hint="install what it names, or use model.attn: sdpa" if lacks else "check model.name_or_path",
         ) from error
     switch_cache_off(model)
@@ -110,8 +110,10 @@ def no_progress_bars() -> Iterator[None]:
             settings.enable_progress_bar()
 
 
-def read_config(name: str) -> Any:
-    """The config of a folder or hub name; a ConfigError says what is missing."""
+def read_config(name: str, processor: Any = None) -> Any:
+    """The config of a folder, hub name or `tiny:…` (for a processor); a ConfigError says what is missing."""
+    if is_tiny(name):
+        return tiny_config(name, processor)
     import transformers
 
     folder = Path(name).expanduser()
@@ -121,7 +123,7 @@ def read_config(name: str) -> Any:
         return transformers.AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"model {name} cannot be found: {_first_line(error)}",
+            f"model {name} cannot be found: {first_line(error)}",
             hint="give a folder with config.json, a hub name that can be reached, or tiny:qwen3",
         ) from error
     except ImportError as error:
@@ -137,7 +139,3 @@ def class_for(transformers: Any, config: Any) -> Any:
         f"model type {config.model_type!r} is not a language model",
         hint="packtrain trains causal language models and image-text models",
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

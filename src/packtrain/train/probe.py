@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from ..collate import IGNORE, SAMPLE_FIELDS, TOKEN_FIELDS, PackBatch, PaddingFreeCollator, attention_of
 from ..collate.media import placeholders_of
-from ..errors import IsolationError
+from ..errors import IsolationError, first_line
 from .loss import first_of, shift_labels
 from .varlen import VARLEN, use_varlen
 
@@ -191,7 +191,7 @@ def on_backend(model: Any, backend: str) -> Iterator[None]:
         use_varlen(model) if backend == VARLEN else model.set_attn_implementation(backend)
     except (ValueError, ImportError) as error:
         raise IsolationError(
-            f"{model.config.model_type} does not run on {backend} here: {str(error).splitlines()[0]}",
+            f"{model.config.model_type} does not run on {backend} here: {first_line(error)}",
             hint="prove it on sdpa or eager",
         ) from error
     try:

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from ..collate import PackBatch
-from ..errors import InputError, counted
+from ..errors import InputError, counted, first_line
 from .loss import bare_model
 from .probe import (
     Alter,
@@ -380,8 +380,7 @@ def run_controls(
                     model, members, (backend,), alter=alter, gradients=False, to_the_end=False
                 )
             except (ValueError, TypeError, RuntimeError, IndexError) as error:
-                refusal = str(error).splitlines()[0] if str(error) else type(error).__name__
-                found.append(Control(backend, name, None, f"the model refuses it: {refusal}"))
+                found.append(Control(backend, name, None, f"the model refuses it: {first_line(error)}"))
                 continue
             what = report.first_leak or "harmless here: nothing reads another sample"
             found.append(Control(backend, name, not report.ok, what))

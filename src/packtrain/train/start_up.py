@@ -35,7 +35,7 @@ import torch
 
 from ..collate import IGNORE, PaddingFreeCollator
 from ..collate.boundaries import state_layers, text_config
-from ..errors import InputError, IsolationError
+from ..errors import InputError, IsolationError, first_line
 from .blind_mask import BlindMask, blind_mask
 from .culprit import Culprit, eagerly, find_culprit, foreign_functions
 from .live import (
@@ -349,8 +349,7 @@ def _control(live: Live, row: list[Sample], tampered: list[Sample], report: Star
         spoiled = live.logits(row[:2], one_segment)[second]
         after = live.logits(tampered[:2], one_segment)[second]
     except (ValueError, TypeError, RuntimeError, IndexError, IsolationError) as error:
-        line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        report.control = f"refused by the model ({line})"
+        report.control = f"refused by the model ({first_line(error)})"
         return
     gap = largest_gap(spoiled, after)
     if gap > 0:

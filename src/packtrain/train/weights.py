@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from .. import files
-from ..errors import ConfigError, FormatError, counted, one_line
+from ..errors import ConfigError, FormatError, counted, first_line, one_line
 from ..template import ensure_torchvision
 from .model import class_for, no_progress_bars
 from .segments import isolate_states
@@ -224,9 +224,8 @@ def restore_weights(model: Any, folder: Path) -> bool:
             )
         model.load_state_dict(loaded.state_dict())
     except (OSError, ValueError, RuntimeError) as error:
-        first = str(error).strip().splitlines()[0]
         raise FormatError(
-            f"the weights of checkpoint {folder} do not fit the model: {first}",
+            f"the weights of checkpoint {folder} do not fit the model: {first_line(error)}",
             hint="resume with the model that wrote it",
         ) from error
     return True
