@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ..collate import PackBatch, PaddingFreeCollator, filler_pack, is_filler
+from ..collate import PackBatch, PaddingFreeCollator, filler_pack
 from ..collate.boundaries import text_config
 from ..collate.rotations import check_packs
 from ..data import PackedDataset
@@ -40,7 +40,7 @@ from .opened import steps_of
 from .passes import Passes, is_sized, loader_options, pass_loader, tell_without_effect
 from .probe import size_of
 from .resume import Standing, checkpoint_of, load_position
-from .start_up import StartUpReport, prove_before_training
+from .start_up import StartUpReport, first_packs, prove_before_training
 from .weights import RestoresWeights
 
 ensure_torchvision()  # transformers imports torchvision with its callbacks
@@ -184,7 +184,7 @@ class PackingMixin(RestoresWeights):
     def packs_first(self) -> list[list[Any]]:
         """Members of the first packs of this rank, for the proof; nothing is used up."""
         if self.packs_begun is None:
-            self.packs_begun = _first_packs(self.packs)
+            self.packs_begun = first_packs(self.packs)
         return self.packs_begun
 
     def packs_collated(self, packs: list[Any]) -> Any:
@@ -425,12 +425,6 @@ class PackingMixin(RestoresWeights):
 
 def _has_plan(data: Any) -> bool:
     return isinstance(data, PackedDataset) and isinstance(data.packs, AlignedPlan)
-
-
-def _first_packs(source: Any, count: int = 2) -> list[list[Any]]:
-    """Members of the next packs of a source, fillers left out; nothing is used up."""
-    members = [pack.members() if hasattr(pack, "members") else list(pack) for pack in source.peek(count)]
-    return [pack for pack in members if not is_filler(pack)]
 
 
 def check_isolation(bare: Any) -> None:

@@ -33,8 +33,9 @@ from typing import Any
 
 import torch
 
-from ..collate import IGNORE, PaddingFreeCollator
+from ..collate import IGNORE, PaddingFreeCollator, is_filler
 from ..collate.boundaries import state_layers, text_config
+from ..collate.pack_batch import members_of
 from ..errors import InputError, IsolationError, first_line
 from .blind_mask import BlindMask, blind_mask
 from .culprit import Culprit, eagerly, find_culprit, foreign_functions
@@ -170,22 +171,25 @@ def prove(
     made = collate or getattr(packs, "collate_fn", None)
     if made is not None and getattr(made, "__name__", "") == "_as_it_is":
         made = None
-    report = _proven(model, bare_model(model), lambda: _first_packs(packs), made, True)
+    report = _proven(model, bare_model(model), lambda: first_packs(packs), made, True)
     if report is None:
         raise InputError("there is no pack to prove isolation on", hint="give packs with samples")
     return report
 
 
-def _first_packs(packs: Any) -> list[list[Any]]:
+def first_packs(packs: Any) -> list[list[Any]]:
+    """Members of the first packs of a loader, source, dataset or list, fillers left out; nothing moves."""
     data = getattr(packs, "dataset", packs)
     if hasattr(data, "peek"):
-        return [list(pack) for pack in data.peek(2)]
-    if not hasattr(data, "__getitem__"):
+        found = data.peek(2)
+    elif hasattr(data, "__getitem__"):
+        found = [data[position] for position in range(min(2, len(data)))]
+    else:
         raise InputError(
             f"a {type(data).__name__} cannot be looked into without moving it",
             hint="give its first packs: prove(model, [pack, …])",
         )
-    return [list(data[position]) for position in range(min(2, len(data)))]
+    return [list(pack) for pack in members_of(found) if not is_filler(pack)]
 
 
 def _proven(model: Any, bare: Any, packs: Packs, collate: Any, gradients: bool) -> StartUpReport | None:
