@@ -54,7 +54,7 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}"
 
 
-def one_line(error: BaseException, most: int | None = None) -> str:
+def one_line(error: object, most: int | None = None) -> str:
     """The message of any error on one line, cut to `most` characters."""
     return " ".join(str(error).split())[:most]
 
@@ -232,6 +232,16 @@ def optional(module: str, package: str, extra: str) -> Any:
         raise MissingExtraError(package, extra) from None
 
 
+def causes(error: BaseException) -> list[BaseException]:
+    """An error and what it came of, the last one first raised."""
+    chain: list[BaseException] = []
+    held: BaseException | None = error
+    while held is not None and held not in chain:
+        chain.append(held)
+        held = held.__cause__ or held.__context__
+    return chain
+
+
 def missing_package(error: BaseException, what: str) -> InputError | None:
     """The fault of an environment behind an error, or None: an artefact is never blamed for it.
 
@@ -242,12 +252,7 @@ def missing_package(error: BaseException, what: str) -> InputError | None:
         The MissingExtraError on the chain of causes, else an InputError that names the module of the first
         ImportError and what Python said.
     """
-    chain: list[BaseException] = []
-    held: BaseException | None = error
-    while held is not None and held not in chain:
-        chain.append(held)
-        held = held.__cause__ or held.__context__
-    faults = [one for one in chain if isinstance(one, ImportError)]
+    faults = [one for one in causes(error) if isinstance(one, ImportError)]
     for one in faults:
         if isinstance(one, MissingExtraError):
             return one

@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..checks import whole
-from ..errors import InputError
+from ..errors import InputError, one_line
 from ..families import Family
 from ..moved import also_named
 from .boundaries import choose_kwargs, family_for
@@ -375,7 +375,7 @@ class PaddingFreeCollator:
 def _not_joined(name: str, parts: list[torch.Tensor], why: object) -> InputError:
     devices = ", ".join(sorted({str(part.device) for part in parts}))
     return InputError(
-        f"{name} of the samples (on {devices}) cannot be joined: {' '.join(str(why).split())}",
+        f"{name} of the samples (on {devices}) cannot be joined: {one_line(why)}",
         hint="hand over samples on the CPU; the trainer moves the row",
     )
 

@@ -19,8 +19,6 @@ from ..train.passes import is_sized
 
 logger = logging.getLogger(__name__)
 
-NOISE = "its noise is scaled by the length of a row, which would be that of a pack"
-
 _HOSTS = frozenset({"transformers", "trl", "swift", "llamafactory", "axolotl", "packtrain", "functools"})
 
 #: Methods that get rows of an evaluation, or say what they are.
@@ -188,6 +186,23 @@ def refuse_settings(held: Any, settings: Iterable[tuple[str, Any, str]], hint: s
             raise ConfigError(f"{name}={value} cannot be kept: {why}", hint=hint.format(name=name))
 
 
+#: Settings that packs never keep, and why.
+_NEVER = {
+    "label_smoothing_factor": "its loss is a mean over rows",
+    "auto_find_batch_size": "a plan has its row length",
+    "neftune_noise_alpha": "its noise is scaled by the length of a row, which would be that of a pack",
+}
+_AVERAGED = "ranks hold different numbers of tokens, and the loss would not be the mean over them"
+
+
+def never_kept(args: Any, ranks: int) -> Iterator[tuple[str, Any, str]]:
+    """(name, is it so, why) of settings that no host's packs can keep, of so many ranks."""
+    for name, why in _NEVER.items():
+        yield name, getattr(args, name, None), why
+    name = "average_tokens_across_devices"
+    yield name, ranks > 1 and not getattr(args, name, True), _AVERAGED
+
+
 def check_samples_per_step(given: int | str | None) -> None:
     """A number, "same" or None."""
     if given not in (None, "same") and (isinstance(given, (str, bool)) or int(given) < 1):
@@ -234,16 +249,9 @@ def check_trainer(trainer: Any, samples_per_step: int | str | None, *, has_packs
         )
     strategy = str(getattr(args, "train_sampling_strategy", "random"))
     settings = (
-        ("label_smoothing_factor", bool(args.label_smoothing_factor), "its loss is a mean over rows"),
+        *never_kept(args, args.world_size),
         ("n_gpu", args.n_gpu > 1, "one process would split packs over GPUs; start it with torchrun"),
         ("train_sampling_strategy", strategy not in ("random", "sequential"), "packs have equal lengths"),
-        (
-            "average_tokens_across_devices",
-            args.world_size > 1 and not args.average_tokens_across_devices,
-            "ranks hold different numbers of tokens, and the loss would not be the mean over them",
-        ),
-        ("auto_find_batch_size", bool(args.auto_find_batch_size), "a plan has its row length"),
-        ("neftune_noise_alpha", bool(args.neftune_noise_alpha), NOISE),
     )
     refuse_settings(args, settings, "unset {name}")
     if own(trainer, "get_train_dataloader"):

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, LawError, MissingExtraError, PacktrainError, counted, missing_package
+from ..errors import InputError, LawError, MissingExtraError, PacktrainError, causes, counted, missing_package
 from ..planning.packplan import PackPlan
 from ..store import shards
 from ..store.pack_files import PackFiles
@@ -129,11 +129,7 @@ def _rows(out: Path) -> Any:
 
 def _told(error: BaseException, out: Path) -> PacktrainError:
     """Our own error behind those of the library, else one that says what the library said."""
-    chain: list[BaseException] = []
-    held: BaseException | None = error
-    while held is not None and held not in chain:
-        chain.append(held)
-        held = held.__cause__ or held.__context__
+    chain = causes(error)
     for one in chain:
         if isinstance(one, PacktrainError):
             return one

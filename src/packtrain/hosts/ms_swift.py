@@ -45,7 +45,7 @@ from ..world import World
 ensure_torchvision()
 
 from ..train.mixin import check_isolation  # noqa: E402
-from ._checks import NOISE, check_samples_per_step, check_source, unchanged_on_failure  # noqa: E402
+from ._checks import check_samples_per_step, check_source, never_kept, unchanged_on_failure  # noqa: E402
 from ._plan import PLACE, pack_rows  # noqa: E402
 from ._rows import ChatReader  # noqa: E402
 from ._swift_rows import READS, RowReader, Watch, watch_rows  # noqa: E402
@@ -168,14 +168,7 @@ def check_flags(args: Any, samples_per_step: int | str | None) -> None:
         ("streaming", args.streaming and samples_per_step, "a stream has no steps of a number of samples",
          "leave samples_per_step out, or remove it"),
         ("group_by_length", getattr(args, "group_by_length", False), "packs have equal lengths", "remove it"),
-        ("label_smoothing_factor", getattr(args, "label_smoothing_factor", 0), "its loss is a mean over rows",
-         "remove it"),
-        ("auto_find_batch_size", getattr(args, "auto_find_batch_size", False),
-         "a plan has its row length", "remove it"),
-        ("average_tokens_across_devices", getattr(args, "global_world_size", 1) > 1
-         and not getattr(args, "average_tokens_across_devices", True),
-         "ranks hold different numbers of tokens, and the loss would not be the mean over them", "remove it"),
-        ("neftune_noise_alpha", getattr(args, "neftune_noise_alpha", None), NOISE, "remove it"),
+        *((*setting, "remove it") for setting in never_kept(args, getattr(args, "global_world_size", 1))),
         ("sequence_parallel_size", getattr(args, "sequence_parallel_size", 1) > 1,
          "packs are not cut over ranks", "set it to 1"),
         ("truncation_strategy", args.truncation_strategy == "split", "packs hold whole rows",

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .. import files
-from ..errors import FormatError, LengthError, optional
+from ..errors import FormatError, LengthError, one_line, optional
 from ..planning.lengths import Lengths
 from .inputs import lengths_of_plan
 
@@ -135,7 +135,7 @@ def _parquet(path: Path) -> Columns:
     try:
         table = parquet.read_table(path)
     except Exception as error:
-        raise FormatError(f"{path} is not a Parquet file: {' '.join(str(error).split())}") from None
+        raise FormatError(f"{path} is not a Parquet file: {one_line(error)}") from None
     names = [
         name for name in table.column_names
         if len(table.column_names) == 1 or name in _TOKEN_COLUMNS or name in _COST_COLUMNS
