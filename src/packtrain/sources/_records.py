@@ -7,7 +7,7 @@ import hashlib
 import json
 import operator
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -17,7 +17,7 @@ from ..files import digest_json
 from . import _index
 from ._handles import Pinned, read
 from ._once import MOST_RECORD, Twice, loads
-from ._paths import near
+from ._paths import below, near
 from .keys import FIELDS
 
 _BUILDERS: dict[str, Callable[[Pinned], _index.Built]] = {
@@ -85,6 +85,56 @@ class Parts:
         """The parts with their id ranges."""
         rows = zip(names, [0, *self.stops], self.stops, digests, strict=False)
         return [Shard(*row) for row in rows]
+
+
+class OfFiles:
+    """A source of pinned files, the records of one behind those of the other.
+
+    Args:
+        kind: of the source.
+        held: the files in order; behind those of records there may be others (an index).
+        counts: records of each.
+        what: they are.
+        chosen: what of them is read, as plain JSON.
+
+    Attributes:
+        folder: of the files: where relative media paths start by default.
+    """
+
+    fingerprint: str
+
+    def __init__(
+        self, kind: str, folder: str, held: Sequence[Pinned], counts: Iterable[int], what: str, **chosen: Any
+    ) -> None:
+        self.folder, self._kind, self._held, self._chosen = folder, kind, list(held), chosen
+        self._parts = Parts(folder, counts, what)
+        self._names = below(folder, [file.path for file in self._held])
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The files in order, with their id ranges."""
+        return self._parts.shards(self._names, self.digests)
+
+    @property
+    def digests(self) -> list[str]:
+        """Of the files."""
+        return [file.sha256 for file in self._held]
+
+    def fields(self) -> dict[str, Any]:
+        """What the fingerprint is made of, as plain JSON."""
+        told = [{"size": file.size, "sha256": file.sha256} for file in self._held]
+        return {"kind": self._kind, **self._chosen, "files": told, "records": len(self)}
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def where(self, index: int) -> str:
+        """`train-00000.parquet[17]`: the row of its file, from 0."""
+        number, row = self._parts.place(index)
+        return f"{self._names[number]}[{row}]"
+
+    def __repr__(self) -> str:
+        return f"<{self._kind} source {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
 
 
 class RecordFile:

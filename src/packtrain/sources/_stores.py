@@ -12,15 +12,14 @@ from typing import Any
 
 from .. import files
 from ..errors import PacktrainError, SampleError, SourceError, one_line
-from ._handles import Pinned
-from ._records import Parts, Shard, numbered
+from ._records import OfFiles, numbered
 from ._table import digest_files, merkle
 
 #: An open store: a row by its number.
 Rows = Callable[[int], Any]
 
 
-class Stored:
+class Stored(OfFiles):
     """Rows of a store. Picklable; a worker or a forked child opens it anew.
 
     Args:
@@ -43,30 +42,12 @@ class Stored:
         cache_dir: str | os.PathLike[str] | None = None,
         verify: bool = False,
     ) -> None:
-        self.folder, self._kind, self._opened = folder, kind, opened
-        self._parts = Parts(folder, [rows for _, rows in held], "rows")
-        names = [name for name, _ in held]
-        paths = [os.path.join(folder, name) for name in [*names, *also]]
-        table = f".packtrain-{kind}"
-        pinned = digest_files(paths, folder, table, cache_dir=cache_dir, verify=verify)
-        self._files: list[Pinned] = pinned
-        self._names = names
-        root = merkle(kind, [one.sha256 for one in pinned])
-        self.fingerprint = files.digest_json({"rows": root, "chosen": chosen})
+        self._opened = opened
+        paths = [os.path.join(folder, name) for name in [*(name for name, _ in held), *also]]
+        pinned = digest_files(paths, folder, f".packtrain-{kind}", cache_dir=cache_dir, verify=verify)
+        super().__init__(kind, folder, pinned, [rows for _, rows in held], "rows")
+        self.fingerprint = files.digest_json({"rows": merkle(kind, self.digests), "chosen": chosen})
         self._open: tuple[int, Rows | None] = (0, None)
-
-    @property
-    def shards(self) -> list[Shard]:
-        """The data files in order, with their id ranges."""
-        return self._parts.shards(self._names, [file.sha256 for file in self._files])
-
-    def fields(self) -> dict[str, Any]:
-        """What the fingerprint is made of, as plain JSON."""
-        told = [{"size": file.size, "sha256": file.sha256} for file in self._files]
-        return {"kind": self._kind, "files": told, "records": len(self)}
-
-    def __len__(self) -> int:
-        return len(self._parts)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         number = numbered(index, len(self), self.folder)
@@ -75,7 +56,7 @@ class Stored:
         except PacktrainError:
             raise
         except Exception as error:
-            if all(os.path.exists(file.path) for file in self._files):
+            if all(os.path.exists(file.path) for file in self._held):
                 raise _unreadable(self.where(number), error) from None
             self._open = (0, None)  # a copy was let go since: it is brought again
             try:
@@ -94,7 +75,7 @@ class Stored:
         """The open store of this process."""
         held = self._open[1]
         if self._open[0] != os.getpid() or held is None:
-            for file in self._files:
+            for file in self._held:
                 file.check()
             try:
                 held = self._opened(self.folder)
@@ -104,14 +85,6 @@ class Stored:
                 raise _unreadable(self.folder, error) from None
             self._open = (os.getpid(), held)
         return held
-
-    def where(self, index: int) -> str:
-        """`shard.00000.mds[17]`: the row of its file, from 0."""
-        shard, row = self._parts.place(index)
-        return f"{self._names[shard]}[{row}]"
-
-    def __repr__(self) -> str:
-        return f"<{self._kind} source {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": (0, None)}

@@ -28,8 +28,8 @@ from .. import files
 from ..checks import one_of
 from ..errors import PacktrainError, SampleError, SourceError, one_line, optional
 from ._handles import Pinned
-from ._paths import below, expand, root_of
-from ._records import Parts, Shard
+from ._paths import expand, root_of
+from ._records import OfFiles, Parts
 from ._table import digest_files, merkle
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".ipc", ".feather")
@@ -38,20 +38,17 @@ CACHE_BYTES = 1 << 28
 Group = tuple[int, int]  # file, group in the file
 
 
-class Table:
+class Table(OfFiles):
     """Rows of Parquet or Arrow files. Picklable; a worker opens the files itself."""
 
     def __init__(self, root: str, held: Sequence[Pinned], columns: Sequence[str] | None) -> None:
-        self.folder = root
-        self._held = list(held)
         self._columns = list(columns) if columns is not None else None
-        self._names = below(root, [file.path for file in self._held])
         self._groups: list[Group] = []
         counts: list[int] = []  # rows of each group
         rows: list[int] = []  # rows of each file
         self._reset()
         names: list[str] | None = None
-        for number, file in enumerate(self._held):
+        for number, file in enumerate(held):
             with _reading(file.path):
                 reader = _reader(file.path, None)
                 sizes = reader.rows
@@ -62,32 +59,16 @@ class Table:
             elif set(names) != set(reader.names):
                 odd = sorted(set(names) ^ set(reader.names))
                 raise SourceError(
-                    f"{file.path} has other columns than {self._held[0].path}: {', '.join(odd)}",
+                    f"{file.path} has other columns than {held[0].path}: {', '.join(odd)}",
                     hint="open them as sources of their own, or choose columns both have",
                 )
             rows.append(sum(sizes))
             self._groups += [(number, group) for group, count in enumerate(sizes) if count]
             counts += filter(None, sizes)
-        self._in_files, self._in_groups = Parts(root, rows, "rows"), Parts(root, counts)
-        parts = [file.sha256 for file in self._held]
-        self.fingerprint = files.digest_json({"rows": merkle("parquet", parts), "columns": self._columns})
-
-    @property
-    def shards(self) -> list[Shard]:
-        """The files in order, with their id ranges."""
-        return self._in_files.shards(self._names, [file.sha256 for file in self._held])
-
-    def fields(self) -> dict[str, Any]:
-        """What the fingerprint is made of, as plain JSON."""
-        return {
-            "kind": "parquet",
-            "columns": self._columns,
-            "files": [{"size": file.size, "sha256": file.sha256} for file in self._held],
-            "records": len(self),
-        }
-
-    def __len__(self) -> int:
-        return len(self._in_files)
+        super().__init__("parquet", root, held, rows, "rows", columns=self._columns)
+        self._in_groups = Parts(root, counts)
+        root_digest = merkle("parquet", self.digests)
+        self.fingerprint = files.digest_json({"rows": root_digest, "columns": self._columns})
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         slot, row = self._in_groups.place(index)
@@ -103,14 +84,6 @@ class Table:
                 "malformed_record", f"{self.where(index)} has no value in Python: {one_line(error, 300)}"
             ) from None
         return record
-
-    def where(self, index: int) -> str:
-        """`train-00000.parquet[17]`: the row of its file, from 0."""
-        number, row = self._in_files.place(index)
-        return f"{self._names[number]}[{row}]"
-
-    def __repr__(self) -> str:
-        return f"<parquet source {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in ("_open", "_cache", "_valid", "_owner")}

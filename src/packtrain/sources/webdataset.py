@@ -38,8 +38,8 @@ from ._derived import kind_of
 from ._handles import Pinned, read
 from ._index import cached
 from ._once import record_of
-from ._paths import below, expand, root_of
-from ._records import Parts, Shard
+from ._paths import expand, root_of
+from ._records import OfFiles
 from ._table import digest_files, merkle
 from .keys import FIELDS
 
@@ -78,37 +78,17 @@ class _Sample:
     cut: bool = False
 
 
-class Tars:
+class Tars(OfFiles):
     """Samples of tar files. Picklable; bytes are read through the bounded table of open files."""
 
     def __init__(
         self, root: str, held: Sequence[Pinned], samples: Sequence[list[_Sample]], prompt: str
     ) -> None:
-        self.folder = root
-        self._held = list(held)
+        super().__init__("webdataset", root, held, map(len, samples), "samples", prompt=prompt)
         self._samples = list(samples)
         self._prompt = prompt
-        self._parts = Parts(root, map(len, self._samples), "samples")
-        self._names = below(root, [file.path for file in self._held])
-        digest = merkle("webdataset", [file.sha256 for file in self._held])
+        digest = merkle("webdataset", self.digests)
         self.fingerprint = files.digest_json({"tars": digest, "prompt": prompt, "samples": len(self)})
-
-    @property
-    def shards(self) -> list[Shard]:
-        """The tars in order, with their id ranges."""
-        return self._parts.shards(self._names, [file.sha256 for file in self._held])
-
-    def fields(self) -> dict[str, Any]:
-        """What the fingerprint is made of, as plain JSON."""
-        return {
-            "kind": "webdataset",
-            "prompt": self._prompt,
-            "files": [{"size": file.size, "sha256": file.sha256} for file in self._held],
-            "records": len(self),
-        }
-
-    def __len__(self) -> int:
-        return len(self._parts)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         shard, row = self._parts.place(index)
@@ -146,9 +126,6 @@ class Tars:
         shard, row = self._parts.place(index)
         told = f"{self._names[shard]}!{self._samples[shard][row].key}"
         return told.encode("utf-8", "backslashreplace").decode("utf-8")
-
-    def __repr__(self) -> str:
-        return f"<{len(self._held)} tars in {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
 
 
 def open_source(
