@@ -1,4 +1,4 @@
-"""Rows in memory as a source: a list, a Hugging Face `datasets.Dataset`, or whatever can be indexed."""
+"""Sources over what is there already: rows in memory, and another source whose records are read otherwise."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from ..errors import SampleError
+from ..extend import Source
+from ..files import digest_json
+from ._account import Account
+
 
 class InMemory:
-    """Indexable rows as an `extend.Source`.
+    """Indexable rows (a list, a Hugging Face `datasets.Dataset`, …) as an `extend.Source`.
 
     Args:
         rows: they may listen to epochs, and may say where a row stands.
@@ -38,6 +43,57 @@ class InMemory:
     def where(self, index: int) -> str:
         known = getattr(self.source, "where", None)
         return f"{self.name} {index}" if known is None else str(known(index))
+
+
+class Over:
+    """A source of what another one's records are read as.
+
+    Attributes:
+        reads: what they are read as.
+        source: of raw records.
+        account: of their keys.
+    """
+
+    reads: str
+    source: Source
+    account: Account
+
+    def config(self) -> dict[str, Any]:
+        """The options that affect a sample, as plain JSON."""
+        raise NotImplementedError
+
+    def read(self, record: Any) -> dict[str, Any]:
+        """The sample of a record.
+
+        Raises:
+            SampleError: there is none.
+        """
+        raise NotImplementedError
+
+    @property
+    def fingerprint(self) -> str:
+        return digest_json({"source": self.source.fingerprint, self.reads: self.config()})
+
+    def fields(self) -> dict[str, Any]:
+        """What the fingerprint is made of, as plain JSON."""
+        return {"source": fields_of(self.source), self.reads: self.config()}
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        record = self.source[index]
+        try:
+            return self.read(record)
+        except SampleError as error:
+            self.account.left_out(error)
+            raise error.at(self.where(index)) from None
+
+    def where(self, index: int) -> str:
+        return self.source.where(index)
+
+    def __repr__(self) -> str:
+        return f"<{self.reads} over {self.source!r}, {self.fingerprint[:7]}>"
 
 
 def fields_of(source: Any) -> Any:

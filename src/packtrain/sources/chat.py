@@ -35,7 +35,6 @@ from typing import Any
 from ..checks import one_of
 from ..errors import ConfigError, SampleError
 from ..extend import Source
-from ..files import digest_json
 from ..media.hints import HINTS, checked
 from ..media.location import Ref, is_url, resolve
 from ._account import Account, refuse_beside, unread
@@ -53,7 +52,7 @@ from ._content import (
     set_knobs,
 )
 from ._loss import weigh
-from ._memory import as_source, fields_of
+from ._memory import Over, as_source
 from ._objects import objects_of
 from ._open import open_source
 from ._plain import OF_MEDIUM, Form, open_media, read_plain, says_nothing
@@ -70,7 +69,7 @@ _QUIET = HARMLESS - frozenset(ORIGIN) - OF_MEDIUM
 _PLACEHOLDERS = {"image": ("<image>",), "video": ("<video>",), "audio": ("<audio>",)}
 
 
-class ChatSource:
+class ChatSource(Over):
     """Normalised chat samples of a source of raw records.
 
     Args:
@@ -106,6 +105,8 @@ class ChatSource:
     Raises:
         ConfigError: an option that cannot hold.
     """
+
+    reads = "chat"
 
     def __init__(
         self,
@@ -156,10 +157,6 @@ class ChatSource:
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._left: dict[tuple[int, str], tuple[str, ...]] = {}
 
-    @property
-    def fingerprint(self) -> str:
-        return digest_json({"source": self.source.fingerprint, "chat": self.config()})
-
     def config(self) -> dict[str, Any]:
         """The options that affect a sample, as plain JSON. The media root is not among them."""
         return {
@@ -177,30 +174,10 @@ class ChatSource:
             "frame_rate": self._frame_rate,
         }
 
-    def fields(self) -> dict[str, Any]:
-        """What the fingerprint is made of, as plain JSON."""
-        return {"source": fields_of(self.source), "chat": self.config()}
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        record = self.source[index]
-        try:
-            return (
-                self._passed(record)
-                if self._normalised
-                else self._read_plain(record) or self._normalise(record)
-            )
-        except SampleError as error:
-            self.account.left_out(error)
-            raise error.at(self.where(index)) from None
-
-    def where(self, index: int) -> str:
-        return self.source.where(index)
-
-    def __repr__(self) -> str:
-        return f"<chat over {self.source!r}, {self.fingerprint[:7]}>"
+    def read(self, record: Any) -> dict[str, Any]:
+        if self._normalised:
+            return self._passed(record)
+        return self._read_plain(record) or self._normalise(record)
 
     # ----------------------------------------------------------------------------------------
     def _read_plain(self, record: Any) -> dict[str, Any] | None:

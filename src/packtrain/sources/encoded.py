@@ -26,11 +26,10 @@ from numpy.typing import NDArray
 from ..checks import one_of
 from ..errors import SampleError, SourceError, counted
 from ..extend import Measured, Source
-from ..files import digest_json
 from . import keys
 from ._account import Account, unread
 from ._content import fault
-from ._memory import fields_of
+from ._memory import Over, fields_of
 from ._values import absent, kind_of_ref
 
 IGNORED = -100
@@ -43,9 +42,10 @@ _TEXTS = frozenset(
 ) | {*keys.TEXT, "reasoning_content", "reasoning", "thinking", "tool_calls", "function_call"}
 
 
-class EncodedRows:
+class EncodedRows(Over):
     """Encoded samples of a source of raw rows."""
 
+    reads = "encoded"
     encoded = True  # its samples go to `EncodedTemplate`, not through `ChatSource`
 
     def __init__(
@@ -56,33 +56,21 @@ class EncodedRows:
         self._columns = dict(columns)
         self.account = Account(ignore_keys)
 
-    @property
-    def fingerprint(self) -> str:
-        return digest_json({"source": self.source.fingerprint, "encoded": self._options()})
-
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON."""
-        return {"kind": "encoded", "source": fields_of(self.source), **self._options()}
+        return {"kind": "encoded", "source": fields_of(self.source), **self.config()}
 
-    def _options(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         ignored = sorted(self.account.ignore)
         options = {"train_on": self._train_on, "columns": self._columns}
         return {**options, "ignore_keys": ignored} if ignored else options
 
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self.source[index]
-        row = {name: value for name, value in row.items() if name not in self.account.ignore}
+    def read(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        row = {name: value for name, value in record.items() if name not in self.account.ignore}
         renamed = {ours: row.get(self._columns.get(ours, ours)) for ours in ("input_ids", "labels")}
-        try:
-            sample = read_row({**row, **renamed}, self._train_on)
-            self._account_for(row)
-            return sample
-        except SampleError as error:
-            self.account.left_out(error)
-            raise error.at(self.where(index)) from None
+        sample = read_row({**row, **renamed}, self._train_on)
+        self._account_for(row)
+        return sample
 
     def _account_for(self, row: Mapping[str, Any]) -> None:
         """Columns that nothing read.
@@ -98,12 +86,6 @@ class EncodedRows:
             left += [ours] if name != ours and ours in row else []
         unread_columns(row, left, account)
         account.end()
-
-    def where(self, index: int) -> str:
-        return self.source.where(index)
-
-    def __repr__(self) -> str:
-        return f"<encoded over {self.source!r}, {self.fingerprint[:7]}>"
 
 
 def unread_columns(row: Mapping[str, Any], names: Iterable[str], account: Account) -> None:

@@ -12,14 +12,13 @@ from typing import Any
 
 from ..errors import SampleError, UnknownNameError
 from ..extend import Source
-from ..files import digest_json
 from ._account import Account
 from ._content import check_object, check_text, fault
-from ._memory import as_source, fields_of
+from ._memory import Over, as_source
 from .keys import TEXT
 
 
-class TextSource:
+class TextSource(Over):
     """Documents of a source of raw records.
 
     Args:
@@ -28,46 +27,22 @@ class TextSource:
         ignore_keys: keys that are left out.
     """
 
+    reads = "text"
+
     def __init__(
         self, source: Source, *, columns: Mapping[str, str] | None = None, ignore_keys: Sequence[str] = ()
     ) -> None:
         for field in columns or {}:
             if field != "text":
                 raise UnknownNameError("columns key", str(field), ("text",))
-        self.source: Source = as_source(source)
+        self.source = as_source(source)
         self._names = (columns["text"],) if columns else TEXT
         self.account = Account(ignore_keys)
 
-    @property
-    def fingerprint(self) -> str:
-        return digest_json({"source": self.source.fingerprint, "text": self.config()})
-
     def config(self) -> dict[str, Any]:
-        """The options that affect a sample, as plain JSON."""
         return {"schema": 1, "names": list(self._names), "ignore_keys": sorted(self.account.ignore)}
 
-    def fields(self) -> dict[str, Any]:
-        """What the fingerprint is made of, as plain JSON."""
-        return {"source": fields_of(self.source), "text": self.config()}
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        record = self.source[index]
-        try:
-            return self._read(record)
-        except SampleError as error:
-            self.account.left_out(error)
-            raise error.at(self.where(index)) from None
-
-    def where(self, index: int) -> str:
-        return self.source.where(index)
-
-    def __repr__(self) -> str:
-        return f"<text over {self.source!r}, {self.fingerprint[:7]}>"
-
-    def _read(self, record: Any) -> dict[str, Any]:
+    def read(self, record: Any) -> dict[str, Any]:
         record = check_object(record, "the record")
         self.account.begin()
         name = next((name for name in self._names if record.get(name) is not None), None)
