@@ -67,3 +67,16 @@ def one_of(what: str, value: Any, known: Iterable[str]) -> str:
     if value not in names:
         raise UnknownNameError(what, str(value), names)
     return str(value)
+
+
+def check_shard(number: int, of: int) -> None:
+    """Shards of an array job are numbered from 0.
+
+    Raises:
+        InputError: there is no such shard.
+    """
+    if not 0 <= number < of:
+        most = of if of > 0 else 8
+        raise InputError(
+            f"shard {number}/{of} does not exist", hint=f"number them 0/{most} to {most - 1}/{most}"
+        )

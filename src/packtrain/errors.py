@@ -25,7 +25,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self, cast
 
 
 def nearest(name: str, known: Iterable[str], close: float = 0.51) -> str | None:
@@ -92,6 +92,12 @@ class PacktrainError(Exception):
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message} (hint: {self.hint})"
+
+    def at(self, where: str) -> Self:
+        """The same fault, told with its place."""
+        message = f"{where}: {self.message}"
+        made = _rebuild(type(self), message, {**self.__dict__, "message": message})
+        return cast("Self", made)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Errors travel between processes with their hint and fields."""
@@ -188,10 +194,6 @@ class SampleError(PacktrainError, ValueError):
     def __init__(self, reason: str, message: str, *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.reason = reason
-
-    def at(self, where: str) -> SampleError:
-        """The same fault, told with its place."""
-        return SampleError(self.reason, f"{where}: {self.message}", hint=self.hint)
 
 
 class LawError(PacktrainError, AssertionError):

@@ -555,3 +555,10 @@ def sha256_file(path: str | Path) -> str:
     """SHA-256 (hex) of a file's bytes, read in blocks."""
     with open(path, "rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def recipe_hint(path: Path) -> str | None:
+    """Where an artefact is meant: what reads a YAML, and where a run leaves what it made; None: no YAML."""
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        return None
+    return "a YAML is read by packtrain run and train; name its training.output_dir, or a folder in that"

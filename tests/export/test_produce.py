@@ -19,6 +19,7 @@ import words_in
 from words_in import lengths_of, producer, put
 
 from packtrain import files
+from packtrain.cli._stream import stream_figures
 from packtrain.data import EncodeCache, LazyShardedDataset
 from packtrain.errors import (
     ConfigError,
@@ -73,6 +74,7 @@ def test_facts(tmp_path: Path) -> None:
     put(tmp_path / "in2", "a.jsonl", [150, 100, 100])
     stats = producer(tmp_path / "in2", tmp_path / "single").run()
     assert (stats.packs, stats.dropped, stats.waiting) == (3, {}, 0)
+    assert stats.efficiency == stream_figures(tmp_path / "single")["efficiency"] == 1.0  # 350 of 350 slots
     stats = producer(tmp_path / "in2", tmp_path / "out2", long_samples="drop").run()
     assert (stats.packs, stats.dropped, stats.waiting) == (2, {"over_long": 1}, 0)
     assert [(row["id"], row["row"], row["reason"]) for row in ledger_of(tmp_path / "out2")] == [

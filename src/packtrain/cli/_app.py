@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import errno
 import functools
 import importlib
 import json
@@ -46,10 +47,10 @@ _OPTION_BEFORE = re.compile(r"--[a-z][a-z-]* \Z")
 _KEY = re.compile(rf" \({_SECTION}\w+\)")  # in brackets, for readers of YAML
 _NAMED = re.compile(rf"(?<![\w./'{{-])(?:{_SECTION}([a-z]\w*)|([a-z]+(?:_[a-z]+)+))(?![\w(=/.':])")
 #: A name of one word: where it begins what is wrong with its value.
-_FIRST = re.compile(r"\A([a-z]+)(?= (?:is (?:[-'\"\[{]|\d|None)|names the |holds (?:[-'\"\[{]|\d)))")
+_FIRST = re.compile(r"\A([a-z]+)(?= (?:is (?:[-'\"\[{]|\d|None)|names the |holds (?:[-'\"\[{]|\d|sample )))")
 
 #: Key -> the parameter of a verb that is named otherwise; the empty one: no option says that.
-_OPTIONS = {"model.name_or_path": "model", "data.source": "kind", "data.kind": ""}
+_OPTIONS = {"model.name_or_path": "model", "data.source": "kind", "data.kind": "", "skip": "skip_samples"}
 
 
 def spoken(text: str, command: click.Command | None, keyed: bool | None = None) -> str:
@@ -102,7 +103,7 @@ class _Words:
         return _long(mine) if mine is not None else found[0] if section else self.keys.get(name, name)
 
     def first(self, found: re.Match[str]) -> str:
-        name = found[1]
+        name = _OPTIONS.get(found[1], found[1])
         return self.keys.get(name) or (_long(self.options[name]) if name in self.options else name)
 
 
@@ -160,6 +161,7 @@ def _yaml(value: Any) -> str:
 # --------------------------------------------------------------------------------------------
 # The command group, and what every verb shares: errors as one line, progress, JSON output
 # --------------------------------------------------------------------------------------------
+_SPACE = "check the path, its permissions and free space"
 _VERBS = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
 
 
@@ -271,7 +273,7 @@ def main(args: list[str] | None = None) -> None:
         _fail("the input is nested too deeply", "check the file", 2, "--json" in arguments)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{error.strerror or error}", "check the path, its permissions and free space", 2, False)
+        _fail(f"{where}{error.strerror or error}", _SPACE, 2, False)
     except Exception as error:
         _fail(*_unexpected(error), "--json" in arguments)
 
@@ -364,6 +366,8 @@ def _unexpected(error: Exception) -> tuple[str, str | None, int]:
     if fault is not None and not str(getattr(error, "name", "")).startswith("packtrain"):
         return fault.message, fault.hint, fault.exit_code
     logging.getLogger(__name__).info("trace", exc_info=error)
+    if os.strerror(errno.ENOSPC) in str(error):  # of a library that makes an error of its own of it
+        return str(error), _SPACE, 2
     what = f"unexpected: {type(error).__name__}: {error}"
     return what, "packtrain -v shows the trace; please report it", 2
 

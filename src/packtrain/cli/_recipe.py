@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .. import files
-from ..errors import InputError, counted
+from ..errors import InputError, counted, nearest
 from ..store import shards
 from ..version import __version__
 from ..workers import own_process
@@ -59,13 +59,23 @@ def recipe_of(options: Mapping[str, Any], further: Sequence[str] = ()) -> dict[s
         if not dot and word.startswith("--") and _of_training(section):
             section, dot, key = "training", ".", section
         if not (name.startswith("--") and dot and key and section in _SECTIONS):
-            meant = FOREIGN.get(section, "keys of CONFIG are --section.key VALUE")
+            meant = FOREIGN.get(section) or _meant(section)
             raise click.UsageError(f"no such option or argument: {word}; {meant}")
         if not equals and not words:
             raise click.UsageError(f"{name} needs a value")
         value = files.parse_yaml(text if equals else words.pop(0), name)
         recipe.setdefault("training" if section == "train" else section, {})[key] = value
     return recipe
+
+
+def _meant(word: str) -> str:
+    """The key that a word without a section comes close to."""
+    from ..train.config.sections import TrainingConfig
+    from ..train.config.trainer_keys import trainer_fields
+
+    close = nearest(word.replace("-", "_"), [*TrainingConfig.model_fields, *trainer_fields()], 0.8)
+    said = "keys of CONFIG are --section.key VALUE"
+    return said if close is None else f"did you mean --training.{close}? {said}"
 
 
 def _of_training(key: str) -> bool:

@@ -52,7 +52,7 @@ def artefact_kind(folder: Path) -> str:
     told = f"{folder} holds no lengths, plan or run, and no stream"
     if held:
         raise FormatError(told, hint=f"it has {', '.join(map(str, held))}")
-    raise FormatError(told, hint="name the folder given as --out")
+    raise FormatError(told, hint=files.recipe_hint(folder) or "name the folder given as --out")
 
 
 def of_host(folder: Path) -> Path:

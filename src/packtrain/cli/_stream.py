@@ -43,7 +43,7 @@ def _figures(folder: Path, view: View) -> dict[str, Any]:
     elif newest >= 0:
         told = dict(files.read_json((folder / chunk_name(newest)).with_suffix(".json"))["meta"]["stats"])
     told["chunks"], told["packs"] = len(view.counts), sum(view.counts)
-    slots = told["packs"] * (told["pack_length"] or 0)
+    slots = told["packs"] * (told["pack_length"] or 0) + told.get("beyond", 0)
     told["efficiency"] = round(told.get("tokens", 0) / slots, 6) if slots else 0.0
     told["samples_per_pack"] = round(told.get("packed", 0) / told["packs"], 4) if told["packs"] else 0.0
     told["lag_samples"] = told.get("read", 0) - told.get("packed", 0) - sum(told.get("dropped", {}).values())

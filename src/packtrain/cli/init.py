@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,15 @@ import click
 
 from .. import files
 from ..checks import whole
-from ..errors import DriftError, ForeignArtefactError, InputError, MissingExtraError, SampleError, counted
+from ..errors import (
+    ConfigError,
+    DriftError,
+    ForeignArtefactError,
+    InputError,
+    MissingExtraError,
+    SampleError,
+    counted,
+)
 from ..measuring.run import drained
 from ..pipeline.plan import MISSING
 from ..pipeline.unread import refuse_unread, told
@@ -73,6 +81,12 @@ _COMPARED = 8
     help="Leave a key of the records out that changes training and is not read; repeatable.",
 )
 @click.option(
+    "--allow-dropped",
+    multiple=True,
+    metavar="KIND",
+    help="What the chat template may drop, as for `measure`; repeatable.",
+)
+@click.option(
     "--pack-length",
     type=int,
     help="Cap of a pack; by default a power of two over the longest sample seen and eight times the mean.",
@@ -88,6 +102,7 @@ def command(
     media_root: str | None,
     allow_remote: bool,
     ignore_keys: tuple[str, ...],
+    allow_dropped: tuple[str, ...],
     pack_length: int | None,
     overwrite: bool,
     as_json: bool,
@@ -109,11 +124,8 @@ def command(
     from ..sources.chat import ChatSource
 
     options = {"template": template, "media-root": media_root, "pack-length": pack_length}
-    given = [
-        word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))
-    ]
-    given += ["--allow-remote"] * allow_remote
-    given += [word for key in ignore_keys for word in ("--ignore-key", key)]
+    lists = {"ignore-key": ignore_keys, "allow-dropped": allow_dropped}
+    given = _given(options, allow_remote, lists)
     by = command_line(str(data.resolve()), "--model", model, "--host", host, *given)
     if not overwrite:
         _refuse_others(places_of(host, out), by)
@@ -123,7 +135,7 @@ def command(
     reads = _reads(ignore_keys, allow_remote, media_root)
     source = ChatSource(open_source(data), **reads)
     with _model(model, out) as (folder, model):
-        seen = _look(source, folder, model)
+        seen = _look(source, folder, model, allow_dropped)
         lengths = seen.lengths
         values = {
             "data": str(data.resolve()),
@@ -137,6 +149,7 @@ def command(
             "longest": max(lengths),
             "template": template,
             "options": reads,
+            "allow_dropped": list(allow_dropped),
             "sees": seen.template.media is not None,
             "by": by,
         }
@@ -157,6 +170,13 @@ def command(
         return
     for line in _lines(figures, seen):
         click.echo(line)
+
+
+def _given(options: Mapping[str, Any], remote: bool, lists: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """The options as words."""
+    one = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    many = [word for name, held in lists.items() for value in held for word in (f"--{name}", value)]
+    return [*one, *["--allow-remote"] * remote, *many]
 
 
 def _reads(ignore_keys: tuple[str, ...], allow_remote: bool, media_root: str | None) -> dict[str, Any]:
@@ -281,6 +301,7 @@ class _Seen:
         why: the first of their messages.
         chosen: index and sample that are compared with the host's template: one with media, if there is one.
         usable: further ones.
+        forms: `_form` of the samples so far; the first of each is measured: a template may refuse it.
     """
 
     source: Any
@@ -295,6 +316,7 @@ class _Seen:
     chosen: tuple[int, Any] | None = None
     usable: dict[int, Any] = field(default_factory=dict)
     keys: dict[str, Any] = field(default_factory=dict)
+    forms: set[Any] = field(default_factory=set)
 
     def row(self, index: int, measured: bool) -> None:
         """Read one row; measure it where it is asked for, or where it could be the one that is compared."""
@@ -310,10 +332,14 @@ class _Seen:
             self.failed.append((self.source.where(index), "unsupported_media"))
             return
         better = self.chosen is None or (bool(media) and not self.has_media)
-        if not (measured or (self.chosen is not None and better)):
+        known, form = len(self.forms), _form(sample)
+        self.forms.add(form)
+        if not (measured or len(self.forms) > known or (self.chosen is not None and better)):
             return
         try:
             self.lengths.append(int(self.template.measure(sample)))
+        except ConfigError as error:
+            raise error.at(self.source.where(index)) from None
         except SampleError as error:
             self._fail(index, error)
             self.unmeasured += 1
@@ -392,7 +418,15 @@ class _Seen:
         return ", ".join(f"{number:,} of {of}" for number, of in shares if number)
 
 
-def _look(source: Any, folder: str, model: str) -> _Seen:
+def _form(sample: Mapping[str, Any]) -> Any:
+    """What a sample holds that a chat template may leave out: who speaks, with which fields, and tools."""
+    turns = {
+        (turn["role"], *sorted(name for name, value in turn.items() if value)) for turn in sample["messages"]
+    }
+    return frozenset(turns), bool(sample.get("tools"))
+
+
+def _look(source: Any, folder: str, model: str, allow_dropped: Sequence[str]) -> _Seen:
     """Read all samples, and measure some of them, evenly spread.
 
     What a script must carry is decided by every row, in one pass; a row or medium that cannot be read is a
@@ -400,7 +434,7 @@ def _look(source: Any, folder: str, model: str) -> _Seen:
     """
     from ..template import HFTemplate, load_processor
 
-    seen = _Seen(source, HFTemplate(load_processor(folder)))
+    seen = _Seen(source, HFTemplate(load_processor(folder), allow_dropped=allow_dropped))
     count, some = len(source), min(len(source), _LOOKED)
     spread = {place * count // some for place in range(some)}
     drained(source)
@@ -442,7 +476,9 @@ def _agree(host: str, model: str, seen: _Seen, kind: str | None) -> tuple[int, s
     held = _swift(model, list(seen.compared.values()), kind)
     faults: list[DriftError] = []
     for end in ("mark", "line"):
-        template = HFTemplate(seen.template.processor, answer_end=end)
+        template = HFTemplate(
+            seen.template.processor, answer_end=end, allow_dropped=seen.template.allow_dropped
+        )
         fault = None
         for (where, sample), (count, labels) in zip(seen.compared.items(), held, strict=True):
             fault = fault or _difference(template, where, sample, count, labels)

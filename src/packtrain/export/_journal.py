@@ -42,6 +42,7 @@ class ProduceStats:
             under another name.
         keys: counts of keys that nothing read, and of spellings that were read as a field.
         truncated: samples that are packed without answers that truncation removed, or cut short.
+        beyond: tokens of long samples past the cap of their packs, which are slots too.
 
     >>> stats = ProduceStats(pack_length=1000, read=100, packed=100, packs=10, tokens=8000)
     >>> stats.samples_per_pack, stats.efficiency
@@ -60,6 +61,7 @@ class ProduceStats:
     duplicates: int = 0
     keys: dict[str, int] = field(default_factory=dict)
     truncated: int = 0
+    beyond: int = 0
 
     @property
     def waiting(self) -> int:
@@ -73,7 +75,7 @@ class ProduceStats:
     @property
     def efficiency(self) -> float:
         """Real tokens of all slots."""
-        return self.tokens / (self.packs * self.pack_length) if self.packs else 0.0
+        return self.tokens / (self.packs * self.pack_length + self.beyond) if self.packs else 0.0
 
     def drop(self, reason: str) -> None:
         """One more sample that is in no pack."""
@@ -82,7 +84,11 @@ class ProduceStats:
     def to_dict(self) -> dict[str, Any]:
         plain = {**asdict(self), "dropped": dict(sorted(self.dropped.items()))}
         plain["keys"] = dict(sorted(self.keys.items()))
-        return {name: value for name, value in plain.items() if value or name not in ("keys", "truncated")}
+        return {
+            name: value
+            for name, value in plain.items()
+            if value or name not in ("keys", "truncated", "beyond")
+        }
 
     def tell(self, keys: Mapping[str, int]) -> None:
         """Add counts of keys."""

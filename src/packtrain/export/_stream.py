@@ -384,7 +384,7 @@ def check_ended(output: Path, journal: Journal) -> ProduceStats:
     new = [name for name in journal.raw.visible() if journal.is_new(name)]
     if new:
         raise InputError(
-            f"{output} has ended, and {new[0]} ({len(new)} raw shards in all) is not in it",
+            f"{output} has ended, and {new[0]} ({counted(len(new), 'raw shards')} in all) is not in it",
             hint="produce new shards into another folder",
         )
     return ProduceStats.of_dict(files.read_json(output / END)["stats"])

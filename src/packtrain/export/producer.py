@@ -526,6 +526,7 @@ class PackingProducer:
         stats = self.stats
         stats.chunks, stats.packs = number + 1, stats.packs + writer.packs
         stats.packed, stats.tokens = stats.packed + writer.segments, stats.tokens + writer.tokens
+        stats.beyond += sum(max(0, size - self.spec.pack_length) for size in writer.sizes)
         assert self._claim is not None
         self._claim.confirm()  # another process may have taken over while this one stood still
         self._journal.write_state(number, stats, self._packer.state_dict(), self._pending)

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 _YAML = """\
-# Written by `packtrain init`. `packtrain measure`, `plan`, `forecast` and `run` read the same data by it.
+# Written by `packtrain init`. `packtrain run` and `train` read it: measure, plan, train, report.
 {by}
 # {samples} samples, {kinds}; of {looked} measured: mean {mean} tokens, longest {longest}.
 global_max_length: {pack_length}        # cap of a pack, in tokens
@@ -25,10 +25,8 @@ custom:
   learning_rate: 1.0e-5
 """
 
-_ENDS = """\
-template:
-  answer_end: {end}                      # ms-swift trains the line break behind an answer, too
-"""
+_ENDS = "  answer_end: {end}                      # ms-swift trains the line break behind an answer, too\n"
+_DROPS = "  allow_dropped: [{kinds}]         # what the chat template leaves out\n"
 
 _SCRIPT = '''\
 """{title} on packs. Written by `packtrain init`; run: python {script}, or torchrun {script}"""
@@ -43,7 +41,7 @@ from packtrain.template import HFTemplate, load_processor
 
 MODEL = {model!r}
 processor = load_processor(MODEL)
-template = HFTemplate(processor)
+template = HFTemplate(processor{may_drop})
 source = ChatSource(open_source({data!r}){given})
 
 
@@ -147,7 +145,7 @@ def files_for(host: str, folder: Path, values: dict[str, Any]) -> dict[Path, str
     Args:
         host: "hf", "trl" or "swift".
         values: data, model, out, pack_length, samples, kinds, looked, mean, longest, template, options
-            (of `ChatSource`), answer_end (of the YAML's template), sees (whether the model takes
+            (of `ChatSource`), answer_end and allow_dropped (of the template), sees (whether the model takes
             media), by (`command_line`). `kinds` are those that any sample declares: no column of media is
             dropped.
     """
@@ -159,8 +157,10 @@ def files_for(host: str, folder: Path, values: dict[str, Any]) -> dict[Path, str
         for key, value in values.items()
     }
     plain |= {"more_yaml": values["more_yaml"], "by": values["by"]}
-    end = values.get("answer_end", "mark")
-    plain["template_yaml"] = "" if end == "mark" else _ENDS.format(end=end)
+    end, drops = values.get("answer_end", "mark"), list(values.get("allow_dropped") or ())
+    values["may_drop"] = f", allow_dropped={drops!r}" if drops else ""
+    lines = _ENDS.format(end=end) * (end != "mark") + _DROPS.format(kinds=", ".join(drops)) * bool(drops)
+    plain["template_yaml"] = f"template:\n{lines}" if lines else ""
     plain["own"] = yaml.safe_dump(str(Path(values["out"]).with_name("packtrain"))).split("\n")[0]
     made = {folder / "packtrain.yaml": _YAML.format(**plain)}
     if host == "swift":

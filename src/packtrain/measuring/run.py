@@ -214,8 +214,6 @@ def _measure(
 ) -> list[Any]:
     try:
         outcomes = measure_many(template, samples)
-    except PacktrainError:
-        raise
     except Exception as error:
         raise _culprit(source, template, ids, samples, error) from error
     if len(outcomes) != len(samples):
@@ -229,15 +227,19 @@ def _measure(
 
 def _culprit(
     source: Source, template: Template, ids: list[int], samples: list[Mapping[str, Any]], error: Exception
-) -> InputError:
+) -> PacktrainError:
     """Find the sample of a failed batch by measuring one at a time."""
     for i, sample in zip(ids, samples, strict=True):
         try:
             template.measure(sample)
-        except PacktrainError:
+        except SampleError:
             continue
+        except PacktrainError as single:
+            return single.at(source.where(i))
         except Exception as single:
             return _fault(source, i, type(template).__name__, single)
+    if isinstance(error, PacktrainError):
+        return error
     return InputError(
         f"{source.where(ids[0])} … {source.where(ids[-1])}: {type(template).__name__} failed on the batch: "
         f"{type(error).__name__}: {one_line(error)}",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import extend, files
-from ..checks import whole
+from ..checks import check_shard, whole
 from ..errors import (
     ConfigError,
     ForeignArtefactError,
@@ -103,8 +103,8 @@ def export(
     """
     for name, value in (("maxcount", maxcount), ("maxsize", maxsize)):
         whole(name, value, 1)
-    if shard is not None and not 0 <= shard[0] < shard[1]:
-        raise InputError(f"shard {shard[0]}/{shard[1]} does not exist", hint="number them from 0")
+    if shard is not None:
+        check_shard(*shard)
     if workers is not None:
         whole("workers", workers, 1)
     extend.lookup("execute", executor)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,14 @@ _COST_COLUMNS = ("images", "patches", "video_frames", "audio_frames", "supervise
 Columns = Mapping[str, Any]
 
 
+def _read(names: Collection[str]) -> list[str]:
+    """The columns that are read: the only one, or token counts and costs; none of a file of samples."""
+    if len(names) == 1:
+        return list(names)
+    known = [name for name in names if name in _TOKEN_COLUMNS or name in _COST_COLUMNS]
+    return known if any(name in _TOKEN_COLUMNS for name in known) else []
+
+
 def read_lengths(path: str | Path) -> Lengths:
     """The lengths in a file of one of `SUFFIXES`.
 
@@ -53,7 +61,7 @@ def read_lengths(path: str | Path) -> Lengths:
     if read is None:
         raise FormatError(
             f"{path} is neither a lengths folder nor a file of token counts",
-            hint=f"use one of {', '.join(SUFFIXES)}",
+            hint=files.recipe_hint(path) or f"use one of {', '.join(SUFFIXES)}",
         )
     try:
         with files.reading(path, "an array of token counts", None):
@@ -121,8 +129,7 @@ def _csv(path: Path) -> Columns:
     header, body = (rows[0], rows[1:]) if rows else ([], [])
     held: dict[str, list[int]] = {}
     names = [name.strip() for name in header]
-    wanted = names if len(names) == 1 else [n for n in names if n in _TOKEN_COLUMNS or n in _COST_COLUMNS]
-    for name in wanted:
+    for name in _read(names):
         place = names.index(name)
         held[name] = [
             _count(path, number, row[place] if place < len(row) else "") for number, row in enumerate(body, 2)
@@ -136,10 +143,7 @@ def _parquet(path: Path) -> Columns:
         table = parquet.read_table(path)
     except Exception as error:
         raise FormatError(f"{path} is not a Parquet file: {one_line(error)}") from None
-    names = [
-        name for name in table.column_names
-        if len(table.column_names) == 1 or name in _TOKEN_COLUMNS or name in _COST_COLUMNS
-    ]  # fmt: skip
+    names = _read(table.column_names)
     for name in names:
         if table.column(name).null_count:
             raise LengthError(f"{path}: column {name} has rows without a value", hint="every row is a sample")
@@ -150,7 +154,7 @@ def _parquet(path: Path) -> Columns:
 def _transposed(path: Path, rows: list[Any]) -> Columns:
     known = {name for row in rows if isinstance(row, Mapping) for name in row}
     held: dict[str, list[Any]] = {}
-    for name in known if len(known) == 1 else known & {*_TOKEN_COLUMNS, *_COST_COLUMNS}:
+    for name in _read(known):
         lacks = [n for n, row in enumerate(rows, 1) if not isinstance(row, Mapping) or row.get(name) is None]
         if lacks:
             raise LengthError(f"{path}, record {lacks[0]} has no {name}", hint="every record is a sample")

@@ -169,7 +169,7 @@ def _measure_all(job: Measurement, folder: Path, claim: Claim | None) -> None:
         )
     if done:
         _log.info("%s: %d of %d samples were measured before", folder, done, total)
-    for part in job.parts(done, 0, total):
+    for part in parts.guarded(folder, job.parts(done, 0, total)):
         refuse_unread(part.told, total)  # early where one part says enough
         parts.add_part(folder, part)
         if claim is not None:

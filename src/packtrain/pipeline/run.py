@@ -258,15 +258,24 @@ def _compare(config: RunConfig, prepared: Prepared, trained: TrainResult, shown:
     }
 
 
+#: Warnings of one form (of single samples, that is) that are kept.
+_ALIKE = 5
+
+
 class Heard(logging.Handler):
-    """The warnings of this package inside of the block, once each."""
+    """The warnings of this package inside of the block, once each, and the first of those that are alike."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.lines: list[str] = []
+        self._alike: dict[str, set[str]] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+        alike, line = self._alike.setdefault(str(record.msg), set()), record.getMessage()
+        if line in alike or len(alike) > _ALIKE:
+            return
+        alike.add(line)
+        self.lines.append(line if len(alike) <= _ALIKE else "… and more like these, in the log")
 
     def __enter__(self) -> Heard:
         logging.getLogger("packtrain").addHandler(self)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import extend, files
+from ..checks import check_shard
 from ..errors import ChecksumError, ForeignArtefactError, FormatError, InputError
 from ..measuring.run import CUT
 from ..planning.lengths import Lengths
@@ -80,8 +81,7 @@ def measure_shard(
         ForeignArtefactError: `out` holds lengths, or this shard, of another source or template.
     """
     number, of = shard
-    if not 0 <= number < of:
-        raise InputError(f"shard {number}/{of} does not exist", hint=f"number them 0/{of} to {of - 1}/{of}")
+    check_shard(number, of)
     who = (executor, executor_options or {}, workers, persist_every, progress)
     job = Measurement(source, template, *who, origin)
     with output(out) as whole:
@@ -112,7 +112,7 @@ def _measured(job: Measurement, out: Path, shard: tuple[int, int], *, overwrite:
         )
     if done == made.stop and (folder / MARKER).is_file():
         return made
-    for part in job.parts(done, made.start, made.stop):
+    for part in parts.guarded(folder, job.parts(done, made.start, made.stop)):
         parts.add_part(folder, part)
     marker = {
         "schema": SCHEMA,

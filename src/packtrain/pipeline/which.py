@@ -162,13 +162,17 @@ class Order:
         ranks = self.packs_order.aligned.world_size
         if rank is not None and not 0 <= rank < ranks:
             raise InputError(f"rank {rank} of {counted(ranks, 'ranks')}", hint=f"0 to {ranks - 1}")
-        if step < 0 or (epoch is not None and (epoch < 0 or step >= self.steps)):
+        if epoch is None and self.run_steps is None:
+            outside = step < 0
+        else:
+            outside = epoch is not None and (epoch < 0 or not 0 <= step < self.steps)
+        if outside:
             raise InputError(
                 f"step {step} of epoch {epoch or 0}: an epoch has {counted(self.steps, 'steps')}",
                 hint=f"0 to {self.steps - 1}, or no epoch, to count over the whole run",
             )
         of_epoch, inside = divmod(step, self.steps) if epoch is None else (epoch, step)
-        if self.run_steps is not None and of_epoch * self.steps + inside >= self.run_steps:
+        if self.run_steps is not None and not 0 <= of_epoch * self.steps + inside < self.run_steps:
             raise InputError(
                 f"step {of_epoch * self.steps + inside} of a run of {counted(self.run_steps, 'steps')}",
                 hint=f"0 to {self.run_steps - 1}",
@@ -229,12 +233,12 @@ class Order:
         plan = self.packs_order.view(epoch).plan
         found = np.flatnonzero(np.asarray(plan.indices) == sample)
         if len(found) == 0:
-            reasons = dict(plan.ledger)
-            why = (
-                f"it is in the ledger: {reasons[sample]}" if sample in reasons else "there is no such sample"
-            )
+            reasons, read = dict(plan.ledger), plan.stats()["read"]
+            if sample not in reasons:
+                raise InputError(f"sample {sample} of {counted(read, 'samples')}", hint=f"0 to {read - 1}")
             raise InputError(
-                f"sample {sample} is in no pack; {why}", hint="see `packtrain show PLAN --ledger`"
+                f"sample {sample} is in no pack; it is in the ledger: {reasons[sample]}",
+                hint=f"packtrain show {self.folder} --sample {sample} says what is wrong",
             )
         return int(np.searchsorted(np.asarray(plan.offsets), found[0], side="right")) - 1
 
@@ -265,7 +269,9 @@ def order_of(
     if not folder.exists():
         raise FormatError(f"{folder} does not exist", hint="name a run or plan folder")
     if not (folder / "plan.json").is_file():
-        raise FormatError(f"{folder} holds no plan and no finished run", hint=_hint(folder))
+        raise FormatError(
+            f"{folder} holds no plan and no finished run", hint=files.recipe_hint(folder) or _hint(folder)
+        )
     plan = undamaged(folder)
     ranks = 1 if world_size is None else whole("world_size", world_size, 1, 1 << 20)
     if grad_accum is not None:

@@ -157,7 +157,7 @@ def _of_folder(path: str) -> str:
     if len(fits) > 1:
         raise SourceError(
             f"{path} holds files of several kinds: {', '.join(fits)}",
-            hint="name one with kind=, or a glob of the files that are meant",
+            hint=f"kind={fits[0]!r} names one, or a glob of the files that are meant",
         )
     return fits[0] if fits else "pairs"  # whose message says what a folder may hold
 

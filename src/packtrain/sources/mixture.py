@@ -41,6 +41,9 @@ from .chat import ChatSource
 
 SUFFIXES = (".yaml", ".yml")
 
+#: Sections of the YAML of a run, which is no mixture.
+_OF_A_RUN = ("global_max_length", "model", "template", "data", "custom", "training")
+
 _TOP = ("sources", "seed", "shuffle")
 _ENTRY = ("path", "name", "kind", "options", "chat", "weight", "samples")
 _MOVING = (
@@ -267,4 +270,6 @@ def _check_keys(given: Mapping[str, Any], known: Sequence[str], what: str) -> No
             )
         if key not in known:
             hint = meant(str(key), known, f"keys: {', '.join(known)}")
+            if key in _OF_A_RUN:
+                hint = "the YAML of a run is read by packtrain run and train; name its data.path"
             raise ConfigError(f"{what} has the unknown key {key!r}", hint=hint)

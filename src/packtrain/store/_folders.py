@@ -28,7 +28,8 @@ def read_marker(folder: Path, name: str, schema: str) -> dict[str, Any]:
     """The marker of a folder, or FormatError that says what is there instead."""
     path = folder / name
     if not folder.is_dir():
-        raise FormatError(f"{folder} is not a folder", hint=f"expected a folder with {name}")
+        hint = files.recipe_hint(folder) or f"expected a folder with {name}"
+        raise FormatError(f"{folder} is not a folder", hint=hint)
     if not path.is_file():
         other = next((one for one in _KINDS if (folder / one).is_file()), None)
         raise FormatError(

@@ -232,6 +232,7 @@ class ChunkWriter:
 
     Attributes:
         packs, segments, tokens, bytes: what was added so far.
+        sizes: tokens of each pack.
         manifest: as published; empty before `close`.
 
     Raises:
@@ -249,6 +250,7 @@ class ChunkWriter:
         self.meta = dict(meta or {})
         self.manifest: dict[str, Any] = {}
         self.packs = self.segments = self.tokens = self.bytes = 0
+        self.sizes: list[int] = []
         self._spool: Spool | None = Spool(self.path.parent, palettes=media == "uint8")
         self._sources: list[list[tuple[dict[str, Any], list[bytes]] | None]] = []
 
@@ -282,7 +284,8 @@ class ChunkWriter:
         self._sources.append(sources)
         self.packs += 1
         self.segments += len(pack)
-        self.tokens += sum(int(np.shape(sample["input_ids"])[-1]) for sample in pack)
+        self.sizes.append(sum(int(np.shape(sample["input_ids"])[-1]) for sample in pack))
+        self.tokens += self.sizes[-1]
 
     def _without_media(
         self, sample: dict[str, Any], record: Mapping[str, Any] | None

@@ -20,9 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import files
+from ..errors import InputError
 from ..measuring.run import MediaRow, Part, Reason
 
 _KEY = "key.json"
+
+#: Lies among parts of which a sample, or the template, was refused: whatever mends that makes another key.
+_REFUSED = "refused.json"
 
 #: Bytes of a media file that are held while many are merged.
 _HELD = 1 << 14
@@ -55,13 +59,15 @@ def key_of(folder: Path) -> dict[str, Any] | None:
 
 def open_parts(folder: Path, key: Mapping[str, Any], start: int = 0) -> tuple[int, str | None]:
     """The first id from `start` on that is not measured under `key`, or the name of a field in which the
-    stored key differs.
+    stored key differs. Parts of another key that were refused (`guarded`) give way.
 
     Files of a part that was not finished are removed.
     """
     partial = folder / "partial"
     files.remove_leftovers(partial)
     stored = key_of(folder)
+    if stored is not None and stored != dict(key) and (partial / _REFUSED).is_file():
+        stored = None
     if stored is not None:
         for name in sorted(set(stored) | set(key)):
             if stored.get(name) != key.get(name):
@@ -74,6 +80,17 @@ def open_parts(folder: Path, key: Mapping[str, Any], start: int = 0) -> tuple[in
         if path.stem not in kept:
             files.remove(path)
     return max((_edges(Path(stem))[1] for stem in kept), default=start), None
+
+
+def guarded(folder: Path, made: Iterable[Part]) -> Iterator[Part]:
+    """The parts of a measurement; where it ends in an error of its input, another may take its place."""
+    mark = folder / "partial" / _REFUSED
+    try:
+        yield from made
+    except InputError:
+        files.publish_json(mark, {})
+        raise
+    files.remove(mark)
 
 
 def add_part(folder: Path, part: Part) -> None:
@@ -177,6 +194,7 @@ def clear_parts(folder: Path) -> None:
     files.remove_leftovers(partial)
     for path in sorted(partial.glob("part_*")):
         files.remove(path)
+    files.remove(partial / _REFUSED)
     files.remove(partial / _KEY)
     partial.rmdir()
 
