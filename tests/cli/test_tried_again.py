@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from packtrain.cli import main
+from packtrain.cli._show import table
 from packtrain.errors import ConfigError
 from packtrain.pipeline.measure import measure
 from packtrain.pipeline.run import Heard
@@ -193,3 +194,36 @@ def test_warnings_of_single_samples_do_not_fill_the_record_of_a_run() -> None:
     assert heard.lines == [
         *(f"sample {number} left out" for number in range(5)), "… and more like these, in the log", "another"
     ]  # fmt: skip
+
+
+def test_a_table_prints_what_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    """Brackets are lists and colons are text: no style, and no picture."""
+    table(
+        "Lengths in a[bold]",
+        {"detail": "ignore_keys: [loss_mask] leaves it out", "path": "/a/[red]/b:smile:c"},
+    )
+    out = " ".join(capsys.readouterr().out.split())
+    for text in ("a[bold]", "ignore_keys: [loss_mask] leaves it out", "/a/[red]/b:smile:c"):
+        assert text in out
+
+
+def test_the_ledger_speaks_of_options_or_of_keys(
+    data: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    """A plan was made by the command line, a run by its YAML."""
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "So."}]
+    rows: list[dict[str, Any]] = [{"messages": turns} for _ in range(200)]
+    rows[3]["loss_mask"] = [1]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert (
+        told(capsys, "measure", path, "-p", data / "processors" / "qwen2_5_vl", "-o", tmp_path / "l")[0] == 0
+    )
+    assert told(capsys, "plan", tmp_path / "l", "-n", 64, "-o", tmp_path / "p")[0] == 0
+    assert "--ignore-key loss_mask leaves it out" in told(capsys, "show", tmp_path / "p", "--ledger")[1]
+    assert "--ignore-key loss_mask" in told(capsys, "show", tmp_path / "p", "--sample", 3)[1]
+    (tmp_path / "run.json").write_text("{}", encoding="utf-8")
+    monkeypatch.setattr("packtrain.cli.show.read_run", lambda folder: ({}, {}))
+    (tmp_path / "p").rename(tmp_path / "plan")
+    said = told(capsys, "show", tmp_path, "--ledger")[1]
+    assert "data.ignore_keys: [loss_mask] leaves it out" in said

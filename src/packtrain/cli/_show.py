@@ -142,7 +142,7 @@ def table(title: str, rows: Mapping[str, Any]) -> None:
     grid.add_column(overflow="fold")
     for name, value in rows.items():
         grid.add_row(name, spelled(str(value)))
-    Console().print(grid)
+    Console(markup=False, emoji=False).print(grid)
 
 
 def print_lengths(folder: Path, lengths: Lengths, *, audited: int | None = None) -> None:

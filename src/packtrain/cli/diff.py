@@ -97,6 +97,8 @@ def _rows(found: PlanDiff, ids: int) -> dict[str, str]:
     if found.lengths_digest:
         rows["lengths"] = " -> ".join(digest[:12] for digest in found.lengths_digest)
     for name, value in (found.lengths or {}).items():
+        if value == 0:
+            continue
         rows[f"lengths {name}"] = _of_lengths(name, value)
     a, b = found.packs
     rows["packs"] = f"{a:,} -> {b:,}, {found.same_packs:,} hold the same samples"

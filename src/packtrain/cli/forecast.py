@@ -93,7 +93,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
         cells = [_cell({**row, "samples_of_step": samples_words(row)}, text) for row in rows]
         if any(cells):
             grid.add_row(name, *cells)
-    Console().print(grid)
+    Console(markup=False, emoji=False).print(grid)
     for row in rows:
         if row["recommended"]:
             click.echo(f"* recommended: {row['pack_length']:,}: {row['why']}")

@@ -21,7 +21,7 @@ from ..planning.distribution import distribution, phases_of
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..store.plans import undamaged
-from ._app import emit, without_effect
+from ._app import emit, spoken, without_effect
 from ._show import (
     artefact_kind,
     folder_of_run,
@@ -234,7 +234,7 @@ def _show_plan(artefact: Path, asked: _Asked, run: dict[str, Any] | None = None)
         from ..pipeline.plan import ledger_rows
 
         held = ledger_rows(plan, _place_of_lengths(folder), where_of(folder, source_of(folder)))
-        _print_ledger(held, asked.as_json)
+        _print_ledger(held, asked.as_json, run is not None)
         return
     if run is None or not (asked.html or asked.as_json):
         without_effect("without --html or --json of a run", "profile")
@@ -284,6 +284,7 @@ def _print_sample(artefact: Path, kind: str, sample: int, as_json: bool) -> None
         emit(found)
         return
     record = found.pop("record")
+    found["detail"] = _as_measured(found.get("detail") or "", kind == "run") or None
     table(
         f"Sample {sample} of {artefact}", {name: value for name, value in found.items() if value is not None}
     )
@@ -327,14 +328,21 @@ def _print_pack(plan: PackPlan, pack: int, as_json: bool) -> None:
         click.echo(" ".join(map(str, ids)))
 
 
-def _print_ledger(rows: list[dict[str, Any]], as_json: bool) -> None:
+def _as_measured(detail: str, of_run: bool) -> str:
+    """What a sample was left out for, in the options of `measure`, or in the keys of the YAML of a run."""
+    from .measure import command as measuring
+
+    return spoken(detail, measuring, of_run)
+
+
+def _print_ledger(rows: list[dict[str, Any]], as_json: bool, of_run: bool = False) -> None:
     if as_json:
         emit({"ledger": rows})
         return
     if not rows:
         click.echo("the ledger is empty: no sample was left out", err=True)
     for row in rows:
-        click.echo(f"{row['id']}\t{row['reason']}\t{row['where']}\t{row['detail']}")
+        click.echo(f"{row['id']}\t{row['reason']}\t{row['where']}\t{_as_measured(row['detail'], of_run)}")
 
 
 def _place_of_lengths(folder: Path) -> Path | None:

@@ -97,6 +97,10 @@ def measure(
         return _measured(job, folder, overwrite=overwrite, append=append, verify_content=verify_content)
 
 
+#: Fields of the key by what people call them.
+_FIELDS = {"samples": "number of samples"}
+
+
 def refuse_other_source(folder: Path, source: extend.Source) -> None:
     """Before a template is loaded: lengths of another source are there, and stay.
 
@@ -164,7 +168,7 @@ def _measure_all(job: Measurement, folder: Path, claim: Claim | None) -> None:
     done, unlike = parts.open_parts(folder, job.identity.key)
     if unlike is not None:
         raise ForeignArtefactError(
-            f"{folder} holds an unfinished measurement of another {unlike}",
+            f"{folder} holds an unfinished measurement of another {_FIELDS.get(unlike, unlike)}",
             hint="choose another folder, or start afresh with overwrite=True",
         )
     if done:
@@ -198,7 +202,7 @@ def _foreign(folder: Path, marker: dict[str, Any], identity: Identity, differs: 
     names = [name for name in identity.key if name in differs]
     if "template" in differs:
         names[names.index("template")] = _named(marker.get("template") or {}, identity.template)
-    names = ["number of samples" if name == "samples" else name for name in names]
+    names = [_FIELDS.get(name, name) for name in names]
     hint = "choose another folder, or measure again with overwrite=True"
     if differs <= {"samples", "source"} and may_have_grown(read_layout(folder), identity.layout):
         hint = (

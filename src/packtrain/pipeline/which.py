@@ -235,7 +235,8 @@ class Order:
         if len(found) == 0:
             reasons, read = dict(plan.ledger), plan.stats()["read"]
             if sample not in reasons:
-                raise InputError(f"sample {sample} of {counted(read, 'samples')}", hint=f"0 to {read - 1}")
+                told = f"there is no such sample: {sample} of {counted(read, 'samples')}"
+                raise InputError(told, hint=f"0 to {read - 1}")
             raise InputError(
                 f"sample {sample} is in no pack; it is in the ledger: {reasons[sample]}",
                 hint=f"packtrain show {self.folder} --sample {sample} says what is wrong",
