@@ -116,6 +116,18 @@ def test_empty_gif_extensions_and_stray_bytes_are_refused() -> None:
         assert "parts" in str(refused(start + filler * 9000 + rest, read_image))
 
 
+def test_what_stands_before_the_pixels_of_a_ppm_is_bounded() -> None:
+    for filler in (b" ", b"#\n"):
+        few = read_image(b"P6\n" + filler * 50 + b"2 1 255\n" + bytes(6))
+        assert (few.width, few.height) == (2, 1)
+        assert "parts" in str(refused(b"P6\n" + filler * 300_000 + b"2 1 255\n" + bytes(6), read_image))
+    for kind in (b"P1", b"P2", b"P3"):
+        digits = b"#\n" * 50 + b"1 " * 12
+        assert read_image(kind + b"\n2 2" + b" 1" * (kind != b"P1") + b"\n" + digits).width == 2
+        many = kind + b"\n2 2" + b" 1" * (kind != b"P1") + b"\n" + b"#\n" * 5000 + digits
+        assert "parts" in str(refused(many, read_image))
+
+
 def jpeg() -> bytes:
     made = io.BytesIO()
     Image.new("RGB", (20, 10)).save(made, "JPEG")

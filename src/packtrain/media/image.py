@@ -67,6 +67,7 @@ _READERS: tuple[tuple[bytes | tuple[bytes, ...], str, Callable[[Head], Parsed]],
     (TIFF_MAGICS, "TIFF", parse_tiff),
 )
 _MAGICS = (JPEG_MAGIC, PNG_MAGIC, *GIF_MAGICS, b"RIFF", *TIFF_MAGICS, b"BM")
+_PLAIN, _COMMENT = (b"P1", b"P2", b"P3"), 64  # PPM of digits as text; steps of a comment in one
 _EXIF_KEYS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 _PILLOW_LIMIT = 2 * (1024 * 1024 * 1024 // 4 // 3)  # Pillow's own default: an error above this
 
@@ -228,10 +229,14 @@ def _decode_other(data: bytes, head: Head) -> tuple[Image.Image, str]:
     """(image, format) of a file that has no own header reader."""
     from PIL import Image, ImageOps
 
+    if data[:2] in _PLAIN:  # of each comment Pillow copies a megabyte
+        head.spend(_COMMENT * data.count(b"#"))
     with _QUIET:
         try:
-            with Image.open(io.BytesIO(data), formats=BY_PILLOW) as probe:
+            with Image.open(_Parsed(data, head), formats=BY_PILLOW) as probe:
                 name = probe.format or "?"
+        except SampleError:
+            raise
         except Image.DecompressionBombError as error:
             raise head.fail("unreadable_media", f"is refused by Pillow: {error}") from None
         except Exception:
@@ -266,6 +271,18 @@ def _turn(picture: Image.Image, orientation: int) -> Image.Image:
         turn.ROTATE_90,
     )[orientation - 2]
     return picture.transpose(method)
+
+
+class _Parsed(io.BytesIO):
+    """Bytes that Pillow parses, in the budget of the medium: up to its pixels a PPM is read by bytes."""
+
+    def __init__(self, data: bytes, head: Head) -> None:
+        super().__init__(data)
+        self._head = head
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._head.spend()
+        return super().read(size)
 
 
 class _Whole(io.BytesIO):
