@@ -32,7 +32,7 @@ class Site(ThreadingHTTPServer):
         self.fail: list[int] = []
         self.requests = 0
         self.stop = threading.Event()
-        self.odd: list[str] = []  # of the next answers with a body: drop, stall, short, more, shift
+        self.odd: list[str] = []  # of the next answers with a body: drop, stall, short, more, shift, junk
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
 
@@ -65,6 +65,10 @@ class Handler(BaseHTTPRequestHandler):
         if asked and site.ranges and status == 200:
             status, part = 206, part[int(asked[1]) : int(asked[2]) + 1]
         odd = site.odd.pop(0) if site.odd and body and status < 300 else ""
+        if odd == "junk":
+            self.wfile.write(b"\0 is no status line\r\n\r\n")
+            self.close_connection = True
+            return
         if asked and status == 206 and odd == "shift":  # as many bytes, from one place further on
             part = ((data or b"") + b"\n")[int(asked[1]) + 1 : int(asked[2]) + 2]
         part = part[: len(part) // 2] if odd == "short" else part + b"more" if odd == "more" else part

@@ -51,7 +51,7 @@ def below(folder: str) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
 
-@pytest.mark.parametrize("odd", ["drop", "stall", "short", "more", "shift"])
+@pytest.mark.parametrize("odd", ["drop", "stall", "short", "more", "shift", "junk"])
 def test_a_server_that_drops_stalls_truncates_or_lies(
     site: Site, odd: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +67,25 @@ def test_a_server_that_drops_stalls_truncates_or_lies(
     with pytest.raises(SourceError, match="in 2 tries"):
         copies.bring(f"{site.url}/set/b.jsonl")
     assert not below(str(Path(copies.place_of(f"{site.url}/set/b.jsonl")).parent)).keys() - {"a.jsonl"}
+
+
+def test_a_file_that_changes_between_its_ranges_is_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the server gives no mark: the ends that it has then are others than those that came."""
+    url, other = f"{site.url}/set/a.jsonl", TEXT.replace(b"7", b"8")
+    real = ranges.Remote.read
+
+    def read(self: ranges.Remote, offset: int, count: int, tries: int | None = None) -> bytes:
+        if offset == 2000:
+            site.files["/set/a.jsonl"] = other
+        return real(self, offset, count, tries)
+
+    monkeypatch.setattr(ranges.Remote, "read", read)
+    if site.ranges:
+        with pytest.raises(SourceError, match="changed while it was read"):
+            copies.bring(url)
+        assert held(copies.bring(url)) == other
+    else:
+        assert held(copies.bring(url)) == TEXT  # it came in one answer
 
 
 def test_a_size_that_is_no_size_of_the_file(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

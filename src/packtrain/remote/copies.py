@@ -350,14 +350,18 @@ def _fetch(place: str, url: str, info: Mapping[str, Any] | None) -> None:
         _sweep(os.path.dirname(place))
         log.info("fetching %s (%s)", told, counted(remote.size, "bytes"))
         digest, before = hashlib.sha256(), _mark(url) if remote.size > PIECE else ""
+        first = last = b""
         with files.publish(place, here=True) as handle:
             for offset in range(0, remote.size, PIECE):
                 block = remote.read(offset, PIECE, TRIES)
                 digest.update(block)
                 handle.write(block)
-            if before and _mark(url) != before:  # between its ranges
+                first, last = first + block[: ENDS - len(first)], (last + block)[-ENDS:]
+            ends = "" if stamp else _ends_of(remote)
+            moved = ends and ends != hashlib.sha256(first + last).hexdigest()
+            if moved or (before and _mark(url) != before):  # between its ranges
                 raise SourceError(f"{told} changed while it was read", hint="open it again")
-            fetched = Note(remote.size, stamp, digest.hexdigest(), "" if stamp else _ends_of(remote))
+            fetched = Note(remote.size, stamp, digest.hexdigest(), ends)
             handle.flush()
             set_time(handle.fileno(), fetched)
         put_note(place, fetched)

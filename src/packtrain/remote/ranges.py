@@ -329,6 +329,8 @@ def _answer(error: BaseException | None) -> tuple[int, str]:
         if isinstance(told, Mapping):  # botocore; s3fs raises another error from it
             status = told.get("ResponseMetadata", {}).get("HTTPStatusCode")
             return int(status or 0), str(told.get("Error", {}).get("Code") or "")
+    if type(getattr(error, "__cause__", None)).__module__ == "aiohttp.http_exceptions":
+        return 0, ""  # aiohttp gives a status to bytes that are no answer
     status = getattr(getattr(error, "response", None), "status_code", None)  # huggingface_hub
     status = status or getattr(error, "status", None) or getattr(error, "code", None)
     return (int(str(status)), "") if str(status).isdecimal() else (0, "")
