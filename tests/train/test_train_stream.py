@@ -110,6 +110,42 @@ def test_an_unfinished_checkpoint_is_passed_over(tmp_path: Path) -> None:
     assert template.read and again.losses == whole.losses  # from checkpoint-4
 
 
+def test_a_checkpoint_that_lacks_a_part_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "a"
+    run(folder, save_strategy="steps", save_steps=6)
+    values = {"output_dir": str(folder), "packing_mode": "streaming", "max_steps": 12}
+    stream, _ = opened(
+        load_config({"global_max_length": 16, "training": values}), SAMPLES, Recorder(), World(0, 1)
+    )
+    last, before = folder / "checkpoint-12", folder / "checkpoint-6"
+    assert checkpoint_of(stream, True, str(folder)) == str(last)
+    (folder / "checkpoint-²").mkdir()
+    (folder / "checkpoint-18").write_bytes(b"")  # no folder
+    (folder / "checkpoint-24").symlink_to(folder / "gone")
+    for name, bytes_ in (
+        ("model.safetensors", None), ("optimizer.pt", None), ("optimizer.pt", bytes(900)),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "model-2.safetensors"}}'),
+    ):  # fmt: skip
+        kept = (last / name).read_bytes() if (last / name).exists() else None
+        (last / name).unlink(missing_ok=True)
+        if bytes_ is not None:
+            (last / name).write_bytes(bytes_)
+        assert checkpoint_of(stream, True, str(folder)) == str(before), name
+        assert "has no whole" in caplog.text
+        (last / name).unlink(missing_ok=True)
+        if kept is not None:
+            (last / name).write_bytes(kept)
+        assert checkpoint_of(stream, "auto", str(folder)) == str(last)
+    for one in (last, before):
+        (one / "stream.0.json").unlink()
+    assert checkpoint_of(stream, "auto", str(folder)) is None  # `training.resume: auto`
+    assert "holds no whole checkpoint: the run begins anew" in caplog.text
+    with pytest.raises(ConfigError, match="holds no checkpoint"):
+        checkpoint_of(stream, True, str(folder))
+
+
 def test_the_proof_runs_and_does_not_move_the_stream(tmp_path: Path) -> None:
     proven, _ = run(tmp_path / "a", proof=True, max_steps=3)
     assert proven.proof is not None and proven.proof.ok

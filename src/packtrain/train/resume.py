@@ -42,8 +42,12 @@ def state_file(source: Any, rank: int | None = None) -> str:
     return name.format(rank=source.rank if rank is None else rank)
 
 
+#: `resume_from_checkpoint` of `training.resume: auto`: the last whole checkpoint, or a run that begins.
+AUTO = "auto"
+
+
 def asks_for_last(asked: Any) -> bool:
-    return asked is True or str(asked).lower() == "true"
+    return asked is True or str(asked).lower() in ("true", AUTO)
 
 
 def named_checkpoint(asked: Any, output_dir: str, last: Callable[[Path], Any]) -> Path | None:
@@ -56,8 +60,10 @@ def named_checkpoint(asked: Any, output_dir: str, last: Callable[[Path], Any]) -
         ConfigError: it is not there.
     """
     if asks_for_last(asked):
-        asked = last(Path(output_dir))
-        if asked is None:
+        begins, asked = asked == AUTO, last(Path(output_dir))
+        if asked is None and begins:
+            logger.warning("%s holds no whole checkpoint: the run begins anew", output_dir)
+        elif asked is None:
             raise ConfigError(
                 f"resume_from_checkpoint is true, {output_dir} holds no checkpoint",
                 hint="leave it out to begin, or name a checkpoint folder",
@@ -148,12 +154,12 @@ def _without_state(source: Any, folder: Path) -> None:
 def _last_whole(source: Any, folder: Path) -> str | None:
     """The last checkpoint that every rank finished: a run that was killed, or found its disk full, in the
     middle of one leaves a part of it. The positions are written last."""
-    found = [path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdigit()]
+    found = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal() and path.is_dir()]
     names = ["trainer_state.json"]
     for path in sorted(found, key=lambda path: int(path.name.partition("-")[2]), reverse=True):
         needed = names + (_of_ranks(source, path) if source.per_rank_state else [])
         torn = [name for name in needed if not (path / name).is_file()]
-        torn += [one.name for one in sorted(path.iterdir()) if not _is_whole(one)]
+        torn += [*_lacking(path), *(one.name for one in sorted(path.iterdir()) if not _is_whole(one))]
         if not torn:
             return str(path)
         logger.warning("%s has no whole %s: it was not finished, and is passed over", path, ", ".join(torn))
@@ -165,6 +171,27 @@ def _of_ranks(source: Any, folder: Path) -> list[str]:
     first = folder / state_file(source, 0)
     told = files.read_json(first) if first.is_file() and _is_whole(first) else None
     return [state_file(source, rank) for rank in range(source.ranks_of(told) or source.world_size)]
+
+
+def _lacking(folder: Path) -> list[str]:
+    """Weights that a checkpoint has to have and has not, and the optimizer beside its schedule. What folders
+    in it hold is of DeepSpeed and FSDP, which see to it themselves."""
+    held = {one.name: one for one in folder.iterdir()}
+    if any(map(Path.is_dir, held.values())):
+        return []
+    tensors = [name for name in held if name.endswith((".safetensors", ".bin", ".pt", ".pth"))]
+    lacking = [] if any(name.startswith(_WEIGHTS) for name in tensors) else ["model.safetensors"]
+    for index in (one for name, one in held.items() if name.endswith(".index.json") and _is_whole(one)):
+        told = files.read_json(index)
+        shards = told.get("weight_map") if isinstance(told, dict) else None
+        lacking += sorted({str(name) for name in dict(shards or {}).values()} - held.keys())
+    if "scheduler.pt" in held and not any(name.startswith("optimizer.") for name in held):
+        lacking.append("optimizer.pt")
+    return lacking
+
+
+#: How names of files of weights begin.
+_WEIGHTS = ("model", "pytorch_model", "adapter_model")
 
 
 def _is_whole(path: Path) -> bool:
@@ -180,18 +207,19 @@ def _is_whole(path: Path) -> bool:
             try:
                 told = json.loads(handle.read(size)) if size < files.MOST_JSON else {}
                 ends = [entry["data_offsets"][1] for name, entry in told.items() if name != "__metadata__"]
+                end = 8 + size + max(ends, default=0)
             except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
                 return False
-        return path.stat().st_size == 8 + size + max(ends, default=0)
+        return path.stat().st_size == end
     if path.suffix in (".pt", ".pth", ".bin"):
-        return path.stat().st_size > 0 and (zipfile.is_zipfile(path) or not _is_zip(path))
+        return zipfile.is_zipfile(path) or _is_pickle(path)
     return True
 
 
-def _is_zip(path: Path) -> bool:
-    """Whether a file begins as a zip does, as those of torch do."""
+def _is_pickle(path: Path) -> bool:
+    """Whether a file begins as a pickle does; those of torch are zips, or were pickles."""
     with open(path, "rb") as handle:
-        return handle.read(2) == b"PK"
+        return handle.read(1) == b"\x80"
 
 
 def load_position(source: Any, checkpoint: str | None) -> bool:

@@ -187,7 +187,7 @@ class RunConfig(Section):
                 "%s holds checkpoints: the run goes on from the last one (training.resume: null begins anew)",
                 self.training.output_dir,
             )
-        trainer = {**self.training.trainer, "resume_from_checkpoint": True}
+        trainer = {**self.training.trainer, "resume_from_checkpoint": "auto"}
         training = self.training.model_copy(update={"trainer": trainer})
         return self.model_copy(update={"training": training})
 
