@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from packtrain.data import (
     WeightedSources,
     loader_position,
 )
-from packtrain.errors import InputError
+from packtrain.errors import ForeignArtefactError, InputError
 from packtrain.packs._splits import Splits
 
 LENGTHS = [int(n) for n in np.random.default_rng(5).integers(1, 33, 160)]
@@ -240,6 +241,22 @@ def test_readers_that_do_not_divide_the_splits_are_refused_by_name() -> None:
     for wrong in (0, -1, 1.5, True, 1 << 21):
         with pytest.raises(InputError, match="splits is"):
             make("sequence", splits=wrong)
+
+
+@pytest.mark.parametrize("steps", [(0, 2), (3, 2), (99, 2), (99, 0)])
+def test_states_of_two_epochs_are_none_of_one_step(steps: tuple[int, int]) -> None:
+    """They would train a part of an epoch, and leave a part of the other one out."""
+    told: dict[bool, list[Any]] = {False: [], True: []}
+    for cyclic, states in told.items():
+        for rank, epoch in enumerate((0, 1)):
+            stream = make("sequence", splits=4, rank=rank, world_size=2, cyclic=cyclic)
+            stream.set_epoch(epoch)
+            for _ in itertools.islice(stream, steps[rank]):
+                pass
+            states.append(json.loads(json.dumps(stream.state_dict())))
+    with pytest.raises(ForeignArtefactError, match="of different moments: epoch 0, 1"):
+        make("sequence", splits=4).load_state_dict(told[False])
+    make("sequence", splits=4, cyclic=True).load_state_dict(told[True])
 
 
 def test_what_was_started_without_a_number_of_splits_goes_on_with_fewer_readers() -> None:

@@ -20,7 +20,6 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from ..errors import (
-    ForeignArtefactError,
     InputError,
     PacktrainError,
     SampleError,
@@ -31,6 +30,7 @@ from ..errors import (
 from ..measuring.eligibility import set_epoch
 from ..planning.permutation import Permutation
 from ._iterable import OfSplits, Places, Wanted, samples_of, shorter
+from ._stream_data import data_of
 
 logger = logging.getLogger(__name__)
 
@@ -123,36 +123,8 @@ class IndexReader:
 
     @property
     def data(self) -> dict[str, Any] | None:
-        """What a state says of the files it belongs to; None for a source that is not of files."""
-        held = _of_files(self.source)
-        if held is None:
-            return None
-        rows = held.fields().get("files") or []
-        one = rows[0] if len(rows) == 1 else {}
-        return {"fingerprint": held.fingerprint, "records": len(held), **one}
-
-    def check_data(self, saved: Any) -> None:
-        """Refuse other content than the state was saved with. Lines may have been added to a JSONL file.
-
-        Args:
-            saved: what `data` was; None: the state is of an earlier version, or of samples in memory.
-
-        Raises:
-            ForeignArtefactError: the file changed.
-        """
-        now = self.data
-        if not isinstance(saved, Mapping) or now is None or saved.get("fingerprint") == now["fingerprint"]:
-            return
-        begins = getattr(_of_files(self.source), "begins_with", None)
-        size, sha256, records = (saved.get(name) for name in ("size", "sha256", "records"))
-        told = begins is not None and isinstance(size, int) and isinstance(records, int)
-        if told and begins(size, sha256, records):  # type: ignore[misc]
-            return
-        raise ForeignArtefactError(
-            f"the file changed: the stream was saved over data {str(saved.get('fingerprint'))[:12]}, "
-            f"{self.source!r} holds {now['fingerprint'][:12]}",
-            hint="restore the data, or start anew",
-        )
+        """What a state says of the data it belongs to; None where nothing is known."""
+        return data_of(self.source)
 
     def check_total(self, saved: int | None) -> None:
         """Refuse a source that has another length than when the state was saved.
@@ -187,14 +159,6 @@ class IndexReader:
         return Permutation(len(self.source), self.seed, epoch).map(places).data
 
 
-def _of_files(source: Any) -> Any:
-    """The source of raw records below wrappers, where it knows the digests of its files; else None."""
-    while callable(getattr(source, "fields", None)) and hasattr(source, "source"):
-        source = source.source
-    known = callable(getattr(source, "fields", None)) and isinstance(source.fingerprint, str)
-    return source if known else None
-
-
 class IterableReader:
     """An iterable that begins anew with every pass. The sample id is the place."""
 
@@ -204,10 +168,12 @@ class IterableReader:
         self.source = source
         self._epoch: int | None = None  # that the source was told last
 
-    total = data = None  # nobody knows
+    total = None  # nobody knows
 
-    def check_data(self, saved: Any) -> None:
-        """Nothing to compare."""
+    @property
+    def data(self) -> dict[str, Any] | None:
+        """As that of `IndexReader`; of a mixture something is known."""
+        return data_of(self.source)
 
     def check_total(self, saved: int | None) -> None:
         """Nothing to compare."""

@@ -147,11 +147,14 @@ def saved_ranks(state: Any) -> int | None:
     return ranks if type(ranks) is int and 1 <= ranks <= MOST else None
 
 
-def joined(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def joined(states: Sequence[Mapping[str, Any]], *, cyclic: bool) -> Mapping[str, Any]:
     """The states of several readers, saved at one step, as one.
 
+    Args:
+        cyclic: they may be in different epochs.
+
     Raises:
-        ForeignArtefactError: they are of different streams, or hold a split twice.
+        ForeignArtefactError: they are of different streams or moments, or hold a split twice.
     """
     first = states[0]
     if len(states) == 1:
@@ -167,6 +170,13 @@ def joined(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
                 )
         done = {"done": True} if state.get("ended") is True and not every_ended else {}
         held += [{**one, **done} for one in state["held"]]
+    going = {state["epoch"] for state in states if state.get("ended") is not True}
+    epochs = sorted(going | {state["epoch"] for state in states if state["epoch"] < max(going, default=0)})
+    if len(epochs) > 1 and not cyclic:
+        raise ForeignArtefactError(
+            f"the states are of different moments: epoch {epochs[0]}, {epochs[-1]}",
+            hint="give the states that all readers saved at one step",
+        )
     if len({one["split"] for one in held}) != len(held):
         raise ForeignArtefactError(
             "the states hold a split twice", hint="give the state of every reader once, all saved at one step"

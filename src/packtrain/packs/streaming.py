@@ -49,6 +49,7 @@ from ..workers import freeze
 from ..world import World, world
 from ._readers import reader_of
 from ._splits import MOST, Reader, Splits, check_divides
+from ._stream_data import check_data
 from ._stream_pass import Slot, StreamPass
 from ._stream_run import Run
 from ._stream_state import LAST_EPOCH, VERSION, check_held, joined, of_reader, saved_ranks, upgraded, written
@@ -371,8 +372,8 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         """This reader's part of a state, or of the states of all readers."""
         here = Reader.here(self.place)
         states = [self._checked(one) for one in _flat(state)]
-        whole = joined(states)
-        self.reader.check_data(whole.get("data"))
+        whole = joined(states, cyclic=self.cyclic)
+        check_data(self.reader.source, whole.get("data"))
         return of_reader(whole, here)
 
     def _checked(self, state: Any) -> Mapping[str, Any]:

@@ -89,6 +89,13 @@ class WeightedSources:
         total = sum(self.weights.values())
         return lcm(*((weight / total).denominator for weight in self.weights.values()))
 
+    def mixture(self) -> dict[str, Any]:
+        """What decides which source comes where, as plain JSON."""
+        return {
+            "weights": [[name, str(self.weights[name])] for name in self.sources],
+            "stopping": self.stopping,
+        }
+
     def set_epoch(self, epoch: int) -> None:
         for source in self.sources.values():
             set_epoch(source, epoch)

@@ -81,6 +81,11 @@ class Parts:
         """As `of`; IndexError outside of the source."""
         return self.of(numbered(index, len(self), self.name))
 
+    def first(self, records: int) -> range:
+        """How many parts hold the first `records` records and no other; several where parts are empty."""
+        low, high = bisect.bisect_left(self.stops, records), bisect.bisect_right(self.stops, records)
+        return range(low + 1, high + 1)
+
     def shards(self, names: Iterable[str], digests: Iterable[str]) -> list[Shard]:
         """The parts with their id ranges."""
         rows = zip(names, [0, *self.stops], self.stops, digests, strict=False)

@@ -67,8 +67,16 @@ class Table(OfFiles):
             counts += filter(None, sizes)
         super().__init__("parquet", root, held, rows, "rows", columns=self._columns)
         self._in_groups = Parts(root, counts)
-        root_digest = merkle("parquet", self.digests)
-        self.fingerprint = files.digest_json({"rows": root_digest, "columns": self._columns})
+        self.fingerprint = self._identity(len(self._held))
+
+    def _identity(self, count: int) -> str:
+        """The fingerprint of the first so many files."""
+        rows = merkle("parquet", self.digests[:count])
+        return files.digest_json({"rows": rows, "columns": self._columns})
+
+    def beginnings(self, records: int) -> list[str]:
+        """As that of `Shards`."""
+        return [self._identity(count) for count in self._parts.first(records)]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         slot, row = self._in_groups.place(index)

@@ -133,7 +133,15 @@ class Shards:
         self._files = list(files)
         self._parts = Parts(folder, map(len, self._files))
         self._names = below(folder, [file.path for file in self._files])
-        self.fingerprint = merkle("shards", [file.fingerprint for file in self._files])
+        self.fingerprint = self._identity(len(self._files))
+
+    def _identity(self, files: int) -> str:
+        """The fingerprint of the first so many files."""
+        return merkle("shards", [file.fingerprint for file in self._files[:files]])
+
+    def beginnings(self, records: int) -> list[str]:
+        """Fingerprints that this source had with so many records, of files that more were added behind."""
+        return [self._identity(count) for count in self._parts.first(records)]
 
     @property
     def shards(self) -> list[Shard]:

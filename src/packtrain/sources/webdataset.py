@@ -87,8 +87,16 @@ class Tars(OfFiles):
         super().__init__("webdataset", root, held, map(len, samples), "samples", prompt=prompt)
         self._samples = list(samples)
         self._prompt = prompt
-        digest = merkle("webdataset", self.digests)
-        self.fingerprint = files.digest_json({"tars": digest, "prompt": prompt, "samples": len(self)})
+        self.fingerprint = self._identity(len(self._held), len(self))
+
+    def _identity(self, tars: int, samples: int) -> str:
+        """The fingerprint of the first so many tars."""
+        digest = merkle("webdataset", self.digests[:tars])
+        return files.digest_json({"tars": digest, "prompt": self._prompt, "samples": samples})
+
+    def beginnings(self, records: int) -> list[str]:
+        """As that of `Shards`."""
+        return [self._identity(count, records) for count in self._parts.first(records)]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         shard, row = self._parts.place(index)
