@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,5 +85,8 @@ def test_a_run_that_has_not_ended_answers_as_far_as_it_can(call: Call, tmp_path:
     assert code == 0 and json.loads(out)["ids"] == [3, 7]
     assert json.loads(call("which", tmp_path, "--sample", 7, "--json")[1])["steps"][0]["loss"] == 1.5
     pt.plan([3, 4], 8).save(tmp_path / "plan")
+    code, out, _ = call("which", tmp_path, "--step", 0, "--losses", "--json")  # which sample made it jump?
+    assert code == 0 and [row["id"] for row in json.loads(out)["losses"]] == [7, 3]
+    shutil.rmtree(tmp_path / "sample_loss")
     code, _, err = call("which", tmp_path, "--step", 0)
     assert code == 2 and f"the run has not ended; its plan is {tmp_path / 'plan'}" in err

@@ -50,6 +50,8 @@ def artefact_kind(folder: Path) -> str:
     held = [path for path in held if path.parent not in held]
     held += sorted(path.parent for path in folder.glob("*/packs"))  # what pack(trainer) left
     told = f"{folder} holds no lengths, plan or run, and no stream"
+    if (folder / "run_config.json").is_file():
+        told = f"{folder} is a run that has not ended"
     if held:
         raise FormatError(told, hint=f"it has {', '.join(map(str, held))}")
     raise FormatError(told, hint=files.recipe_hint(folder) or "name the folder given as --out")

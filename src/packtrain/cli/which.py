@@ -63,7 +63,7 @@ def command(
             "--losses needs --step of a run", hint="for example which runs/demo --step 100 --losses"
         )
     if unplanned:
-        without_effect("of a run without a plan", "epoch", *options)
+        without_effect("of a run without a plan, or one that has not ended", "epoch", *options)
         _print_unplanned(artefact, step, sample, rank, as_json)
         return
     order = order_of(artefact, **options)
@@ -114,19 +114,20 @@ def _print_losses(
 def _print_unplanned(
     run: Path, step: int | None, sample: int | None, rank: int | None, as_json: bool
 ) -> None:
-    """Of a run without a plan: what it wrote down of every step."""
-    from ..pipeline.which import losses_of, steps_of
+    """Of a run without a plan, or one that has not ended: what it wrote down of every step."""
+    from ..pipeline.which import losses_of, rows_of, steps_of
 
     if sample is None:
         ids = sorted(row["id"] for row in losses_of(run, int(step or 0)))
-        _print_losses(run, {"run_step": int(step or 0), "ids": ids}, None, rank, as_json)
+        rows = rows_of(run / "plan", ids)  # of a planned run that has not ended
+        _print_losses(run, {"run_step": int(step or 0), "ids": ids}, rows, rank, as_json)
         return
     without_effect("with --sample", "rank")
-    places = steps_of(run, sample)
+    places, rows = steps_of(run, sample), rows_of(run / "plan", [sample])
     if as_json:
-        emit({"sample": sample, "steps": places, "row": None})
+        emit({"sample": sample, "steps": places, "row": rows[0] if rows else None})
         return
-    click.echo(f"sample {sample}")
+    click.echo(f"sample {sample}" + (f" ({rows[0]})" if rows else ""))
     if not places:
         click.echo("  no step of this run holds it")
     for place in places:

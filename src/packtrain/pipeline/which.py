@@ -337,8 +337,8 @@ def unplanned_kind(folder: Path) -> str | None:
 
 
 def is_unplanned(folder: Path) -> bool:
-    """Is it of a run, finished or not, whose samples only its losses name?"""
-    made = any((folder / name).exists() for name in ("run.json", "plan.json", "plan"))
+    """Is it of a run whose samples only its losses name: of another kind, or one that has not ended?"""
+    made = any((folder / name).exists() for name in ("run.json", "plan.json"))
     return unplanned_kind(folder) is not None or (not made and (folder / "sample_loss").is_dir())
 
 
