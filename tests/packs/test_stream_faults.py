@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset
 
 from packtrain.data import EqualSteps, StreamingPackedDataset, TokenBudgetDataset, WeightedSources
 from packtrain.errors import ForeignArtefactError, InputError, PacktrainError, SampleError, SourceError
+from packtrain.sources import open_source
 from packtrain.sources.chat import ChatSource
 
 LENGTHS = [int(n) for n in np.random.default_rng(0).integers(1, 12, 100)]
@@ -86,6 +87,31 @@ def test_a_sample_that_cannot_be_read_is_named_or_left_out(mixed: bool, tmp_path
     if mixed:
         with pytest.raises(SampleError, match=r"train\.jsonl:38"):
             list(source)
+
+
+def test_a_sample_of_a_file_that_is_left_out_is_told_with_its_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the log, the ledger and what is raised: the template's own message knows no file."""
+
+    def encode(record: Any) -> Any:
+        if record["n"] == 2:
+            raise SampleError("missing_media", "/pictures/a.jpg does not exist")
+        if record["n"] == 3:
+            raise ValueError("odd")
+        return rows([4])[0]
+
+    path, ledger = tmp_path / "set.jsonl", tmp_path / "left.jsonl"
+    path.write_text("".join(json.dumps({"n": n}) + "\n" for n in range(5)))
+    source, options = open_source(path), {"pack_length": 10, "ledger_file": ledger}
+    assert sum(map(len, StreamingPackedDataset(source, encode, on_error="skip", **options))) == 3
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    assert [line["detail"] for line in lines if "detail" in line] == [
+        "set.jsonl:3: /pictures/a.jpg does not exist", "set.jsonl:4: cannot be encoded: ValueError: odd",
+    ]  # fmt: skip
+    assert "sample 2 left out (missing_media): set.jsonl:3: /pictures" in caplog.text
+    with pytest.raises(SampleError, match=r"sample 2: set\.jsonl:3: /pictures/a\.jpg does not exist"):
+        list(StreamingPackedDataset(source, encode, **options))
 
 
 def test_an_error_of_the_source_says_where() -> None:

@@ -136,7 +136,7 @@ def _verdict(
     """(status, reason, line for people) of a sample that there is something to say of; else None."""
     if error is not None:
         status = STATUS_EMPTY if error.reason == "empty" else STATUS_FAILED
-        return status, error.reason, _located(source.where(i), one_line(error))
+        return status, error.reason, located(source.where(i), one_line(error))
     if tokens == 0:
         return STATUS_EMPTY, "empty", f"{source.where(i)}: the sample has no tokens"
     if limit is not None and tokens > limit:
@@ -290,6 +290,6 @@ def _relative(path: str, root: Any) -> str:
     return path.replace(os.sep, "/")
 
 
-def _located(where: str, text: str) -> str:
+def located(where: str, text: str) -> str:
     """`where: text`; sources that say where themselves are not repeated."""
     return text if text.startswith((f"{where}:", f"{where} ")) else f"{where}: {text}"

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import DriftError, InputError, PlanError, SampleError
-from ..measuring.run import CUT
+from ..extend import Source
+from ..measuring.run import CUT, located
 from ..planning._materialise import mix64, seed64
 from ..planning.lengths import Lengths
 from ..planning.spec import PlanSpec
@@ -257,14 +258,18 @@ class Run:
             yield item
 
     def _failed(self, sample_id: int, error: SampleError) -> None:
+        source = self.stream.reader.source
+        where = source.where(sample_id) if isinstance(source, Source) else ""
+        told = located(where, error.message) if where else error.message
         if self.stream.on_error == "raise" and error.reason == "encode_failed":
-            raise InputError(f"sample {sample_id} {error.message}", hint=error.hint) from error
+            named = f"sample {sample_id} ({where})" if where else f"sample {sample_id}"
+            raise InputError(f"{named} {error.message}", hint=error.hint) from error
         if self.stream.on_error == "raise":
             hint = error.hint or "on_error='skip' leaves such samples out, into the ledger"
-            raise SampleError(error.reason, f"sample {sample_id}: {error.message}", hint=hint) from error
-        logger.warning("sample %d left out (%s): %s", sample_id, error.reason, error.message)
-        self._leave_out(sample_id, error.reason, error.message)
-        self.tally.failed(sample_id, error.reason, error.message)
+            raise SampleError(error.reason, f"sample {sample_id}: {told}", hint=hint) from error
+        logger.warning("sample %d left out (%s): %s", sample_id, error.reason, told)
+        self._leave_out(sample_id, error.reason, told)
+        self.tally.failed(sample_id, error.reason, told)
 
     def _leave_out(self, sample_id: int, reason: str, detail: str) -> None:
         self.stream.leave_out(sample_id, reason, detail, self.left_out, self.tally.left_out)
