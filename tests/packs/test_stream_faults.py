@@ -104,7 +104,10 @@ def test_a_sample_of_a_file_that_is_left_out_is_told_with_its_line(
     path, ledger = tmp_path / "set.jsonl", tmp_path / "left.jsonl"
     path.write_text("".join(json.dumps({"n": n}) + "\n" for n in range(5)))
     source, options = open_source(path), {"pack_length": 10, "ledger_file": ledger}
-    assert sum(map(len, StreamingPackedDataset(source, encode, on_error="skip", **options))) == 3
+    stream = StreamingPackedDataset(source, encode, on_error="skip", **options)
+    assert sum(map(len, stream.peek(9))) == 3
+    assert "left out" not in caplog.text  # it is told when it is trained without
+    assert sum(map(len, stream)) == 3
     lines = [json.loads(line) for line in ledger.read_text().splitlines()]
     assert [line["detail"] for line in lines if "detail" in line] == [
         "set.jsonl:3: /pictures/a.jpg does not exist", "set.jsonl:4: cannot be encoded: ValueError: odd",

@@ -60,7 +60,7 @@ class Stream(Protocol):
     ledger_file: Any
     left_out: dict[str, int]
     skip: frozenset[int]
-    tells_keys: bool
+    tells: bool
     cyclic: bool
     epoch: int
     asked: tuple[int, int]
@@ -267,7 +267,8 @@ class Run:
         if self.stream.on_error == "raise":
             hint = error.hint or "on_error='skip' leaves such samples out, into the ledger"
             raise SampleError(error.reason, f"sample {sample_id}: {told}", hint=hint) from error
-        logger.warning("sample %d left out (%s): %s", sample_id, error.reason, told)
+        if self.stream.tells:
+            logger.warning("sample %d left out (%s): %s", sample_id, error.reason, told)
         self._leave_out(sample_id, error.reason, told)
         self.tally.failed(sample_id, error.reason, told)
 

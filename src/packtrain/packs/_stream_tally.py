@@ -69,7 +69,7 @@ class Tally:
         read = self.read
         if read >= self._tell_at or (last and self._keys.total() > self._told):
             self._tell_at, self._told = 10 * read, self._keys.total()
-            if self._keys and self.stream.tells_keys and self.stream.place.is_writer:
+            if self._keys and self.stream.tells and self.stream.place.is_writer:
                 logger.warning("keys of the first %s samples, %s", f"{read:,}", told(self._keys))
 
     def _check_unread(self, *, last: bool) -> None:

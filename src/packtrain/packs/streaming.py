@@ -187,7 +187,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
             "workers of the loader, torchdata's StatefulDataLoader keeps the states"
         )
 
-    tells_keys = True  # keys that the source does not read
+    tells = True  # in the log: samples left out, keys that the source does not read
     kind = "stream"
     state_file = "stream.{rank}.json"
     per_rank_state = True
@@ -353,7 +353,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
     def peek(self, count: int) -> list[Pack]:
         """The next packs of this reader; read apart, so that it does not move."""
         apart = copy.copy(self)
-        apart.encode_workers, apart.left_out, apart.tells_keys = 0, {}, False
+        apart.encode_workers, apart.left_out, apart.tells = 0, {}, False
         apart.leave_out = _not_written  # type: ignore[method-assign, assignment]
         apart.tell_cut = _not_written  # type: ignore[method-assign, assignment]
         apart.load_state_dict(self.state_dict())
