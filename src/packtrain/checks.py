@@ -46,12 +46,19 @@ def number(
     Raises:
         InputError: it is none of them. Another class where `error` says so.
     """
-    real = False if isinstance(value, bool) else isinstance(value, Real) and math.isfinite(value)
-    if not real or not low <= value <= high or value in without:
+    if isinstance(value, bool) or not is_finite(value) or not low <= value <= high or value in without:
         least = f"{'above' if low in without else '>='} {low:g}"
         limit = f"in {low:g}..{high:g}" if high < math.inf else least
         raise error(f"{name} is {value!r}, expected a number {limit}", hint=hint)
     return value  # type: ignore[no-any-return]
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value is a number that a float holds: JSON has integers of any size."""
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def flag(name: str, value: Any, *, error: type[PacktrainError] = InputError) -> bool:

@@ -232,6 +232,15 @@ def test_tools_and_tool_messages() -> None:
 USER, BOT = QA
 
 
+@pytest.mark.parametrize("key", ["loss_weight", "min_pixels", "fps"])
+def test_a_number_that_no_float_holds_is_one_bad_record(key: str) -> None:
+    """JSON has integers of any size; the rest of the file is read."""
+    part = {"type": "video" if key == "fps" else "image", "url": "a.bin", key: 10**400}
+    user = {"role": "user", "content": [part, {"type": "text", "text": "a"}]}
+    bot = {**BOT, key: -(10**400)} if key == "loss_weight" else BOT
+    assert reason({"messages": [USER if key == "loss_weight" else user, bot]}) == "malformed_record"
+
+
 @pytest.mark.parametrize(
     ("record", "expected"),
     [

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from packtrain.errors import SampleError, SourceError
 from packtrain.sources import _derived, _index, _once, _records, open_source
 from packtrain.sources._index import pin
+from packtrain.sources.chat import ChatSource
 
 Write = Callable[..., Path]
 LAWS = settings(
@@ -92,3 +93,13 @@ def test_a_record_has_a_depth(write: Write, text: str) -> None:
     held = open_source(write("a.jsonl", b'{"a": 1}\n' + text.encode() + b"\n"))
     with pytest.raises(SampleError, match=r"a\.jsonl:2 is not valid JSON: nested too deeply"):
         held[1]
+
+
+def test_what_json_still_reads_may_be_too_deep_for_a_chat(write: Write) -> None:
+    talk = '"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]'
+    text = f'{{{talk}}}\n{{{talk}, "x": {"[" * 700 + "]" * 700}}}\n'
+    held = ChatSource(open_source(write("a.jsonl", text.encode())))
+    assert held[0]["messages"]
+    with pytest.raises(SampleError, match="nested too deeply") as told:
+        held[1]
+    assert told.value.reason == "malformed_record"

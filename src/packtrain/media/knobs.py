@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import is_finite
 from ..errors import SampleError
 
 STARTS = ("start", "video_start", "audio_start", "begin_time", "start_time", "offset")
@@ -242,7 +243,7 @@ def number_of(name: str, value: Any, *, whole: bool, zero: bool = False) -> Any:
     Raises:
         SampleError: malformed_record, it is none.
     """
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    number = not isinstance(value, bool) and is_finite(value)
     if not number or value < 0 or (value == 0 and not zero) or (whole and value != int(value)):
         raise _bad(f"{name} {value!r} of a medium is not {'a whole number' if whole else 'a number'} above 0")
     return int(value) if whole else float(value)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..checks import is_finite
 from ._account import Account
 from ._content import fault
 from .keys import LOSS
@@ -33,8 +33,7 @@ def loss_of(message: Mapping[str, Any], flags: Iterable[str], role: str, what: s
         value = message[flag]
         if isinstance(value, str) and value.strip().lower() in ("true", "false"):
             value = value.strip().lower() == "true"
-        number = isinstance(value, (bool, int, float))
-        if not number or not math.isfinite(value) or value < 0:
+        if not is_finite(value) or value < 0:
             raise fault(f"{what} has {flag} {value!r}", hint="true, false, or a weight >= 0")
         asked = float(value)
         if not LOSS[flag]:

@@ -9,10 +9,10 @@ to say: the template fills them in.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..checks import is_finite
 from ..errors import SampleError, counted
 from ._content import fault
 from ._values import absent
@@ -70,5 +70,5 @@ def _is_box(box: Any) -> bool:
     return (
         isinstance(box, (list, tuple))
         and len(box) in (2, 4)
-        and all(type(edge) in (int, float) and math.isfinite(edge) and edge >= 0 for edge in box)
+        and all(type(edge) in (int, float) and is_finite(edge) and edge >= 0 for edge in box)
     )

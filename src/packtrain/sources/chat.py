@@ -177,7 +177,10 @@ class ChatSource(Over):
     def read(self, record: Any) -> dict[str, Any]:
         if self._normalised:
             return self._passed(record)
-        return self._read_plain(record) or self._normalise(record)
+        try:
+            return self._read_plain(record) or self._normalise(record)
+        except RecursionError:
+            raise SampleError("malformed_record", "the record is nested too deeply") from None
 
     # ----------------------------------------------------------------------------------------
     def _read_plain(self, record: Any) -> dict[str, Any] | None:

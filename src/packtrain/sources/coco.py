@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..checks import one_of
+from ..checks import is_finite, one_of
 from ..errors import SampleError, SourceError
 from ._derived import Derived, derive, digest_one
 
@@ -239,4 +239,4 @@ def _corners(note: Mapping[str, Any], width: int, height: int) -> tuple[float, f
 
 
 def _real(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return not isinstance(value, bool) and is_finite(value)

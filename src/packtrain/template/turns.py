@@ -9,12 +9,12 @@ answer that says nothing is not trained as a bare end mark.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..checks import is_finite
 from ..errors import ConfigError, SampleError
 from .account import texts_of
 from .marked import Placed
@@ -45,7 +45,7 @@ def loss_of(message: Mapping[str, Any], place: int) -> float | None:
     value = message.get("loss")
     if value is None:
         return None
-    if isinstance(value, (bool, int, float)) and math.isfinite(value) and value >= 0:
+    if is_finite(value) and value >= 0:
         return float(value)
     raise SampleError(
         "malformed_record",
