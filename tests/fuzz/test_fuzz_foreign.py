@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from foreign import READERS
+from edits import edited, text
+from foreign import READERS, VALUES
 from limits import bounded, damaged, rounds
 
 
@@ -22,3 +23,11 @@ def test_damaged_bytes(name: str, tmp_path: Path) -> None:
         with bounded():
             reader.read(seed, tmp_path)
     assert rounds(lambda data: reader.read(data, tmp_path), damaged(reader.seeds)) >= 40
+
+
+@pytest.mark.parametrize("name", sorted(VALUES))
+def test_edited_values(name: str, tmp_path: Path) -> None:
+    """Whole JSON and YAML with a value of another kind somewhere, which damaged bytes seldom make."""
+    reader = READERS[name]()
+    reader.read(reader.seeds[0], tmp_path)
+    assert rounds(lambda value: reader.read(text(value), tmp_path), edited(VALUES[name]())) >= 40

@@ -150,12 +150,34 @@ def test_options(write: Write) -> None:
         ({"annotations": None}, "no list of annotations"),
         ({"images": [{"id": 1}, {"id": 1}]}, "two images of the id 1"),
         ({"images": [{"file_name": "a"}]}, "image 0 has no id"),
+        ({"images": [{"id": [1], "file_name": "a"}]}, "image 0 has no id"),
         ({"images": []}, "empty|no records"),
     ],
 )
 def test_bad_files(write: Write, change: dict[str, Any], message: str) -> None:
     with pytest.raises(SourceError, match=message):
         open_source(write("a.json", {**SET, **change}), kind="coco")
+
+
+def test_values_of_other_kinds_are_told_and_stop_nothing(
+    write: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A list where an id or a name belongs, a size that is no number: found by an hour of damaged input."""
+    images = [{"id": n, "file_name": "a.jpg", "width": 9, "height": 9} for n in range(4)]
+    images[1]["width"] = float("inf")
+    notes = [box(1, 0, [0, 0, 9, 9]), box(2, 2, [0, 0, 9, 9], [1]), box(3, 3, [0, 0, 9, 9], 2)]  # type: ignore[arg-type]
+    notes.append(box(4, [0], [0, 0, 9, 9]))  # type: ignore[arg-type]
+    kinds = [{"id": 1, "name": "dog"}, {"id": [2], "name": "cat"}, {"id": 2, "name": ["cat"]}]
+    source = open_source(write("a.json", {"images": images, "annotations": notes, "categories": kinds}))
+    assert answer(source[0]) == [{"bbox_2d": [0, 0, 999, 999], "label": "dog"}]
+    for index, words in {
+        1: "width and height",
+        2: r"unknown category \[1\]",
+        3: "unknown category 2",
+    }.items():
+        with pytest.raises(SampleError, match=words):
+            source[index]
+    assert "1 annotations of images that are not in the file" in caplog.text
 
 
 def test_a_cut_file(write: Write) -> None:

@@ -180,6 +180,7 @@ def test_the_kind_follows_from_the_keys(values: dict[str, Any], kind: str) -> No
     ("values", "said"),
     [
         ({"data": {"kind": "plan"}}, "did you mean planned"),
+        ({"data": {"kind": ["planned"]}}, r"data.kind is \['planned'\]"),
         ({"data": {"kind": "exported"}}, "needs data.path"),
         ({"data": {"kind": "growing", "path": "x"}, "training": {"packing": True}}, "packs already"),
         ({"data": {"kind": "exported", "path": "x", "packing": True}}, "packs already"),

@@ -157,11 +157,12 @@ def _parse(path: str) -> tuple[list[dict[str, Any]], dict[Any, list[Any]], dict[
             )
         parts.append(part)
     images, annotations, categories = parts
-    names = {c["id"]: c["name"] for c in categories if isinstance(c, Mapping) and "id" in c and "name" in c}
+    named = [c for c in categories if isinstance(c, Mapping) and isinstance(c.get("name"), str)]
+    names = {c["id"]: c["name"] for c in named if _is_id(c.get("id"))}
     seen: set[Any] = set()
     for number, image in enumerate(images):
-        if not isinstance(image, Mapping) or "id" not in image:
-            raise SourceError(f"{path}: image {number} has no id")
+        if not isinstance(image, Mapping) or not _is_id(image.get("id")):
+            raise SourceError(f"{path}: image {number} has no id (a number or a text)")
         if image["id"] in seen:
             raise SourceError(f"{path} has two images of the id {image['id']!r}")
         seen.add(image["id"])
@@ -169,13 +170,17 @@ def _parse(path: str) -> tuple[list[dict[str, Any]], dict[Any, list[Any]], dict[
     strays = 0
     for note in annotations:
         owner = note.get("image_id") if isinstance(note, Mapping) else None
-        if owner in seen:
+        if _is_id(owner) and owner in seen:
             by_image.setdefault(owner, []).append(note)
         else:
             strays += 1
     if strays:
         log.warning("%s: %d annotations of images that are not in the file", path, strays)
     return images, by_image, names
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str | int | float)
 
 
 def _chat(
@@ -194,16 +199,15 @@ def _chat(
     if not isinstance(name, str) or not name:
         raise ValueError(f"image {image['id']!r} has neither file_name nor coco_url")
     sizes = [image.get(key) for key in ("width", "height")]
-    if not all(isinstance(s, (int, float)) and s == s and s >= 1 for s in sizes):
+    if not all(_real(size) and size >= 1 for size in sizes):  # type: ignore[operator]
         raise ValueError(f"image {image['id']!r} has no width and height ({sizes[0]!r} x {sizes[1]!r})")
     width, height = (int(s) for s in sizes)  # type: ignore[arg-type]
     found: list[tuple[Box, str]] = []
     for note in notes:
-        label = names.get(note.get("category_id"))
+        category = note.get("category_id")
+        label = names.get(category) if _is_id(category) else None
         if label is None:
-            raise ValueError(
-                f"annotation {note.get('id')!r} has the unknown category {note.get('category_id')!r}"
-            )
+            raise ValueError(f"annotation {note.get('id')!r} has the unknown category {category!r}")
         if note.get("iscrowd") and not crowd:
             left_out["crowd"] += 1
             continue

@@ -63,7 +63,7 @@ def kind_of(sections: Sections, given: Collection[str] = ()) -> str:
             f"training.packing_mode {mode!r} is not supported: packs are planned before training",
             hint="set training.packing_mode: static, or streaming for samples that nobody measured",
         )
-    if kind is not None and kind not in KINDS:
+    if kind is not None and kind not in tuple(KINDS):  # it may be a list
         close = nearest(str(kind), KINDS)
         hint = f"did you mean {close}?" if close else f"use one of {', '.join(KINDS)}"
         raise ConfigError(f"data.kind is {kind!r}", hint=hint)
