@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -15,11 +16,16 @@ from markers import REPOSITORY, Files, called
 
 import packtrain as pt
 from packtrain.data import EncodeCache, PackedDataset, open_packs
+from packtrain.errors import FormatError
 from packtrain.pipeline.export import export
+from packtrain.pipeline.inputs import lengths_of_plan
+from packtrain.pipeline.length_files import lengths_of
 from packtrain.pipeline.page import Report
 from packtrain.pipeline.run import run
 from packtrain.pipeline.shards import measure_shard, merge
 from packtrain.pipeline.verify_export import verify_export
+from packtrain.store import lengths as lengths_store
+from packtrain.store import shards
 from packtrain.train.config import load_config
 
 sys.path.append(str(REPOSITORY / "tests" / "export"))
@@ -64,6 +70,30 @@ def test_edited_exports(kind: str, made: Set, tmp_path: Path) -> None:
     held = Files(tmp_path / "out", tmp_path / "held")
     ran = edited_files(held, [read, checked, shown, again], SECONDS, of=lambda path: path.suffix not in MEDIA)
     assert ran >= 40
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "b/" + "a" * 300, "\0", "~nobody/x"])
+def test_names_that_no_file_can_have(name: str, made: Set, tmp_path: Path) -> None:
+    """Wherever a marker or a YAML names a path: nothing is there, in the words for that."""
+    plan, out = Path(made.plan_folder), tmp_path / "out"
+    export(plan, out, format="raw", source=made.source, template=made.template)
+    for origin in (plan / "origin.json", shards.hidden(out, "origin.json")):
+        held = json.loads(origin.read_text())
+        origin.write_text(
+            json.dumps({key: name if isinstance(value, str) else value for key, value in held.items()})
+        )
+    for ask in (lengths_of, lengths_of_plan):
+        with pytest.raises(FormatError, match="are gone"):
+            ask(plan)
+    with pytest.raises(FormatError, match="is not a folder"):
+        lengths_store.read(Path(name))
+    export(plan, out, format="raw", source=made.source, template=made.template)  # it goes on
+    called("show", plan)
+    called("show", out)
+    run_yaml = tmp_path / "run.yaml"
+    values = {"data": {"path": name, "task": "chat"}, "model": {"name_or_path": name}}
+    run_yaml.write_text(json.dumps({**values, "global_max_length": 8, "training": {"output_dir": "runs/x"}}))
+    assert load_config(run_yaml).data.path == name
 
 
 def test_edited_shards_of_an_array_job(made: Set, tmp_path: Path) -> None:

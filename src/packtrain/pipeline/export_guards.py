@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ def put_key(out: Path, key: dict[str, Any], job: Job) -> None:
 def _is_there(origin: Path) -> bool:
     """Does it name a plan that is still there?"""
     try:
-        return Path(place_of(files.read_json(origin)["plan"])).is_dir()
+        return os.path.isdir(place_of(files.read_json(origin)["plan"]))
     except (FormatError, KeyError, TypeError):
         return False
 

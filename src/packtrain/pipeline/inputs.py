@@ -142,7 +142,7 @@ class Inputs:
         values = asdict(self)
         for name in ("source", "processor", "media_root"):
             path = values[name]
-            if path is not None and Path(path).exists():
+            if path is not None and os.path.exists(path):
                 values[name] = str(Path(path).resolve())
             elif (
                 path is not None
@@ -220,7 +220,7 @@ def lengths_of_plan(folder: str | Path) -> Path:
         with suppress(OSError, SourceError):  # a name that no file can have, a URL that nothing is behind
             if ((place := opened(named)) / "lengths.json").is_file():
                 return place
-    if Path(name).is_file():
+    if os.path.isfile(name):
         raise FormatError(
             f"{folder} was planned from token counts: {name} names no samples", hint="measure a source"
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,6 @@ def lengths_of(plan_folder: str | Path) -> Lengths:
     path = Path(plan_folder) / "origin.json"
     with files.reading(path, "a plan's origin"):
         name = dict(files.read_json(path) if path.is_file() else {}).get("lengths")
-    if isinstance(name, str) and Path(name).suffix in SUFFIXES and Path(name).is_file():
+    if isinstance(name, str) and Path(name).suffix in SUFFIXES and os.path.isfile(name):
         return read_lengths(name)
     return Lengths.load(lengths_of_plan(plan_folder))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -124,7 +125,7 @@ class Report:
             where = self.where or (None if source is None else source.where)
             return ledger_rows(self.plan, self.lengths_folder, where)
         path = self.ledger_file or self.artefact / "left_out.jsonl"
-        if not path.is_file():
+        if not os.path.isfile(path):
             return []
         with files.reading(path, "a ledger of samples", None):
             rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

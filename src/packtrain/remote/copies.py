@@ -227,7 +227,7 @@ def opened(path: str | os.PathLike[str]) -> Path:
         SourceError: as `bring`.
     """
     local = Path(place_of(path))
-    return local if local.exists() and os.fspath(local) == os.fspath(path) else Path(bring(path))
+    return local if os.path.exists(local) and os.fspath(local) == os.fspath(path) else Path(bring(path))
 
 
 def entries(folder: str | os.PathLike[str]) -> list[str]:

@@ -7,6 +7,7 @@ shape and file size are checked, so a torn copy is found without reading it.
 from __future__ import annotations
 
 import contextlib
+import os
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -27,10 +28,10 @@ _KINDS = {"lengths.json": "lengths", "plan.json": "plan", "run.json": "run"}
 def read_marker(folder: Path, name: str, schema: str) -> dict[str, Any]:
     """The marker of a folder, or FormatError that says what is there instead."""
     path = folder / name
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # False for a name that no folder can have
         hint = files.recipe_hint(folder) or f"expected a folder with {name}"
         raise FormatError(f"{folder} is not a folder", hint=hint)
-    if not path.is_file():
+    if not os.path.isfile(path):
         other = next((one for one in _KINDS if (folder / one).is_file()), None)
         raise FormatError(
             f"{folder} holds no {name}" + (f", but {other}" if other else ""),

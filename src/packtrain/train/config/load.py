@@ -17,6 +17,7 @@ This module imports neither torch nor, unless a key needs the check, transformer
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -420,10 +421,10 @@ def _resolved(value: Any, base: Path) -> Any:
     """A path that is there, as it stands or beside the file; anything else as it is."""
     if not isinstance(value, str) or value.startswith(("demo:", "tiny:")):
         return value
-    path = Path(value).expanduser()
-    if not path.is_absolute() and not path.exists() and (base / path).exists():
+    path = Path(os.path.expanduser(value))
+    if not path.is_absolute() and not os.path.exists(path) and os.path.exists(base / path):
         path = base / path
-    return str(path) if path.exists() else value
+    return str(path) if os.path.exists(path) else value  # False for a name that no file can have
 
 
 def _dumped(value: Any) -> Any:
