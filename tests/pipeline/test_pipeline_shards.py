@@ -148,3 +148,19 @@ def test_what_does_not_fit_together_is_named(tmp_path: Path) -> None:
     assert len(merge(out, overwrite=True)) == 40
     measure(many(40), Words(), tmp_path / "one")
     assert snapshot(out, IGNORED) == snapshot(tmp_path / "one", IGNORED)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("root", 1 << 64), ("template", 10**39), ("key", []), ("layout", "x")]
+)
+def test_an_edited_identity_is_told(name: str, value: object, tmp_path: Path) -> None:
+    """A number where a folder belongs came as far as the lengths, and ended in a traceback there."""
+    source = many(12)
+    for number in range(2):
+        shard = measure_shard(source, Words(), tmp_path, (number, 2))
+    marker = shard.folder.parent / "shard_00000_of_00002" / "shard.json"
+    told = json.loads(marker.read_text())
+    told["identity"][name] = value
+    marker.write_text(json.dumps(told))
+    with pytest.raises(FormatError, match=rf"shard\.json is not the marker of a shard: .*{name}"):
+        merge(tmp_path)

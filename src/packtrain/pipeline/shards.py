@@ -197,18 +197,20 @@ def _key(place: Path) -> dict[str, Any] | None:
 
 def _marker(place: Path) -> dict[str, Any]:
     """The marker of a shard; FormatError where it was edited."""
+    from pydantic import TypeAdapter
+
     path, again = place / MARKER, "measure this shard again with overwrite=True"
     told = files.read_json(path)
     with files.reading(path, "the marker of a shard", again):
         if told["schema"] != SCHEMA:
             raise FormatError(f"{path} has schema {told['schema']!r}, expected {SCHEMA!r}")
-        identity = Identity(**told["identity"])
+        identity = TypeAdapter(Identity).validate_python(told["identity"])
         first, last = map(operator.index, told["range"])
         held = {name: (operator.index(size), str(sha)) for name, (size, sha) in told["files"].items()}
         key, origin = dict(identity.key), dict(told["origin"])
         if not 0 <= first <= last <= operator.index(key["samples"]) or any(map(os.path.dirname, held)):
             raise FormatError(f"{path} names ids or files that a shard does not have", hint=again)
-    return {**told, "range": [first, last], "files": held, "origin": origin}
+    return {**told, "identity": asdict(identity), "range": [first, last], "files": held, "origin": origin}
 
 
 def _checked(folder: Path, found: list[tuple[int, int, Path]]) -> list[dict[str, Any]]:
