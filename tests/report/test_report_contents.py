@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import packtrain as pt
+from packtrain.pipeline.page import training_of
 from packtrain.report import contents, html, plots
 from packtrain.report.numbers import (
     Training,
@@ -67,6 +68,14 @@ def test_card_bar_and_figures_share_one_count_of_slots(
     assert ("padded to the pack length: 256 slots" in bar["note"]) == (padded_to is None)
     (card,) = (tile for tile in contents.headline(figures) if tile["name"] == "Padding saved")
     assert card["value"] == contents.percent(saved) and words.removeprefix("packed, ") in card["note"]
+
+
+@pytest.mark.parametrize("padded", [10**40, 1 << 63, -1, 0, True, 120.0, "120", [120], {}])
+def test_an_edited_padded_length_of_a_run_is_none(padded: Any) -> None:
+    lengths = pt.Lengths([100, 20, 80, 10])
+    plan = pt.plan(lengths, pack_length=128)
+    run = training_of({}, {"padded_to": padded}, [])
+    assert report_figures(plan, lengths, run)["slots"]["packed"] == 210
 
 
 def test_medians_of_even_counts_are_means_of_the_middle_two() -> None:

@@ -172,7 +172,7 @@ def training_of(
         metrics=figures.get("metrics") or {},
         consumed=figures.get("consumed"),
         proof=figures.get("proof"),
-        padded_to=padded if type(padded) is int and padded > 0 else None,
+        padded_to=padded if type(padded) is int and 0 < padded < 1 << 63 else None,
     )
 
 

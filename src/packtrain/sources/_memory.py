@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -45,7 +46,7 @@ class InMemory:
         return f"{self.name} {index}" if known is None else str(known(index))
 
 
-class Over:
+class Over(ABC):
     """A source of what another one's records are read as.
 
     Attributes:
@@ -58,17 +59,17 @@ class Over:
     source: Source
     account: Account
 
+    @abstractmethod
     def config(self) -> dict[str, Any]:
         """The options that affect a sample, as plain JSON."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, record: Any) -> dict[str, Any]:
         """The sample of a record.
 
         Raises:
             SampleError: there is none.
         """
-        raise NotImplementedError
 
     @property
     def fingerprint(self) -> str:
