@@ -301,6 +301,15 @@ def test_a_split_that_falls_behind_reads_by_itself_within_a_bound(caplog: pytest
     assert [r.getMessage()[:7] for r in caplog.records].count("split 1") == 2
 
 
+def test_a_split_that_reads_by_itself_reads_its_own_epoch() -> None:
+    """Where it falls behind, others of its reader are in the next epoch: the source is told in turn."""
+    options: dict[str, Any] = {"splits": 4, "cyclic": True, "shuffle_buffer": 0, "buffer_size": 1}
+    KINDS["behind"] = (TokenBudgetDataset, lambda: Lines(True), BUDGET)
+    one, four = (Cluster("behind", ranks, 0, **options) for ranks in (1, 4))
+    for _ in range(60):
+        assert [one.step()[0] for _ in range(4)] == four.step()
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata 0.11 on torch 2.13
 def test_loaders_of_real_workers_hand_over_to_others() -> None:
     """Two ranks of two workers under EqualSteps, then one rank of two, then one process."""

@@ -72,10 +72,16 @@ def test_an_iterable_dataset_with_a_length_is_read_as_an_iterable() -> None:
     assert sorted(flat(ids(make(mixed)))) == list(range(100))
 
 
-@pytest.mark.parametrize("mixed", [False, True])
-def test_a_sample_that_cannot_be_read_is_named_or_left_out(mixed: bool, tmp_path: Path) -> None:
+class Passed(WeightedSources):
+    """A mixture without an index."""
+
+
+@pytest.mark.parametrize("mixed", [(), (WeightedSources,), (Passed,), (Passed, WeightedSources)])
+def test_a_sample_that_cannot_be_read_is_named_or_left_out(mixed: tuple[Any, ...], tmp_path: Path) -> None:
+    """In mixtures, and mixtures of mixtures, too."""
     source: Any = Faulty(SampleError("malformed_record", "train.jsonl:38 is broken"))
-    source = WeightedSources({"only": source}) if mixed else source
+    for made in mixed:
+        source = made({"only": source})
     with pytest.raises(SampleError, match=r"sample 37: train\.jsonl:38 is broken"):
         list(make(source))
     ledger = tmp_path / "left.jsonl"

@@ -226,7 +226,9 @@ class IterableReader:
         """All samples of a pass, in this process."""
         self._epoch = None
         self.listen(epoch)
-        return samples_of(self.source, wanted)
+        for sample in samples_of(self.source, wanted):
+            yield sample
+            self.listen(epoch)  # another split reads another epoch meanwhile
 
 
 class SharedRead:
@@ -266,7 +268,6 @@ class SharedRead:
 
     def _fill(self, split: int) -> bool:
         """Read on until a sample of `split` comes; False at the end."""
-        self.reader.listen(self.epoch)
         for item in self._read:
             owner = item[0] % self.step
             queue = self._waiting.get(owner)

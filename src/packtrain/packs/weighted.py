@@ -112,6 +112,11 @@ class WeightedSources:
         Args:
             wanted: places that are read; for others None is given, and a source with an index is not asked.
         """
+        for place, read in enumerate(self.reads()):
+            yield read() if wanted is None or wanted(place) else None
+
+    def reads(self) -> Iterator[Callable[[], Any]]:
+        """How to get each sample of a pass, or the SampleError in its place."""
         names = list(self.sources)
         total = sum(self.weights.values())
         shares = [self.weights[name] / total for name in names]
@@ -136,7 +141,7 @@ class WeightedSources:
                         f"source {names[k]} gave samples once and none when it began again",
                         hint="its function has to make a new iterator each time",
                     )
-            yield ahead[k]() if wanted is None or wanted(place) else None
+            yield ahead[k]
             place += 1
             taken[names[k]] += 1
             ahead[k] = _next(streams[k])
@@ -204,9 +209,11 @@ def _is_source(source: Any) -> bool:
 
 
 def _rows(source: Any) -> Iterator[Callable[[], Any]]:
-    """How to get each sample: an indexed source is read only where it is wanted."""
+    """How to get each sample: an indexed source, also one of a mixture, is read only where it is wanted."""
     if is_indexed(source):
         yield from (partial(_read, source, i) for i in range(len(source)))
+    elif isinstance(source, WeightedSources):
+        yield from source.reads()
     else:
         yield from (partial(_same, sample) for sample in source)
 
