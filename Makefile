@@ -7,6 +7,8 @@ SOAK_KILLS ?= 100
 DOCS   := $(or $(PACKTRAIN_HOSTS),$(HOME)/.cache/packtrain-hosts)/docs
 S3     := $(or $(PACKTRAIN_HOSTS),$(HOME)/.cache/packtrain-hosts)/s3
 STAMP  := $(VENV)/.packtrain-ready
+# Workers and later processes read modules that an earlier one compiled.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo docs test test-s3 test-hosts test-versions test-install fuzz soak lint bench clean
 
