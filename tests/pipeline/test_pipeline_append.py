@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from words import Words
 
-from packtrain.errors import ForeignArtefactError
+from packtrain.cli import main
+from packtrain.errors import ChecksumError, ForeignArtefactError
 from packtrain.pipeline import ranges
 from packtrain.pipeline.measure import measure
 from packtrain.planning.lengths import Lengths
@@ -286,3 +287,30 @@ def test_unfinished_work_on_another_state_is_thrown_away(tmp_path: Path) -> None
     measure(chats(path), Seen(), tmp_path / "fresh")
     assert snapshot(tmp_path / "l", IGNORED) == snapshot(tmp_path / "fresh", IGNORED)
     assert np.load(tmp_path / "l" / "tokens.npy").shape == (70,)
+
+
+@pytest.mark.parametrize("name", ["tokens", "supervised", "status"])
+def test_lengths_that_changed_behind_their_size_and_time_are_told(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is planned, opened or appended of them, and nothing is written."""
+    path, folder = tmp_path / "d" / "a.jsonl", tmp_path / "l"
+    write(path, 0, 30)
+    measure(chats(path), Seen(), folder)
+    array = folder / f"{name}.npy"
+    status, data = array.stat(), bytearray(array.read_bytes())
+    data[-8] ^= 1
+    array.write_bytes(data)
+    os.utime(array, ns=(status.st_atime_ns, status.st_mtime_ns))
+    before = snapshot(folder)
+    with pytest.raises(ChecksumError, match=rf"the file changed: \S+{name}\.npy"):
+        measure(chats(path), Seen(), folder)
+    with open(path, "a", encoding="utf-8") as handle:
+        handle.write(line(30))
+    with pytest.raises(ChecksumError, match="the file changed"):
+        measure(chats(path), Seen(), folder, append=True)
+    for words in (["plan", str(folder), "-n", "20", "-o", str(tmp_path / "p")], ["forecast", str(folder)]):
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        assert stop.value.code == 1 and "the file changed" in " ".join(capsys.readouterr().err.split())
+    assert snapshot(folder) == before and not (tmp_path / "p" / "plan.json").exists()

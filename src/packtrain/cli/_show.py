@@ -21,6 +21,7 @@ from ..planning.packplan import PackPlan
 from ..remote.copies import opened
 from ..remote.places import spelled
 from ..report.contents import over_long_words, rows_words
+from ..store.lengths import verify
 from ..store.shards import at, is_export
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -125,12 +126,13 @@ def _verifiable(run: Path, kind: str) -> str:
 
 
 def open_lengths(path: Path) -> Lengths:
-    """A lengths folder, or the token counts in a file of one of `pipeline.length_files.SUFFIXES`."""
+    """A lengths folder, whose bytes are hashed: a plan is made of them; or the token counts in a file of one of
+    `pipeline.length_files.SUFFIXES`."""
     path = opened(path)
     if path.is_dir():
         if artefact_kind(path) == "run":
             path = folder_of_run(path, "lengths")
-        return Lengths.load(path)
+        return verify(path)
     return read_lengths(path)
 
 

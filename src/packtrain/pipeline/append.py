@@ -50,7 +50,7 @@ def append_lengths(folder: Path, job: Measurement, *, verify_content: bool = Fal
             have changed; the folder stays as it is.
     """
     identity, samples = job.identity, len(job.source)
-    lengths, marker = lengths_store.read(folder)
+    lengths, marker = lengths_store.verify(folder), lengths_store.read(folder)[1]
     before = read_layout(folder)
     if before is None or before["fingerprint"] != marker["key"]["source"]:
         raise ForeignArtefactError(

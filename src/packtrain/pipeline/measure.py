@@ -79,6 +79,7 @@ def measure(
 
     Raises:
         ForeignArtefactError: `out` holds lengths of another source, template or media.
+        ChecksumError: a file of `out` changed since it was written.
         DriftError: the template trusts sizes given in the data, and some are not those of the media.
         SourceError: the source is empty, or changed while it was read.
         InputError: no sample at all can be used, too many hold keys that change training and are not read,
@@ -139,6 +140,7 @@ def _measured(
             if differs:
                 raise _foreign(folder, marker, job.identity, differs)
             refuse_changed_media(folder, job.identity, verify_content)
+            lengths_store.verify(folder)
             _log.info("%s: lengths of %d samples are there", folder, len(lengths))
             with clearing_up():
                 clear_next(folder)

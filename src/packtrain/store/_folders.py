@@ -130,7 +130,8 @@ def check_blocks(folder: Path, stem: str, array: NDArray[Any], want: list[str]) 
     for k, (a, b) in enumerate(zip(found, want, strict=False)):
         if a != b:
             raise ChecksumError(
-                f"{folder / (stem + '.npy')}: block {k} (64 MiB each) differs from its digest"
+                f"the file changed: {folder / (stem + '.npy')}: block {k} (64 MiB each) differs from its digest",
+                hint="restore it, or make the folder again",
             )
     if len(found) != len(want):
         raise ChecksumError(
