@@ -126,7 +126,7 @@ def _verifiable(run: Path, kind: str) -> str:
 
 
 def open_lengths(path: Path) -> Lengths:
-    """A lengths folder, whose bytes are hashed: a plan is made of them; or the token counts in a file of one of
+    """A lengths folder, hashed, as a plan is made of it; or the token counts in a file of one of
     `pipeline.length_files.SUFFIXES`."""
     path = opened(path)
     if path.is_dir():

@@ -126,17 +126,15 @@ def open_array(folder: Path, stem: str, described: Mapping[str, Any]) -> NDArray
 
 def check_blocks(folder: Path, stem: str, array: NDArray[Any], want: list[str]) -> None:
     """Hash an array against its block digests; ChecksumError names file and block."""
-    found = [digest.hex() for digest in block_digests(array)]
+    path, found = folder / f"{stem}.npy", [digest.hex() for digest in block_digests(array)]
     for k, (a, b) in enumerate(zip(found, want, strict=False)):
         if a != b:
             raise ChecksumError(
-                f"the file changed: {folder / (stem + '.npy')}: block {k} (64 MiB each) differs from its digest",
+                f"the file changed: {path}: block {k} (64 MiB each) differs from its digest",
                 hint="restore it, or make the folder again",
             )
     if len(found) != len(want):
-        raise ChecksumError(
-            f"{folder / (stem + '.npy')} has {len(found)} blocks, the marker lists {len(want)}"
-        )
+        raise ChecksumError(f"{path} has {len(found)} blocks, the marker lists {len(want)}")
 
 
 def refuse_other_kind(folder: str | Path, marker: str, own: Iterable[str] = ()) -> None:
