@@ -428,6 +428,7 @@ def _crc16(data: bytes) -> int:
 OGG_MAGIC = b"OggS"
 
 _TAIL = 1 << 16  # a page is at most 65 307 bytes
+_BLOCK = 1 << 20
 _NONE = -1  # granule of a page on which no packet ends
 _OPUS_RATES = (8000, 12000, 16000, 24000, 48000)
 
@@ -519,3 +520,20 @@ def _starts_late(head: Head, serial: bytes, granule: int) -> bool:
         if data[at : at + 4] != OGG_MAGIC or (page[0] != serial and seen):
             break
     return False
+
+
+def check_pages(head: Head) -> None:
+    """Refuse an Ogg that a decoder would check over and over: it sums up a page wherever `OggS` stands.
+
+    Raises:
+        SampleError: unreadable_media: such pages overlap, and are together beyond the budget of the medium.
+    """
+    for start in range(0, head.size, _BLOCK):
+        block = head.at(start, _BLOCK + len(OGG_MAGIC) - 1)
+        at = block.find(OGG_MAGIC)
+        while at >= 0:
+            data = head.at(start + at, 27 + 255)
+            if len(data) > 27:
+                lacing = data[27 : 27 + data[26]]
+                head.at(start + at, 27 + len(lacing) + sum(lacing))
+            at = block.find(OGG_MAGIC, at + 1)

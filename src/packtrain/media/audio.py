@@ -25,7 +25,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SampleError, one_line, optional
-from ._sound_headers import FLAC_MAGIC, OGG_MAGIC, is_mp3, is_wav, parse_flac, parse_mp3, parse_ogg, parse_wav
+from ._sound_headers import (
+    FLAC_MAGIC,
+    OGG_MAGIC,
+    check_pages,
+    is_mp3,
+    is_wav,
+    parse_flac,
+    parse_mp3,
+    parse_ogg,
+    parse_wav,
+)
 from .location import Head, ParsedAudio, Ref, as_file, name_of, open_head, read_bytes
 
 MOST_VALUES = 1 << 31  # samples of all channels: 6 hours of CD sound, 8 GiB decoded
@@ -80,6 +90,8 @@ def open_audio(ref: Ref) -> tuple[NDArray[np.float32], int]:
         head.name = name_of(ref)
         header = _read(head)
         soundfile = optional("soundfile", "soundfile", "audio")
+        if header.format == "OGG":
+            check_pages(head)
         try:
             samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
         except Exception as error:
@@ -146,6 +158,8 @@ def _ask(head: Head) -> tuple[str, ParsedAudio]:
     if _is_cut(head):
         raise head.fail("truncated_media", "is cut short: it holds fewer bytes than its header says")
     soundfile = optional("soundfile", "soundfile", "audio")
+    if head.bytes.startswith(OGG_MAGIC):
+        check_pages(head)
     try:
         with soundfile.SoundFile(as_file(head)) as sound:
             frames, known = sound.frames, sound.frames < 1 << 62
