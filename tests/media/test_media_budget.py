@@ -57,7 +57,7 @@ def test_an_ogg_of_pages_in_pages_is_no_work_for_a_decoder() -> None:
     sound = made.getvalue()
     for middle in (b"OggS" * 1_000_000, (b"OggS" + b"\xff" * 28) * 10_000):
         for data in (sound + middle, sound[:300] + middle + sound):
-            with pytest.raises(SampleError, match="times over|parts") as told:
+            with pytest.raises(SampleError, match=r"times over|parts") as told:
                 audio.open_audio(data)
             assert told.value.reason == "unreadable_media"
     assert len(audio.open_audio(sound)[0]) == 8000
