@@ -94,8 +94,12 @@ def rounds(check: Callable[..., None], inputs: st.SearchStrategy[Any], seconds: 
     def one(value: Any) -> None:
         nonlocal ran
         ran += 1
-        with bounded():
-            check(value)
+        try:
+            with bounded():
+                check(value)
+        except TooMuch as error:  # which Hypothesis lets through as it is
+            error.add_note(f"of {value!r}"[:4000])
+            raise
 
     end = time.monotonic() + seconds
     number = 0

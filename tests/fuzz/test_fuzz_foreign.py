@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,29 @@ def test_edited_values(name: str, tmp_path: Path) -> None:
     reader = READERS[name]()
     reader.read(reader.seeds[0], tmp_path)
     assert rounds(lambda value: reader.read(text(value), tmp_path), edited(VALUES[name]())) >= 40
+
+
+NAMES = [f"k{number}" for number in range(60_000)]
+KEYS = ", ".join(f'"{name}": 1' for name in NAMES)
+MANY = {
+    "jsonl": [f"{{{KEYS}}}\n", f'{{{KEYS}, "k59999": 2}}\n'],
+    "json": [f"[{{{KEYS}}}]", f'[{{{KEYS}, "k59999": 2}}]'],
+    "coco": [f'{{"images": [], "annotations": [], "categories": [], {KEYS}}}'],
+    "mixture": [
+        "sources:\n" + "".join(f"- {{path: a.jsonl, name: {name}}}\n" for name in [*NAMES[:20_000], "k19999"])
+    ],
+    "config": ["\n".join(f"{name}: 1" for name in [*NAMES, "k59999"])],
+    "lengths.csv": [",".join(NAMES) + "\n" + "1," * len(NAMES) + "\n", "tokens\n" + "1\n" * 100_000],
+    "lengths.json": [f"[{{{KEYS}}}]", json.dumps([{"tokens": 1, name: 1} for name in NAMES])],
+    "lengths.jsonl": [f"{{{KEYS}}}\n", "".join(f'{{"tokens": 1, "{name}": 1}}\n' for name in NAMES)],
+}
+
+
+@pytest.mark.parametrize("name", sorted(MANY))
+def test_names_by_the_ten_thousand(name: str, tmp_path: Path) -> None:
+    """All different, which pieces put in again and again never are: none is looked for among all others."""
+    reader = READERS[name]()
+    reader.read(reader.seeds[0], tmp_path)
+    for held in MANY[name]:
+        with bounded():
+            reader.read(held.encode(), tmp_path)

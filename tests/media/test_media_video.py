@@ -12,6 +12,7 @@ from made_images import encoded, picture
 
 from clips import video
 from packtrain.errors import SampleError
+from packtrain.media import location
 from packtrain.media.video import VideoHeader, read_frames, read_header
 
 av = pytest.importorskip("av")
@@ -144,6 +145,56 @@ def test_a_title_in_another_encoding() -> None:
     data = out.getvalue()
     assert b"marker title" in data
     assert read_header(data.replace(b"marker title", "标题标题标题".encode("gbk"))).frames == 5
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes that demuxers read, call by call."""
+    found: list[int] = []
+    read = location._HeadFile.readinto
+
+    def counted(file: location._HeadFile, buffer: object) -> int:
+        found.append(read(file, buffer))
+        return found[-1]
+
+    monkeypatch.setattr(location._HeadFile, "readinto", counted)
+    return found
+
+
+def test_an_index_that_has_the_film_read_again_and_again_is_refused(
+    taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matroska with the beginning of its Cues written very often: PyAV reads 13,000 times its size."""
+    monkeypatch.setattr(location, "_FREE_READ", 1 << 20)
+    film = video("matroska", "mpeg4", frames=6)
+    at = film.rindex(b"\x1c\x53\xbb\x6b")
+    data = film[:at] + film[at : at + 38] * 2_000 + film[at:]
+    assert reason(data) == "unreadable_media"
+    with pytest.raises(SampleError, match="read more than 256 times over"):
+        read_header(data)
+    assert sum(taken) <= 3 * (257 * len(data) + (1 << 20))
+
+
+def test_a_sound_behind_the_pictures_is_left_unread(taken: list[int]) -> None:
+    """Otherwise the demuxer would jump between the two for every packet."""
+    out = io.BytesIO()
+    with av.open(out, "w", format="mp4", options={"max_interleave_delta": "1"}) as file:
+        stream, sound = file.add_stream("mpeg4", rate=10), file.add_stream("aac", rate=8000)
+        stream.width, stream.height, stream.pix_fmt = 32, 16, "yuv420p"
+        frames = [np.full((16, 32, 3), n % 250, np.uint8) for n in range(900)]
+        for pixels in frames:
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        file.mux(stream.encode(None))
+        noise = np.random.default_rng(0).normal(0, 0.1, (700, 1, 1024)).astype(np.float32)
+        for number, values in enumerate(noise):
+            heard = av.AudioFrame.from_ndarray(values, format="fltp", layout="mono")
+            heard.sample_rate, heard.pts = 8000, number * 1024
+            file.mux(sound.encode(heard))
+        file.mux(sound.encode(None))
+    data = out.getvalue()
+    assert read_header(data).frames == len(read_frames(data)) == 900
+    most = 3 if hasattr(av.stream.Stream, "discard") else 256
+    assert sum(taken) <= most * len(data) and len(data) > 300_000
 
 
 def test_damaged_files_raise_nothing_else() -> None:

@@ -26,6 +26,7 @@ import errno
 import functools
 import hashlib
 import io
+import math
 import os
 import re
 import stat
@@ -84,6 +85,7 @@ class ParsedAudio(NamedTuple):
 HEAD_BYTES = 4096  # what `open_head` reads at once and what `identity` hashes
 STEPS = 1 << 18  # parts that a parser may look at in one medium; real ones have a few hundred
 _TIMES, _FREE = 8, 1 << 24  # bytes that a parser may read in all: so many times the size, and some
+_FREE_READ = 1 << 28  # beside `times` of `as_file`
 
 
 class Head:
@@ -131,7 +133,7 @@ class Head:
         self.spend()
         self._room -= max(0, min(count, self.size - offset))
         if self._room < 0:
-            raise self.fail("unreadable_media", f"is read more than {_TIMES} times over to be understood")
+            raise self.over(_TIMES)
         return self.read(offset, count)
 
     def need(self, offset: int, count: int, where: str, most: int = 0) -> bytes:
@@ -158,7 +160,7 @@ class Head:
             )
 
     def read(self, offset: int, count: int) -> bytes:
-        """As `at`, for libraries that decode: outside the budget."""
+        """As `at`, for libraries that decode: outside the budget, see `as_file`."""
         stop = offset + count
         if stop <= len(self.bytes) or (self._descriptor < 0 and self._remote is None):
             return self.bytes[offset:stop]
@@ -170,17 +172,22 @@ class Head:
         except OSError as error:
             raise self.fail("unreadable_media", f"cannot be read: {error.strerror}") from None
 
+    def over(self, times: float) -> SampleError:
+        """A `SampleError` where a medium is read more than so many times, to be raised by the caller."""
+        return self.fail("unreadable_media", f"is read more than {times:g} times over to be understood")
+
     def fail(self, reason: str, what: str, *, hint: str | None = None) -> SampleError:
         """A `SampleError` about this medium, to be raised by the caller."""
         return SampleError(reason, f"{self.name} {what}", hint=hint)
 
 
 class _HeadFile(io.RawIOBase):
-    """A `Head` as a seekable binary file."""
+    """A `Head` as a seekable binary file; see `as_file`."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: Head, times: float) -> None:
         super().__init__()
-        self._head = head
+        self._head, self._times = head, times
+        self._room = times * head.size + _FREE_READ
         self._place = 0
 
     def readable(self) -> bool:
@@ -198,15 +205,24 @@ class _HeadFile(io.RawIOBase):
         return self._place
 
     def readinto(self, buffer: Any) -> int:
+        if self._room < 0:
+            return 0  # it was raised; a library goes on reading before it hands that on
         data = self._head.read(self._place, len(buffer))
         buffer[: len(data)] = data
         self._place += len(data)
+        self._room -= max(len(data), HEAD_BYTES)  # a short read is not free
+        if self._room < 0:
+            raise self._head.over(self._times)
         return len(data)
 
 
-def as_file(head: Head, buffer: int = 1 << 16) -> io.BufferedReader:
-    """An open medium as a seekable binary file, for libraries that read one."""
-    return io.BufferedReader(_HeadFile(head), buffer)
+def as_file(head: Head, buffer: int = 1 << 16, *, times: float = math.inf) -> io.BufferedReader:
+    """An open medium as a seekable binary file, for libraries that read one.
+
+    Args:
+        times: how often over it may be read, by a library that hands on what a file raises: `SampleError`.
+    """
+    return io.BufferedReader(_HeadFile(head, times), buffer)
 
 
 def _read_range(descriptor: int, offset: int, count: int) -> bytes:

@@ -13,7 +13,6 @@ unsupported_media (no container that is read here, frames of different sizes).
 from __future__ import annotations
 
 import functools
-import io
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -31,6 +30,10 @@ from .location import Head, Ref, as_file, name_of, open_head, read_bytes
 # The boxes are walked by their sizes; sample data are never read.
 _FIRST = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot")
 _LIMIT = 1 << 26  # a moov box larger than this is not looked into
+#: How often over a demuxer may read a film: before PyAV 18 it jumps for each packet to a sound that stands
+#: behind the pictures, and a film of tiny packets is read nearly 200 times.
+_TIMES = 256
+_UNREAD = 48  # AVDISCARD_ALL
 _TURNS = {(1, 0, 0, 1): 0, (0, 1, -1, 0): 90, (-1, 0, 0, -1): 180, (0, -1, 1, 0): 270}
 
 
@@ -176,7 +179,7 @@ def read_frames(ref: VideoRef, indices: Sequence[int] | None = None) -> NDArray[
         head.name = name_of(ref)  # type: ignore[arg-type]
         header = _read(head)
         wanted = _checked(indices, header.frames)
-        return _decode(data, head, header, wanted)
+        return _decode(head, header, wanted)
 
 
 # --------------------------------------------------------------------------------------------
@@ -206,7 +209,7 @@ def _read(head: Head) -> VideoHeader:
         raise head.fail("truncated_media", "is cut short: its container says it is longer than the file")
     av = _av()
     try:
-        with av.open(as_file(head), **_OPEN) as container:
+        with _opened(head) as container:
             stream = next(iter(container.streams.video), None)
             if stream is None or stream.codec_context is None:
                 raise head.fail("unreadable_media", "has no video stream that can be decoded")
@@ -226,6 +229,11 @@ def _read(head: Head) -> VideoHeader:
     if turn in (90, 270):
         width, height = height, width
     return VideoHeader(frames, float(rate), width, height, float(frames / rate), turn, kind)
+
+
+def _opened(head: Head) -> Any:
+    """The container. Its demuxer may jump, but some indexes have it read the film for each entry."""
+    return _av().open(as_file(head, times=_TIMES), **_OPEN)
 
 
 def _count(head: Head, container: Any, stream: Any, kind: str) -> int:
@@ -249,7 +257,7 @@ def _rotation(head: Head, stream: Any, kind: str) -> int:
     if kind == "MP4":
         return _mp4_rotation(head, stream.id)
     if kind == "MKV" and _TURN_MARK in head.bytes:
-        with _av().open(as_file(head), **_OPEN) as container:
+        with _opened(head) as container:
             frame = next(container.decode(video=0), None)
             return 0 if frame is None else _turn_of(frame)
     return 0
@@ -287,13 +295,16 @@ def _matroska_cut(head: Head) -> bool:
     return not unknown and at + 4 + width + value > head.size
 
 
-def _decode(data: bytes, head: Head, header: VideoHeader, wanted: list[int]) -> NDArray[np.uint8]:
+def _decode(head: Head, header: VideoHeader, wanted: list[int]) -> NDArray[np.uint8]:
     av = _av()
     kept: dict[int, NDArray[np.uint8]] = {}
     needed = set(wanted)
     count = 0
     try:
-        with av.open(io.BytesIO(data), **_OPEN) as container:
+        with _opened(head) as container:
+            for other in container.streams:
+                if other.type != "video" and hasattr(other, "discard"):  # since PyAV 18
+                    other.discard = _UNREAD
             for frame in container.decode(video=0):
                 if count in needed:
                     turns = _turn_of(frame) // 90

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from ..errors import SampleError
@@ -53,9 +55,13 @@ def record_of(data: bytes, what: str) -> dict[str, Any]:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     held = dict(pairs)
     if len(held) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise Twice(f"the key {next(name for name in names if names.count(name) > 1)!r} twice")
+        raise Twice(f"the key {twice(name for name, _ in pairs)!r} twice")
     return held
+
+
+def twice(names: Iterable[str]) -> str | None:
+    """The first name that comes again."""
+    return next((name for name, times in Counter(names).items() if times > 1), None)
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_once)

@@ -35,7 +35,7 @@ from ..planning.permutation import Permutation
 from ..remote.copies import bring
 from ..remote.ranges import is_remote
 from ._handles import contents
-from ._once import loads
+from ._once import loads, twice
 from ._records import Parts, numbered
 from .chat import ChatSource
 
@@ -195,24 +195,34 @@ def open_source(
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"{full}: sources is not a list of sources")
     shared = {"cache_dir": cache_dir, "verify_content": verify_content}
-    parts = [_part(entry, f"{full}: source {n}", full, shared, within) for n, entry in enumerate(entries)]
-    names = [part.name for part in parts]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"{full} has two sources named {twice!r}", hint="give each a name of its own")
+    asked = [_entry(entry, f"{full}: source {n}") for n, entry in enumerate(entries)]
+    again = twice(map(_name, asked))
+    if again is not None:
+        raise ConfigError(f"{full} has two sources named {again!r}", hint="give each a name of its own")
+    parts = [_part(entry, f"{full}: source {n}", full, shared, within) for n, entry in enumerate(asked)]
     return Mixture(parts, seed=seed, shuffle=shuffle, folder=os.path.dirname(full))
 
 
 # --------------------------------------------------------------------------------------------
-def _part(entry: Any, what: str, full: str, shared: Mapping[str, Any], within: tuple[str, ...]) -> Part:
-    from ._open import kind_of
-    from ._open import open_source as open_any
-
+def _entry(entry: Any, what: str) -> Mapping[str, Any]:
     if isinstance(entry, str):
         entry = {"path": entry}
     if not isinstance(entry, Mapping) or not isinstance(entry.get("path"), str):
         raise ConfigError(f"{what} has no path")
     _check_keys(entry, _ENTRY, what)
+    return entry
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("name") or os.path.basename(entry["path"].rstrip("/")) or entry["path"])
+
+
+def _part(
+    entry: Mapping[str, Any], what: str, full: str, shared: Mapping[str, Any], within: tuple[str, ...]
+) -> Part:
+    from ._open import kind_of
+    from ._open import open_source as open_any
+
     options = {**shared, **_mapping(entry, "options", what)}
     path = entry["path"] if is_remote(entry["path"]) else os.path.join(os.path.dirname(full), entry["path"])
     path = bring(path, options.get("cache_dir"))
@@ -223,8 +233,7 @@ def _part(entry: Any, what: str, full: str, shared: Mapping[str, Any], within: t
         raise ConfigError(f"{what} is encoded rows: they do not mix with chats")
     raw = open_any(path, kind=kind, **options)
     chat = ChatSource(raw, **_mapping(entry, "chat", what))
-    name = str(entry.get("name") or os.path.basename(entry["path"].rstrip("/")) or entry["path"])
-    return Part(name, chat, _count(len(chat), entry, what))
+    return Part(_name(entry), chat, _count(len(chat), entry, what))
 
 
 def _count(size: int, entry: Mapping[str, Any], what: str) -> int:
