@@ -86,6 +86,7 @@ HEAD_BYTES = 4096  # what `open_head` reads at once and what `identity` hashes
 STEPS = 1 << 18  # parts that a parser may look at in one medium; real ones have a few hundred
 _TIMES, _FREE = 8, 1 << 24  # bytes that a parser may read in all: so many times the size, and some
 _FREE_READ = 1 << 28  # beside `times` of `as_file`
+_OVER = "is read more than {} times over to be understood"
 
 
 class Head:
@@ -133,7 +134,7 @@ class Head:
         self.spend()
         self._room -= max(0, min(count, self.size - offset))
         if self._room < 0:
-            raise self.over(_TIMES)
+            raise self.fail("unreadable_media", _OVER.format(_TIMES))
         return self.read(offset, count)
 
     def need(self, offset: int, count: int, where: str, most: int = 0) -> bytes:
@@ -172,10 +173,6 @@ class Head:
         except OSError as error:
             raise self.fail("unreadable_media", f"cannot be read: {error.strerror}") from None
 
-    def over(self, times: float) -> SampleError:
-        """A `SampleError` where a medium is read more than so many times, to be raised by the caller."""
-        return self.fail("unreadable_media", f"is read more than {times:g} times over to be understood")
-
     def fail(self, reason: str, what: str, *, hint: str | None = None) -> SampleError:
         """A `SampleError` about this medium, to be raised by the caller."""
         return SampleError(reason, f"{self.name} {what}", hint=hint)
@@ -212,7 +209,7 @@ class _HeadFile(io.RawIOBase):
         self._place += len(data)
         self._room -= max(len(data), HEAD_BYTES)  # a short read is not free
         if self._room < 0:
-            raise self._head.over(self._times)
+            raise self._head.fail("unreadable_media", _OVER.format(self._times))
         return len(data)
 
 
@@ -228,14 +225,9 @@ def as_file(head: Head, buffer: int = 1 << 16, *, times: float = math.inf) -> io
 def _read_range(descriptor: int, offset: int, count: int) -> bytes:
     """`count` bytes from `offset`; loops because one read may return less than asked."""
     data = os.pread(descriptor, count, offset)
-    if len(data) == count:
-        return data
-    parts = [data]
-    got = len(data)
-    while got < count and parts[-1]:
-        parts.append(os.pread(descriptor, count - got, offset + got))
-        got += len(parts[-1])
-    return b"".join(parts)
+    while len(data) < count and (more := os.pread(descriptor, count - len(data), offset + len(data))):
+        data += more
+    return data
 
 
 # --------------------------------------------------------------------------------------------
