@@ -170,7 +170,7 @@ def test_an_index_that_has_the_film_read_again_and_again_is_refused(
     at = film.rindex(b"\x1c\x53\xbb\x6b")
     data = film[:at] + film[at : at + 38] * 2_000 + film[at:]
     assert reason(data) == "unreadable_media"
-    with pytest.raises(SampleError, match="read more than 256 times over"):
+    with pytest.raises(SampleError, match=r"read more than (64|256) times over"):
         read_header(data)
     assert sum(taken) <= 3 * (257 * len(data) + (1 << 20))
 

@@ -30,9 +30,9 @@ from .location import Head, Ref, as_file, name_of, open_head, read_bytes
 # The boxes are walked by their sizes; sample data are never read.
 _FIRST = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot")
 _LIMIT = 1 << 26  # a moov box larger than this is not looked into
-#: How often over a demuxer may read a film: before PyAV 18 it jumps for each packet to a sound that stands
-#: behind the pictures, and a film of tiny packets is read nearly 200 times.
-_TIMES = 256
+#: How often over a demuxer may read a film; one that cannot leave out a sound behind the pictures jumps
+#: for each packet, and reads films of tiny packets nearly 200 times.
+_TIMES = 64
 _UNREAD = 48  # AVDISCARD_ALL
 _TURNS = {(1, 0, 0, 1): 0, (0, 1, -1, 0): 90, (-1, 0, 0, -1): 180, (0, -1, 1, 0): 270}
 
@@ -232,8 +232,14 @@ def _read(head: Head) -> VideoHeader:
 
 
 def _opened(head: Head) -> Any:
-    """The container. Its demuxer may jump, but some indexes have it read the film for each entry."""
-    return _av().open(as_file(head, times=_TIMES), **_OPEN)
+    """The container, its sound left unread. Some indexes have a demuxer read the film for each entry."""
+    av = _av()
+    skips = hasattr(av.stream.Stream, "discard")  # since PyAV 18
+    container = av.open(as_file(head, times=_TIMES if skips else 4 * _TIMES), **_OPEN)
+    for stream in container.streams:
+        if skips and stream.type != "video":
+            stream.discard = _UNREAD
+    return container
 
 
 def _count(head: Head, container: Any, stream: Any, kind: str) -> int:
@@ -302,9 +308,6 @@ def _decode(head: Head, header: VideoHeader, wanted: list[int]) -> NDArray[np.ui
     count = 0
     try:
         with _opened(head) as container:
-            for other in container.streams:
-                if other.type != "video" and hasattr(other, "discard"):  # since PyAV 18
-                    other.discard = _UNREAD
             for frame in container.decode(video=0):
                 if count in needed:
                     turns = _turn_of(frame) // 90
