@@ -259,6 +259,8 @@ class Mixed:
     """Samples of two sources."""
 
     class _Part:
+        source = None
+
         def __init__(self, name: str) -> None:
             self.name = name
 
@@ -336,6 +338,57 @@ def test_a_run_writes_the_loss_of_every_sample_under_its_step(tmp_path: Path) ->
     for name in ("one", "two"):
         assert result.metrics[f"eval_{name}_loss"] == pytest.approx(mean, abs=1e-5)
         assert result.metrics[f"eval_{name}_samples"] == 12 and f"eval_{name}_loss/x" in result.metrics
+
+
+@pytest.mark.parametrize("kind", ["stream", "token_budget", "packed"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_mixture_names_its_parts_also_where_the_run_has_no_plan(
+    tmp_path: Path, kind: str, weighted: bool
+) -> None:
+    """Weights and losses of parts are those of the ids that packs hold, whatever makes the packs."""
+    from packtrain.data import PackedDataset, StreamingPackedDataset, TokenBudgetDataset, WeightedSources
+    from packtrain.train.sft import train
+
+    items = [text_sample(4 + i % 5, i, supervised=1 + i % 4) for i in range(12)]
+    mixed = WeightedSources({"x": items[::2], "y": items[1::2]}, stopping="all") if weighted else Mixed(items)
+    data: Any = {
+        "stream": lambda: StreamingPackedDataset(mixed, None, pack_length=16, seed=3, cyclic=True),
+        "token_budget": lambda: TokenBudgetDataset(mixed, None, max_seq_len=16, cyclic=True),
+        "packed": lambda: PackedDataset(plan([len(s["input_ids"]) for s in items], pack_length=16), mixed),
+    }[kind]()
+    training = {
+        "output_dir": str(tmp_path),
+        "max_steps": 3,
+        "logging_steps": 1,
+        "learning_rate": 0.0,
+        "save_strategy": "no",
+        "source_weights": {"x": 3.0},
+        "log_source_loss": True,
+    }
+    config = load_config({"template": {"max_length": 16}, "training": training})
+    result = train(config, data, model=tiny_model("tiny:qwen3", seed=2))
+    rows = [json.loads(line) for line in (tmp_path / "sample_loss" / "rank-0.jsonl").read_text().splitlines()]
+    logged = [row for row in result.history if "loss" in row]
+    assert len(rows) == len(logged) == 3
+    for row, told in zip(rows, logged, strict=True):
+        assert row["sources"] == ["xy"[i % 2] for i in row["ids"]]
+        weights = [n * (3.0 if i % 2 == 0 else 1.0) for i, n in zip(row["ids"], row["tokens"], strict=True)]
+        mean = sum(w * x for w, x in zip(weights, row["loss"], strict=True)) / sum(weights)
+        assert told["loss"] == pytest.approx(mean, abs=1e-4)
+        assert {key for key in told if key.startswith("loss/")} == {f"loss/{name}" for name in row["sources"]}
+
+
+def test_a_weighted_mixture_says_where_each_place_comes_from() -> None:
+    from packtrain.data import WeightedSources
+
+    sources = {"a": list(range(7)), "b": list(range(100, 103)), "c": list(range(200, 211))}
+    for stopping in ("first", "all"):
+        mixed: Any = WeightedSources(sources, {"a": 2, "b": 0.7, "c": 1}, stopping)
+        found = [mixed.place(index) for index in range(len(mixed))]
+        assert [mixed.parts[k].source[row] for k, row, _ in found] == [mixed[i] for i in range(len(mixed))]
+        assert [mixed[i] for i in range(len(mixed))] == list(mixed)
+        assert [part.count for part in mixed.parts] == [sum(k == n for k, _, _ in found) for n in range(3)]
+        assert len(set(found)) == len(mixed) and source_names(mixed)[0] == ("a", "b", "c")
 
 
 @pytest.mark.parametrize("kind", ["token", "sample", "sqrt"])

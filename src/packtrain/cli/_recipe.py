@@ -146,7 +146,7 @@ def train_packs(
     if isinstance(data, Exported):
         source, template = open_exported(config, data)
     if data.kind != "growing":
-        check_template(config, template)
+        check_template(config, template, source if streamed else None)
     stage = _stage(as_json)
     if dry_run is not None:
         with validation(config, overwrite=overwrite, stage=stage, place=World(0, 1)):

@@ -73,6 +73,7 @@ class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
             data = data.over(view)
             data.replan = replan
         self.data = data
+        self.samples = getattr(data, "samples", None)  # by the ids that packs hold
         self._chosen = SharedEpoch()
         # In a loader's worker: its own next micro step, and whether the source stands at it.
         self._next: int | None = None

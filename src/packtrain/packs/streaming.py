@@ -193,6 +193,11 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
     per_rank_state = True
     begins_at = 0
 
+    @property
+    def samples(self) -> Any:
+        """The samples by the ids that packs hold; None where the source has no index."""
+        return self.reader.source if self.reader.can_seek else None
+
     @staticmethod
     def ranks_of(state: Any) -> int | None:
         """How many ranks saved a state, by what it says; None: it does not say."""

@@ -19,6 +19,7 @@ Which source comes repeats after as many places as the weights add up to, in who
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import cached_property, partial
@@ -28,6 +29,7 @@ from typing import Any
 from ..checks import number, one_of
 from ..errors import InputError, SampleError
 from ..measuring.eligibility import set_epoch
+from ..sources.mixture import Part
 from ._readers import check_source, is_indexed
 
 _STOPPING = ("first", "all", "never")
@@ -182,6 +184,26 @@ class IndexedSources(WeightedSources):
             places[k].append(place - 1)
         return owner, before, places
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Its sources by name, as a `Mixture` has them, and how many places each fills."""
+        owner, _, places = self._turns
+        rounds, rest = divmod(len(self), len(owner))
+        return tuple(
+            Part(name, source, rounds * len(own) + bisect_left(own, rest))
+            for (name, source), own in zip(self.sources.items(), places, strict=True)
+        )
+
+    def place(self, index: int) -> tuple[int, int, int]:
+        """(source, index in it, how often that sample came before) of a place."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        owner, before, places = self._turns
+        rounds, turn = divmod(index, len(owner))
+        k = owner[turn]
+        again, row = divmod(rounds * len(places[k]) + before[turn], len(list(self.sources.values())[k]))
+        return k, row, again
+
     def _place(self, k: int, number: int) -> int:
         """Where sample `number` of source k comes."""
         own = self._turns[2][k]
@@ -195,13 +217,8 @@ class IndexedSources(WeightedSources):
         return max(self._place(k, size - 1) for k, size in enumerate(sizes)) + 1
 
     def __getitem__(self, place: int) -> Any:
-        if not 0 <= place < len(self):
-            raise IndexError(place)
-        owner, before, places = self._turns
-        rounds, turn = divmod(place, len(owner))
-        k = owner[turn]
-        source = list(self.sources.values())[k]
-        return source[(rounds * len(places[k]) + before[turn]) % len(source)]
+        k, row, _ = self.place(place)
+        return list(self.sources.values())[k][row]
 
 
 def _is_source(source: Any) -> bool:

@@ -165,6 +165,6 @@ def reduction_of(kind: str, weights: Mapping[str, float], source: Any) -> Reduct
                 f"training.source_weights names {name!r}, the data have no such source",
                 hint=f"did you mean {close}?"
                 if close
-                else f"sources: {', '.join(names)} (names of the parts of custom.fusion_config)",
+                else f"sources: {', '.join(names)} (names of the parts of data.mixture)",
             )
     return Reduction(kind, dict(weights), of)

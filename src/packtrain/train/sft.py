@@ -252,7 +252,7 @@ def train(
         trainer.add_callback(callback)
     _refuse_unproven(config, trainer, model, setup)
     keep_towers_busy(trainer, config.training.dummy_media, template)
-    follow_losses(trainer, config, source if plan is not None else None)
+    follow_losses(trainer, config, getattr(packs, "samples", None))
     return _run(trainer, val_template or template, resumed, folder, log_file)
 
 

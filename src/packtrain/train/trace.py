@@ -193,7 +193,7 @@ def follow_losses(trainer: Any, config: Any, source: Any) -> None:
     names, source_of = source_names(source)
     by_source = training.log_source_loss and len(names) > 1
     if training.log_source_loss and not by_source and trainer.rank == 0:
-        logger.warning("training.log_source_loss has no effect: the data are one source")
+        logger.warning("training.log_source_loss has no effect: no mixture names parts of these data")
     if not (training.log_sample_loss or by_source):
         return
     path = _trace_file(Path(training.output_dir), trainer.rank) if training.log_sample_loss else None
