@@ -47,26 +47,6 @@ logger = logging.getLogger(__name__)
 
 
 # --------------------------------------------------------------------------------------------
-# Worker processes that end with the process that started them, however that one went
-# --------------------------------------------------------------------------------------------
-# The workers of a `ProcessPoolExecutor` wait for work that never comes when their parent is killed: they, and
-# the processors they hold, would stay in memory until somebody finds them.
-def end_with_parent() -> None:
-    """To be called once in a worker process: it ends when its parent is gone, and leaves Ctrl-C to it."""
-    with contextlib.suppress(ValueError, OSError):  # not the main thread
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, name="packtrain-parent", daemon=True).start()
-
-
-# --------------------------------------------------------------------------------------------
 # Worker processes that start side by side and light: one server imports once, then forks them
 # --------------------------------------------------------------------------------------------
 #: Names of classes, own or inherited, whose objects are read once by the server: they take long to unpickle.
@@ -299,6 +279,24 @@ def _close(*descriptors: int) -> None:
         os.close(one)
 
 
+def _end_with_parent() -> None:
+    """In a worker: it ends when its parent is gone, however that one went, and leaves Ctrl-C to it.
+
+    One that waits for work, or is at a long task, would stay in memory with the processor it holds.
+    """
+    with contextlib.suppress(ValueError, OSError):  # not the main thread
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="packtrain-parent", daemon=True).start()
+
+
 def check_script(names: list[str]) -> None:
     """Refuse what a worker could not find: it would import the script again, from its first line.
 
@@ -447,7 +445,7 @@ else:
             return popen_spawn_posix.Popen(light)
 
         def run(self) -> None:
-            end_with_parent()
+            _end_with_parent()
             super().run()
 
     class _Context(BaseContext):

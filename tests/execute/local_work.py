@@ -113,3 +113,14 @@ def die_once(context: str, shard: tuple[int, int]) -> tuple[int, int]:
             handle.write(str(shard[0]))
         os.kill(os.getpid(), signal.SIGKILL)
     return shard
+
+
+def doubled(context: Any, task: Any) -> Any:
+    """Twice the task; negative ones take a while, `die` and `fail` are what they say."""
+    if task == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if task == "fail":
+        raise SampleError("empty", "nothing here")
+    if isinstance(task, int) and task < 0:
+        time.sleep(0.1)
+    return task * 2

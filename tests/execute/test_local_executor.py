@@ -68,7 +68,7 @@ def test_exceptions_keep_their_type() -> None:
         list(map_shards(work.fail, RANGES, workers=2))
     assert caught.value.reason == "empty" and caught.value.hint == "look elsewhere"
     notes = "\n".join(caught.value.__notes__)
-    assert "(20, 30)" in notes and "local_work.py" in notes
+    assert "ids 20 to 29" in notes and "local_work.py" in notes
     with pytest.raises(SampleError) as direct:
         list(map_shards(work.fail, RANGES, workers=1))
     assert direct.value.reason == "empty"

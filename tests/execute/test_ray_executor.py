@@ -71,7 +71,7 @@ def test_a_shard_that_always_kills_its_worker_is_named() -> None:
 def test_errors_keep_their_type_and_name_the_shard() -> None:
     with pytest.raises(SampleError, match="nothing here") as caught:
         list(map_shards(work.fail, RANGES))
-    assert caught.value.reason == "empty" and "shard (20, 30)" in caught.value.__notes__[0]
+    assert caught.value.reason == "empty" and "ids 20 to 29" in caught.value.__notes__[0]
     with pytest.raises(InputError, match="cannot be sent"):
         list(map_shards(work.add, RANGES, context=work.WithLock()))
     with pytest.raises(InputError, match="workers is 0"):

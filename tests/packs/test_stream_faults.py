@@ -378,7 +378,7 @@ def encode(sample: Any) -> Any:
 
 
 def test_encoders_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="template cannot be sent to encode_workers"):
+    with pytest.raises(InputError, match=r"function cannot be sent to a worker.*set encode_workers=0"):
         list(StreamingPackedDataset(rows(), lambda sample: sample, pack_length=20, encode_workers=1))
     with monkeypatch.context() as daemon:
         daemon.setattr(multiprocessing.current_process(), "_config", {"daemon": True})

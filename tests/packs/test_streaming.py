@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -167,6 +168,19 @@ def encode(i: int) -> dict[str, Any]:
     return {"input_ids": [i] * (i % 13 + 1)}
 
 
+def tensors(i: int) -> dict[str, Any]:
+    return {"input_ids": torch.arange(i % 13 + 1), "labels": torch.arange(i % 13 + 1)}
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_tensors_of_encode_workers_hold_no_files() -> None:
+    """Through shared memory each that waits would keep a file open; 1,024 are the usual limit."""
+    stream = StreamingPackedDataset(range(300), tensors, pack_length=50, window=300, encode_workers=1)
+    before = len(os.listdir("/proc/self/fd"))
+    held = list(stream)
+    assert len(flat(ids(held))) == 300 and len(os.listdir("/proc/self/fd")) < before + 20
+
+
 def failing(i: int) -> dict[str, Any]:
     if i == 57:
         raise SampleError("missing_media", "its picture is gone")
@@ -216,7 +230,7 @@ class Shifted:
 def test_a_killed_worker_is_told_within_seconds() -> None:
     stream = StreamingPackedDataset(Shifted(95, 100), failing, pack_length=50, window=20, encode_workers=1)
     began = time.monotonic()
-    with pytest.raises(InputError, match="an encode worker died"):
+    with pytest.raises(InputError, match=r"a worker died on sample 99 \(killed by SIGKILL\)"):
         list(stream)
     assert time.monotonic() - began < 60
 

@@ -15,21 +15,22 @@ from __future__ import annotations
 
 import pickle
 import socket
+import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from ..checks import whole
 from ..errors import InputError, described, one_line, optional
-from .local import AHEAD, answer_of, failure_of, in_order, packed, shard_name
+from .local import shard_name
+from .pool import AHEAD, Work, answer, in_order, packed, value_of
 
 #: How often a shard is tried again after the worker that had it died.
 RETRIES = 3
 
 #: Shards per worker that may be submitted.
 _QUEUED = 2
-
-Work = Callable[[Any, Any], Any]
 
 #: In a worker process: the work and context of the job it served last.
 _loaded: dict[str, tuple[Work, Any]] = {}
@@ -69,26 +70,28 @@ def _mapped(
     ray: Any, payload: bytes, shards: Sequence[Any], workers: int | None, address: str | None
 ) -> Iterator[Any]:
     started = _connect(ray, address)
-    running: dict[Any, int] = {}
+    references: dict[Future[bytes], Any] = {}  # of what is not handed out
     try:
         count = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        queued = count if workers else _QUEUED * count
+        slots = threading.Semaphore(count if workers else _QUEUED * count)
         task = ray.remote(num_cpus=1, max_retries=RETRIES, retry_exceptions=False)(_serve)
         job, held = uuid.uuid4().hex, ray.put(payload)
 
-        def submit(number: int) -> None:
+        def submit(shard: Any) -> Future[bytes]:
+            slots.acquire()
             # in a list, so that the worker fetches the payload only when it has not unpickled it
-            running[task.remote(job, [held], number, shards[number])] = number
+            reference = task.remote(job, [held], shard)
+            future: Future[bytes] = reference.future()
+            references[future] = reference
+            future.add_done_callback(lambda _: slots.release())
+            return future
 
-        def finished() -> Iterator[tuple[int, Any]]:
-            for reference in ray.wait(list(running), num_returns=1)[0]:
-                number = running.pop(reference)
-                yield number, _received(ray, reference, shards[number])
-
-        yield from in_order(len(shards), queued, AHEAD * count, submit, finished)
+        for shard, future in in_order(shards, submit, AHEAD * count):
+            yield _received(ray, future, shard)
+            del references[future]
     finally:
         if ray.is_initialized():  # else asking Ray for anything would start it again
-            for reference in running:
+            for reference in references.values():
                 ray.cancel(reference, force=True)
             if started:
                 ray.shutdown()
@@ -124,28 +127,29 @@ def _reach(address: str | None) -> None:
         ) from None
 
 
-def _received(ray: Any, reference: Any, shard: Any) -> Any:
-    """The answer of a task, or the error that stands for it."""
+def _received(ray: Any, future: Future[bytes], shard: Any) -> Any:
+    """What came of a task, or the error that stands for it."""
     try:
-        answer = ray.get(reference)
+        made = future.result()
     except ray.exceptions.RayError as error:
         raise InputError(
             f"{shard_name(shard)} failed {RETRIES + 1} times, because its worker died: "
             f"{described(error, 300)}",
             hint="most likely out of memory: use fewer workers, or executor='local' and workers=1",
         ) from None
-    return answer_of(answer, shard)
+    return value_of(made, shard_name(shard))
 
 
-def _serve(job: str, held: list[Any], number: int, shard: Any) -> bytes:
+def _serve(job: str, held: list[Any], shard: Any) -> bytes:
     """Task: one shard. The work is unpickled when this process sees the job for the first time."""
-    try:
+
+    def work() -> Any:
         if job not in _loaded:
             import ray
 
             _loaded.clear()
             _loaded[job] = pickle.loads(ray.get(held[0]))
         work, context = _loaded[job]
-        return pickle.dumps((number, True, work(context, shard), ""))
-    except Exception as error:
-        return failure_of(number, error)
+        return work(context, shard)
+
+    return answer(work)

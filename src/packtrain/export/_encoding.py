@@ -1,30 +1,25 @@
 """The packs of a chunk, encoded in this process or in several; the same bytes for any number of them.
 
-Packs go to the workers in order, as many as the chunk needs and no more, and come back in order. A worker
-opens raw shards itself and sends back numbers; a worker that dies stops the producer at once, and the next
-run goes on behind the last whole chunk.
+Packs go to the workers in order, as many as the chunk needs and no more, and come back in order (`Pool`). A
+worker opens raw shards itself and sends back numbers; a worker that dies stops the producer, and the next run
+goes on behind the last whole chunk.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import pickle
-import sys
-from collections import deque
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import DriftError, InputError, PacktrainError, SampleError
+from ..execute.pool import Pool
 from ..extend import Source, Template
 from ..store._chunk_fields import Value, read_value, restore
 from ..store.chunks import ChunkWriter
-from ..workers import Parcel, end_with_parent, parcel, worker_context
 from ._intake import Intake, carry
 
 logger = logging.getLogger(__name__)
@@ -34,6 +29,9 @@ _MACHINE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT
 
 #: Raw shards that a worker keeps open.
 _OPEN = 64
+
+#: Packs of a worker that may be on the way.
+_AHEAD = 2
 
 Outcome = dict[str, Any] | SampleError
 
@@ -52,10 +50,15 @@ class Encoding:
         self, intake: Intake, setup: tuple[Template, Callable[[Path], Source]], workers: int, cap: int
     ) -> None:
         self._intake = intake
-        self._setup = setup
-        self._workers = workers
+        self._template = setup[0]
         self._cap = cap
-        self._pool: ProcessPoolExecutor | None = None
+        self._pool = Pool(
+            _encode_there, (*setup, {}), 0 if workers == 1 else workers, ahead=_AHEAD, name=_pack_name
+        )
+
+    def close(self) -> None:
+        """End the workers."""
+        self._pool.close()
 
     def fill(
         self,
@@ -78,57 +81,29 @@ class Encoding:
             InputError: a worker died.
         """
         used = 0
-        waiting: deque[tuple[list[int], Future[list[Outcome]] | None]] = deque()
-        packs = full[0]
         while not is_full(writer, full) and used < len(pending):
-            tell()
-            wanted = min(len(pending) - used, packs - writer.packs, 2 * self._workers)
-            while len(waiting) < wanted:
-                pack = pending[used + len(waiting)]
-                waiting.append((pack, self._submit(pack)))
-            pack, future = waiting.popleft()
-            used += 1
-            self._add(writer, pack, self._here(pack) if future is None else self._result(future), failed)
+            packs = pending[used : used + full[0] - writer.packs]
+            outcomes = self._outcomes(packs)
+            for pack in packs:
+                tell()
+                self._add(writer, pack, next(outcomes), failed)
+                used += 1
+                if is_full(writer, full):
+                    break
         return used
 
-    def close(self) -> None:
-        """End the workers."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = None
-
-    # ------------------------------------------------------------------------------------ workers
-    def _submit(self, pack: list[int]) -> Future[list[Outcome]] | None:
-        if self._workers == 1:
-            return None
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(
-                self._workers,
-                mp_context=worker_context(),
-                initializer=_start,
-                initargs=(_pickled(self._setup),),
-            )
-        tasks = []
-        for sample_id in pack:
-            path, row = self._intake.place(sample_id)
-            tasks.append((sample_id, path, row))
-        try:
-            return self._pool.submit(_encode_there, tasks)
-        except BrokenProcessPool:  # it died between two packs
-            raise _worker_died() from None
-
-    def _result(self, future: Future[list[Outcome]]) -> list[Outcome]:
-        try:
-            outcomes = future.result()
-        except BrokenProcessPool:
-            raise _worker_died() from None
-        return [one if isinstance(one, SampleError) else _restored(one) for one in outcomes]
+    def _outcomes(self, packs: list[list[int]]) -> Iterator[list[Outcome]]:
+        if not self._pool.workers:
+            yield from map(self._here, packs)
+            return
+        for outcomes in self._pool.map([(one, *self._intake.place(one)) for one in pack] for pack in packs):
+            yield [one if isinstance(one, SampleError) else _restored(one) for one in outcomes]
 
     def _here(self, pack: list[int]) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for sample_id in pack:
             source, row = self._intake.record(sample_id)
-            outcomes.append(_encoded(source, row, self._setup[0]))
+            outcomes.append(_encoded(source, row, self._template))
         return outcomes
 
     def _add(
@@ -161,13 +136,6 @@ class Encoding:
             named = ", ".join(self._intake.where(sample["sample_id"]) for sample in samples[:4])
             more = f" and {len(samples) - 4} more" if len(samples) > 4 else ""
             raise InputError(f"{error.message}; the pack is of {named}{more}", hint=error.hint) from None
-
-
-def _worker_died() -> InputError:
-    return InputError(
-        "a worker process of the producer died while it encoded",
-        hint="see its output (perhaps memory ran out: use fewer workers); the same command goes on",
-    )
 
 
 def is_full(writer: ChunkWriter, full: tuple[int, int]) -> bool:
@@ -203,38 +171,27 @@ def _restored(values: Mapping[str, Value]) -> dict[str, Any]:
     return {name: restore(value.array, value.dtype, value.shape) for name, value in values.items()}
 
 
-def _pickled(setup: tuple[Any, Any]) -> Parcel:
-    try:
-        return parcel(setup)
-    except (TypeError, AttributeError, pickle.PicklingError) as error:
-        raise InputError(
-            f"the template or open_shard cannot go to a worker process: {error}",
-            hint="use workers=1, or functions of a module",
-        ) from None
+def _pack_name(samples: list[tuple[int, str, int]]) -> str:
+    return f"the pack of samples {[sample_id for sample_id, _, _ in samples]}"
 
 
-# What a worker process holds.
-_held: dict[str, Any] = {}
+def _encode_there(
+    context: tuple[Template, Callable[[Path], Source], dict[str, Source]], pack: Any
+) -> list[Any]:
+    """In a worker: the samples of a pack as plain arrays.
 
-
-def _start(setup: Any) -> None:
-    end_with_parent()
-    _held["template"], _held["open"] = pickle.loads(setup)
-    _held["sources"] = {}
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
-
-
-def _encode_there(tasks: list[tuple[int, str, int]]) -> list[Any]:
-    """In a worker: the samples of a pack as plain arrays (tensors would travel as open files)."""
+    Args:
+        context: the template, `open_shard`, and the shards that are open there.
+        pack: id, shard and record of each sample.
+    """
+    template, open_shard, sources = context
     out: list[Any] = []
-    for _, path, row in tasks:
-        sources = _held["sources"]
+    for _, path, row in pack:
         if path not in sources:
-            sources[path] = _held["open"](Path(path))
+            sources[path] = open_shard(Path(path))
             while len(sources) > _OPEN:
                 del sources[next(iter(sources))]
-        outcome = _encoded(sources[path], row, _held["template"])
+        outcome = _encoded(sources[path], row, template)
         if not isinstance(outcome, SampleError):
             outcome = {name: read_value(value, name) for name, value in outcome.items()}
         out.append(outcome)

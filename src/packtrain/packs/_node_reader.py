@@ -8,7 +8,8 @@ back, with one warning, where the server cannot be used or is gone.
 
 Readers meet at a socket whose name says the launch, the pass and the source's values, or, of one rank's
 loader workers, the stream and the source's bytes. The first one there starts the server. A reader believes it
-only if the first samples are those that it has read itself.
+only if the first samples are those that it has read itself. The server is no worker of a `Pool`: it serves
+processes that did not start it, and outlives the one that did.
 """
 
 from __future__ import annotations

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import Any
 
-from ..errors import InputError
-from ._encode_pool import EncodePool, Item
+from ..errors import InputError, PacktrainError, SampleError, described
+from ..execute.pool import Pool
 from ._node_reader import node_reader
 from ._readers import SharedRead
 from ._splits import Record, Splits
-from ._stream_run import Pack, Run, Stream
+from ._stream_run import Item, Pack, Run, Stream
 from ._stream_tally import Tally
 
 logger = logging.getLogger(__name__)
 
+_AHEAD = 8  # samples of an encode worker that may be on the way
 _BEHIND = 4  # windows and buffers that a split of an iterable may be behind the others of its reader
 
 
@@ -63,7 +64,14 @@ class StreamPass:
     def __init__(self, stream: Stream, splits: Splits, records: Sequence[Record]) -> None:
         self.stream, self.splits = stream, splits
         self.reader = node_reader(stream)
-        self.pool = EncodePool(stream.encode, stream.encode_workers)
+        self.pool = Pool(
+            _encoded,
+            stream.encode,
+            0 if stream.encode is None else stream.encode_workers,
+            ahead=_AHEAD,
+            name=lambda item: f"sample {item[1]}",
+            alone="encode_workers=0",
+        )
         self._shared: dict[int, SharedRead] = {}
         self._tallies: dict[int, Tally] = {}
         # where each split begins to read: (epoch, place)
@@ -171,3 +179,31 @@ class StreamPass:
 
     def _is_read(self, epoch: int) -> bool:
         return any(slot.run.epoch == epoch for slot in self.slots)
+
+
+def _encoded(encode: Callable[[Any], Any] | None, item: Item) -> Item:
+    """Place, id, and the encoded sample, or why there is none as a SampleError.
+
+    None and nothing are `empty`, what is raised and no SampleError is `encode_failed`.
+
+    Args:
+        encode: None = the samples are encoded already.
+    """
+    place, sample_id, sample = item
+    if isinstance(sample, SampleError):  # it could not be read
+        return item
+    made: Any
+    try:
+        made = sample if encode is None else encode(sample)
+        made = dict(made) if made else SampleError("empty", "it was encoded to nothing")
+    except SampleError as error:
+        made = error
+    except PacktrainError:
+        raise
+    except Exception as error:
+        made = SampleError(
+            "encode_failed",
+            f"cannot be encoded: {described(error)}",
+            hint="on_error='skip' leaves such samples out and writes them down",
+        )
+    return place, sample_id, made

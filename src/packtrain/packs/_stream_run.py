@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import DriftError, InputError, PlanError, SampleError
+from ..execute.pool import Pool
 from ..extend import Source
 from ..measuring.run import CUT, located
 from ..planning._materialise import mix64, seed64
 from ..planning.lengths import Lengths
 from ..planning.spec import PlanSpec
 from ..world import World
-from ._encode_pool import EncodePool, Item
 from ._splits import Splits
 from ._stream_tally import Tally
 
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 I64 = NDArray[np.int64]
 Sample = dict[str, Any]
 Pack = tuple[Sequence[int], Sequence[Sample]]  # places, encoded samples
-Held = tuple[int, int, Any]  # place, sample id, sample
+Item = tuple[int, int, Any]  # place, sample id, sample
 
 
 class Stream(Protocol):
@@ -78,7 +78,7 @@ class Reading(Protocol):
 
     stream: Stream
     splits: Splits
-    pool: EncodePool
+    pool: Pool
 
     def tally(self, epoch: int) -> Tally: ...
     def items(self, epoch: int, split: int, start: int) -> Iterator[Item]: ...
@@ -125,7 +125,7 @@ class Run:
         if len(self.window) >= window:  # it could not be planned when the state was saved
             self._plan(last=False)
             yield from self._hand_out()
-        for place, sample_id, sample in self.reading.pool.encoded(self._items()):
+        for place, sample_id, sample in self.reading.pool.map(self._items()):
             if isinstance(sample, SampleError):
                 self._failed(sample_id, sample)
                 leave()
@@ -205,7 +205,7 @@ class Run:
         self._again = deque(item(place) for place in state["flight"])
         needed = [*(place for _, place in waiting), *planned]
         samples: dict[int, Sample] = {}
-        for place, sample_id, sample in self.reading.pool.encoded(map(item, needed)):
+        for place, sample_id, sample in self.reading.pool.map(map(item, needed)):
             if isinstance(sample, SampleError):
                 raise DriftError(
                     f"sample {sample_id} was encoded before the state was saved and fails now: "
@@ -379,13 +379,13 @@ class _Shuffle:
 
     def __init__(self, size: int, key: tuple[int, ...]) -> None:
         self.size = size
-        self.held: list[Held] = []
+        self.held: list[Item] = []
         self.draws = 0
         self._key = 0
         for part in key:
             self._key = mix64(self._key ^ seed64(part))
 
-    def push(self, item: Held) -> Iterator[Held]:
+    def push(self, item: Item) -> Iterator[Item]:
         """The item that goes out, if one does."""
         if not self.size:
             yield item
@@ -396,7 +396,7 @@ class _Shuffle:
             out, self.held[chosen] = self.held[chosen], item
             yield out
 
-    def drain(self) -> Iterator[Held]:
+    def drain(self) -> Iterator[Item]:
         """Everything that is held, in random order."""
         while self.held:
             chosen = self._draw(len(self.held))
