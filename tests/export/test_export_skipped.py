@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,8 +224,9 @@ def test_one_policy_for_samples_that_cannot_be_encoded(
         if kind == "growing":
             packs = packs_of(kind, encode, on_error=policy, ledger_file=file)
     rows = {one["sample_id"]: one for one in map(json.loads, file.read_text().splitlines())}
-    assert {key: one["reason"] for key, one in rows.items()} == {3: "truncated_media", 7: "failed"}
-    assert rows[7]["detail"] == "OSError: disk" and len(file.read_text().splitlines()) == 2
+    assert {key: one["reason"] for key, one in rows.items()} == {3: "truncated_media", 7: "encode_failed"}
+    assert re.fullmatch(r"\S.*: cannot be encoded: OSError: disk", rows[7]["detail"])
+    assert len(file.read_text().splitlines()) == 2
     assert any("sample 3" in line and "truncated_media" in line for line in caplog.messages)
     with pytest.raises(InputError, match="more than max_skip_fraction"):
         limit = 0.015 if kind == "growing" else 0.09

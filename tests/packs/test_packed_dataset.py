@@ -132,8 +132,8 @@ def test_zero_keeps_the_place_writes_the_ledger_and_substitutes_nobody(tmp_path:
     rows = sorted(
         (json.loads(line) for line in ledger.read_text().splitlines()), key=lambda r: r["sample_id"]
     )
-    assert [(r["sample_id"], r["reason"]) for r in rows] == [(1, "missing_media"), (4, "failed")]
-    assert rows[1]["detail"] == "OSError: disk"
+    assert [(r["sample_id"], r["reason"]) for r in rows] == [(1, "missing_media"), (4, "encode_failed")]
+    assert rows[1]["detail"] == "numbers.jsonl:5: cannot be encoded: OSError: disk"
     batch = PaddingFreeCollator("qwen2_vl")([dataset[p] for p in range(len(dataset))])
     assert len(batch.sample_ids) == 6
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import multiprocessing
 from collections.abc import Iterator
@@ -13,7 +14,14 @@ import numpy as np
 import pytest
 from torch.utils.data import IterableDataset
 
-from packtrain.data import EqualSteps, StreamingPackedDataset, TokenBudgetDataset, WeightedSources
+from packtrain import Lengths, plan
+from packtrain.data import (
+    EqualSteps,
+    PackedDataset,
+    StreamingPackedDataset,
+    TokenBudgetDataset,
+    WeightedSources,
+)
 from packtrain.errors import ForeignArtefactError, InputError, PacktrainError, SampleError, SourceError
 from packtrain.sources import open_source
 from packtrain.sources.chat import ChatSource
@@ -121,6 +129,45 @@ def test_a_sample_of_a_file_that_is_left_out_is_told_with_its_line(
     assert "sample 2 left out (missing_media): set.jsonl:3: /pictures" in caplog.text
     with pytest.raises(SampleError, match=r"sample 2: set\.jsonl:3: /pictures/a\.jpg does not exist"):
         list(StreamingPackedDataset(source, encode, **options))
+
+
+@pytest.mark.parametrize("policy", ["skip", "zero"])
+def test_a_sample_that_fails_is_told_alike_by_a_plan_and_by_streams(policy: str, tmp_path: Path) -> None:
+    """One reason and one detail for one fault; what is no fault of the sample is none in any kind."""
+    faults: dict[int, Any] = {1: SampleError("missing_media", "a.jpg is gone"), 3: ValueError("odd"), 5: None}
+
+    def encode(record: Any) -> Any:
+        fault = faults.get(record["n"], rows([2])[0])
+        if isinstance(fault, Exception):
+            raise fault
+        return fault
+
+    path = tmp_path / "set.jsonl"
+    path.write_text("".join(json.dumps({"n": n}) + "\n" for n in range(8)))
+    source = open_source(path)
+
+    def kinds(**options: Any) -> dict[str, Any]:
+        held = PackedDataset(plan(Lengths([2] * 8), pack_length=8), source, encode, **options)
+        stream = StreamingPackedDataset(source, encode, pack_length=8, **options)
+        budget = TokenBudgetDataset(source, encode, max_seq_len=8, **options)
+        return {"planned": (held[k] for k in range(len(held))), "stream": stream, "token_budget": budget}
+
+    told = {}
+    for kind in kinds():
+        options = {"on_error": policy, "ledger_file": tmp_path / f"{kind}.jsonl"}
+        list(kinds(**options)[kind])
+        told[kind] = sorted(options["ledger_file"].read_text().splitlines())
+    assert told["planned"] == told["stream"] == told["token_budget"]
+    assert [(row["reason"], row["detail"]) for row in map(json.loads, told["planned"])] == [
+        ("missing_media", "set.jsonl:2: a.jpg is gone"),
+        ("encode_failed", "set.jsonl:4: cannot be encoded: ValueError: odd"),
+        ("empty", "set.jsonl:6: it was encoded to nothing"),
+    ]
+    for error in (MemoryError("full"), OSError(errno.EMFILE, "too many files"), InputError("no")):
+        faults[4] = error
+        for kind in kinds():
+            with pytest.raises(type(error)):
+                list(kinds(on_error=policy, ledger_file=tmp_path / "machine.jsonl")[kind])
 
 
 def test_an_error_of_the_source_says_where() -> None:

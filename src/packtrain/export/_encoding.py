@@ -7,7 +7,6 @@ goes on behind the last whole chunk.
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,17 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DriftError, InputError, PacktrainError, SampleError
+from ..errors import DriftError, InputError, SampleError
 from ..execute.pool import Pool
 from ..extend import Source, Template
+from ..measuring.encoding import encoded, fault_of
+from ..measuring.run import located
 from ..store._chunk_fields import Value, read_value, restore
 from ..store.chunks import ChunkWriter
 from ._intake import Intake, carry
 
 logger = logging.getLogger(__name__)
-
-#: Errors of the machine, not of the sample: no memory, files, space or disk.
-_MACHINE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 
 #: Raw shards that a worker keeps open.
 _OPEN = 64
@@ -147,24 +145,21 @@ def _encoded(source: Source, row: int, template: Template) -> Outcome:
     """The encoded sample with what it carries, or why it cannot be encoded."""
     try:
         sample = source[row]
-        encoded = dict(template.encode(sample))
-    except SampleError as error:
-        return error
-    except (PacktrainError, MemoryError):
-        raise
+        made = encoded(template.encode, sample)
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _MACHINE:
-            raise  # the sample is as good as before: a restart takes it
+        fault = fault_of(error)  # or it is raised: a restart takes the sample
+        if fault is error:
+            return fault
         logger.info("%s failed", source.where(row), exc_info=error)
-        return SampleError("failed", f"{source.where(row)}: {type(error).__name__}: {error}")
+        return SampleError(fault.reason, located(source.where(row), fault.message))
     inner = getattr(source, "source", None)
     record = sample if inner is None else inner[row]
     if isinstance(record, Mapping):
         try:
-            carry(record, encoded, source.where(row))
+            carry(record, made, source.where(row))
         except SampleError as error:
             return error
-    return encoded
+    return made
 
 
 def _restored(values: Mapping[str, Value]) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import Any
 
-from ..errors import InputError, PacktrainError, SampleError, described
+from ..errors import InputError, SampleError
 from ..execute.pool import Pool
+from ..measuring.encoding import encoded, fault_of
 from ._node_reader import node_reader
 from ._readers import SharedRead
 from ._splits import Record, Splits
@@ -184,26 +185,13 @@ class StreamPass:
 def _encoded(encode: Callable[[Any], Any] | None, item: Item) -> Item:
     """Place, id, and the encoded sample, or why there is none as a SampleError.
 
-    None and nothing are `empty`, what is raised and no SampleError is `encode_failed`.
-
     Args:
         encode: None = the samples are encoded already.
     """
     place, sample_id, sample = item
     if isinstance(sample, SampleError):  # it could not be read
         return item
-    made: Any
     try:
-        made = sample if encode is None else encode(sample)
-        made = dict(made) if made else SampleError("empty", "it was encoded to nothing")
-    except SampleError as error:
-        made = error
-    except PacktrainError:
-        raise
+        return place, sample_id, encoded(encode, sample)
     except Exception as error:
-        made = SampleError(
-            "encode_failed",
-            f"cannot be encoded: {described(error)}",
-            hint="on_error='skip' leaves such samples out and writes them down",
-        )
-    return place, sample_id, made
+        return place, sample_id, fault_of(error)

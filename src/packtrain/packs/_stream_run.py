@@ -27,6 +27,7 @@ from torch import Tensor
 from ..errors import DriftError, InputError, PlanError, SampleError
 from ..execute.pool import Pool
 from ..extend import Source
+from ..measuring.encoding import FAILED
 from ..measuring.run import CUT, located
 from ..planning._materialise import mix64, seed64
 from ..planning.lengths import Lengths
@@ -34,6 +35,7 @@ from ..planning.spec import PlanSpec
 from ..world import World
 from ._splits import Splits
 from ._stream_tally import Tally
+from .ledger_file import SKIPS
 
 logger = logging.getLogger(__name__)
 
@@ -261,11 +263,11 @@ class Run:
         source = self.stream.reader.source
         where = source.where(sample_id) if isinstance(source, Source) else ""
         told = located(where, error.message) if where else error.message
-        if self.stream.on_error == "raise" and error.reason == "encode_failed":
+        hint = error.hint or SKIPS
+        if self.stream.on_error == "raise" and error.reason == FAILED:
             named = f"sample {sample_id} ({where})" if where else f"sample {sample_id}"
-            raise InputError(f"{named} {error.message}", hint=error.hint) from error
+            raise InputError(f"{named} {error.message}", hint=hint) from error
         if self.stream.on_error == "raise":
-            hint = error.hint or "on_error='skip' leaves such samples out, into the ledger"
             raise SampleError(error.reason, f"sample {sample_id}: {told}", hint=hint) from error
         if self.stream.tells:
             logger.warning("sample %d left out (%s): %s", sample_id, error.reason, told)

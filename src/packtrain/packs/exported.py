@@ -27,6 +27,7 @@ from torch.utils.data import Dataset
 
 from ..errors import ChecksumError, ConfigError, DriftError, FormatError, PlanError, counted
 from ..measuring.eligibility import probe_once
+from ..measuring.encoding import encoded
 from ..planning.align import AlignedPlan
 from ..planning.packplan import PackPlan
 from ..store import shards
@@ -309,18 +310,18 @@ def encode_pack(
     for sample, tokens in zip(samples, planned, strict=True):
         sample_id = sample["sample_id"]
         try:
-            encoded = encode({name: value for name, value in sample.items() if name != "sample_id"})
+            made = encoded(encode, {name: value for name, value in sample.items() if name != "sample_id"})
         except Exception as error:  # what libraries raise on bytes
-            out.append(failed(sample_id, error, f"sample {sample_id}, {where}", tokens or 1))
+            out.append(failed(sample_id, error, where, tokens or 1))
             total = total if tokens else None  # nobody knows how long it was
             continue
-        length = int(np.shape(encoded["input_ids"])[-1])
+        length = int(np.shape(made["input_ids"])[-1])
         if tokens is not None and length != tokens:
             raise DriftError(
                 f"sample {sample_id} ({where}) was planned with {tokens} tokens but encodes to {length}",
                 hint="not the template or processor of the export: use that one, or measure and export again",
             )
-        out.append({**encoded, "sample_id": sample_id})
+        out.append({**made, "sample_id": sample_id})
     grown = sum(int(np.shape(one["input_ids"])[-1]) for one in out)
     if total is not None and grown != total:
         raise DriftError(

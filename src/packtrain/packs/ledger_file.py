@@ -11,12 +11,17 @@ from typing import Any
 import numpy as np
 
 from ..checks import number, one_of
-from ..errors import InputError, LawError, SampleError, counted
+from ..errors import InputError, SampleError, counted
 from ..files import append_line, reading
+from ..measuring.encoding import fault_of
+from ..measuring.run import located
 
 logger = logging.getLogger(__name__)
 
 _FEW = 100  # samples read before a share of them counts
+
+#: What to do about a sample that stops a run.
+SKIPS = "on_error='skip' leaves such samples out, into the ledger"
 
 #: What becomes of a sample that cannot be used, in every kind of data.
 _POLICIES = ("raise", "skip", "zero")
@@ -132,29 +137,29 @@ class Skipping:
                 stay.append(place)
         return stay
 
-    def failed(self, sample_id: Any, error: Exception, where: str, length: int) -> dict[str, Any]:
+    def failed(self, sample_id: Any, error: Exception, place: str, length: int) -> dict[str, Any]:
         """What stands in the place of a sample that cannot be encoded.
 
         Args:
-            where: the sample and its place, for people.
+            place: where it stands, for people; "": nobody knows.
             length: tokens that its pack keeps for it.
 
         Raises:
             SampleError: `on_error` is `raise`; names the sample.
-            InputError, LawError: the error is no fault of one sample; or too many failed.
+            InputError: too many failed.
+            Exception: the error itself, where it is no fault of the sample (`fault_of`).
         """
-        if isinstance(error, InputError | LawError):
-            raise error
-        fault = error if isinstance(error, SampleError) else None
-        reason = "failed" if fault is None else fault.reason
-        message = f"{type(error).__name__}: {error}" if fault is None else fault.message
+        fault = fault_of(error)
+        told = located(place, fault.message) if place else fault.message
         if self.on_error == "raise" and sample_id not in self.ids:
-            hint = "see the cause above" if fault is None else fault.hint
-            raise SampleError(reason, f"{where}: {message}", hint=hint) from error
+            where = f" ({place})" if place else ""
+            raise SampleError(
+                fault.reason, f"sample {sample_id}{where}: {fault.message}", hint=fault.hint or SKIPS
+            ) from error
         if sample_id not in self.ids:
             done = "zeroed" if self.on_error == "zero" else "left out"
-            logger.warning("%s %s (%s): %s", where, done, reason, message)
-            self.ledger.write(sample_id, reason, message)
+            logger.warning("sample %s %s (%s): %s", sample_id, done, fault.reason, told)
+            self.ledger.write(sample_id, fault.reason, told)
             self._failed.add(sample_id)
             self._check_share()
         return {
@@ -164,9 +169,9 @@ class Skipping:
             "stand_in": True,
         }
 
-    def failed_media(self, sample: Mapping[str, Any], error: Exception, where: str) -> dict[str, Any]:
+    def failed_media(self, sample: Mapping[str, Any], error: Exception, place: str) -> dict[str, Any]:
         """The same for an encoded sample whose media cannot be encoded."""
-        return self.failed(sample["sample_id"], error, where, len(sample["input_ids"]))
+        return self.failed(sample["sample_id"], error, place, len(sample["input_ids"]))
 
     def _check_share(self) -> None:
         if self.max_skip_fraction is None:

@@ -26,6 +26,7 @@ from ..checks import one_of
 from ..collate import FILLER, IGNORE
 from ..errors import ConfigError, DriftError, InputError, counted
 from ..measuring.eligibility import probe_once, set_epoch
+from ..measuring.encoding import encoded
 from ..measuring.run import measure_range
 from ..moved import also_named
 from ..planning.align import AlignedPlan
@@ -328,44 +329,48 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
     def _fetch(self, sample_id: int) -> dict[str, Any]:
         try:
             sample = self.samples[sample_id]
-            encoded = dict(sample if self.encode is None else self.encode(sample))
+            made = encoded(self.encode, sample)
         except Exception as error:  # what sources and libraries raise
             length = 1 if self.lengths is None else int(self.lengths[sample_id])
-            return self._skipping.failed(sample_id, error, self._where(sample_id), length)
-        if "input_ids" not in encoded:
+            return self._skipping.failed(sample_id, error, self._place(sample_id), length)
+        if "input_ids" not in made:
             raise InputError(f"{self._where(sample_id)} has no input_ids", hint="pass encode=template.encode")
-        carried = encoded.setdefault("sample_id", sample_id)
+        carried = made.setdefault("sample_id", sample_id)
         if carried != sample_id:
             raise DriftError(
                 f"{self._where(sample_id)} came back as sample {carried}",
                 hint="the source changed its order since it was measured; measure it again",
             )
-        self._check_one(sample_id, _length(encoded))
-        return encoded
+        self._check_one(sample_id, _length(made))
+        return made
 
-    def _check_one(self, sample_id: int, encoded: int) -> None:
-        if self.lengths is not None and encoded != int(self.lengths[sample_id]):
+    def _check_one(self, sample_id: int, tokens: int) -> None:
+        if self.lengths is not None and tokens != int(self.lengths[sample_id]):
             raise DriftError(
                 f"{self._where(sample_id)} was measured with {int(self.lengths[sample_id])} tokens "
-                f"but encodes to {encoded}",
+                f"but encodes to {tokens}",
                 hint=_DRIFT,
             )
 
     def _check_sum(self, position: int, members: list[dict[str, Any]]) -> None:
         pack = self.pack_id(position)
         planned = int(self.plan.pack_tokens[pack])
-        encoded = sum(_length(member) for member in members)
+        tokens = sum(_length(member) for member in members)
         guessed = self.lengths is None and any(member.get("stand_in") for member in members)
-        if encoded > planned if guessed else encoded != planned:
+        if tokens > planned if guessed else tokens != planned:
             each = ", ".join(f"sample {m['sample_id']}: {_length(m)}" for m in members)
             raise DriftError(
-                f"pack {pack} was measured with {planned} tokens but encodes to {encoded} ({each})",
+                f"pack {pack} was measured with {planned} tokens but encodes to {tokens} ({each})",
                 hint=_DRIFT,
             )
 
-    def _where(self, sample_id: int) -> str:
+    def _place(self, sample_id: int) -> str:
         where = getattr(self.samples, "where", None)
-        return f"sample {sample_id}" + (f" ({where(sample_id)})" if callable(where) else "")
+        return str(where(sample_id)) if callable(where) else ""
+
+    def _where(self, sample_id: int) -> str:
+        place = self._place(sample_id)
+        return f"sample {sample_id}" + (f" ({place})" if place else "")
 
 
 _DRIFT = "the source, template or processor changed since it was measured; measure and plan again"

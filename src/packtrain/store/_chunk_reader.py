@@ -221,13 +221,14 @@ class ChunkReader:
             if held is None:
                 continue
             record, wanted = sample.pop(MEDIA_RECORD), sample.pop(MEDIA_FIELDS)
-            where = f"sample {sample.get('sample_id')} (pack {number} of {self.path.name})"
+            place = f"pack {number} of {self.path.name}"
+            where = f"sample {sample.get('sample_id')} ({place})"
             try:
                 sample.update(encode_again(record, held, self.encode, wanted, sample["input_ids"], where))
             except Exception as error:  # what libraries raise on bytes
                 if self.failed is None:
                     raise
-                instead = self.failed(sample, error, where)
+                instead = self.failed(sample, error, place)
                 sample.clear()
                 sample.update(instead)
 

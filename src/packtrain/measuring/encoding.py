@@ -1,0 +1,44 @@
+"""A sample encoded, or what it is told as where it cannot be: the same in every kind of data."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import PacktrainError, SampleError, described
+
+#: Errors of the machine, not of the sample: no memory, files, space or disk.
+_MACHINE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
+
+#: Reason of a sample on which a template or library raised what is no SampleError.
+FAILED = "encode_failed"
+
+
+def encoded(encode: Callable[[Any], Mapping[str, Any] | None] | None, sample: Any) -> dict[str, Any]:
+    """The encoded sample.
+
+    Args:
+        encode: sample -> encoded sample; None: it is encoded.
+
+    Raises:
+        SampleError: `empty`: None or nothing came of it.
+    """
+    made = sample if encode is None else encode(sample)
+    if not made:
+        raise SampleError("empty", "it was encoded to nothing")
+    return dict(made)
+
+
+def fault_of(error: Exception) -> SampleError:
+    """What a sample is told as whose reading or encoding raised `error`.
+
+    Raises:
+        Exception: `error` itself, where it is no fault of the sample: one of the run, of a law, or of the
+            machine (no memory, no free file handles, an I/O error), by which the sample is as good as before.
+    """
+    if isinstance(error, SampleError):
+        return error
+    if isinstance(error, PacktrainError | MemoryError) or getattr(error, "errno", None) in _MACHINE:
+        raise error
+    return SampleError(FAILED, f"cannot be encoded: {described(error)}")
