@@ -94,7 +94,8 @@ class _Words:
         if (mine := self.option(section, name)) is not None:
             return _option(mine, _literal(value))
         if section is not None or name not in self.keys:
-            return found[0]
+            step = _step(name) if self.keyed and section is None and sign == "=" else None
+            return found[0] if step is None else f"{step[0]} {_option(step[1], _literal(value))}"
         return f"{self.keys[name]}: {_yaml(_literal(value)) if sign == '=' else value}"
 
     def named(self, found: re.Match[str]) -> str:
@@ -125,6 +126,16 @@ def _keys() -> Mapping[str, str]:
         for name in (name for one in held for name in one.model_fields):
             found.setdefault(name, f"{section}.{name}")
     return found
+
+
+def _step(name: str) -> tuple[str, click.Option] | None:
+    """The verb, of those that do one step of a run, that has an option for this argument."""
+    for verb in ("measure", "plan"):
+        command = importlib.import_module(f"{__package__}.{verb}").command
+        for option in command.params:
+            if option.name == name and isinstance(option, click.Option):
+                return f"packtrain {verb}", option
+    return None
 
 
 def _long(option: click.Option) -> str:

@@ -99,6 +99,8 @@ def show_export(figures: dict[str, Any]) -> None:
     rows = {
         name: f"{value:,}" if isinstance(value, int) else value
         for name, value in figures.items()
-        if name != "out"
+        if name not in ("out", "shard")
     }
+    if (shard := figures.get("shard")) is not None:
+        rows["share"] = f"{shard[0]} of 0 to {shard[1] - 1}; after all of them: packtrain merge {figures['out']}"
     table(f"Export in {figures['out']}", rows)

@@ -139,7 +139,8 @@ class _Asked:
 @click.option(
     "--ledger",
     is_flag=True,
-    help="Every sample that is not in the plan: id, reason, where it stands, what is wrong.",
+    help="Every sample that is not in the plan, or that no plan of the lengths can hold: id, reason, "
+    "where it stands, what is wrong.",
 )
 @click.option(
     "--distribution",
@@ -195,8 +196,13 @@ def _show_export(out: Path, asked: _Asked) -> None:
 
 
 def _show_lengths(folder: Path, asked: _Asked) -> None:
-    _need_plan("plan these lengths first", html=asked.html, pack=asked.pack, ledger=asked.ledger)
+    _need_plan("plan these lengths first", html=asked.html, pack=asked.pack)
     lengths = Lengths.load(folder)
+    if asked.ledger:
+        from ..pipeline.plan import measured_rows
+
+        _print_ledger(measured_rows(folder, lengths), asked.as_json)
+        return
     emit(lengths_figures(folder, lengths)) if asked.as_json else print_lengths(folder, lengths)
 
 

@@ -207,10 +207,7 @@ def _foreign(folder: Path, marker: dict[str, Any], identity: Identity, differs: 
     names = [_FIELDS.get(name, name) for name in names]
     hint = "choose another folder, or measure again with overwrite=True"
     if differs <= {"samples", "source"} and may_have_grown(read_layout(folder), identity.layout):
-        hint = (
-            "if the source has grown, append=True measures only what is new; else choose another folder, or "
-        )
-        hint += "measure again with overwrite=True"
+        hint = f"if the source has grown, append=True measures only what is new; else {hint}"
     return ForeignArtefactError(f"{folder} holds lengths of another {', '.join(names)}", hint=hint)
 
 

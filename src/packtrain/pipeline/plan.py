@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from ..planning.lengths import STATUS_OK, Lengths
 from ..planning.packplan import PackPlan
 from ..remote.copies import place_of
 from ..remote.outputs import output
-from ..remote.places import kept
+from ..remote.places import kept, spelled
 from ..store._folders import refuse_other_kind
 from ..waiting.claim import alone
 from .publish import details, origin_of, refusal_marked
@@ -144,11 +145,10 @@ def check_drops(made: PackPlan, lengths_folder: str | Path | None, limit: float 
     if not len(made):
         raise PlanError(
             f"the plan has no pack; {_left_out(read, by_reason)}",
-            hint="raise the pack length, or see the reasons",
+            hint=f"raise the pack length, or {_see(lengths_folder)}",
         )
-    _check_share(
-        read, by_reason, limit, lambda: ledger_rows(made, lengths_folder)[: min(len(made.ledger), _SHOWN)]
-    )
+    first = lambda: ledger_rows(made, lengths_folder)[: min(len(made.ledger), _SHOWN)]  # noqa: E731
+    _check_share(read, by_reason, limit, first, lengths_folder)
 
 
 def check_measured(lengths: Lengths, folder: str | Path, limit: float | None) -> None:
@@ -157,22 +157,20 @@ def check_measured(lengths: Lengths, folder: str | Path, limit: float | None) ->
     The measurement is finished and stays, and is marked: the next one that differs takes its place, so that
     a wrong option blocks no folder. One with nothing usable is told by its reasons.
     """
-    folder = place_of(folder)
-    bad = np.flatnonzero(np.asarray(lengths.status) != STATUS_OK).tolist()
+    named, folder = folder, place_of(folder)
     by_reason = lengths.unusable()
-    told = details(folder)
-    first = [
-        {"id": i, "reason": lengths.reason(i), "where": told.get(i, "").partition(": ")[0]}
-        for i in bad[:_SHOWN]
-    ]
     if len(lengths) and sum(by_reason.values()) == len(lengths) and limit is None:
         limit = MISSING
     with refusal_marked(folder):
-        _check_share(len(lengths), by_reason, limit, lambda: first)
+        _check_share(len(lengths), by_reason, limit, lambda: measured_rows(folder, lengths)[:_SHOWN], named)
 
 
 def _check_share(
-    read: int, by_reason: dict[str, int], limit: float | None, first: Callable[[], list[dict[str, Any]]]
+    read: int,
+    by_reason: dict[str, int],
+    limit: float | None,
+    first: Callable[[], list[dict[str, Any]]],
+    folder: str | Path | None,
 ) -> None:
     if limit is None and sum(by_reason.get(reason, 0) for reason in _ABSENT) > MISSING * read:
         limit = MISSING
@@ -181,9 +179,15 @@ def _check_share(
     shown = [f"{row['where'] or row['id']} ({row['reason']})" for row in first()]
     raise PlanError(
         f"{_left_out(read, by_reason)}; the first: {'; '.join(shown)}",
-        hint=f"{_root_of(by_reason)}max_drop_fraction={limit:g} is the limit; see the reasons, or set a "
+        hint=f"{_root_of(by_reason)}max_drop_fraction={limit:g} is the limit; {_see(folder)}, or set a "
         "higher one",
     )
+
+
+def _see(folder: str | Path | None) -> str:
+    """What shows why samples were left out."""
+    told = "see the reasons"
+    return told if folder is None else f"{told} (packtrain show {shlex.quote(spelled(folder))} --ledger)"
 
 
 def _root_of(by_reason: dict[str, int]) -> str:
@@ -230,3 +234,14 @@ def ledger_rows(
         return rows
     gone = set(made.ledger.ids.tolist())
     return rows + [row for row in truncated_rows(lengths_folder, lengths) if row["id"] not in gone]
+
+
+def measured_rows(folder: str | Path, lengths: Lengths) -> list[dict[str, Any]]:
+    """Every sample of a lengths folder that no plan can use, as `ledger_rows` tells it; then those cut."""
+    told = details(folder)
+    rows: list[dict[str, Any]] = []
+    for sample in np.flatnonzero(np.asarray(lengths.status) != STATUS_OK).tolist():
+        where, _, detail = told.get(sample, "").partition(": ")
+        known = {"id": sample, "reason": lengths.reason(sample), "tokens": int(lengths.tokens[sample])}
+        rows.append({**known, "where": where, "detail": detail})
+    return rows + truncated_rows(folder, lengths)

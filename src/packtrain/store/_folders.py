@@ -24,6 +24,9 @@ from ..waiting.claim import PLACE
 #: Marker of a folder -> what such a folder holds.
 _KINDS = {"lengths.json": "lengths", "plan.json": "plan", "run.json": "run"}
 
+#: Marker of a folder of packs -> what it is; the plan and lengths of one lie elsewhere.
+_PACKS = {".packtrain/key.json": ": it is an export", "stream.json": ": it is a directory of chunks"}
+
 
 def read_marker(folder: Path, name: str, schema: str) -> dict[str, Any]:
     """The marker of a folder, or FormatError that says what is there instead."""
@@ -32,9 +35,10 @@ def read_marker(folder: Path, name: str, schema: str) -> dict[str, Any]:
         hint = files.recipe_hint(folder) or f"expected a folder with {name}"
         raise FormatError(f"{folder} is not a folder", hint=hint)
     if not os.path.isfile(path):
-        other = next((one for one in _KINDS if (folder / one).is_file()), None)
+        holds = {**{one: f", but {one}" for one in _KINDS}, **_PACKS}
+        other = next((told for one, told in holds.items() if (folder / one).is_file()), "")
         raise FormatError(
-            f"{folder} holds no {name}" + (f", but {other}" if other else ""),
+            f"{folder} holds no {name}{other}",
             hint=f"name the folder of {name}" if other else "was its writer stopped? Run it again",
         )
     marker = files.read_json(path)

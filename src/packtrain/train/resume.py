@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import ConfigError, FormatError, counted
+from ..errors import ConfigError, ForeignArtefactError, FormatError, counted
 from ..remote.copies import bring
 from ..template import ensure_torchvision
 from .config import RunConfig
@@ -245,9 +245,17 @@ def load_position(source: Any, checkpoint: str | None) -> bool:
         state = [_read(folder / name) for name in names]
     if state is None:
         return False
-    source.check_state(state)
-    source.load_state_dict(state)
+    try:
+        source.check_state(state)
+        source.load_state_dict(state)
+    except ForeignArtefactError as error:
+        error.hint = f"{error.hint}: resume=None, or another output_dir" if _anew(error) else error.hint
+        raise error.at(str(folder)) from None
     return True
+
+
+def _anew(error: ForeignArtefactError) -> bool:
+    return (error.hint or "").endswith("start anew")
 
 
 def _read(path: Path) -> dict[str, Any]:
