@@ -1,4 +1,4 @@
-"""What a message points at is there: reasons behind a refusal, the way out of it, the kind of a wrong folder."""
+"""What a message points at is there: reasons of a refusal, the way out of it, the kind of a wrong folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from packtrain.cli._app import spoken
 from packtrain.cli.export import show_export
 from packtrain.cli.init import command as initialise
 from packtrain.cli.train import command as training
-from packtrain.errors import FormatError, ForeignArtefactError
+from packtrain.errors import ForeignArtefactError, FormatError
 from packtrain.planning.lengths import Lengths
 from packtrain.planning.packplan import PackPlan
 from packtrain.train.resume import load_position
@@ -67,7 +67,8 @@ def test_starting_anew_is_a_key(tmp_path: Path) -> None:
         load_position(Elsewhere(), str(tmp_path))
     hint = str(refused.value.hint)
     assert hint == "use that seed, or start anew: resume=None, or another output_dir"
-    assert spoken(hint, training).endswith("start anew: training.resume: null, or another training.output_dir")
+    said = "start anew: training.resume: null, or another training.output_dir"
+    assert spoken(hint, training).endswith(said)
 
 
 def test_what_only_a_step_of_a_run_has_an_option_for_is_told_with_its_verb() -> None:
@@ -98,4 +99,4 @@ def test_a_folder_of_another_kind_is_told_as_what_it_is(tmp_path: Path, marker: 
 def test_a_share_of_an_export_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     show_export({"out": "sh", "format": "chunks", "shard": [1, 64], "parts": 3})
     said = " ".join(capsys.readouterr().out.split())
-    assert "share │ 1 of 0 to 63; after all of them: packtrain merge sh" in said and "[1" not in said
+    assert "share │ 1 of 0 to 63" in said and "when all are written │ packtrain merge sh" in said

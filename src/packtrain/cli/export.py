@@ -102,5 +102,6 @@ def show_export(figures: dict[str, Any]) -> None:
         if name not in ("out", "shard")
     }
     if (shard := figures.get("shard")) is not None:
-        rows["share"] = f"{shard[0]} of 0 to {shard[1] - 1}; after all of them: packtrain merge {figures['out']}"
+        rows["share"] = f"{shard[0]} of 0 to {shard[1] - 1}"
+        rows["when all are written"] = f"packtrain merge {figures['out']}"
     table(f"Export in {figures['out']}", rows)

@@ -291,5 +291,9 @@ def _relative(path: str, root: Any) -> str:
 
 
 def located(where: str, text: str) -> str:
-    """`where: text`; sources that say where themselves are not repeated."""
-    return text if text.startswith((f"{where}:", f"{where} ")) else f"{where}: {text}"
+    """`where: text`; sources that say where themselves are not repeated.
+
+    >>> located("a:4", "it is cut"), located("a:4", "a:4: it is cut"), located("a:4", "a:4 is cut")
+    ('a:4: it is cut', 'a:4: it is cut', 'a:4: is cut')
+    """
+    return text if text.startswith(f"{where}:") else f"{where}: {text.removeprefix(f'{where} ')}"
