@@ -186,6 +186,18 @@ def test_it_says_how_many_samples_the_model_cannot_use(
             assert found is not None and int(found[1]) + int(found[2]) == 100 and 50 < int(found[1]) <= 65
 
 
+def test_a_tiny_model_is_told_by_its_name(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its folders are gone, or not there yet, when a refusal is read."""
+    picture = str(data / "mllm_demo" / "mllm_demo_data" / "1.jpg")
+    turns = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "A picture."}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": turns, "images": [picture]}) + "\n")
+    assert init(tmp_path / "a.jsonl", "--model", "tiny:qwen3", "--host", "hf", "-o", tmp_path / "o") == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "1 of 1 sample hold image that tiny:qwen3 does not take" in told and "tiny-qwen3" not in told
+
+
 @pytest.mark.parametrize(("absent", "code"), [(6, 0), (7, 2), (50, 2)])
 def test_media_that_are_not_there_name_the_root(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], absent: int, code: int

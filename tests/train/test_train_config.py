@@ -12,6 +12,8 @@ import pytest
 
 from packtrain.errors import ConfigError
 from packtrain.train.config import RunConfig, load_config
+from packtrain.train.config.data import KINDS
+from packtrain.train.config.sections import TemplateConfig, TrainingConfig
 from packtrain.train.config.trainer_keys import trainer_fields
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -192,3 +194,45 @@ def test_the_keys_of_the_trainer_are_those_of_its_class_and_cost_no_import() -> 
         capture_output=True,
     )
     assert done.returncode == 0 and "did you mean training.learning_rate?" in done.stderr, done.stderr
+
+
+def test_switches_of_the_trainer_are_read_as_switches() -> None:
+    """Any text is true to Python: `false` in quotes, or `maybe`, would switch something on."""
+    for key in ("bf16", "activation_checkpointing", "group_by_length", "eval_on_start"):
+        if key not in trainer_fields():
+            continue
+        for given, meant in (("false", False), ("True", True), ("off", False), (0, False), (1, True)):
+            assert training(**{key: given}).trainer[key] is meant
+        for given in ("maybe", 2, [True], {}):
+            refuse({"training": {key: given}}, f"training.{key} is {given!r}: expected true or false")
+    for key in ("save_steps", "weight_decay", "save_total_limit"):
+        for given in (True, [5], {"a": 1}, "many"):
+            refuse({"training": {key: given}}, f"training.{key} is {given!r}: expected a number")
+        assert training(**{key: 2}).trainer[key] == 2
+
+
+def test_null_is_what_a_key_is_without_a_value() -> None:
+    """Of every list and mapping of every kind of data, and of what Trainer has a default for."""
+    needed = {"exported": {"path": "p"}, "growing": {"path": "p"}}
+    steps = {"max_steps": 1}
+    tried = 0
+    for kind, held in KINDS.items():
+        bare = load_config({"data": {"kind": kind, **needed.get(kind, {})}, "training": steps})
+        for section, fields in (("data", held), ("training", TrainingConfig), ("template", TemplateConfig)):
+            for key, field in fields.model_fields.items():
+                if field.default_factory is None or key == "trainer":
+                    continue
+                given: dict[str, Any] = {
+                    "data": {"kind": kind, **needed.get(kind, {})},
+                    "training": {**steps},
+                }
+                given.setdefault(section, {})[key] = None
+                assert load_config(given).to_dict() == bare.to_dict(), (kind, section, key)
+                tried += 1
+    assert tried > 20
+    assert training(weight_decay=None, bf16=None).trainer == training().trainer
+
+
+def test_a_path_that_no_file_can_have_is_refused_with_its_key() -> None:
+    refuse({"training": {"output_dir": "a\0b"}}, "training.output_dir", "no path holds a NUL byte")
+    refuse({"data": {"cache": {"root_dir": "\0"}}}, "data.cache", "no path holds a NUL byte")

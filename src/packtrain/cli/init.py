@@ -21,6 +21,7 @@ from ..errors import (
     ForeignArtefactError,
     InputError,
     MissingExtraError,
+    PacktrainError,
     SampleError,
     counted,
 )
@@ -264,7 +265,13 @@ def _model(name: str, out: Path) -> Iterator[tuple[str, str]]:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place) / kept.name
             _tiny(name, folder)
-            yield str(folder), str(kept)
+            try:
+                yield str(folder), str(kept)
+            except PacktrainError as error:  # neither folder is there when it is told
+                for path in (folder, kept):
+                    error.message = error.message.replace(str(path), name)
+                    error.hint = error.hint and error.hint.replace(str(path), name)
+                raise
 
 
 def _tiny(name: str, folder: Path) -> None:

@@ -158,6 +158,7 @@ class _Reading:
         for section in _NAMES:
             for key, value in self.written[section].items():
                 self._take(section, key, value)
+        self._null_is_empty()
         self.sections["data"]["kind"] = self.kind
         trainer, told = check_trainer_keys(self.sections["training"].pop("trainer", {}))
         self.sections["training"]["trainer"] = trainer
@@ -176,6 +177,14 @@ class _Reading:
         self.told += without_effect(config, self.names)
         self._tell()
         return config
+
+    def _null_is_empty(self) -> None:
+        """A list or mapping that is null, or named without a value, is not set."""
+        for section, held in self.sections.items():
+            fields = (KINDS[self.kind] if section == "data" else _SECTIONS[section]).model_fields
+            for key in [key for key, value in held.items() if value is None and key in fields]:
+                if fields[key].default_factory is not None:
+                    del held[key]
 
     def _pre_packed(self) -> None:
         """`sharded_lazy_pre_packed` says of chunks that they hold packs."""

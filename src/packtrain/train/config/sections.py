@@ -40,6 +40,8 @@ def _on_a_disk(value: str) -> str:
     """A run appends to its files, which nothing behind a URL allows."""
     if is_remote(value) or "://" in value:
         raise ValueError("a run writes to a disk; copy what it made elsewhere")
+    if "\0" in value:
+        raise ValueError("no path holds a NUL byte")
     return value
 
 

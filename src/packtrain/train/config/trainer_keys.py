@@ -10,10 +10,12 @@ import ast
 import importlib.util
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from ...checks import whole
 from ...errors import ConfigError, MissingExtraError
@@ -80,12 +82,13 @@ def trainer_fields() -> dict[str, str]:
 
 
 def check_trainer_keys(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The keyword arguments for `TrainingArguments`, numbers as numbers; and warnings.
+    """The keyword arguments for `TrainingArguments`, numbers and switches as what they are; and warnings.
 
-    YAML reads `1e-8` as text; a float field takes it as the number it is.
+    YAML reads `1e-8` as text; a float field takes it as the number it is. A field that cannot be null is not
+    set by it.
 
     Raises:
-        ConfigError: a value would train something else, or is not a number where one is due.
+        ConfigError: a value would train something else, or is no number or switch where one is due.
     """
     checked, told = {}, []
     for key, value in given.items():
@@ -101,20 +104,41 @@ def check_trainer_keys(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
             continue
         if value is False and key.endswith("_strategy"):
             value = "no"  # as YAML reads `no`
-        if isinstance(value, str) and trainer_fields()[key].removesuffix(" | None") in ("float", "int"):
-            value = _number(key, value)
+        kind, _, optional = trainer_fields()[key].partition(" | ")
+        if kind in _PLAIN and optional in ("", "None"):
+            if value is None and not optional:
+                continue  # not set
+            value = None if value is None else _PLAIN[kind](key, value)
         if key not in _FIXED and key not in _REFUSED:
             new = _RENAMED.get(key, key)
             checked[new if new in trainer_fields() else key] = value
     return checked, told
 
 
-def _number(key: str, text: str) -> float:
+def _number(key: str, given: Any) -> float:
     try:
-        number = float(text)
-    except ValueError:
+        number = math.nan if isinstance(given, bool) else float(given)
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise ConfigError(f"training.{key} is {text!r}: expected a number", hint=f"correct training.{key}")
+        raise ConfigError(f"training.{key} is {given!r}: expected a number", hint=f"correct training.{key}")
+    if not isinstance(given, str):
+        return cast("float", given)
     integer = trainer_fields()[key].removesuffix(" | None") == "int"
     return int(number) if number.is_integer() and integer else number
+
+
+def _switch(key: str, given: Any) -> bool:
+    """Any text is true to Python: also `false` in quotes."""
+    try:
+        return _SWITCH.validate_python(given)
+    except ValidationError:
+        raise ConfigError(
+            f"training.{key} is {given!r}: expected true or false", hint=f"correct training.{key}"
+        ) from None
+
+
+_SWITCH = TypeAdapter(bool)
+
+#: Annotation -> what reads a value of it; the other ones are read by Trainer.
+_PLAIN: dict[str, Callable[[str, Any], Any]] = {"float": _number, "int": _number, "bool": _switch}
