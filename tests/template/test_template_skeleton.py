@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from packtrain.template.skeleton import copies_texts, cut
+from packtrain.template.skeleton import copies_texts, cut, slot
 
 COPIES = [
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}",
@@ -60,11 +60,12 @@ def test_lists_of_parts_are_boxes() -> None:
 
 
 def test_edges_and_repeats() -> None:
-    skeleton = cut("<A|B>A", [(1, 4), (5, 6)], ["A", "B"])
+    a, b = slot(0), slot(1)
+    skeleton = cut(f"<{a}|{b}>{a}", [(1, 8), (9, 12)])
     assert skeleton is not None
     assert skeleton.fill(["", "xyz"]) == ("<|xyz>", ((1, 5),))
     assert skeleton.fill(["ab", ""]) == ("<ab|>ab", ((1, 4), (5, 7)))
-    assert cut("<AB>", [(2, 3)], ["AB"]) is None
+    assert cut(f"<{a}>", [(2, 3)]) is None
 
 
 TEXTS = ["", " x", "x \n", "<|im_end|>", "assistant\n", "\ue0000\ue001", "{{ messages }}", "漢字 🙂"]

@@ -17,6 +17,7 @@ sample has the same length tomorrow.
 from __future__ import annotations
 
 import datetime
+import itertools
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from ..errors import ConfigError, SampleError, one_line
 from .account import Piece, dropped, missing, pieces_of
 from .conversation import Conversation, read_conversation, with_text_arguments, without_history
 from .marked import Placed, Traits, placed, traits, with_marks
-from .skeleton import Skeleton, copies_texts, cut
+from .skeleton import Skeleton, copies_texts, cut, slot
 from .turns import (
     Span,
     blank,
@@ -233,7 +234,7 @@ class ChatRenderer:
 
     def _with_line(self, span: Span, text: str) -> Span:
         """A span that ends at an end mark, with the line break that the template writes behind it."""
-        if not text.startswith("\n", span.last) or not text[: span.last].endswith(self._end_marks):
+        if not text.startswith("\n", span.last) or not text.endswith(self._end_marks, 0, span.last):
             return span
         return Span(span.first, span.last + 1, span.owner)
 
@@ -391,17 +392,14 @@ class ChatRenderer:
         return tuple(shape), texts, media, odd
 
     def _skeleton(self, shape: Shape) -> Skeleton | None:
-        """Render a conversation of this shape with a mark in place of every text."""
-        marks: list[str] = []
-
-        def mark() -> str:
-            marks.append(f"\ue010{len(marks)}\ue011")
-            return marks[-1]
-
+        """Render a conversation of this shape with a slot in place of every text."""
+        numbers = itertools.count()
         messages = []
         for role, kinds in shape:
             parts = [
-                {"type": "text", "text": mark()} if kind == "text" else {"type": kind, kind: kind}
+                {"type": "text", "text": slot(next(numbers))}
+                if kind == "text"
+                else {"type": kind, kind: kind}
                 for kind in kinds or (() if self.takes else ("text",))
             ]
             messages.append({"role": role, "content": parts})
@@ -411,7 +409,7 @@ class ChatRenderer:
             return None  # it is raised again, in full, for each such sample
         if any(whole.text[:end].rstrip().endswith("\ue011") for _, end in whole.spans) and not self._marked:
             return None  # where a turn ends would depend on the text itself
-        return cut(whole.text, whole.spans, marks, whole.owners)
+        return cut(whole.text, whole.spans, whole.owners)
 
     def _run(
         self,

@@ -11,8 +11,11 @@ Trade-off: the proof is strict. A template that trims its texts gains nothing; n
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 _TEXTS = ("content", "text")  # keys whose values are texts, or lists of parts
@@ -56,40 +59,31 @@ class Skeleton:
         return "".join(pieces), tuple((a, b) for a, b in spans if b > a)
 
 
-def cut(
-    text: str, spans: Sequence[Span], marks: Sequence[str], owners: tuple[int, ...] = ()
-) -> Skeleton | None:
-    """The skeleton of a text that was rendered with `marks` in place of texts.
+_SLOT = re.compile("\ue010([0-9]+)\ue011")
 
-    None where an edge of a range lies inside a mark.
+
+def slot(number: int) -> str:
+    """What stands for a text in a rendering that becomes a skeleton."""
+    return f"\ue010{number}\ue011"
+
+
+def cut(text: str, spans: Sequence[Span], owners: tuple[int, ...] = ()) -> Skeleton | None:
+    """The skeleton of a text that was rendered with slots in place of texts.
+
+    None where an edge of a range lies inside a slot.
     """
-    found = sorted((place, number) for number, mark in enumerate(marks) for place in _places(text, mark))
-    fixed: list[str] = []
-    last = 0
-    for place, number in found:
-        fixed.append(text[last:place])
-        last = place + len(marks[number])
-    fixed.append(text[last:])
+    found = list(_SLOT.finditer(text))
+    begins, ends = [0, *(one.end() for one in found)], [one.end() for one in found]
+    fixed = [text[a:b] for a, b in zip(begins, [*(one.start() for one in found), len(text)], strict=True)]
+    removed = [0, *accumulate(one.end() - one.start() for one in found)]
     edges: list[tuple[int, int]] = []
     for edge in (edge for span in spans for edge in span):
-        before = removed = 0
-        for place, number in found:
-            end = place + len(marks[number])
-            if end <= edge:
-                before, removed = before + 1, removed + len(marks[number])
-            elif place < edge:
-                return None
-        edges.append((before, edge - removed))
+        before = bisect_right(ends, edge)
+        if before < len(found) and found[before].start() < edge:
+            return None
+        edges.append((before, edge - removed[before]))
     thinks = any("</think>" in piece for piece in fixed)
-    return Skeleton(tuple(fixed), tuple(number for _, number in found), tuple(edges), thinks, owners)
-
-
-def _places(text: str, mark: str) -> list[int]:
-    places, at = [], text.find(mark)
-    while at >= 0:
-        places.append(at)
-        at = text.find(mark, at + len(mark))
-    return places
+    return Skeleton(tuple(fixed), tuple(int(one[1]) for one in found), tuple(edges), thinks, owners)
 
 
 # --------------------------------------------------------------------------------------- the proof

@@ -10,8 +10,10 @@ answer that says nothing is not trained as a bare end mark.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from ..checks import is_finite
@@ -30,6 +32,7 @@ class Span:
 
 
 _EMPTY_THINK = re.compile(r"\s*(?:<think>)?\s*</think>\s*")
+_THINK = "<think>"
 _OPENING = re.compile(r"<think>\s*\Z")
 _CLOSING = re.compile(r"\s*</think>\s*")
 
@@ -102,7 +105,9 @@ def owners_of(
     for a, b in spans:
         inside: set[int] = set()
         if found is not None:
-            inside = {found.leaves[number].place for x, y, number in found.where if x >= a and y <= b}
+            near = range(bisect_left(found.where, (a,)), bisect_right(found.where, (b, b, len(found.leaves))))
+            held = (found.where[k] for k in near)
+            inside = {found.leaves[number].place for _, last, number in held if last <= b}
         out.append(Span(a, b, inside.pop() if len(inside) == 1 else -1))
     return out
 
@@ -117,12 +122,14 @@ def check_spans(spans: Sequence[Span], found: Placed, trained: Collection[int], 
         ConfigError: the marks of the template say otherwise.
     """
     seen: dict[int, bool] = {}
+    ordered = sorted((span.first, span.last) for span in spans)
+    firsts, reach = [first for first, _ in ordered], [0, *accumulate((last for _, last in ordered), max)]
     for a, b, number in found.where:
         leaf = found.leaves[number]
-        inside = any(span.first <= a and b <= span.last for span in spans)
+        inside = b <= reach[bisect_right(firsts, a)]
         if leaf.place in trained and leaf.kind in ("text", "tool_calls"):
             seen[number] = seen.get(number, False) or inside
-        elif leaf.role != "assistant" and any(span.first < b and a < span.last for span in spans):
+        elif leaf.role != "assistant" and a < reach[bisect_left(firsts, b)]:
             raise ConfigError(
                 f"the chat template of {name} marks the text of a {leaf.role} message (message "
                 f"{leaf.place}) as generated",
@@ -173,32 +180,40 @@ def without_reasoning(
                 "prefix_mismatch", "reasoning is to be masked and cannot be located", hint=_HINT
             )
         return out
+    holes: list[tuple[int, int]] = []
     for a, b, number in found.where:
         if found.leaves[number].kind != "reasoning":
             continue
-        opening = _OPENING.search(text, 0, a)
+        before = a
+        while before and text[before - 1].isspace():
+            before -= 1
+        begin = before - len(_THINK) if text.endswith(_THINK, 0, before) else a
         closing = _CLOSING.match(text, b)
-        begin = a if opening is None else opening.start()
-        end = b if closing is None else closing.end()
-        out = [piece for span in out for piece in _less(span, begin, end)]
-    return out
+        holes.append((begin, b if closing is None else closing.end()))
+    return _without(out, holes)
 
 
 def without_media(spans: Sequence[Span], text: str, marks: re.Pattern[str]) -> list[Span]:
     """Spans without media: their placeholders, and what the template writes around them."""
-    out = list(spans)
+    found = (marks.finditer(text, span.first, span.last) for span in spans)
+    return _without(spans, [match.span() for matches in found for match in matches])
+
+
+def _without(spans: Sequence[Span], holes: Iterable[tuple[int, int]]) -> list[Span]:
+    """What is left of the spans."""
+    apart: list[tuple[int, int]] = []
+    for first, last in sorted(holes):
+        if apart and first <= apart[-1][1]:
+            first, last = apart[-1][0], max(last, apart.pop()[1])
+        apart.append((first, last))
+    ends = [last for _, last in apart]
+    out: list[Span] = []
     for span in spans:
-        for match in marks.finditer(text, span.first, span.last):
-            out = [piece for one in out for piece in _less(one, *match.span())]
+        inside = range(bisect_right(ends, span.first), bisect_left(apart, (span.last,)))
+        edges = [span.first, *(edge for k in inside for edge in apart[k]), span.last]
+        pieces = [Span(a, b, span.owner) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+        out += [piece for piece in pieces if piece.last > piece.first] if inside else [span]
     return out
-
-
-def _less(span: Span, first: int, last: int) -> list[Span]:
-    """A span without a range."""
-    if last <= span.first or first >= span.last:
-        return [span]
-    pieces = [Span(span.first, first, span.owner), Span(last, span.last, span.owner)]
-    return [piece for piece in pieces if piece.last > piece.first]
 
 
 # ----------------------------------------------------------------------------------------- locating
@@ -224,11 +239,14 @@ def locate(
         SampleError: `prefix_mismatch`.
     """
     spans: list[Span] = []
+    texts: dict[int, list[int]] = {}
+    if found is not None:
+        for k, (_, _, number) in enumerate(found.where):
+            texts.setdefault(found.leaves[number].place, []).append(k)
     for place, message in enumerate(messages):
         if message["role"] != "assistant" or blank(message):
             continue
-        where = () if found is None else found.where
-        mine = [k for k, (_, _, n) in enumerate(where) if found and found.leaves[n].place == place]
+        mine = texts.get(place, [])
         begin = end = None
         if found is not None and mine:
             begin = _begins(render(place, True), found, mine[0])
