@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 from edits import edited, text
 from foreign import READERS, VALUES
 from limits import bounded, damaged, rounds
+
+from packtrain.template.marked import Leaf, Placed
+from packtrain.template.skeleton import _SLOT, cut, slot
+from packtrain.template.turns import Span, check_spans, owners_of, without_media
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +64,23 @@ def test_names_by_the_ten_thousand(name: str, tmp_path: Path) -> None:
     for held in MANY[name]:
         with bounded():
             reader.read(held.encode(), tmp_path)
+
+
+def test_turns_by_the_ten_thousand() -> None:
+    """Where the turns of a long conversation stand is found without a look at all others for each."""
+    turns = range(30_000)
+    text = "".join(f"<u>{slot(2 * n)}</u><a>{slot(2 * n + 1)}</a>" for n in turns)
+    ends = list(accumulate(len(f"<u>{slot(2 * n)}</u><a>{slot(2 * n + 1)}</a>") for n in turns))
+    ranges = [(end - len(f"{slot(2 * n + 1)}</a>"), end) for n, end in zip(turns, ends, strict=True)]
+    spans = [Span(a, b, 2 * n + 1) for n, (a, b) in enumerate(ranges)]
+    leaves = tuple(Leaf("text", n, ("user", "assistant")[n % 2], "t") for n in range(2 * len(turns)))
+    where = sorted((found.start(), found.end(), int(found[1])) for found in _SLOT.finditer(text))
+    placed = Placed(text, leaves, tuple(where))
+    with bounded():
+        skeleton = cut(text, ranges)
+        check_spans(spans, placed, {2 * n + 1 for n in turns}, "this")
+        owners = owners_of([(a, b) for a, b in ranges[1:]], [{"role": "user"}] * len(leaves), placed)
+        shorter = without_media(spans, text, re.compile("</a>"))
+    assert skeleton is not None and skeleton.fill(["x"] * len(leaves))[0] == "<u>x</u><a>x</a>" * len(turns)
+    assert [span.owner for span in owners] == [span.owner for span in spans[1:]]
+    assert [(span.first, span.last) for span in shorter] == [(a, b - 4) for a, b in ranges]

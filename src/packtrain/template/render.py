@@ -159,7 +159,7 @@ class ChatRenderer:
             spans = self._turns(template, messages, tools, text)
         if found is not None:
             self._refuse([p for p in _unplaced(found) if p not in lost])
-            check_spans(spans, found, [place for place, one in enumerate(said) if one], self.name)
+            check_spans(spans, found, {place for place, one in enumerate(said) if one}, self.name)
             if key is not None and len(self._vouched) < _SHAPES:
                 self._vouched.add(key)
         if self.answer_end == "line":

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -112,7 +113,7 @@ def owners_of(
     return out
 
 
-def check_spans(spans: Sequence[Span], found: Placed, trained: Collection[int], name: str) -> None:
+def check_spans(spans: Sequence[Span], found: Placed, trained: AbstractSet[int], name: str) -> None:
     """Every text of an answer is inside of a span, and no text of anybody else.
 
     Args:
