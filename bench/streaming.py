@@ -7,8 +7,9 @@ Encoded text, lognormal lengths. The peer is what trainers with dynamic batching
 labels and positions that are added up until the budget is reached, then tensors. Lengths of real sets:
 packs of a stream (windows of 1,000 with carry)
 and of arrival order, over the lower bound. `shared`: an iterable of costly samples, read by each of four
-loader workers and by one process for all. `elastic`: one stream of so many splits that its readers may change
-against one of as many splits as readers.
+loader workers and by one process for all. `first`: the first pack over 100,000 files, opened for the first
+time and again. `elastic`: one stream of so many splits that its readers may change against one of as many
+splits as readers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import gc
 import gzip
+import hashlib
 import json
 import os
 import resource
@@ -37,6 +39,7 @@ from packtrain.sources import open_source
 from packtrain.template import load_processor
 
 CAP = 8192
+PARTS = ("speed", "loss", "memory", "shared", "first", "elastic")
 WORDS = (
     "the",
     "model",
@@ -268,6 +271,36 @@ def elastic(
                 print(f"    {n} splits: {told}, {np.median(took - one):+.2f} us", flush=True)
 
 
+def first(folder: Path, count: int = 100_000) -> None:
+    """Processor time until the first pack of a shuffled stream over so many files of one record."""
+    turns = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}]
+    record = json.dumps({"messages": turns}) + "\n"
+    for kind, name in (("shards", "part-{}.jsonl"), ("pairs", "output_{:08d}.json")):
+        data, cache = folder / kind, folder / f"{kind}-cache"
+        data.mkdir()
+        for number in range(count):
+            (data / name.format(number)).write_text(record, encoding="utf-8")
+        took = []
+        for _ in range(2):
+            began = time.process_time()
+            source = open_source(data, kind=kind, cache_dir=cache)
+            stream = StreamingPackedDataset(source, _one_word, pack_length=CAP, shuffle_buffer=1000)
+            next(iter(stream))
+            took.append(time.process_time() - began)
+        began = time.process_time()
+        for path in data.iterdir():
+            hashlib.sha256(path.read_bytes())
+        floor = time.process_time() - began
+        print(
+            f"first pack of {count:,} files, {kind}: {took[0]:.1f} s, opened again {took[1]:.1f} s; "
+            f"reading and hashing them alone: {floor:.1f} s"
+        )
+
+
+def _one_word(record: Any) -> dict[str, list[int]]:
+    return {"input_ids": [1] * 8}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -278,9 +311,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--splits", type=int, nargs="*", default=[8, 64, 1344])
     parser.add_argument("--kinds", default="", help="of elastic: those whose names begin so")
-    parser.add_argument("--only", nargs="*", choices=("speed", "loss", "memory", "shared", "elastic"))
+    parser.add_argument("--only", nargs="*", choices=PARTS)
     told = parser.parse_args()
-    asked = told.only or ["speed", "loss", "memory", "shared", "elastic"]
+    asked = told.only or PARTS
     if "speed" in asked:
         for median in (350, 60):
             speed(f"lognormal, median {median}", Ids(told.samples, median).lengths)
@@ -293,6 +326,9 @@ def main() -> None:
         memory(told.memory)
     if "shared" in asked:
         shared(told.samples // 2)
+    if "first" in asked:
+        with tempfile.TemporaryDirectory() as folder:
+            first(Path(folder))
     if "elastic" in asked:
         with tempfile.TemporaryDirectory() as folder:
             elastic(told.samples * 10, told.lengths.parent, told.pairs, told.splits, Path(folder), told.kinds)

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from packtrain.errors import ConfigError, SampleError, SourceError
 from packtrain.extend import Source
@@ -55,6 +57,13 @@ def test_natural_order() -> None:
     names = ["b", "a10", "a9", "a09", "a", "x/1", "a9/z", "é2", "é10", "A1"]
     assert sorted(names, key=natural) == ["A1", "a", "a09", "a9", "a9/z", "a10", "b", "x/1", "é2", "é10"]
     assert ordered(["p3", "p1", "p2"], known=["p2", "gone"]) == ["p2", "p1", "p3"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.sampled_from(["p", "-", "/", "0", "3", "19", "9"]), max_size=4), max_size=6))
+def test_names_that_differ_in_digits_alone_are_in_natural_order(names: list[list[str]]) -> None:
+    told = {"".join(name) for name in names}
+    assert ordered(told) == sorted(told, key=natural)
 
 
 def test_a_folder_is_one_source(folder: Path) -> None:

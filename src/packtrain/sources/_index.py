@@ -424,7 +424,11 @@ def _arrays(path: Path, header: dict[str, Any]) -> tuple[I64, I64]:
 
 def pin(path: str | os.PathLike[str]) -> Pinned:
     """The file as it is now, by its absolute path."""
-    full = os.path.abspath(os.fspath(path))
+    return pinned(os.path.abspath(os.fspath(path)))
+
+
+def pinned(full: str) -> Pinned:
+    """`pin` for a path that is absolute."""
     try:
         return Pinned(full, files.Stamp.of(os.stat(full)))
     except OSError as error:

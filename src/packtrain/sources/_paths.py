@@ -19,6 +19,7 @@ from ..errors import SourceError, nearest
 from ..remote.copies import braces
 
 _DIGITS = re.compile(r"([0-9]+)")
+_ALIKE = str.maketrans("123456789", "0" * 9)
 _BRACE = re.compile(r"\{([^{}]*)\}")
 
 
@@ -42,7 +43,9 @@ def ordered(names: Iterable[str], known: Sequence[str] = ()) -> list[str]:
     """Names in natural order; those in `known` first, in the order they have there."""
     held = set(names)
     first = [name for name in known if name in held]
-    return first + sorted(held.difference(first), key=natural)
+    rest = held.difference(first)
+    alike = len({name.translate(_ALIKE) for name in rest}) == 1  # only digits differ: that is their order
+    return first + sorted(rest, key=None if alike else natural)
 
 
 def below(folder: str, paths: Sequence[str]) -> list[str]:

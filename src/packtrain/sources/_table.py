@@ -19,7 +19,7 @@ from typing import Any
 from .. import files
 from ..errors import InputError, SourceError, counted
 from ._handles import Pinned
-from ._index import cached, pin
+from ._index import cached, pinned
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def rows_of(
     stale, start = False, os.path.join(root, "")
     for path in paths:
         name = path[len(start) :] if path.startswith(start) else os.path.relpath(path, root)
-        before = pin(path)
+        before = pinned(path)
         noted = known.pop(name, None)
         if not verify and noted is not None and noted[:4] == list(before.stamp):
             out[name] = Pinned(before.path, before.stamp, str(noted[4])), tuple(noted[4:])
@@ -80,7 +80,7 @@ def rows_of(
             row = read(path)
         except OSError as error:
             raise SourceError(f"{path} cannot be read: {error.strerror}") from None
-        if pin(path) != before:
+        if pinned(path) != before:
             raise SourceError(f"{path} changed while it was read", hint="open it again")
         out[name] = Pinned(before.path, before.stamp, row[0]), row
         if noted is not None and noted[4] != row[0]:
@@ -115,6 +115,8 @@ def _load(place: Path) -> dict[str, list[Any]]:
 
 def _save(place: Path, table: dict[str, list[Any]]) -> None:
     try:
-        files.publish_json(place, {"digest": files.digest_json(table), "files": table})
+        text = files.canonical_json(table).decode()  # of a hundred thousand files
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        files.publish_text(place, f'{{"digest":"{digest}","files":{text}}}\n')
     except (InputError, OSError) as error:
         log.warning("%s could not be stored: files are hashed again next time (%s)", place, error)

@@ -106,7 +106,7 @@ def small_files(
 
 def _counted(path: str) -> tuple[str, int]:
     """(digest, records); 0 records: the file is empty, compressed, an array, or not UTF-8 text."""
-    with open(path, "rb") as handle:
+    with open(path, "rb", buffering=0) as handle:
         data = handle.read()
     digest = hashlib.sha256(data).hexdigest()
     text = data.removeprefix(BOM)
