@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -269,12 +270,16 @@ def test_states_of_other_settings_and_readers_are_refused() -> None:
     state = stream.state_dict()
     for other, key in (
         (make(shuffle_buffer=4, seed=1), "seed"),
-        (make(shuffle_buffer=4, window=51), "settings"),
-        (make(shuffle_buffer=0), "settings"),
+        (make(shuffle_buffer=4, window=51), r"settings window 50 \(this one 51\)$"),
+        (make(shuffle_buffer=0), r"settings shuffle True \(this one False\)$"),
         (make(shuffle_buffer=4, splits=2), "splits"),
     ):
-        with pytest.raises(ForeignArtefactError, match=f"has {key}"):
+        with pytest.raises(ForeignArtefactError) as foreign:
             other.load_state_dict(state)
+        assert re.search(f"has {key}", foreign.value.message)
+    for of in ({}, None, {"spec": 5}, {"spec": {}, "skip": [1]}):  # of an earlier version, or damaged
+        with pytest.raises(ForeignArtefactError, match="has settings"):
+            make(shuffle_buffer=4, window=51).load_state_dict({**state, "of": of})
     with pytest.raises(ForeignArtefactError, match="version"):
         stream.load_state_dict({**state, "version": 0})
     with pytest.raises(InputError, match="the stream has 1 split, which 2 ranks cannot share") as caught:

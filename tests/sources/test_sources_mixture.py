@@ -219,3 +219,24 @@ def test_missing_sources(write: Write, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         mix([Numbers(1)], [1, 2])
     assert len(Mixture([Part("a", Numbers(3), 7)])) == 7
+
+
+def test_a_key_of_chats_beside_the_path_is_told_with_its_place(write: Write) -> None:
+    """Every keyword of `ChatSource`; what the hint says opens."""
+    write("a.jsonl", chats("a", 4))
+    for key, value in (
+        ("media_root", "."),
+        ("columns", "{}"),
+        ("allow_remote", "true"),
+        ("ignore_keys", "[x]"),
+    ):
+        wrong = f"sources: [{{path: a.jsonl, {key}: {value}}}]".encode()
+        with pytest.raises(ConfigError, match=f"unknown key '{key}'") as refused:
+            open_source(write("m.yaml", wrong))
+        assert refused.value.hint == f"write it under chat: {{{key}: …}}"
+        right = f"sources: [{{path: a.jsonl, chat: {{{key}: {value}}}}}]".encode()
+        assert len(open_source(write("n.yaml", right))) == 4
+    with pytest.raises(ConfigError, match="expected an integer") as refused:
+        open_source(write("p.yaml", b"sources: [{path: a.jsonl, samples: 0.5}]"))
+    assert refused.value.hint == "a part of them is a weight"
+    assert len(open_source(write("q.yaml", b"sources: [{path: a.jsonl, weight: 0.5}]"))) == 2

@@ -6,13 +6,37 @@ import errno
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import PacktrainError, SampleError, described
+from ..errors import ConfigError, PacktrainError, SampleError, described
 
 #: Errors of the machine, not of the sample: no memory, files, space or disk.
 _MACHINE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 
 #: Reason of a sample on which a template or library raised what is no SampleError.
 FAILED = "encode_failed"
+
+
+def encoder_of(template: Any) -> Any:
+    """What encodes a sample: the `encode` of a template, or a function; None where samples are encoded.
+
+    Raises:
+        ConfigError: neither, such as a processor or its name, which know no samples.
+    """
+    encode = getattr(template, "encode", template)
+    makes = isinstance(template, str | bytes) or (
+        hasattr(template, "apply_chat_template") and not hasattr(template, "measure")
+    )
+    if makes or isinstance(template, type) or not (encode is None or callable(encode)):
+        raise no_template(template)
+    return encode
+
+
+def no_template(given: Any) -> ConfigError:
+    """The refusal of what is in the place of a template."""
+    what = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+    return ConfigError(
+        f"{what} is no template",
+        hint="packtrain.template.HFTemplate(…) makes one of a processor, its folder or its name",
+    )
 
 
 def encoded(encode: Callable[[Any], Mapping[str, Any] | None] | None, sample: Any) -> dict[str, Any]:

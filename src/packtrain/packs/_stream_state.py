@@ -68,6 +68,16 @@ def upgraded(state: Mapping[str, Any], window: int, buffer: int) -> Mapping[str,
     return {"version": VERSION, **kept, **divided, "reader": place, "held": [split]}
 
 
+def differing(saved: Any, own: Mapping[str, Any]) -> str:
+    """Which settings differ, with both values; "" where a state (of an earlier version) does not say."""
+    if not isinstance(saved, Mapping) or not isinstance(saved.get("spec"), Mapping):
+        return ""
+    held, here = ({**one["spec"], **one, "spec": None} for one in (saved, own))
+    names = [name for name in {**here, **held} if held.get(name) != here.get(name)]
+    told = ", ".join(f"{name} {held.get(name)!r} (this one {here.get(name)!r})" for name in names)
+    return f"settings {told}" if told else ""
+
+
 def written(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state as it is given out: long lists of numbers as texts."""
     return _runs(state, _text)

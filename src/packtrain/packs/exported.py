@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 
 from ..errors import ChecksumError, ConfigError, DriftError, FormatError, PlanError, counted
 from ..measuring.eligibility import probe_once
-from ..measuring.encoding import encoded
+from ..measuring.encoding import encoded, encoder_of
 from ..planning.align import AlignedPlan
 from ..planning.packplan import PackPlan
 from ..store import shards
@@ -50,7 +50,7 @@ def open_packs(out: str | Path, encode: Encode | None = None, **options: Any) ->
 
     Args:
         out: the export's folder, or a URL.
-        encode: `template.encode`; chunks need it only where they hold media as bytes.
+        encode: a template, or its `encode`; chunks need it only where they hold media as bytes.
         options: `task`, `aligned`, `skip`, `ledger_file`, `on_error` and `max_skip_fraction`, as for
             `ShardedPacks`; of chunks also `verify`, see `ChunkedPacks`.
     """
@@ -73,12 +73,12 @@ def pack_of_row(row: Mapping[str, Any], encode: Encode) -> Pack:
 
     Args:
         row: `key`, `json`, `media`, as the library gave them.
-        encode: `template.encode`.
+        encode: a template, or its `encode`.
 
     Raises:
         ChecksumError: it is not what was exported. DriftError: it encodes to another length than planned.
     """
-    where = str(row.get("key"))
+    where, encode = str(row.get("key")), encoder_of(encode)
     try:
         members = members_of_row(row)
         record = json.loads(members["json"])
@@ -176,7 +176,7 @@ class ShardedPacks(_Exported):
         self.files = PackFiles(out)
         check_task(self.files.task, task)
         self.task = self.files.task
-        self.encode = encode
+        self.encode = encoder_of(encode)
         super().__init__(self.files.out, aligned, skip, ledger_file, on_error, max_skip_fraction)
 
     def __getitem__(self, position: int) -> Pack:
@@ -213,7 +213,7 @@ class ChunkedPacks(_Exported):
 
     Args:
         out: the export's folder.
-        encode: `template.encode`; only for chunks that hold media as their bytes.
+        encode: a template, or its `encode`; only for chunks that hold media as their bytes.
         aligned, skip, ledger_file, on_error, max_skip_fraction: as of `ShardedPacks`.
         verify: hash each chunk once before its first pack is read: damaged bytes are named, never trained
             (`ChecksumError`). False: a chunk is mapped and a pack costs what its own bytes cost.
@@ -237,7 +237,7 @@ class ChunkedPacks(_Exported):
         if self.marker["key"]["format"] != "chunks":
             raise FormatError(f"{out} holds no chunks", hint="packtrain.data.open_packs reads every format")
         check_task(None)
-        self.encode = encode
+        self.encode = encoder_of(encode)
         self.maxcount = int(self.marker["key"]["maxcount"])
         super().__init__(self.out, aligned, skip, ledger_file, on_error, max_skip_fraction)
 

@@ -25,6 +25,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from ..checks import one_of, whole
 from ..errors import InputError
+from ..measuring.encoding import encoder_of
 from ..moved import also_named, renamed
 from ..remote.copies import place_of
 from ..store.growing import Order, raw_place
@@ -175,7 +176,7 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
             start=start,
             run=run,
             cache_chunks=cache_chunks,
-            encode=encode,
+            encode=encoder_of(encode),
             clock=clock,
             verify=verify,
             skipping=Skipping(skip, ledger_file, on_error, max_skip_fraction),

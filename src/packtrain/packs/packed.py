@@ -26,7 +26,7 @@ from ..checks import one_of
 from ..collate import FILLER, IGNORE
 from ..errors import ConfigError, DriftError, InputError, counted
 from ..measuring.eligibility import probe_once, set_epoch
-from ..measuring.encoding import encoded
+from ..measuring.encoding import encoded, encoder_of
 from ..measuring.run import measure_range
 from ..moved import also_named
 from ..planning.align import AlignedPlan
@@ -75,6 +75,7 @@ def plan_rows(samples: Any, template: Any, pack_length: int | None, lengths: Any
         raise InputError(
             f"a {type(samples).__name__} cannot be indexed", hint="StreamingPackedDataset packs what streams"
         )
+    encoder_of(template)  # refuses what is none
     why = ""
     if lengths is None and "length" in (getattr(samples, "column_names", None) or ()):
         lengths = samples["length"]
@@ -100,7 +101,7 @@ class _ByEncoding:
     """Measures a sample by encoding it."""
 
     def __init__(self, template: Any) -> None:
-        self.encode = getattr(template, "encode", template)
+        self.encode = encoder_of(template)
 
     def measure(self, sample: Any) -> int:
         encoded = sample if self.encode is None else self.encode(sample)
@@ -182,7 +183,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         self.packs = plan_or_aligned
         self.plan = plan_or_aligned.plan if isinstance(plan_or_aligned, AlignedPlan) else plan_or_aligned
         self.samples = samples
-        self.encode: Any = getattr(encode, "encode", encode)
+        self.encode: Any = encoder_of(encode)
         self.lengths: Any = None if lengths is None else getattr(lengths, "tokens", lengths)
         self.on_error = on_error
         self.ledger_file = None if ledger_file is None else Path(ledger_file)

@@ -41,6 +41,7 @@ from ..checks import flag, whole
 from ..collate import is_filler
 from ..errors import ConfigError, ForeignArtefactError, InputError, counted
 from ..files import append_line, digest_json
+from ..measuring.encoding import encoder_of
 from ..measuring.run import CUT
 from ..moved import also_named
 from ..planning.spec import PlanSpec
@@ -52,7 +53,17 @@ from ._splits import MOST, Reader, Splits, check_divides
 from ._stream_data import check_data
 from ._stream_pass import Slot, StreamPass
 from ._stream_run import Run
-from ._stream_state import LAST_EPOCH, VERSION, check_held, joined, of_reader, saved_ranks, upgraded, written
+from ._stream_state import (
+    LAST_EPOCH,
+    VERSION,
+    check_held,
+    differing,
+    joined,
+    of_reader,
+    saved_ranks,
+    upgraded,
+    written,
+)
 from .equal_steps import EqualSteps
 from .handed_out import HandedOut, SharedEpoch, check_not_sharded
 from .ledger_file import check_policy, need_ledger
@@ -156,7 +167,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         self.name = secrets.token_hex(8)  # the same in all loader workers
         self.source_mark: str | None = None  # of an iterable: the same in all ranks of a node
         self.reader = reader_of(source, shuffled=shuffle_buffer > 0, seed=seed)
-        self.encode = getattr(template, "encode", template)
+        self.encode = encoder_of(template)
         self.place = World(int(place.rank), int(place.size))
         self.splits = None if splits is None else whole("splits", splits, 1, MOST)
         if self.splits is not None:
@@ -339,6 +350,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
     def _told(self, here: Reader, epoch: int, held: list[Any], ended: dict[str, bool]) -> dict[str, Any]:
         data, divided = self.reader.data, self._layout(here)
         known = {"splits": divided.count, "window": divided.window, "buffer": divided.buffer}
+        known |= {"of": self._settings(skipped=False)}
         told = {**self._identity(), **known, "reader": list(here), **({} if data is None else {"data": data})}
         return written({**told, "epoch": epoch, **ended, "held": held})
 
@@ -391,8 +403,9 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         known = {**self._identity(), **({} if self.splits is None else {"splits": self.splits})}
         for key, value in known.items():
             if told.get(key) != value:
+                said = differing(told.get("of"), self._settings(skipped=False)) if key == "settings" else ""
                 raise ForeignArtefactError(
-                    f"the saved stream has {key} {told.get(key)!r}, this one {value!r}",
+                    f"the saved stream has {said or f'{key} {told.get(key)!r}, this one {value!r}'}",
                     hint="resume with the settings of the saved stream, or start anew",
                 )
         epoch = told.get("epoch")
@@ -432,16 +445,19 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         self.handed.restart()
         self._ahead.clear()
 
-    def _identity(self) -> dict[str, Any]:
-        settings = {
+    def _settings(self, *, skipped: bool = True) -> dict[str, Any]:
+        """What packs depend on, as a digest covers it; without `skipped` how many, for people."""
+        return {
             "spec": self.spec.to_dict(),
             "max_carry": self.max_carry,
             "shuffle": self.shuffle_buffer if self.reader.in_order else bool(self.shuffle_buffer),
             "on_error": self.on_error,
-            **({"skip": sorted(self.skip)} if self.skip else {}),
+            **({"skip": sorted(self.skip) if skipped else len(self.skip)} if self.skip else {}),
             **self.settings,
         }
-        return {"version": VERSION, "settings": digest_json(settings), "seed": self.seed}
+
+    def _identity(self) -> dict[str, Any]:
+        return {"version": VERSION, "settings": digest_json(self._settings()), "seed": self.seed}
 
     @property
     def planned_together(self) -> int:

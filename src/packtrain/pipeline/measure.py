@@ -19,6 +19,7 @@ from .. import extend, files
 from ..checks import whole
 from ..errors import ForeignArtefactError, InputError, SourceError
 from ..measuring.audit import audit_hints
+from ..measuring.encoding import no_template
 from ..moved import also_named
 from ..planning.lengths import Lengths
 from ..remote.outputs import clearing_up, output
@@ -85,17 +86,38 @@ def measure(
         InputError: no sample at all can be used, too many hold keys that change training and are not read,
             or another process works in `out`.
     """
-    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
-        raise SourceError(
-            f"{type(source).__name__} is no source: samples must be indexable and counted",
-            hint="write a one-shot generator to a JSONL file first, and open that",
-        )
+    _check_source(source)
+    if not (hasattr(template, "measure") and hasattr(template, "config")) or isinstance(template, type):
+        raise no_template(template)
     if workers is not None:
         whole("workers", workers, 1, hint="1 measures in this process")
     who = (executor, executor_options or {}, workers, persist_every, progress)
     job = Measurement(source, template, *who, origin)
     with output(out) as folder:
         return _measured(job, folder, overwrite=overwrite, append=append, verify_content=verify_content)
+
+
+def _check_source(source: Any) -> None:
+    """SourceError where no samples can be measured, with what makes a source of it."""
+    if isinstance(source, str | Path):
+        raise SourceError(
+            f"the {type(source).__name__} {str(source)!r} is no source",
+            hint="packtrain.open_chats(path) opens a file of chats",
+        )
+    if hasattr(source, "measure") and not hasattr(source, "fingerprint"):
+        raise SourceError(
+            f"{type(source).__name__} is no source, but measures one", hint="measure(source, template, out)"
+        )
+    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+        raise SourceError(
+            f"{type(source).__name__} is no source: samples must be indexable and counted",
+            hint="write a one-shot generator to a JSONL file first, and open that",
+        )
+    if not hasattr(source, "fingerprint"):
+        raise SourceError(
+            f"a {type(source).__name__} is no source: it has no fingerprint",
+            hint="packtrain.sources.chat.ChatSource(rows) makes one of records in memory",
+        )
 
 
 #: Fields of the key by what people call them.

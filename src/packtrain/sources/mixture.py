@@ -24,6 +24,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 from ..checks import flag, number, whole
@@ -46,6 +47,8 @@ _OF_A_RUN = ("global_max_length", "model", "template", "data", "custom", "traini
 
 _TOP = ("sources", "seed", "shuffle")
 _ENTRY = ("path", "name", "kind", "options", "chat", "weight", "samples")
+#: How the records of an entry are read: the keys of its `chat`.
+_OF_CHATS = tuple(signature(ChatSource).parameters)[1:]
 _MOVING = (
     "resample",
     "resample_each_epoch",
@@ -242,7 +245,8 @@ def _count(size: int, entry: Mapping[str, Any], what: str) -> int:
     if weight is not None and samples is not None:
         raise ConfigError(f"{what} has a weight and a number of samples", hint="give one of them")
     if samples is not None:
-        return whole(f"{what}: samples", samples, 1, error=ConfigError)
+        part = "a part of them is a weight" if isinstance(samples, float) and 0 < samples < 1 else None
+        return whole(f"{what}: samples", samples, 1, hint=part, error=ConfigError)
     weight = 1 if weight is None else weight
     number(f"{what}: weight", weight, 0, without=(0,), hint="leave the source out", error=ConfigError)
     count = math.floor(weight * size + 0.5)
@@ -279,6 +283,8 @@ def _check_keys(given: Mapping[str, Any], known: Sequence[str], what: str) -> No
             )
         if key not in known:
             hint = meant(str(key), known, f"keys: {', '.join(known)}")
-            if key in _OF_A_RUN:
+            if known is _ENTRY and key in _OF_CHATS:
+                hint = f"write it under chat: {{{key}: …}}"
+            elif key in _OF_A_RUN:
                 hint = "the YAML of a run is read by packtrain run and train; name its data.path"
             raise ConfigError(f"{what} has the unknown key {key!r}", hint=hint)
