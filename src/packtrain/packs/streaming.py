@@ -350,8 +350,14 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
     def _told(self, here: Reader, epoch: int, held: list[Any], ended: dict[str, bool]) -> dict[str, Any]:
         data, divided = self.reader.data, self._layout(here)
         known = {"splits": divided.count, "window": divided.window, "buffer": divided.buffer}
-        known |= {"of": self._settings(skipped=False)}
-        told = {**self._identity(), **known, "reader": list(here), **({} if data is None else {"data": data})}
+        of = self._settings(skipped=False)
+        told = {
+            **self._identity(),
+            "of": of,
+            **known,
+            "reader": list(here),
+            **({} if data is None else {"data": data}),
+        }
         return written({**told, "epoch": epoch, **ended, "held": held})
 
     def _behind(self, step: int | None) -> list[Given | None]:
