@@ -128,3 +128,10 @@ def test_an_interpreter_ends_while_tasks_are_under_way() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stderr == "" and not Path(f"/proc/{done.stdout.strip()}").exists()
+
+
+def test_a_closed_pool_serves_again(pool: Pool) -> None:
+    for _ in range(2):
+        assert list(pool.map([b"a", b"b"])) == [b"aa", b"bb"]
+        pool.close()
+        assert multiprocessing.active_children() == []

@@ -6,6 +6,8 @@ import copy
 import errno
 import json
 import multiprocessing
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -590,3 +592,16 @@ def test_a_limit_of_what_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFix
     caplog.clear()
     StreamingPackedDataset(rows(), max_skip_fraction=0.1, **given)
     assert caplog.messages == ["max_skip_fraction has no effect with on_error 'raise'"]
+
+
+def test_a_stream_that_is_open_ends_with_the_interpreter_without_a_word() -> None:
+    """Its pass is let go when names of modules are gone already."""
+    code = (
+        "from packtrain.data import StreamingPackedDataset\n"
+        "stream = StreamingPackedDataset([{'input_ids': [1] * 5}] * 500, pack_length=20, window=10)\n"
+        "packs = iter(stream)\n"
+        "print(len(next(packs)))\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert (done.stdout, done.stderr) == ("4\n", "")

@@ -97,6 +97,8 @@ class Pool:
             yield future.result()
 
     def _submit(self, task: Any) -> Future[Any]:
+        if not self._end.still_active():  # closed, and used again
+            self._begin()
         if len(self._hired) < self.workers:
             self._hired.append(self._worker(self._tasks, self.workers))
         future: Future[Any] = Future()
@@ -104,9 +106,8 @@ class Pool:
         return future
 
     def close(self) -> None:
-        """End the workers, whatever they are at."""
+        """End the workers, whatever they are at. Also of a pool that goes as the interpreter ends."""
         self._end()
-        self._begin()
 
 
 def in_order(
