@@ -181,6 +181,33 @@ def test_reasons(tmp_path: Path) -> None:
     assert reason(clip(("OGG", "VORBIS"), 1000)[:40]) == "truncated_media"
 
 
+def test_junk_before_and_among_mpeg_frames_is_never_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mpg123 finds frames in junk, in time with the square of its size."""
+    whole = clip(("MP3", "MPEG_LAYER_III"), 20_000)
+    frames = whole[whole.index(whole[:2], 4) :]  # without the frame that holds the count
+    junk = b"\xff\xff\xff\xff\xff\x00\x00\x00" * 20_000
+    read, asked = sf.read, []
+
+    def counted(file: Any, most: int, **options: Any) -> Any:
+        asked.append(most)
+        return read(file, most, **options)
+
+    monkeypatch.setattr(sf, "read", counted)
+    monkeypatch.setattr(sf.SoundFile, "blocks", None)
+    alone = read_header(frames)
+    for before in (b"", b"ID3\4\0\0\0\0\0\0"):
+        found = read_header(before + frames[:4] + junk + frames)
+        assert (found.frames, found.sample_rate, found.format) == (alone.frames, 16000, "MP3")
+        with pytest.raises(SampleError) as error:
+            read_header(before + frames[:4] + junk * 10 + frames)
+        assert error.value.reason == "unreadable_media"
+        try:
+            assert len(open_audio(before + frames[:4] + junk + frames)[0]) == alone.frames
+        except SampleError as refused:
+            assert refused.reason == "unreadable_media"
+    assert asked and set(asked) == {alone.frames + 1}
+
+
 def test_damaged_files_raise_nothing_else() -> None:
     """A corrupt header is a reason or another count, never another exception."""
     rng = random.Random(7)

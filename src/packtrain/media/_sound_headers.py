@@ -142,7 +142,8 @@ _KBPS = {
     (2, 2): (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
 }
 _WINDOW = 1 << 16
-_JUNK = 1 << 16  # how far a first frame is looked for
+_JUNK = 1 << 16  # how far the next frame is looked for
+LEADING = 1 << 20  # and the first one
 _MP3_SYNC = 0xFFFE0C00  # sync, version, layer and rate stay the same from frame to frame
 _DELAY = 529  # samples that the decoder itself delays by
 
@@ -185,7 +186,8 @@ def parse_mp3(head: Head, start: int = 0) -> ParsedAudio | None:
     end = tags_begin(head, start)
     if start >= head.size:
         raise head.fail("truncated_media", "is cut short: nothing follows its ID3 tag")
-    position = _first(head, start, end)
+    looked = range(start, min(end, start + LEADING), _JUNK)
+    position = next((place for at in looked if (place := _first(head, at, end)) >= 0), -1)
     if position < 0:
         return None
     data = head.at(position, 1 << 12)

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from ..errors import SampleError, one_line, optional
 from ._sound_headers import (
     FLAC_MAGIC,
+    LEADING,
     OGG_MAGIC,
     check_pages,
     is_mp3,
@@ -93,14 +94,16 @@ def open_audio(ref: Ref) -> tuple[NDArray[np.float32], int]:
         if header.format == "OGG":
             check_pages(head)
         try:
-            samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+            most = header.frames + 1  # one too many is enough to tell
+            samples, rate = soundfile.read(io.BytesIO(data), most, dtype="float32", always_2d=True)
         except Exception as error:
             raise _broken(head, error) from None
         if samples.shape != (header.frames, header.channels) or rate != header.sample_rate:
             raise head.fail(
                 "unreadable_media",
                 f"says {header.frames} frames of {header.channels} channels at {header.sample_rate} Hz "
-                f"in its header but decodes to {samples.shape[0]} of {samples.shape[1]} at {rate} Hz",
+                f"in its header but decodes to {'more' if len(samples) == most else len(samples)} of "
+                f"{samples.shape[1]} at {rate} Hz",
             )
         return samples, int(rate)
 
@@ -162,16 +165,20 @@ def _ask(head: Head) -> tuple[str, ParsedAudio]:
         check_pages(head)
     try:
         with soundfile.SoundFile(as_file(head)) as sound:
+            if sound.format in ("MPEG", "MP3"):
+                # `parse_mp3` found none; to decode junk takes time with the square of its size
+                raise head.fail("unreadable_media", f"begins with {LEADING:,} bytes without MPEG audio")
             frames, known = sound.frames, sound.frames < 1 << 62
-            if not known or sound.format in ("OGG", "FLAC", "MPEG", "MP3"):
+            if not known or sound.format in ("OGG", "FLAC"):
                 # its length is an estimate there: count
                 frames = 0
                 for block in sound.blocks(1 << 16, dtype="int16", always_2d=True):
                     frames += len(block)
                     if frames * sound.channels > MOST_VALUES:
                         break
-            name = "MP3" if sound.format in ("MPEG", "MP3") else sound.format
-            return name, ParsedAudio(frames, sound.samplerate, sound.channels)
+            return sound.format, ParsedAudio(frames, sound.samplerate, sound.channels)
+    except SampleError:
+        raise
     except Exception as error:
         raise _broken(head, error) from None
 
