@@ -71,6 +71,17 @@ def test_without_losses_the_setting_is_named(call: Call, tmp_path: Path) -> None
     assert code == 2 and "the chunks that it read can be verified: packtrain verify packed" in err
 
 
+def test_a_stopped_run_without_a_plan_says_how_to_go_on(call: Call, tmp_path: Path) -> None:
+    """Its validation plan is none of what it trains on."""
+    (tmp_path / "run_config.json").write_text("{}", encoding="utf-8")
+    pt.plan([3, 4], 8).save(tmp_path / "val_plan")
+    code, _, err = call("show", tmp_path)
+    assert code == 2 and "a run that has not ended" in err and "the same command goes on with it" in err
+    pt.plan([3, 4], 8).save(tmp_path / "plan")
+    code, _, err = call("show", tmp_path)
+    assert code == 2 and f"it has {tmp_path / 'plan'}" in err and "val_plan" not in err
+
+
 def test_a_run_that_has_not_ended_answers_as_far_as_it_can(call: Call, tmp_path: Path) -> None:
     """A stopped stream has the samples of its steps, or the key that writes them; a planned run its plan."""
     code, _, err = call("which", tmp_path / "NOPE", "--step", 0)

@@ -98,3 +98,27 @@ def test_measure_tells_what_is_no_source_and_what_makes_one(
             pt.measure(source, no, tmp_path / "l")
     assert not (tmp_path / "l").exists()
     assert len(pt.measure(ChatSource(ROWS), template, tmp_path / "l")) == 6  # what the hint says works
+
+
+def test_what_is_no_trainer_of_a_host_is_told_before_anything_of_it_is_read(tmp_path: Path) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    from packtrain.hosts import transformers, trl
+    from packtrain.testing import tiny_model
+
+    model = tiny_model("tiny:qwen3")
+    for pack in (transformers.pack, trl.pack):
+        for wrong in (model, 5, "trainer"):
+            with pytest.raises(ConfigError, match=f"a {type(wrong).__name__} is no trainer") as told:
+                pack(wrong, 64)
+            assert "pack(trainer, …)" in str(told.value.hint)
+    args = TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)
+    trainer = Trainer(model=model, args=args, train_dataset=[])
+    held = dict(vars(trainer))
+    with pytest.raises(ConfigError, match="no trainer of TRL: its arguments have no max_length") as told:
+        trl.pack(trainer)
+    assert "packtrain.hosts.transformers.pack" in str(told.value.hint) and dict(vars(trainer)) == held
+    args.max_length = 64  # as SFTConfig has; eight rows a device are no pack
+    with pytest.raises(ConfigError, match="a row is one pack"):
+        trl.pack(trainer)
+    assert dict(vars(trainer)) == held

@@ -53,6 +53,11 @@ def artefact_kind(folder: Path) -> str:
     told = f"{folder} holds no lengths, plan or run, and no stream"
     if (folder / "run_config.json").is_file():
         told = f"{folder} is a run that has not ended"
+        held = [path for path in held if not path.name.startswith("val_")]
+        if not held:
+            raise FormatError(
+                told, hint="the same command goes on with it; packtrain which --step N answers already"
+            )
     if held:
         raise FormatError(told, hint=f"it has {', '.join(map(str, held))}")
     raise FormatError(told, hint=files.recipe_hint(folder) or "name the folder given as --out")

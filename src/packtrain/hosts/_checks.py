@@ -228,6 +228,25 @@ def check_source(packs: Any, args: Any) -> None:
         )
 
 
+def need_trainer(given: Any, host: str = "transformers", *settings: str) -> None:
+    """Refuse what is no trainer of the host, such as a model, before anything of it is read.
+
+    Args:
+        settings: what the configuration of this host's trainers has.
+    """
+    if not (hasattr(given, "args") and hasattr(given, "train_dataset")):
+        raise ConfigError(
+            f"a {type(given).__name__} is no trainer",
+            hint="pack(trainer, …) takes the one that holds model and rows",
+        )
+    lacking = [name for name in settings if not hasattr(given.args, name)]
+    if lacking:
+        raise ConfigError(
+            f"a {type(given).__name__} is no trainer of {host}: its arguments have no {lacking[0]}",
+            hint="packtrain.hosts.transformers.pack takes any Trainer of transformers",
+        )
+
+
 def check_trainer(trainer: Any, samples_per_step: int | str | None, *, has_packs: bool = False) -> None:
     """Refuse what packs cannot keep, each with its reason.
 

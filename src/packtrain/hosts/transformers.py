@@ -47,6 +47,7 @@ from ._checks import (
     check_trainer,
     indexable,
     loss_is_the_heads,
+    need_trainer,
     own_evaluation,
     own_loss,
     unchanged_on_failure,
@@ -117,6 +118,7 @@ def pack(
             is not one of the model.
         IsolationError: packed samples would read each other in this model.
     """
+    need_trainer(trainer)
     if isinstance(trainer, PackingMixin):
         raise ConfigError("this trainer packs already", hint="call pack(trainer, …) once")
     if source is None and is_packs(trainer.train_dataset):

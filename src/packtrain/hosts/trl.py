@@ -24,7 +24,7 @@ from ..errors import SampleError
 from ..sources._memory import InMemory
 from ..sources.chat import ChatSource
 from ..template import HFTemplate
-from ._checks import refuse_settings
+from ._checks import need_trainer, refuse_settings, unchanged_on_failure
 from ._rows import ChatReader, tell_cut
 from ._unread import Reads, columns_of, unread_rows
 from .transformers import HostMixin
@@ -44,6 +44,7 @@ def pack(trainer: Any, pack_length: int | None = None, **options: Any) -> Any:
     Raises:
         ConfigError: a setting of the trainer that packs cannot keep, with the reason.
     """
+    need_trainer(trainer, "TRL", "max_length")
     args = trainer.args
     settings = (
         ("packing", getattr(args, "packing", False), "the rows are packed already, by TRL"),
@@ -54,9 +55,10 @@ def pack(trainer: Any, pack_length: int | None = None, **options: Any) -> Any:
     packs = options.get("source") is not None or options.get("plan") is not None
     if pack_length is None and not packs:
         pack_length = args.max_length
-    # TRL's own loss divides by the tokens of the step; models that say otherwise speak of their own loss.
-    trainer.model_accepts_loss_kwargs = True
-    return pack_trainer(trainer, pack_length, mixin=TRLMixin, **options)
+    with unchanged_on_failure(trainer):
+        # TRL's own loss divides by the tokens of the step; models that say otherwise speak of their own loss.
+        trainer.model_accepts_loss_kwargs = True
+        return pack_trainer(trainer, pack_length, mixin=TRLMixin, **options)
 
 
 #: What TRL reads of a row of chats, and what it makes of it.
