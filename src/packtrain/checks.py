@@ -76,6 +76,12 @@ def one_of(what: str, value: Any, known: Iterable[str]) -> str:
     return str(value)
 
 
+def divisors(number: int) -> list[int]:
+    """What divides a number >= 1, ascending; work with its root."""
+    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*low, *(number // n for n in low)})
+
+
 def check_shard(number: int, of: int) -> None:
     """Shards of an array job are numbered from 0.
 

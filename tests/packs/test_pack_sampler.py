@@ -116,6 +116,12 @@ def test_state_of_another_plan_or_order_is_refused() -> None:
             other.load_state_dict(state)
     with pytest.raises(ForeignArtefactError, match="micro step 99 of 10"):
         sampler.load_state_dict({**state, "micro_step": 99})
+    other = PackSampler(aligned(20, 4), 0)
+    for key in ("grad_accum", "world_size"):  # ranks that could go on are never looked for one by one
+        with pytest.raises(ForeignArtefactError, match=f"has {key} {1 << 63}"):
+            other.load_state_dict({**state, key: 1 << 63})
+    with pytest.raises(ForeignArtefactError, match="4 ranks with grad_accum 524288"):
+        other.load_state_dict({**state, "grad_accum": 1 << 20})
 
 
 def test_an_abandoned_pass_does_not_shift_the_next_one() -> None:

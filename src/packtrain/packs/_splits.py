@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
+from ..checks import divisors
 from ..errors import InputError, counted
 from ..world import World
 
@@ -91,8 +92,7 @@ def check_divides(splits: int, ranks: int, workers: int) -> None:
     """
     if splits % (ranks * workers) == 0:
         return
-    low = [n for n in range(1, min(splits, 1 << 10) + 1) if splits % n == 0]
-    able = sorted({*low, *(splits // n for n in low)})
+    able = divisors(splits)
     listed = ", ".join(map(str, able[:_LISTED])) + (", …" if len(able) > _LISTED else "")
     times = f" × {counted(workers, 'workers')}" if workers > 1 else ""
     raise InputError(

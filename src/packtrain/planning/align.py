@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import whole
+from ..checks import divisors, whole
 from ..errors import InputError, PlanError, counted
 from ..files import digest_json
 from ..packers._jit import use_jit
@@ -245,7 +245,7 @@ class StepAlignedPlan(_GroupedPlan):
         super().__init__(plan, world_size, drop_last)
         packs = packs_per_step(plan)
         if packs % world_size:
-            able = [w for w in range(1, packs + 1) if packs % w == 0]
+            able = divisors(packs)
             raise PlanError(
                 f"every step of this plan has {counted(packs, 'packs')}, "
                 f"which {counted(world_size, 'ranks')} cannot share",

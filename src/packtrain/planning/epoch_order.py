@@ -18,6 +18,7 @@ step, the position must lie between two steps. What cannot go on exactly is refu
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import whole
+from ..checks import divisors, whole
 from ..errors import ForeignArtefactError, InputError, PlanError, UnknownNameError, counted
 from ..files import digest_json, reading
 from ..packers._jit import use_jit
@@ -40,6 +41,7 @@ I64 = NDArray[np.int64]
 
 _STATE = 2  # version of a saved position
 _NAMED = 12  # world sizes that a refusal names
+_MOST = 1 << 20  # ranks, and micro steps of a step, of a saved position
 
 
 class View(Protocol):
@@ -398,8 +400,14 @@ class EpochOrder:
         keys = ("version", "raw_plan", "drop_last", *(["seed"] if self.is_seeded else []), "shuffle")
         _refuse_other(state, own, keys)
         self._check_epoch(state)
-        for key, least in (("world_size", 1), ("grad_accum", 1), ("epoch", 0), ("packs", 0)):
-            if _whole(state, key) < least:
+        limits = {
+            "world_size": (1, _MOST),
+            "grad_accum": (1, _MOST),
+            "epoch": (0, math.inf),
+            "packs": (0, math.inf),
+        }
+        for key, (least, most) in limits.items():
+            if not least <= _whole(state, key) <= most:
                 raise _foreign(key, state[key], own.get(key))
         step, steps = _whole(state, "micro_step"), _whole(state, "steps")
         if not 0 <= step <= steps:
@@ -473,14 +481,14 @@ class EpochOrder:
             return []
         total, kept = len(self.aligned.plan), int(state["packs"])
         able = []
-        for size in range(1, width + 1):
+        for size in divisors(width):
             same_packs = (
                 block > 1
                 or self.aligned.multiple > 1
                 or not state["drop_last"]
                 or total // size * size == kept
             )
-            if width % size == 0 and inside % size == 0 and same_packs:
+            if inside % size == 0 and same_packs:
                 able.append(size)
         return able if len(able) <= _NAMED else [*able[: _NAMED - 1], able[-1]]
 

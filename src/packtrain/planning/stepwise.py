@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import divisors
 from ..errors import PlanError, counted
 from ..packers._jit import kernel, use_jit
 from ._materialise import Csr, from_bins, index_dtype
@@ -350,7 +351,7 @@ def _groups(steps: _Steps, held: I64) -> I64:
     out = np.ones(len(held), dtype=np.int64)
     for packs in np.unique(held).tolist():
         mine = held == packs
-        for groups in _divisors(packs):
+        for groups in divisors(packs):
             enough = mine & (heaviest <= total // groups)
             out[enough] = groups
     return out
@@ -368,10 +369,6 @@ def _materialise(steps: _Steps, pack_of: I64, packs: int, n: int) -> Csr:
     )
     csr = from_bins((step * packs + pack_of)[order])
     return Csr(csr.offsets, steps.ids[order][csr.indices].astype(index_dtype(n)))
-
-
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
 
 
 def _round_up(value: int, multiple: int) -> int:
