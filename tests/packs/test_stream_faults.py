@@ -129,8 +129,10 @@ def test_a_sample_of_a_file_that_is_left_out_is_told_with_its_line(
         "set.jsonl:3: /pictures/a.jpg does not exist", "set.jsonl:4: cannot be encoded: ValueError: odd",
     ]  # fmt: skip
     assert "sample 2 left out (missing_media): set.jsonl:3: /pictures" in caplog.text
-    with pytest.raises(SampleError, match=r"sample 2: set\.jsonl:3: /pictures/a\.jpg does not exist"):
-        list(StreamingPackedDataset(source, encode, **options))
+    mixed = WeightedSources({"first": [{"n": 0}] * 5, "set": source})
+    for given, sample in ((source, 2), (mixed, 5)):
+        with pytest.raises(SampleError, match=rf"sample {sample}: set\.jsonl:3: /pictures/a\.jpg does not"):
+            list(StreamingPackedDataset(given, encode, **options))
 
 
 @pytest.mark.parametrize("policy", ["skip", "zero"])

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from ..errors import DriftError, InputError, PlanError, SampleError
 from ..execute.pool import Pool
-from ..extend import Source
 from ..measuring.encoding import FAILED
 from ..measuring.run import CUT, located
 from ..planning._materialise import mix64, seed64
@@ -260,8 +259,8 @@ class Run:
             yield item
 
     def _failed(self, sample_id: int, error: SampleError) -> None:
-        source = self.stream.reader.source
-        where = source.where(sample_id) if isinstance(source, Source) else ""
+        place = getattr(self.stream.reader.source, "where", None)
+        where = str(place(sample_id)) if callable(place) else ""
         told = located(where, error.message) if where else error.message
         hint = error.hint or SKIPS
         if self.stream.on_error == "raise" and error.reason == FAILED:

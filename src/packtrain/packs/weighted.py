@@ -220,6 +220,12 @@ class IndexedSources(WeightedSources):
         k, row, _ = self.place(place)
         return list(self.sources.values())[k][row]
 
+    def where(self, place: int) -> str:
+        """Where the sample of a place stands, as its source says; "": it does not say."""
+        k, row, _ = self.place(place)
+        told = getattr(list(self.sources.values())[k], "where", None)
+        return str(told(row)) if callable(told) else ""
+
 
 def _is_source(source: Any) -> bool:
     return callable(source) or hasattr(source, "__iter__") or is_indexed(source)
