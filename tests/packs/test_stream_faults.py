@@ -133,6 +133,7 @@ def test_a_sample_of_a_file_that_is_left_out_is_told_with_its_line(
     for given, sample in ((source, 2), (mixed, 5)):
         with pytest.raises(SampleError, match=rf"sample {sample}: set\.jsonl:3: /pictures/a\.jpg does not"):
             list(StreamingPackedDataset(given, encode, **options))
+    assert [mixed.where(place) for place in (4, 5)] == ["", "set.jsonl:3"]
 
 
 @pytest.mark.parametrize("policy", ["skip", "zero"])

@@ -250,7 +250,8 @@ def _bytes(value: Any) -> bytes:
 
 def _where(source: Any, index: int) -> str:
     where = getattr(source, "where", None)
-    return f"item {index}" + (f" ({where(index)})" if callable(where) else "")
+    place = where(index) if callable(where) else ""
+    return f"item {index}" + (f" ({place})" if place else "")
 
 
 def _differs(one: Seen, two: Seen) -> str:
