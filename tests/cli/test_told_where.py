@@ -100,3 +100,28 @@ def test_a_share_of_an_export_is_told_in_words(capsys: pytest.CaptureFixture[str
     show_export({"out": "sh", "format": "chunks", "shard": [1, 64], "parts": 3})
     said = " ".join(capsys.readouterr().out.split())
     assert "share │ 1 of 0 to 63" in said and "when all are written │ packtrain merge sh" in said
+
+
+def test_a_place_with_a_colon_of_its_own_stays_whole(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the places of a mixture: the part, and the place in it."""
+    good = {"messages": [{"role": "user", "content": "How?"}, {"role": "assistant", "content": "So."}]}
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in [*[good] * 10, {"messages": 5}])
+    )
+    (tmp_path / "m.yaml").write_text("shuffle: false\nsources: [{path: a.jsonl, name: one}]")
+    words = ("-p", data / "processors" / "qwen2_5_vl", "-o", tmp_path / "l")
+    assert told(capsys, "measure", tmp_path / "m.yaml", *words)[0] == 0
+    assert told(capsys, "plan", tmp_path / "l", "-n", 64, "-o", tmp_path / "p")[0] == 0
+    for place in ("l", "p"):
+        (row,) = json.loads(told(capsys, "show", tmp_path / place, "--ledger", "--json")[1])["ledger"]
+        assert (row["where"], row["detail"]) == (
+            "one: a.jsonl:11",
+            "field 'messages' is int, not a list of messages",
+        )
+        found = json.loads(told(capsys, "show", tmp_path / place, "--sample", 10, "--json")[1])
+        assert (found["where"], found["detail"]) == (row["where"], row["detail"])
+    (tmp_path / "a.jsonl").write_text(json.dumps(good) + "\n")  # it holds that record no more
+    code, out, _ = told(capsys, "show", tmp_path / "l", "--ledger", "--json")
+    assert code == 0 and json.loads(out)["ledger"][0]["id"] == 10

@@ -201,7 +201,8 @@ def _show_lengths(folder: Path, asked: _Asked) -> None:
     if asked.ledger:
         from ..pipeline.plan import measured_rows
 
-        _print_ledger(measured_rows(folder, lengths), asked.as_json)
+        locate = where_of(folder, source_of(folder))
+        _print_ledger(measured_rows(folder, lengths, locate), asked.as_json)
         return
     emit(lengths_figures(folder, lengths)) if asked.as_json else print_lengths(folder, lengths)
 

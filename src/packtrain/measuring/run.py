@@ -295,5 +295,13 @@ def located(where: str, text: str) -> str:
 
     >>> located("a:4", "it is cut"), located("a:4", "a:4: it is cut"), located("a:4", "a:4 is cut")
     ('a:4: it is cut', 'a:4: it is cut', 'a:4: is cut')
+    >>> located("mix: a:4", "a:4: it is cut")  # a part of a mixture says its own place
+    'mix: a:4: it is cut'
     """
-    return text if text.startswith(f"{where}:") else f"{where}: {text.removeprefix(f'{where} ')}"
+    own = where
+    while own:
+        for sign in (": ", " "):
+            if text.startswith(own + sign):
+                return f"{where}: {text[len(own + sign) :]}"
+        own = own.partition(": ")[2]
+    return f"{where}: {text}"

@@ -30,7 +30,7 @@ from ..store import lengths as lengths_store
 from .inputs import Inputs, lengths_of_plan
 from .length_files import lengths_of
 from .plan import ledger_rows
-from .publish import details
+from .publish import details, placed
 from .step_times import read_history, step_figures
 from .unread import read_keys, told
 
@@ -231,7 +231,7 @@ def sample_figures(folder: Path, plan: PackPlan | None, lengths: Lengths, sample
     made["where"] = None if where is None else where(sample)
     with contextlib.suppress(FormatError):  # a plan of token counts
         measured = folder if plan is None else lengths_of_plan(folder)
-        made["detail"] = details(measured).get(sample, "").partition(": ")[2] or None
+        made["detail"] = placed(details(measured).get(sample, ""), made["where"])[1] or None
         made["changed"] = _changed(measured, source)
     made["record"] = None
     if source is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..checks import number
-from ..errors import PlanError, counted
+from ..errors import PacktrainError, PlanError, counted
 from ..planning.build import plan
 from ..planning.lengths import STATUS_OK, Lengths
 from ..planning.packplan import PackPlan
@@ -21,7 +21,7 @@ from ..remote.outputs import output
 from ..remote.places import kept, spelled
 from ..store._folders import refuse_other_kind
 from ..waiting.claim import alone
-from .publish import details, origin_of, refusal_marked
+from .publish import details, origin_of, placed, refusal_marked
 from .truncated import truncated_rows
 
 logger = logging.getLogger(__name__)
@@ -206,6 +206,14 @@ def _left_out(read: int, by_reason: dict[str, int]) -> str:
     )
 
 
+def _place(locate: Callable[[int], str] | None, sample: int) -> str | None:
+    """Where a sample stands, as its source says; None where it is not at hand, or has it no more."""
+    try:
+        return None if locate is None else locate(sample)
+    except (PacktrainError, IndexError):
+        return None
+
+
 def ledger_rows(
     made: PackPlan, lengths_folder: str | Path | None, locate: Callable[[int], str] | None = None
 ) -> list[dict[str, Any]]:
@@ -223,12 +231,12 @@ def ledger_rows(
         lengths = Lengths.load(lengths_folder)
     rows: list[dict[str, Any]] = []
     for sample, reason in zip(made.ledger.ids.tolist(), made.ledger.reasons, strict=True):
-        where, _, detail = told.get(sample, "").partition(": ")
+        known = _place(locate, sample)
+        where, detail = placed(told.get(sample, ""), known)
         tokens = 0 if lengths is None else int(lengths.tokens[sample])
         if tokens and (not detail or (lengths is not None and lengths.status[sample] == STATUS_OK)):
             detail = f"{tokens} tokens, the cap is {made.spec.pack_length}"
-        if not where and locate is not None:
-            where = locate(sample)
+        where = where or known or ""
         rows.append({"id": sample, "reason": reason, "tokens": tokens, "where": where, "detail": detail})
     if lengths_folder is None or lengths is None:
         return rows
@@ -236,12 +244,14 @@ def ledger_rows(
     return rows + [row for row in truncated_rows(lengths_folder, lengths) if row["id"] not in gone]
 
 
-def measured_rows(folder: str | Path, lengths: Lengths) -> list[dict[str, Any]]:
+def measured_rows(
+    folder: str | Path, lengths: Lengths, locate: Callable[[int], str] | None = None
+) -> list[dict[str, Any]]:
     """Every sample of a lengths folder that no plan can use, as `ledger_rows` tells it; then those cut."""
     told = details(folder)
     rows: list[dict[str, Any]] = []
     for sample in np.flatnonzero(np.asarray(lengths.status) != STATUS_OK).tolist():
-        where, _, detail = told.get(sample, "").partition(": ")
+        where, detail = placed(told.get(sample, ""), _place(locate, sample))
         known = {"id": sample, "reason": lengths.reason(sample), "tokens": int(lengths.tokens[sample])}
         rows.append({**known, "where": where, "detail": detail})
     return rows + truncated_rows(folder, lengths)

@@ -173,6 +173,21 @@ def details(folder: str | Path) -> dict[int, str]:
         return {int(i): str(text) for i, text in map(json.loads, handle)}
 
 
+def placed(line: str, where: str | None) -> tuple[str, str]:
+    """(where, what is wrong) of a line of `details`.
+
+    Args:
+        where: as the source says it, which may hold a colon of its own; None: the source is not at hand.
+
+    >>> placed("mix: a.json[3]: is cut", "mix: a.json[3]"), placed("a.json[3]: is cut", None)
+    (('mix: a.json[3]', 'is cut'), ('a.json[3]', 'is cut'))
+    """
+    if where is not None and line.startswith(f"{where}: "):
+        return where, line[len(where) + 2 :]
+    told, _, detail = line.partition(": ")
+    return told, detail
+
+
 def origin_of(fields: dict[str, Any] | None = None) -> dict[str, Any]:
     """Where and when something was made: for `origin.json`, which no digest covers."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
