@@ -551,6 +551,14 @@ class Stamp(NamedTuple):
         return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode)
 
 
+def parse_json(data: str | bytes) -> Any:
+    """`json.loads`, with a ValueError for what is nested too deeply too."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def sha256_file(path: str | Path) -> str:
     """SHA-256 (hex) of a file's bytes, read in blocks."""
     with open(path, "rb") as handle:

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import packtrain as pt
 from packtrain.cli import main
 from packtrain.cli._app import _VERBS, app
+from packtrain.store import lengths as lengths_store
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -291,9 +293,15 @@ def test_shards_append_and_audit_of_encoded_rows(shell: Shell, tmp_path: Path) -
     assert code == 2 and "--append" in err
     code, out, _ = shell(*measure, "--append", "--audit", "10%")
     assert code == 0 and (json.loads(out)["samples"], json.loads(out)["audited"]) == (60, 6)
-    stored = np.load(tmp_path / "l" / "tokens.npy")
-    stored[[7, 50]] += 1
-    np.save(tmp_path / "l" / "tokens.npy", stored)
+    held, marker = lengths_store.read(tmp_path / "l")
+    del marker["seal"]
+    tokens = np.array(held.tokens)
+    tokens[[7, 50]] += 1
+    wrong = pt.Lengths(tokens, {name: np.array(values) for name, values in held.costs.items()})
+    lengths_store.save(
+        wrong, tmp_path / "l", fields=marker, fingerprint=marker["fingerprint"],
+        template=marker["template"], overwrite=True,
+    )  # fmt: skip
     code, _, err = shell(*measure, "--audit", "100%")
     assert (
         code == 1 and "2 of 60 audited" in err and "id 7 (rows.jsonl:8) tokens: measured 9, encoded 8" in err

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packtrain.errors import SampleError, SourceError
-from packtrain.sources import _derived, _index, _once, _records, open_source
+from packtrain.sources import _derived, _index, _once, _records, open_source, shards
 from packtrain.sources._index import pin
 from packtrain.sources.chat import ChatSource
 
@@ -103,3 +105,34 @@ def test_what_json_still_reads_may_be_too_deep_for_a_chat(write: Write) -> None:
     with pytest.raises(SampleError, match="nested too deeply") as told:
         held[1]
     assert told.value.reason == "malformed_record"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.xz"])
+def test_blank_lines_take_no_more_memory_than_records(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_index, "MOST_BLANK", 1000)
+    monkeypatch.setattr(_index, "LINES_BLOCK", 512)
+    pack = lzma.compress if name.endswith("xz") else bytes
+    (tmp_path / name).write_bytes(pack(b"{}\n\n" * 3000 + b"\n" * 900))
+    assert len(open_source(tmp_path / name)) == 3000
+    (tmp_path / name).write_bytes(pack(b"{}\n" * 10 + b"\n" * 100_000))
+    with pytest.raises(SourceError, match=r"[12],\d\d\d blank lines and 10 records") as told:
+        open_source(tmp_path / name)
+    assert told.value.hint == "remove the blank lines"
+
+
+def test_a_cache_that_is_nested_deeply_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(shards, "MANY", 1)
+    (tmp_path / "many").mkdir()
+    for number in range(3):
+        (tmp_path / "many" / f"{number}.jsonl").write_text(f'{{"n": {number}}}\n')
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(tmp_path / "many" / "0.jsonl", "0.json")
+    before = [list(open_source(tmp_path / name)) for name in ("many", "a.tar")]
+    held = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert len(held) >= 2
+    for path in held:
+        path.write_bytes(b"[" * 100_000)
+    assert [list(open_source(tmp_path / name)) for name in ("many", "a.tar")] == before

@@ -16,7 +16,6 @@ source is hashed once more: a copy keeps its index, other content behind the sam
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import struct
@@ -43,6 +42,7 @@ from ._handles import Pinned, read
 BOM = b"\xef\xbb\xbf"
 BLOCK = 1 << 20
 LINES_BLOCK = 1 << 24
+MOST_BLANK = 1 << 24  # blank lines beyond the number of records: each takes 8 bytes
 _SPACE = b" \t\r\n"
 _WHITE = np.isin(np.arange(256), list(_SPACE))
 
@@ -60,7 +60,7 @@ def scan_lines(file: Pinned) -> Built:
     start = len(BOM) if read(file, 0, min(3, file.size)) == BOM else 0
     starts: list[I64] = []
     gaps: list[I64] = []
-    count = 0
+    count = blanks = 0
     begun, marked = start, False  # where the unfinished line began; it holds more than white space
     for offset, block in _blocks(file, LINES_BLOCK):
         digest.update(block)
@@ -81,6 +81,12 @@ def scan_lines(file: Pinned) -> Built:
         starts.append(places[full])
         gaps.append(np.searchsorted(full, np.flatnonzero(blank)) + count)
         count += len(full)
+        blanks += len(gaps[-1])
+        if blanks > MOST_BLANK + count:
+            raise SourceError(
+                f"{file.path} has {blanks:,} blank lines and {count:,} records up to there",
+                hint="remove the blank lines",
+            )
         if len(ends):
             begun, marked = offset + int(ends[-1]) + 1, False
         marked = marked or bool(block[begun - offset if len(ends) else 0 :].strip(_SPACE))
@@ -374,7 +380,7 @@ def _read(path: Path, limit: int) -> tuple[Index, dict[str, Any]] | None:
             if handle.read(len(MAGIC)) != MAGIC:
                 return None
             length = struct.unpack("<L", handle.read(4))[0]
-            header = json.loads(handle.read(length)) if length < 1 << 16 else None
+            header = files.parse_json(handle.read(length)) if length < 1 << 16 else None
             if not isinstance(header, dict) or not _is_header(header):
                 return None
             count, extra = header["records"], header["gaps"]

@@ -8,7 +8,6 @@ under the same name is told, and so is one that is gone.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -105,7 +104,7 @@ def merkle(kind: str, digests: Sequence[str]) -> str:
 def _load(place: Path) -> dict[str, list[Any]]:
     """The stored table; empty when there is none that is whole."""
     try:
-        stored = json.loads(place.read_bytes())
+        stored = files.parse_json(place.read_bytes())
         if stored["digest"] == files.digest_json(stored["files"]):
             return {str(name): row for name, row in stored["files"].items() if len(row) > 4}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):

@@ -22,7 +22,6 @@ first sample has, is a `truncated_media`. Member tables are kept beside the tar 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import unicodedata
@@ -172,7 +171,7 @@ def _members(file: Pinned, cache_dir: str | os.PathLike[str] | None) -> tuple[li
     """(members in order, the tar has its end marker), from the stored table or from the tar."""
     place = cached(file.path, ".packtrain-members", cache_dir)
     try:
-        stored = json.loads(place.read_bytes())
+        stored = files.parse_json(place.read_bytes())
         if (
             stored["schema"] == _SCHEMA
             and stored["sha256"] == file.sha256

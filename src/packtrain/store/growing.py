@@ -24,7 +24,6 @@ Readers list the folder at every look and never compare clocks. Order of reading
 from __future__ import annotations
 
 import bisect
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -344,7 +343,7 @@ def _listed_json(path: Path) -> dict[str, Any] | None:
     try:
         if not path.exists():
             present(path)
-        told = json.loads(path.read_bytes())
+        told = files.parse_json(path.read_bytes())
     except (OSError, ValueError):
         return None
     return told if isinstance(told, dict) else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import logging
 from multiprocessing import get_all_start_methods
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from ..checks import whole
 from ..collate.boundaries import text_config
 from ..errors import ConfigError, first_line, one_line
+from ..files import parse_json
 from ..template import ensure_torchvision
 from ..world import World, world
 from .config import RunConfig
@@ -201,7 +201,7 @@ def _check_resumed(config: RunConfig) -> None:
         why = "it holds no weights"
     else:
         try:
-            json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+            parse_json((folder / "trainer_state.json").read_bytes())
         except (OSError, ValueError) as error:
             why = f"its trainer_state.json cannot be read ({one_line(error, 80)})"
     if why is not None:

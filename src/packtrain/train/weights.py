@@ -9,7 +9,6 @@ loaded. What has no header (`*.bin`) is left to loading.
 from __future__ import annotations
 
 import copy
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -110,7 +109,7 @@ def _files(folder: Path) -> list[Path]:
     """Weight files with a header; every one that an index names must be there."""
     for index in sorted(folder.glob("*.index.json")):
         try:
-            named = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            named = sorted(set(files.parse_json(index.read_bytes())["weight_map"].values()))
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise ConfigError(f"{index} cannot be read: {one_line(error, 80)}", hint=_HINT) from error
         missing = [name for name in named if not (folder / name).is_file()]

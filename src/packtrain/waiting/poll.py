@@ -8,7 +8,6 @@ clock; no time stamp that another host wrote is ever read.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import random
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import SourceError
+from ..files import parse_json
 from ..remote.copies import names, renew
 from ..remote.places import url_of
 
@@ -87,7 +87,7 @@ def fresh_json(path: Path) -> dict[str, Any] | None:
         else:
             renew(path)
         with open(path, "rb") as handle:
-            value = json.loads(handle.read())
+            value = parse_json(handle.read())
     except (OSError, ValueError):  # also a remote one that is not there, or not to be reached now
         return None
     return value if isinstance(value, dict) else None
