@@ -15,7 +15,7 @@ import pytest
 from packtrain.errors import SourceError, UnknownNameError
 from packtrain.extend import Source
 from packtrain.media.image import read_header
-from packtrain.sources import open_source, parquet
+from packtrain.sources import _arrow_sizes, open_source, parquet
 from packtrain.sources.chat import ChatSource
 
 pa = pytest.importorskip("pyarrow")
@@ -220,3 +220,31 @@ def test_a_changed_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="changed"):
         source[0]
     assert open_source(path)[0]["i"] == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("codec", [None, "zstd", "lz4"])
+def test_a_compressed_batch_says_what_it_unpacks_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool, codec: str | None
+) -> None:
+    """It is asked before the memory is taken; batches that are not compressed are mapped as they are."""
+    rows = [{"text": "a" * 99, "kind": "uv"[n % 2], "ids": [0] * 50, "more": {"a": None}} for n in range(600)]
+    table = pa.Table.from_pylist(rows)
+    table = table.set_column(1, "kind", table["kind"].dictionary_encode())
+    path = tmp_path / "a.arrow"
+    options = pa.ipc.IpcWriteOptions(compression=codec)
+    with pa.OSFile(str(path), "wb") as sink:
+        with (pa.ipc.new_stream if stream else pa.ipc.new_file)(
+            sink, table.schema, options=options
+        ) as writer:
+            writer.write_table(table, max_chunksize=200)
+    assert list(open_source(path)) == rows
+    monkeypatch.setattr(_arrow_sizes, "MOST", 10_000)
+    monkeypatch.setattr(_arrow_sizes, "TIMES", 2)
+    if codec is None:
+        assert list(open_source(path)) == rows
+        return
+    with pytest.raises(SourceError, match=r"unpacks [\d,]+ bytes of a batch to [\d,]+") as told:
+        open_source(path)
+    held = int(told.value.message.rpartition(" to ")[2].replace(",", ""))
+    assert 0.9 < held / (table.nbytes / (1 if stream else 3)) < 1.2

@@ -27,6 +27,7 @@ from typing import Any
 from .. import files
 from ..checks import one_of
 from ..errors import PacktrainError, SampleError, SourceError, one_line, optional
+from ._arrow_sizes import check_file, check_stream
 from ._handles import Pinned
 from ._paths import expand, root_of
 from ._records import OfFiles, Parts
@@ -192,15 +193,19 @@ class _Arrow:
         options = pa.ipc.IpcReadOptions(use_threads=False)
         mapped = pa.memory_map(path)
         self._columns = columns
+        self._batches: list[Any] | None = None
         try:
             self._file = pa.ipc.open_file(mapped, options=options)
-            self._batches: list[Any] | None = None
-            self.names = list(self._file.schema.names)
         except pa.ArrowInvalid:
+            mapped.seek(0)
+            check_stream(mapped, path)
             mapped.seek(0)
             stream = pa.ipc.open_stream(mapped, options=options)
             self._batches = list(stream)
             self.names = list(stream.schema.names)
+        else:
+            check_file(mapped, path)
+            self.names = list(self._file.schema.names)
 
     @property
     def rows(self) -> list[int]:
