@@ -233,11 +233,9 @@ def test_a_compressed_batch_says_what_it_unpacks_to(
     table = table.set_column(1, "kind", table["kind"].dictionary_encode())
     path = tmp_path / "a.arrow"
     options = pa.ipc.IpcWriteOptions(compression=codec)
-    with pa.OSFile(str(path), "wb") as sink:
-        with (pa.ipc.new_stream if stream else pa.ipc.new_file)(
-            sink, table.schema, options=options
-        ) as writer:
-            writer.write_table(table, max_chunksize=200)
+    new = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with pa.OSFile(str(path), "wb") as sink, new(sink, table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=200)
     assert list(open_source(path)) == rows
     monkeypatch.setattr(_arrow_sizes, "MOST", 10_000)
     monkeypatch.setattr(_arrow_sizes, "TIMES", 2)
