@@ -248,7 +248,7 @@ def test_a_damaged_plan_is_named_as_such(
     array[1] = 3
     np.save(f"p/{name}.npy", array)
     code, said = told(capsys, *words.split())
-    assert code == 2 and f"the plan is damaged: p/{name}.npy" in said, said
+    assert code == 2 and f"the plan is damaged: the file changed: p/{name}.npy" in said, said
     assert "hint: make it again: packtrain plan --overwrite" in said
 
 
