@@ -248,9 +248,14 @@ def _bytes(value: Any) -> bytes:
     return f"{array.dtype.str}{array.shape}".encode() + np.ascontiguousarray(array).tobytes()
 
 
-def _where(source: Any, index: int) -> str:
+def where_in(source: Any, index: int) -> str:
+    """Where a sample stands, as its source says it; "": it does not say."""
     where = getattr(source, "where", None)
-    place = where(index) if callable(where) else ""
+    return str(where(index)) if callable(where) else ""
+
+
+def _where(source: Any, index: int) -> str:
+    place = where_in(source, index)
     return f"item {index}" + (f" ({place})" if place else "")
 
 

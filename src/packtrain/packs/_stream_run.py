@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ..errors import DriftError, InputError, PlanError, SampleError
 from ..execute.pool import Pool
+from ..measuring.eligibility import where_in
 from ..measuring.encoding import FAILED
 from ..measuring.run import CUT, located
 from ..planning._materialise import mix64, seed64
@@ -259,8 +260,7 @@ class Run:
             yield item
 
     def _failed(self, sample_id: int, error: SampleError) -> None:
-        place = getattr(self.stream.reader.source, "where", None)
-        where = str(place(sample_id)) if callable(place) else ""
+        where = where_in(self.stream.reader.source, sample_id)
         told = located(where, error.message) if where else error.message
         hint = error.hint or SKIPS
         if self.stream.on_error == "raise" and error.reason == FAILED:

@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 from ..checks import one_of
 from ..collate import FILLER, IGNORE
 from ..errors import ConfigError, DriftError, InputError, counted
-from ..measuring.eligibility import probe_once, set_epoch
+from ..measuring.eligibility import probe_once, set_epoch, where_in
 from ..measuring.encoding import encoded, encoder_of
 from ..measuring.run import measure_range
 from ..moved import also_named
@@ -333,7 +333,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
             made = encoded(self.encode, sample)
         except Exception as error:  # what sources and libraries raise
             length = 1 if self.lengths is None else int(self.lengths[sample_id])
-            return self._skipping.failed(sample_id, error, self._place(sample_id), length)
+            return self._skipping.failed(sample_id, error, where_in(self.samples, sample_id), length)
         if "input_ids" not in made:
             raise InputError(f"{self._where(sample_id)} has no input_ids", hint="pass encode=template.encode")
         carried = made.setdefault("sample_id", sample_id)
@@ -365,12 +365,8 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
                 hint=_DRIFT,
             )
 
-    def _place(self, sample_id: int) -> str:
-        where = getattr(self.samples, "where", None)
-        return str(where(sample_id)) if callable(where) else ""
-
     def _where(self, sample_id: int) -> str:
-        place = self._place(sample_id)
+        place = where_in(self.samples, sample_id)
         return f"sample {sample_id}" + (f" ({place})" if place else "")
 
 

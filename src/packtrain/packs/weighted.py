@@ -28,7 +28,7 @@ from typing import Any
 
 from ..checks import number, one_of
 from ..errors import InputError, SampleError
-from ..measuring.eligibility import set_epoch
+from ..measuring.eligibility import set_epoch, where_in
 from ..sources.mixture import Part
 from ._readers import check_source, is_indexed
 
@@ -223,8 +223,7 @@ class IndexedSources(WeightedSources):
     def where(self, place: int) -> str:
         """Where the sample of a place stands, as its source says; "": it does not say."""
         k, row, _ = self.place(place)
-        told = getattr(list(self.sources.values())[k], "where", None)
-        return str(told(row)) if callable(told) else ""
+        return where_in(list(self.sources.values())[k], row)
 
 
 def _is_source(source: Any) -> bool:

@@ -147,7 +147,10 @@ def check_drops(made: PackPlan, lengths_folder: str | Path | None, limit: float 
             f"the plan has no pack; {_left_out(read, by_reason)}",
             hint=f"raise the pack length, or {_see(lengths_folder)}",
         )
-    first = lambda: ledger_rows(made, lengths_folder)[: min(len(made.ledger), _SHOWN)]  # noqa: E731
+
+    def first() -> list[dict[str, Any]]:
+        return ledger_rows(made, lengths_folder)[: min(len(made.ledger), _SHOWN)]
+
     _check_share(read, by_reason, limit, first, lengths_folder)
 
 
