@@ -16,13 +16,13 @@ import functools
 import gc
 import json
 import os
-import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,7 @@ def serve(listener: socket.socket) -> list[Any] | None:
     ] = {}  # by the descriptor of the process: its client, its pid
     while True:
         watched = [0, listener.fileno(), *clients, *(client.fileno() for client, _ in clients.values())]
-        ready, _, _ = select.select(watched, [], [])
+        ready = wait(watched)  # descriptors beyond 1,023 too, which it inherits where many are open
         if 0 in ready:
             for _, pid in clients.values():
                 os.kill(pid, signal.SIGKILL)
