@@ -43,7 +43,8 @@ Unknown keys are refused with the nearest name. A key without effect on the kind
 something else would be trained without it, it is refused, before anything is measured. Two names for one key
 have to agree. Every key, under any of its names, is also an option of `run` and `train`:
 `--section.key VALUE`; options of the command line win. VeOmni's section `train` is `training`. Under
-`training`, true fields of transformers' `TrainingArguments` pass through; `logging_steps`, where it is not
+`training`, true fields of transformers' `TrainingArguments` pass through, also under the names that
+they have in other releases (`warmup_ratio` is a share of steps in all); `logging_steps`, where it is not
 set, is 10, and less in short runs, which log about ten rows. Relative paths mean the current
 directory first, else the folder of the YAML file. This page is written by `scripts/config_page.py`.
 """

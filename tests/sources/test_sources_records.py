@@ -210,11 +210,11 @@ def test_real_files(data: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "near"), [("trian.jsonl", "train.jsonl"), ("train.json", "train.jsonl"), ("nofile.jsonl", "")]
+    ("asked", "near"), [("trian.jsonl", "train.jsonl"), ("train.json", "train.jsonl"), ("nothere.jsonl", "")]
 )
 def test_a_missing_file_names_one_like_it_and_no_other(asked: str, near: str, tmp_path: Path) -> None:
     """A common ending makes no likeness."""
-    for name in ("c.jsonl", "train.jsonl"):
+    for name in ("c.jsonl", "train.jsonl", "empty.json", "file"):
         (tmp_path / name).write_text("{}\n")
     with pytest.raises(SourceError, match="does not exist") as error:
         open_source(tmp_path / asked)

@@ -149,9 +149,9 @@ def near(path: str) -> str:
     except OSError:
         return f"its folder {folder} does not exist either"
     same = {os.path.splitext(one)[0]: one for one in held if one.endswith(ending)}
-    close = same.get(nearest(stem, same) or "") or nearest(
-        name, [one for one in held if one not in same.values()]
-    )
-    if close:
-        return f"did you mean {os.path.join(os.path.dirname(path), close)}?"
+    others = {os.path.splitext(one)[0]: one for one in held if one not in same.values()}
+    for stems in (same, others):
+        close = nearest(stem, stems)
+        if close is not None:
+            return f"did you mean {os.path.join(os.path.dirname(path), stems[close])}?"
     return f"nothing in {folder} has a name like it"

@@ -233,6 +233,7 @@ FOREIGN = {
     **dict.fromkeys(("media_dir", "image_folder", "image_dir"), "write data.media_root"),
     **dict.fromkeys(("dataset_processes", "preprocessing_num_workers"), "write data.measure_workers"),
     **dict.fromkeys(("train_on_inputs", "train_on_prompt"), "answers are trained, prompts are not"),
+    "adafactor": "write training.optim: adafactor",
     "dataset_dir": "write the whole path under data.path",
     "image_max_pixels": "write template.max_pixels",
     "image_min_pixels": "write template.min_pixels",

@@ -13,9 +13,11 @@ Python alike, before anything is measured. A text under a key is its description
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ...errors import ConfigError, UnknownNameError
 from ...extend import lookup
@@ -25,7 +27,18 @@ from .sections import Count, Fill, Fraction, OnDisk, Seconds, Section, Tokens, W
 OF_ROWS = ("pad_to_length", "skip_samples", "on_error", "max_skip_fraction")
 
 #: Name of a validation set: part of the names of metrics and folders.
-_SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+_SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+def _validation(value: Any) -> Any:
+    """A file, or files by the names of their sets."""
+    sets = value if isinstance(value, Mapping) else {"val": value}
+    for name in sets:
+        if not isinstance(name, str) or not _SET_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a set: letters and digits, then also . _ and -")
+    if value is not None and not (sets and all(isinstance(file, str) for file in sets.values())):
+        raise ValueError("expected a file, or several as {name: file}")
+    return value
 
 
 class CacheConfig(Section):
@@ -38,7 +51,7 @@ class CacheConfig(Section):
 class Records(Section):
     """Keys of every kind: how records are read, the validation samples, and rows."""
 
-    val: str | Annotated[dict[_SetName, str], Field(min_length=1)] | None = None
+    val: Annotated[str | dict[str, str] | None, BeforeValidator(_validation)] = None
     """validation samples: `.jsonl` or `.json`, or `demo:formulas-val`, or several sets, `{name: file}`; measured and planned for every kind"""  # noqa: E501
     media_root: str | None = None
     """folder or URL of relative media paths; not set: the file's, and absolute paths are read as written"""

@@ -372,9 +372,18 @@ class _Reading:
 
     def _dotted(self, error: Any) -> str:
         """The key an error of pydantic speaks of, under the name that the file has for it."""
-        path = [str(part) for part in error["loc"]]
-        if path[:1] == ["data"] and path[1:2] == [self.kind]:
-            del path[1]  # pydantic names the member of the union
+        held: Any = {"global_max_length": self.length, **self.sections}
+        path = []
+        for part in error["loc"]:
+            if (
+                part in held
+                if isinstance(held, Mapping)
+                else isinstance(held, list) and isinstance(part, int)
+            ):
+                held = held[part]
+            elif error["type"] != "missing" or part != error["loc"][-1]:
+                continue  # pydantic names the member of a union
+            path.append(str(part))
         return ".".join([self.names.get(".".join(path[:2]), ".".join(path[:2])), *path[2:]])
 
 

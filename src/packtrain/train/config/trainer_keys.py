@@ -53,20 +53,35 @@ _FIXED: dict[str, tuple[Any, str]] = {
 #: sums over samples, so nothing else follows from it.
 _ONE = "per_device_eval_batch_size"
 
-#: Old name -> the name newer transformers releases warn for; both are accepted in the file.
+#: Old name -> the name in newer transformers releases; both are accepted in the file.
 _RENAMED = {
+    "evaluation_strategy": "eval_strategy",
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
+    "no_cuda": "use_cpu",
+    "push_to_hub_model_id": "hub_model_id",
+    "push_to_hub_token": "hub_token",
+}
+
+#: Field that newer releases lack -> why nothing else follows from it.
+_GONE = {
+    "group_by_length": "the plan decides the order",
+    "logging_dir": "transformers reads it from TENSORBOARD_LOGGING_DIR",
+    "overwrite_output_dir": "training.resume decides whether a run goes on",
+    "save_safetensors": "weights are always written as safetensors",
+    **dict.fromkeys(
+        (
+            *("fp16_backend", "fp16_opt_level", "half_precision_backend", "include_inputs_for_metrics"),
+            *("jit_mode_eval", "past_index", "ray_scope", "tpu_metrics_debug", "tpu_num_cores"),
+            *("use_legacy_prediction_loop", "use_mps_device"),
+        ),
+        "transformers has it no more",
+    ),
 }
 
 
 @lru_cache(maxsize=1)
-def trainer_fields() -> dict[str, str]:
-    """Field name -> annotation of `TrainingArguments`, read from its file: an import takes seconds.
-
-    Raises:
-        MissingExtraError: transformers is not installed.
-    """
+def _installed_fields() -> dict[str, str]:
     found = importlib.util.find_spec("transformers")
     if found is None or found.origin is None:
         raise MissingExtraError("transformers", "train")
@@ -81,6 +96,19 @@ def trainer_fields() -> dict[str, str]:
     return {name: annotation for name, annotation in named.items() if not name.startswith("_")}
 
 
+def trainer_fields() -> dict[str, str]:
+    """Field name -> annotation of `TrainingArguments`, read from its file: an import takes seconds.
+
+    Fields of other releases of transformers are among them, where they have a successor or no effect.
+
+    Raises:
+        MissingExtraError: transformers is not installed.
+    """
+    fields = _installed_fields()
+    renamed = {old: fields[new] for old, new in _RENAMED.items() if new in fields}
+    return {"warmup_ratio": "float", **dict.fromkeys(_GONE, "Any"), **renamed, **fields}
+
+
 def check_trainer_keys(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The keyword arguments for `TrainingArguments`, numbers and switches as what they are; and warnings.
 
@@ -91,28 +119,58 @@ def check_trainer_keys(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
         ConfigError: a value would train something else, or is no number or switch where one is due.
     """
     checked, told = {}, []
-    for key, value in given.items():
+    for key, written in given.items():
+        value = _value(key, written)
         if key in _REFUSED and value != _REFUSED[key][0]:
             raise ConfigError(
                 f"training.{key} cannot be {value!r}", hint=f"{_REFUSED[key][1]}; remove the key"
             )
-        if key in _FIXED and value != _FIXED[key][0]:
-            told.append(f"training.{key} {value!r} has no effect: {_FIXED[key][1]}")
-        if key == _ONE:
+        why = _without_effect(key, value)
+        if why is not None:
+            told.append(f"training.{key} {value!r} has no effect: {why}")
+        elif key == _ONE:
             whole(f"training.{key}", value, 1, hint=f"correct training.{key}", error=ConfigError)
             logger.info("training.%s %d is adapted to 1: a device step is one pack", key, value)
-            continue
-        if value is False and key.endswith("_strategy"):
-            value = "no"  # as YAML reads `no`
-        kind, _, optional = trainer_fields()[key].partition(" | ")
-        if kind in _PLAIN and optional in ("", "None"):
-            if value is None and not optional:
-                continue  # not set
-            value = None if value is None else _PLAIN[kind](key, value)
-        if key not in _FIXED and key not in _REFUSED:
+        elif key in _passing() and (value is not None or _may_be_null(key)):
             new = _RENAMED.get(key, key)
-            checked[new if new in trainer_fields() else key] = value
+            checked[new if new in _installed_fields() else key] = value
+    if "warmup_ratio" not in _installed_fields():
+        _share_of_steps(checked, told)
     return checked, told
+
+
+def _value(key: str, given: Any) -> Any:
+    if given is False and key.endswith("_strategy"):
+        return "no"  # as YAML reads `no`
+    reader = None if key == _ONE else _PLAIN.get(trainer_fields()[key].removesuffix(" | None"))
+    return given if reader is None or given is None else reader(key, given)
+
+
+def _passing() -> set[str]:
+    """Fields that transformers is given, under one of their names."""
+    return {*_installed_fields(), *_RENAMED, "warmup_ratio"} - {*_REFUSED, *_FIXED}
+
+
+def _may_be_null(key: str) -> bool:
+    return "None" in trainer_fields()[key]
+
+
+def _without_effect(key: str, value: Any) -> str | None:
+    """Why a field has no effect, where it has none."""
+    if key in _FIXED:
+        return _FIXED[key][1] if value != _FIXED[key][0] else None
+    return _GONE[key] if value and key in _GONE and key not in _installed_fields() else None
+
+
+def _share_of_steps(checked: dict[str, Any], told: list[str]) -> None:
+    """`warmup_ratio`, which newer releases write as `warmup_steps` below 1; steps go before the share."""
+    share = checked.pop("warmup_ratio", 0)
+    if not 0 <= share < 1:
+        raise ConfigError(f"training.warmup_ratio is {share}, a share of all steps", hint="set 0 to below 1")
+    if share and checked.get("warmup_steps"):
+        told.append(f"training.warmup_ratio {share} has no effect: training.warmup_steps is set")
+    elif share:
+        checked["warmup_steps"] = share
 
 
 def _number(key: str, given: Any) -> float:
