@@ -149,3 +149,22 @@ def test_what_a_collator_reads_is_read(
     rows = _rows(4, loss_mask=ODD["loss_mask"], loss_scale=[0.5] * SIZE)
     with pytest.raises(UnreadKeys, match="'loss_scale'"):
         pack(_trainer(model, rows, tmp_path, as_dataset, **settings), pack_length=64)
+
+
+def test_the_folder_of_a_plan_is_taken_whole_or_not_at_all(
+    saved_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Its ids are those that were planned: a changed byte would train other samples, or none."""
+    import packtrain as pt
+    from packtrain.errors import ChecksumError
+    from packtrain.hosts.transformers import pack
+
+    model, rows, place = saved_model("tiny:qwen3"), _rows(40), tmp_path / "plan"
+    pt.plan([SIZE] * 40, pack_length=64).save(place)
+    trainer = pack(_trainer(model, rows, tmp_path / "out", False), plan=place)
+    assert sorted(trainer.packs.plan.indices.tolist()) == list(range(40))
+    held = bytearray((place / "indices.npy").read_bytes())
+    held[-4] ^= 1
+    (place / "indices.npy").write_bytes(held)
+    with pytest.raises(ChecksumError, match="hashes to"):
+        pack(_trainer(model, rows, tmp_path / "other", False), plan=place)

@@ -31,7 +31,7 @@ from packtrain.data import (
     WeightedSources,
     pack_source,
 )
-from packtrain.errors import InputError, SampleError
+from packtrain.errors import ChecksumError, InputError, SampleError
 from packtrain.media.image import _QUIET
 from packtrain.pipeline.export import export
 from packtrain.store.chunks import OpenChunks
@@ -339,3 +339,34 @@ def test_more_chunks_than_descriptors_are_read_in_order(tmp_path: Path) -> None:
         [sys.executable, str(script), str(tmp_path / "out")], capture_output=True, text=True, timeout=300
     )
     assert (told.returncode, told.stdout.strip()) == (0, "280 100"), told.stderr
+
+
+# ----------------------------------------------------------------------------- the plan's own bytes
+def test_a_stored_plan_is_hashed_once_before_it_is_read_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one process of a machine, at the contract of all trainers: other ids would be trained in silence."""
+    pt.plan(LENGTHS, 24).save(tmp_path / "plan")
+    hashed = []
+    monkeypatch.setattr(
+        pt.PackPlan, "verify", lambda plan, own=pt.PackPlan.verify: (hashed.append(plan), own(plan))
+    )
+    plan = pt.PackPlan.load(tmp_path / "plan")
+    for rank in range(2):
+        pack_source(PackedDataset(plan.align(2), SAMPLES), rank=rank)
+    pack_source(PackedDataset(pt.plan(LENGTHS, 24), SAMPLES))
+    assert hashed == [plan]
+
+    file = tmp_path / "plan" / "indices.npy"
+    held = bytearray(file.read_bytes())
+    held[-4] ^= 1
+    file.write_bytes(held)
+    changed = PackedDataset(pt.PackPlan.load(tmp_path / "plan").align(2), SAMPLES)
+    for local in (1, 0):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        monkeypatch.setenv("LOCAL_RANK", str(local))
+        if local:
+            pack_source(changed, rank=1)
+        else:
+            with pytest.raises(ChecksumError, match="hashes to"):
+                pack_source(changed, rank=0)

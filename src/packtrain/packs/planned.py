@@ -16,7 +16,7 @@ from ..planning.align import AlignedPlan
 from ..planning.balance import Balance
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
-from ..world import world
+from ..world import World, node, world
 from .handed_out import SharedEpoch
 from .loader import PackLoader
 from .pack import Pack
@@ -28,6 +28,7 @@ class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
     """Packs of one rank over a plan. Picklable as its dataset is.
 
     Samples that listen to `set_epoch`, wrapped or not, follow it; those that move otherwise are refused.
+    One process of each machine compares the bytes of a stored plan with its checksum (ChecksumError).
 
     Args:
         data: PackedDataset, ShardedPacks or ChunkedPacks; a raw plan is aligned for the world size.
@@ -79,6 +80,8 @@ class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
         self._next: int | None = None
         self._is_own = False
         self.sampler = PackSampler(view, rank, seed, shuffle, balance, grad_accum, cost=cost, replan=replan)
+        if node(World(self.rank, self.world_size)).rank == 0:
+            data.plan.verify_stored()
 
     @property
     def rank(self) -> int:

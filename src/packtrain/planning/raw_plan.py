@@ -135,6 +135,7 @@ class RawPlan:
         self._sums_from = sums
         self._digest_from = lengths_digest
         self._stored = dict(stored or {})
+        self._verified = False
 
     # -- contents ----------------------------------------------------------------------------
     def __len__(self) -> int:
@@ -251,6 +252,12 @@ class RawPlan:
                 f"the plan{place} hashes to {found[:12]}…, its checksum is {self.checksum[:12]}…",
                 hint="the files were changed or damaged; plan again",
             )
+
+    def verify_stored(self) -> None:
+        """`verify` a plan that was opened from a folder, the first time it is asked for."""
+        if self.folder is not None and not self._verified:
+            self.verify()
+            self._verified = True
 
     def _hash_blocks(self) -> dict[str, list[str]]:
         return {
