@@ -78,6 +78,7 @@ def test_the_names_that_hints_give_are_keys() -> None:
     values |= {"template.max_pixels": 8, "template.min_pixels": 8, "template.fps": 1.0}
     values |= {"template.max_frames": 2, "data.pad_to_length": 8, "data.measure_workers": 1}
     values |= {"training.num_train_epochs": 1, "training.samples_per_step": 4, "data.media_root": "m"}
+    values |= {"training.optim": "adafactor"}
     values |= {"data.path": "x.jsonl", "model.name_or_path": "x", "template.processor": "x"}
     named = {
         word.rstrip(":,;.") for hint in FOREIGN.values() for word in hint.split() if word.count(".") == 1

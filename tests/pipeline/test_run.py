@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from packtrain.cli import main
@@ -245,6 +246,19 @@ def test_without_packing_a_row_holds_so_many_samples(finished: Any, tmp_path: Pa
         assert packed <= {i for row in rows for i in row} and sum(map(len, rows)) == len(made.indices)
         assert sorted(map(len, rows))[1:] == [4] * (len(made) - 1)
         assert all(row[-1] - row[0] == 3 for row in rows[:3]) == (not shuffle)
+
+
+def test_a_row_of_so_many_samples_has_them_whatever_their_lengths(finished: Any, tmp_path: Path) -> None:
+    """Samples longer than `max_length` stand in rows as all others: a row has no cap."""
+    tokens = prepare(finished.config, finished.folder).lengths.tokens
+    named = {"packing": False, "samples_per_row": 4, "long_samples": "single"}
+    options = {f"data__{key}": value for key, value in named.items()}
+    short = again(finished.config, tmp_path, template__max_length=int(tokens.max()) // 4, **options)
+    made = prepare(short, tmp_path)
+    rows = [made.plan[pack] for pack in range(len(made.plan))]
+    assert sorted(map(len, rows))[1:] == [4] * (len(rows) - 1)
+    assert max(made.lengths.tokens[row].sum() for row in rows) > made.lengths.tokens.max()
+    assert sorted(made.plan.indices.tolist()) == np.flatnonzero(made.lengths.status == 0).tolist()
 
 
 @pytest.mark.spec(

@@ -131,7 +131,7 @@ def prepare(
         )
         report(1, 1)
     with shown("planning") as report:
-        wanted = _plan_options(config, validation, world_size or world().size)
+        wanted = _plan_options(config, validation, world_size or world().size, lengths)
         if cache is None:
             place = plan_folder if keep_plan else None
             whole = (plan_folder / plans_store.MARKER).is_file()
@@ -260,7 +260,7 @@ def _open(config: RunConfig, told: Mapping[str, Any], name: str | None, *, check
     )
 
 
-def _plan_options(config: RunConfig, validation: bool, world_size: int) -> dict[str, Any]:
+def _plan_options(config: RunConfig, validation: bool, world_size: int, lengths: Lengths) -> dict[str, Any]:
     from ..train.config import Planned
     from ..train.steps import step_plan_options
 
@@ -286,7 +286,7 @@ def _plan_options(config: RunConfig, validation: bool, world_size: int) -> dict[
         rows = data.samples_per_row
         options["max_samples"] = rows
         if rows > 1:  # so many of any length fit
-            options["pack_length"] = rows * config.pack_length
+            options["pack_length"] = rows * max(config.pack_length, lengths.max_tokens)
             options["packer"] = "random_fit" if data.shuffle and not validation else "sequential"
     if validation:
         return options

@@ -231,7 +231,7 @@ def resolve_runtime(
     stats = plan.stats()
     steps = -(-aligned.steps // accumulation)
     return Runtime(
-        packing_length=config.pack_length,
+        packing_length=plan.spec.pack_length,
         world_size=world_size,
         per_device_train_batch_size=1,
         gradient_accumulation_steps=accumulation,

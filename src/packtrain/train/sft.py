@@ -277,7 +277,9 @@ def planned_packs(
     """
     aligned = plan.align(place.size, config.training.dataloader_drop_last)
     if place.is_writer:
-        announce_steps(aligned, accumulation, config.training.seed)
+        announce_steps(
+            aligned, accumulation, config.training.seed, packing=getattr(config.data, "packing", True)
+        )
     plans = epoch_plans(config, plan, lengths)
     cache = _encode_ahead(config, plan, source, template, lengths, place) if ahead else None
     data = _dataset(config, aligned, source, template, lengths, plans, cache)

@@ -85,15 +85,15 @@ def balance_of(config: RunConfig, accumulation: int, sync: str | None = None) ->
     return Balance(grad_accum=accumulation, mode=mode, sync=sync)
 
 
-def announce_steps(aligned: AlignedPlan, accumulation: int, seed: int) -> None:
+def announce_steps(aligned: AlignedPlan, accumulation: int, seed: int, *, packing: bool = True) -> None:
     """Log `_step_lines`; as a warning where packing changed how many samples a step holds."""
-    by_packs = aligned.plan.spec.samples_per_step is None
+    by_packs = packing and aligned.plan.spec.samples_per_step is None
     changed = by_packs and len(aligned.plan.indices) > len(aligned.plan)
-    for line in _step_lines(aligned, accumulation, seed):
+    for line in _step_lines(aligned, accumulation, seed, packing):
         logger.log(logging.WARNING if changed else logging.INFO, "%s", line)
 
 
-def _step_lines(aligned: AlignedPlan, accumulation: int, seed: int = 0) -> list[str]:
+def _step_lines(aligned: AlignedPlan, accumulation: int, seed: int, packing: bool) -> list[str]:
     """What packing does to the optimizer steps of an epoch, one fact a line."""
     plan = aligned.plan
     steps = -(-aligned.steps // accumulation)
@@ -112,6 +112,9 @@ def _step_lines(aligned: AlignedPlan, accumulation: int, seed: int = 0) -> list[
         return lines
     width = aligned.world_size * accumulation
     held = _samples(aligned, accumulation, seed)
+    holds = f"a step holds {held.mean():.1f} samples (sd {held.std():.1f}, {held.min():,} to {held.max():,})"
+    if not packing:
+        return [f"an epoch has {counted(steps, 'steps')} of {counted(width, 'rows')}", holds]
     unpacked = -(-len(plan.indices) // width)
     keep = (
         f"to keep the batch set training.samples_per_step: {width} (a "
@@ -120,7 +123,7 @@ def _step_lines(aligned: AlignedPlan, accumulation: int, seed: int = 0) -> list[
     return [
         f"steps of packs: an epoch has {counted(steps, 'steps')} of {counted(width, 'packs')}, "
         f"{unpacked / steps:.1f} times fewer than the {unpacked:,} of {counted(width, 'unpacked samples')}",
-        f"a step holds {held.mean():.1f} samples (sd {held.std():.1f}, {held.min():,} to {held.max():,})",
+        holds,
         *([keep] if width > 1 else []),  # a sample a step would be no packing
     ]
 
