@@ -121,6 +121,9 @@ def test_arguments_are_spoken_as_options_of_the_verb(verb: str) -> None:
         ("plan", "another folder (training.output_dir)", "another folder"),
         ("run", "another folder (training.output_dir)", "another folder (training.output_dir)"),
         ("show", "align with drop_last=False", "align with drop_last=False"),
+        ("run", "data.columns is 'prompt=a max_age'", "data.columns is 'prompt=a max_age'"),
+        ("run", "seed=3.jsonl does not exist", "seed=3.jsonl does not exist"),
+        ("run", "no file (a/source=web/x y), seed=3", "no file (a/source=web/x y), training.seed: 3"),
     ],
 )
 def test_what_is_said(verb: str, text: str, said: str) -> None:
@@ -174,3 +177,11 @@ def test_names_of_plug_ins_are_completed(verb: str, option: str, names: set[str]
     assert names <= {item.value for item in param.shell_complete(context, "")}
     wanted = min(names)
     assert wanted in [item.value for item in param.shell_complete(context, wanted[:-1])]
+
+
+def test_commands_that_are_told_can_be_typed() -> None:
+    """A folder in a command is quoted for a shell where it has to be."""
+    told = re.compile(rf"packtrain (?:{'|'.join(_VERBS)}) \{{(?!folder\.name)(typed\()?")
+    texts = [path.read_text(encoding="utf-8") for path in (Path(__file__).parents[2] / "src").rglob("*.py")]
+    found = [made[1] for text in texts for made in told.finditer(text)]
+    assert len(found) > 4 and all(found), found

@@ -434,3 +434,13 @@ def test_drop_last_counts_what_the_budget_counts(tmp_path: Path) -> None:
     assert ids(full) == [[0, 1]]
     part = TokenBudgetDataset(rows([12, 12], [5, 3]), **options, ledger_file=tmp_path / "b.jsonl")
     assert ids(part) == [] and part.left_out == {"partial_batch": 2}
+
+
+def test_what_is_left_out_says_the_cap_that_it_is_beyond(tmp_path: Path) -> None:
+    """Of the cost that is counted: its row of tokens is within the pack length."""
+    samples = rows([5, 30, 6])
+    options: dict[str, Any] = {"count_mode": "effective", "overflow_ratio": 2.0, "long_samples": "drop"}
+    kept = TokenBudgetDataset(samples, max_seq_len=24, ledger_file=tmp_path / "out.jsonl", **options)
+    assert [member["sample_id"] for pack in kept for member in pack] == [0, 2]
+    (told,) = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())
+    assert (told["reason"], told["detail"]) == ("over_effective", "30 effective, the cap is 24")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import packtrain as pt
 from packtrain.errors import InputError, PlanError
+from packtrain.pipeline.plan import ledger_rows
 from packtrain.planning.laws import check_laws
 from packtrain.testing import check_plan, compiled_path, plain_path
 
@@ -67,7 +70,7 @@ def test_three_limits_that_bind_at_once() -> None:
     assert plan.certificate.gap <= 0.05
 
 
-def test_a_sample_that_alone_breaks_a_limit_follows_its_policy() -> None:
+def test_a_sample_that_alone_breaks_a_limit_follows_its_policy(tmp_path: Path) -> None:
     lengths = pt.Lengths([10, 10, 200, 10], costs={"images": [9, 1, 0, 1]})
     single = pt.plan(lengths, 100, limits={"images": 4})
     assert [pack.tolist() for pack in single] == [[0], [1, 3], [2]]
@@ -75,7 +78,10 @@ def test_a_sample_that_alone_breaks_a_limit_follows_its_policy() -> None:
     check_plan(single, lengths)
     mixed = pt.plan(lengths, 100, limits={"images": 4}, long_samples={"images": "drop"})
     assert list(mixed.ledger) == [(0, "over_images")] and mixed.long_samples == 1
+    lengths.save(tmp_path)
+    assert [row["detail"] for row in ledger_rows(mixed, tmp_path)] == ["9 images, the cap is 4"]
     other = pt.plan(lengths, 100, limits={"images": 4}, long_samples={"tokens": "drop"})
+    assert [row["detail"] for row in ledger_rows(other, tmp_path)] == ["200 tokens, the cap is 100"]
     assert list(other.ledger) == [(2, "over_long")] and [0] in [pack.tolist() for pack in other]
     with pytest.raises(PlanError, match=r"1 long sample \(> limit of images 4\): 0 \(9 images\)"):
         pt.plan(lengths, 100, limits={"images": 4}, long_samples={"images": "error"})

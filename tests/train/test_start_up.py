@@ -116,6 +116,17 @@ def test_clean_models_are_proven_with_their_media(name: str, tiny: dict[str, Any
     assert [row.worst for row in report.rows if row.check == "tamper"] == [0.0] * 3
 
 
+@pytest.mark.parametrize("padded", [{"pad_to_length": 512}, {"pad_multiple": 64}])
+def test_what_pads_a_row_takes_no_part_in_what_the_head_is_asked(
+    padded: dict[str, int], tiny: dict[str, Any]
+) -> None:
+    """A plain head stays plain: its loss goes without the logits of the row, padded or not."""
+    model = tiny["tiny:qwen2_5_vl"]
+    collate = PaddingFreeCollator(model, **padded)
+    report = prove_before_training(model, [samples_for("tiny:qwen2_5_vl", model)], collate=collate)
+    assert report is not None and report.ok and report.fused
+
+
 def test_a_forward_that_wants_several_values_of_its_loss_is_proven_and_keeps_its_logits() -> None:
     """As models of VeOmni do: the head alone gives them no loss."""
     model = fresh()

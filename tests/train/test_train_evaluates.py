@@ -220,7 +220,9 @@ def test_the_best_model_is_that_of_a_named_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("val", [SETS, SETS["near"]])
-def test_training_stops_early_and_goes_on_counting_behind_a_resume(tmp_path: Path, val: Any) -> None:
+def test_training_stops_early_and_goes_on_counting_behind_a_resume(
+    tmp_path: Path, val: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """Weights that stay never get better: the first evaluation is the best, and so many more are made."""
     options: dict[str, Any] = {
         "val": val, "eval_steps": 1, "save_steps": 1, "save_strategy": "steps", "learning_rate": 0.0,
@@ -228,7 +230,10 @@ def test_training_stops_early_and_goes_on_counting_behind_a_resume(tmp_path: Pat
     }  # fmt: skip
     if isinstance(val, dict):
         options["metric_for_best_model"] = "eval_near_loss"
-    assert run(tmp_path / "a", **options).metrics["steps"] == 4
+    with caplog.at_level("INFO"):
+        assert run(tmp_path / "a", **options).metrics["steps"] == 4
+    name = options.get("metric_for_best_model", "eval_loss")
+    assert f"training stops early, at step 4: {name} was not better in 3 evaluations; best " in caplog.text
     again = run(tmp_path / "b", resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"), **options)
     assert again.metrics["steps"] == 4
     once = run(tmp_path / "a", resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-4"), **options)

@@ -49,6 +49,12 @@ _NAMED = re.compile(rf"(?<![\w./'{{-])(?:{_SECTION}([a-z]\w*)|([a-z]+(?:_[a-z]+)
 #: A name of one word: where it begins what is wrong with its value.
 _FIRST = re.compile(r"\A([a-z]+)(?= (?:is (?:[-'\"\[{]|\d|None)|names the |holds (?:[-'\"\[{]|\d|sample )))")
 
+#: What somebody wrote, shown as it is, quoted or a path: no name in it is one of ours.
+_WRITTEN = re.compile(
+    r"(?<![=:,] )(?<=[ (])(?:'[^']*'|\"[^\"]*\")"
+    r"|(?<![^\s(])[^\s(='\"]*=[^\s'\"]*(?:/|\.(?:jsonl?|csv|parquet|tar)\b)\S*"
+)
+
 #: Key -> the parameter of a verb that is named otherwise; the empty one: no option says that.
 _OPTIONS = {"model.name_or_path": "model", "data.source": "kind", "data.kind": "", "skip": "skip_samples"}
 
@@ -71,7 +77,10 @@ def spoken(text: str, command: click.Command | None, keyed: bool | None = None) 
     words = _Words(options, _keys() if keyed else {}, keyed)
     if not keyed:
         text = _KEY.sub("", text)
-    return _NAMED.sub(words.named, _ASSIGNED.sub(words.assigned, _FIRST.sub(words.first, text)))
+    written = _WRITTEN.findall(text)
+    text = _WRITTEN.sub("'\0'", text)
+    text = _NAMED.sub(words.named, _ASSIGNED.sub(words.assigned, _FIRST.sub(words.first, text)))
+    return re.sub("'\0'", lambda _: written.pop(0), text)
 
 
 @dataclass(frozen=True)

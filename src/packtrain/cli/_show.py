@@ -19,7 +19,7 @@ from ..planning.distribution import median_of, quantiles
 from ..planning.lengths import STATUS_OK, Lengths
 from ..planning.packplan import PackPlan
 from ..remote.copies import opened
-from ..remote.places import spelled
+from ..remote.places import spelled, typed
 from ..report.contents import over_long_words, rows_words
 from ..store.lengths import verify
 from ..store.shards import at, is_export
@@ -45,7 +45,9 @@ def artefact_kind(folder: Path) -> str:
     if (folder / "partial").is_dir():
         raise FormatError(f"{folder} is an unfinished measurement", hint="run the same measure command again")
     if any(folder.glob("shard_*_of_*/partial")):
-        raise FormatError(f"{folder} holds shards that are not merged", hint=f"run packtrain merge {folder}")
+        raise FormatError(
+            f"{folder} holds shards that are not merged", hint=f"run packtrain merge {typed(folder)}"
+        )
     found = ("*/run.json", "*/plan.json", "*/plan/plan.json")  # the last one: of a run that has not ended
     held = sorted({path.parent for name in found for path in folder.glob(name)})
     held = [path for path in held if path.parent not in held]
@@ -123,8 +125,8 @@ def _verifiable(run: Path, kind: str) -> str:
     """What stands in the place of lengths and plan of a run that has none."""
     data = read_run(run)[0].get("data") or {}
     if kind == "growing":
-        place = data.get("path") or "OUT of packtrain produce"
-        return f"the chunks that it read can be verified: packtrain verify {place}"
+        place = data.get("path") or "OUT"
+        return f"the chunks that packtrain produce wrote can be verified: packtrain verify {typed(place)}"
     return (
         "only runs of kind planned and exported can be verified and compared; packtrain show has its figures"
     )

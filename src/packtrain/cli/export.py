@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ..remote.places import typed
 from ._app import emit, progress, without_effect
 from ._reading import shard_of
 from ._show import table
@@ -103,5 +104,5 @@ def show_export(figures: dict[str, Any]) -> None:
     }
     if (shard := figures.get("shard")) is not None:
         rows["share"] = f"{shard[0]} of 0 to {shard[1] - 1}"
-        rows["when all are written"] = f"packtrain merge {figures['out']}"
+        rows["when all are written"] = f"packtrain merge {typed(figures['out'])}"
     table(f"Export in {figures['out']}", rows)

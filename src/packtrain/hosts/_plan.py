@@ -24,6 +24,7 @@ from ..pipeline.ranks import StartUp
 from ..planning.align import AlignedPlan
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
+from ..remote.places import typed
 from ..sources._memory import InMemory
 from ..world import World
 from ._rows import ChatReader, measure_rows
@@ -139,7 +140,7 @@ def _tell(name: str, made: PackPlan, folder: str | None) -> None:
         "%s: %s of %s in %s of %s tokens, %.1f %% full, %.2f samples a pack%s",
         name, f"{stats['samples']:,}", counted(stats["read"], "samples"), counted(stats["packs"], "packs"),
         f"{made.spec.pack_length:,}", 100 * stats["efficiency"], stats["samples_per_pack"],
-        f"; packtrain show {folder}" if folder else "",
+        f"; packtrain show {typed(folder)}" if folder else "",
     )  # fmt: skip
     if len(made.ledger):
         ids = made.ledger.ids[:_NAMED].tolist()

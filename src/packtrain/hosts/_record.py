@@ -20,6 +20,7 @@ from ..pipeline.inputs import lengths_of_plan
 from ..pipeline.page import Report
 from ..pipeline.run import finish_run
 from ..planning.packplan import PackPlan
+from ..remote.places import typed
 from ..template import ensure_torchvision
 from ..train.config import load_config
 from ..train.log_file import LOG, LogFile, plain
@@ -68,7 +69,7 @@ class RunRecord(TrainerCallback):  # type: ignore[misc]
             figures = {**_of_packs(self.trainer, config, self.folder), **_of_training(state)}
             figures |= {"consumed": consumed, "proof": self.trainer.packs_proven}
             finish_run(self.folder, config, figures)
-            say("trained: packtrain show %s", self.folder.parent)
+            say("trained: packtrain show %s", typed(self.folder.parent))
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:

@@ -30,6 +30,7 @@ from ..measuring.eligibility import where_in
 from ..measuring.encoding import FAILED
 from ..measuring.run import CUT, located
 from ..planning._materialise import mix64, seed64
+from ..planning.ledger import cap_words
 from ..planning.lengths import Lengths
 from ..planning.spec import PlanSpec
 from ..world import World
@@ -305,8 +306,10 @@ class Run:
         self.carried_numbers, self.carried_places = numbers[carried], places[carried]
         self.window, self.window_places, self.lengths = [], array("q"), array("q")
         for index, reason in zip(out.tolist(), made.left_out.values(), strict=True):
-            detail = f"{_length(samples[index])} tokens, pack_length {self.stream.spec.pack_length}"
-            self._leave_out(samples[index]["sample_id"], reason, detail)
+            sample = samples[index]
+            costs = {name: values[0] for name, values in self.stream.costs_of([sample]).items()}
+            detail = cap_words(reason, _length(sample), costs, self.stream.spec)
+            self._leave_out(sample["sample_id"], reason, detail)
         ready, all_places = packed.tolist(), array("q", places[packed].tobytes())
         for start, stop in pairwise(made.offsets.tolist()):
             members = tuple(map(samples.__getitem__, ready[start:stop]))

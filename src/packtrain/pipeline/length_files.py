@@ -21,6 +21,7 @@ import numpy as np
 from .. import files
 from ..errors import FormatError, LengthError, one_line, optional
 from ..planning.lengths import Lengths
+from ..remote.places import typed
 from .inputs import lengths_of_plan
 
 #: Names under which a column of token counts is found, in this order.
@@ -78,7 +79,7 @@ def _lengths(path: Path, columns: Columns) -> Lengths:
         name = next((known for known in _TOKEN_COLUMNS if known in columns), "")
     if not columns:
         raise FormatError(f"{path} is empty", hint=f"expected a column {_TOKEN_COLUMNS[0]} of token counts")
-    measured = f"records of samples are measured first: packtrain measure {path}"
+    measured = f"records of samples are measured first: packtrain measure {typed(path)}"
     if name not in columns:
         raise FormatError(
             f"{path} has columns {', '.join(map(str, columns))}: none is named as token counts are",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,12 @@ import numpy as np
 from ..checks import number
 from ..errors import PacktrainError, PlanError, counted
 from ..planning.build import plan
+from ..planning.ledger import cap_words
 from ..planning.lengths import STATUS_OK, Lengths
 from ..planning.packplan import PackPlan
 from ..remote.copies import place_of
 from ..remote.outputs import output
-from ..remote.places import kept, spelled
+from ..remote.places import kept, typed
 from ..store._folders import refuse_other_kind
 from ..waiting.claim import alone
 from .publish import details, origin_of, placed, refusal_marked
@@ -190,7 +190,7 @@ def _check_share(
 def _see(folder: str | Path | None) -> str:
     """What shows why samples were left out."""
     told = "see the reasons"
-    return told if folder is None else f"{told} (packtrain show {shlex.quote(spelled(folder))} --ledger)"
+    return told if folder is None else f"{told} (packtrain show {typed(folder)} --ledger)"
 
 
 def _root_of(by_reason: dict[str, int]) -> str:
@@ -238,7 +238,10 @@ def ledger_rows(
         where, detail = placed(told.get(sample, ""), known)
         tokens = 0 if lengths is None else int(lengths.tokens[sample])
         if tokens and (not detail or (lengths is not None and lengths.status[sample] == STATUS_OK)):
-            detail = f"{tokens} tokens, the cap is {made.spec.pack_length}"
+            costs = (
+                {} if lengths is None else {name: int(cost[sample]) for name, cost in lengths.costs.items()}
+            )
+            detail = cap_words(reason, tokens, costs, made.spec)
         where = where or known or ""
         rows.append({"id": sample, "reason": reason, "tokens": tokens, "where": where, "detail": detail})
     if lengths_folder is None or lengths is None:

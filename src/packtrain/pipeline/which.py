@@ -22,6 +22,7 @@ from ..errors import FormatError, InputError, PacktrainError, counted
 from ..planning.epoch_order import EpochOrder
 from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
+from ..remote.places import typed
 from ..store.plans import undamaged
 from .length_files import lengths_of
 
@@ -239,7 +240,7 @@ class Order:
                 raise InputError(told, hint=f"0 to {read - 1}")
             raise InputError(
                 f"sample {sample} is in no pack; it is in the ledger: {reasons[sample]}",
-                hint=f"packtrain show {self.folder} --sample {sample} says what is wrong",
+                hint=f"packtrain show {typed(self.folder)} --sample {sample} says what is wrong",
             )
         return int(np.searchsorted(np.asarray(plan.offsets), found[0], side="right")) - 1
 

@@ -6,7 +6,7 @@ read = packed + ledger, always.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +144,15 @@ def read_skip_file(path: str | Path) -> tuple[int, ...]:
         if word:
             ids.add(int(word))
     return tuple(sorted(ids))
+
+
+def cap_words(reason: str, tokens: int, costs: Mapping[str, int], spec: PlanSpec) -> str:
+    """What a sample has of what is capped, and the cap: of the cost that the reason names, or tokens.
+
+    >>> cap_words("over_images", 900, {"images": 9}, PlanSpec(pack_length=1024, limits={"images": 8}))
+    '9 images, the cap is 8'
+    """
+    name = reason.removeprefix("over_")
+    if name in spec.limits and name in costs:
+        return f"{costs[name]} {name}, the cap is {spec.limits[name]}"
+    return f"{tokens} tokens, the cap is {spec.pack_length}"

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shlex
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,6 +129,15 @@ def spelled(text: str | os.PathLike[str]) -> str:
     if _MARK not in told:
         return told
     return "".join(map(_spelled, _WORDS.split(told)))
+
+
+def typed(place: str | os.PathLike[str]) -> str:
+    """A place in a command that somebody copies into a shell.
+
+    >>> typed("my runs/a")
+    "'my runs/a'"
+    """
+    return shlex.quote(spelled(place))
 
 
 def _spelled(word: str) -> str:

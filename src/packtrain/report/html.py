@@ -16,6 +16,7 @@ from typing import Any
 
 from .. import files
 from ..errors import PacktrainError, optional
+from ..remote.places import typed
 from . import contents, plots
 from .contents import percent
 from .numbers import report_figures
@@ -188,7 +189,7 @@ def write_report(
         facts=contents.facts(plan, {**told.get("stats", {}), "keys": told["keys"]}),
         config=contents.config_text(config),
         planned=None if plan is None else _planned(plan, lengths, told, where, text_of),
-        artefact=artefact,
+        artefact=None if artefact is None else typed(artefact),
         json=Markup(plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")),
         figures=told,
     )

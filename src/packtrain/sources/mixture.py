@@ -248,7 +248,8 @@ def _count(size: int, entry: Mapping[str, Any], what: str) -> int:
         part = "a part of them is a weight" if isinstance(samples, float) and 0 < samples < 1 else None
         return whole(f"{what}: samples", samples, 1, hint=part, error=ConfigError)
     weight = 1 if weight is None else weight
-    number(f"{what}: weight", weight, 0, without=(0,), hint="leave the source out", error=ConfigError)
+    left = "leave the source out" if weight == 0 else None
+    number(f"{what}: weight", weight, 0, without=(0,), hint=left, error=ConfigError)
     count = math.floor(weight * size + 0.5)
     if not count:
         raise ConfigError(f"{what}: weight {weight} leaves none of its {counted(size, 'samples')}")

@@ -326,11 +326,8 @@ def _held(
     live.rounding = limit if _is_quantised(live.bare) else min(limit, max(8 * rounded, fine))
     if not repeats:
         rows = [replace(one, limit=limit) for one in rows]
-    logits = [
-        ProofRow(backend, "in order", "logits", gap, limit, name)
-        for name, gap in zip(names, gaps, strict=False)
-    ]
-    return [*logits, *rows]
+    pairs = zip(names, gaps, strict=False)
+    return [*(ProofRow(backend, "in order", "logits", gap, limit, name) for name, gap in pairs), *rows]
 
 
 def relative_limit(base: float, rounded: float) -> float:
@@ -485,6 +482,7 @@ def _fused(live: Live, row: list[Sample]) -> bool:
         batch = moved(live.collate([row[:2]]), logits.device)
         batch.pop("loss_scale", None)
         labels = batch["input_ids"].clamp(min=0) % head.out_features
+        labels.view(-1)[len(logits) :] = IGNORE  # what pads the row
         full = float(logits_loss(logits[None], labels.reshape(1, -1)[:, : len(logits)], None))
         limit = min(5e-3, live.base) * max(1.0, abs(full))
         gap = abs(live.loss(batch, labels) - full)
@@ -494,7 +492,7 @@ def _fused(live: Live, row: list[Sample]) -> bool:
             gap = abs(live.loss(batch, labels) - rest - full)
     if own and gap <= limit:
         return True
-    logger.warning("the head of %s is not plain: logits are built for the loss", bare.config.model_type)
+    logger.warning("the loss of %s takes all logits of a row: its head is not plain", bare.config.model_type)
     return False
 
 

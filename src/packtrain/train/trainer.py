@@ -21,7 +21,7 @@ import torch
 
 from ..collate import PackBatch, PaddingFreeCollator
 from ..data import PackedDataset
-from ..errors import ConfigError, InputError
+from ..errors import ConfigError, InputError, counted
 from ..packs.source import pack_source
 from ..planning.balance import Balance
 from ..planning.epoch_order import seed_in_use
@@ -279,6 +279,13 @@ class EarlyStop(EarlyStoppingCallback):  # type: ignore[misc]
         name = "eval_" + str(args.metric_for_best_model).removeprefix("eval_")
         if name in metrics:  # sets are evaluated one after another
             super().on_evaluate(args, state, control, metrics, **kwargs)
+            if control.should_training_stop and state.is_world_process_zero:
+                logger.info(
+                    "training stops early, at step %d: %s was not better in %s; best %s, at step %s",
+                    state.global_step, name, counted(self.early_stopping_patience_counter, "evaluations"),
+                    "none" if state.best_metric is None else f"{state.best_metric:.4g}",
+                    state.best_global_step or "none",
+                )  # fmt: skip
 
 
 class _Flush(TrainerCallback):  # type: ignore[misc]
