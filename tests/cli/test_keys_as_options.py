@@ -46,6 +46,10 @@ def test_every_key_under_every_name_is_an_option() -> None:
     for name in names:
         section, _, key = name.partition(".")
         assert recipe_of({}, [f"--{name}", "3"])[section] == {key: 3}
+        assert recipe_of({}, [f"--{name.replace('_', '-')}=3"])[section] == {key: 3}
+    assert recipe_of({}, ["--output-dir", "o", "--warmup-ratio=0.1"])["training"] == {
+        "output_dir": "o", "warmup_ratio": 0.1,
+    }  # fmt: skip
 
 
 @pytest.mark.spec(

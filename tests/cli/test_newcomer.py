@@ -129,6 +129,9 @@ def test_a_pack_length_below_every_sample_is_a_warning(
     caplog.clear()
     assert told(capsys, "plan", counts(tmp_path, 50, 60, 40), "-n", 40, "-o", tmp_path / "q")[0] == 0
     assert caplog.text == ""
+    few = ("--long-samples", "drop", "-o", tmp_path / "r")
+    assert told(capsys, "plan", counts(tmp_path, 50, 60, 40), "-n", 40, *few)[0] == 0
+    assert "2 of 3 samples are in no pack: {'over_long': 2}" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def recipe_of(options: Mapping[str, Any], further: Sequence[str] = ()) -> dict[s
     while words:
         word = words.pop(0)
         name, equals, text = word.partition("=")
-        section, dot, key = name.removeprefix("--").partition(".")
+        section, dot, key = name.removeprefix("--").replace("-", "_").partition(".")
         if not dot and word.startswith("--") and _of_training(section):
             section, dot, key = "training", ".", section
         if not (name.startswith("--") and dot and key and section in _SECTIONS):
@@ -73,7 +73,7 @@ def _meant(word: str) -> str:
     from ..train.config.sections import TrainingConfig
     from ..train.config.trainer_keys import trainer_fields
 
-    close = nearest(word.replace("-", "_"), [*TrainingConfig.model_fields, *trainer_fields()], 0.8)
+    close = nearest(word, [*TrainingConfig.model_fields, *trainer_fields()], 0.8)
     said = "keys of CONFIG are --section.key VALUE"
     return said if close is None else f"did you mean --training.{close}? {said}"
 

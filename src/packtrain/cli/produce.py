@@ -77,7 +77,8 @@ from ._stream import stream_rows
     "flush_s",
     default=10.0,
     show_default=True,
-    help="Seconds without new shards until a smaller window is planned.",
+    help="Seconds without new shards until a smaller window is planned; packs and a chunk that are not full "
+    "wait on.",
 )
 @click.option(
     "--max-ahead",

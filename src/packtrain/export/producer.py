@@ -209,7 +209,8 @@ class PackingProducer:
             the default of chunks.
         ready: when a raw shard is complete: `rename`, `marker` or `stable` (for `stable_s` seconds).
         max_age: windows after which a carried sample is packed whatever the fill.
-        flush_s: with `watch`, plan what is there when nothing has come for so long. 0: only full windows.
+        flush_s: with `watch`, plan what is there when nothing has come for so long; packs and a chunk that
+            are not full wait on for more, or the end. 0: only full windows.
         max_ahead: stop while so many chunks are not acknowledged (back-pressure); None: never.
         keep_completed: remove acknowledged chunks but the newest so many; None: remove none.
         open_shard: path -> Source of what the template takes; default: `open_source`, then `ChatSource`.

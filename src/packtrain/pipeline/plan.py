@@ -41,6 +41,9 @@ _LACK = {
 #: Packs of steps that are filled less are told, with what fills them.
 _EMPTY = 0.5
 
+#: Share of the samples in no pack beyond which that is told, whatever policy asked for it.
+_MANY = 0.1
+
 #: Samples named in the message of a plan that drops too many.
 _SHOWN = 5
 
@@ -94,7 +97,10 @@ def plan_lengths(
 
 def _tell_unlikely(made: PackPlan) -> None:
     """What can be planned, and is seldom meant."""
-    spec = made.spec
+    spec, read = made.spec, len(made.indices) + len(made.ledger)
+    if len(made.ledger) > _MANY * read:
+        out, of = f"{len(made.ledger):,}", counted(read, "samples")
+        logger.warning("%s of %s are in no pack: %s", out, of, made.ledger.counts())
     if made.pack_tokens.min() > spec.pack_length:
         logger.warning(
             "every sample is longer than the pack length of %d tokens: nothing is packed", spec.pack_length

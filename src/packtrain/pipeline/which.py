@@ -81,7 +81,7 @@ def _paths(folder: Path) -> list[Path]:
     kind = unplanned_kind(folder)
     raise InputError(
         f"{folder} holds no losses of samples" + (f", and a run of kind {kind} has no plan" if kind else ""),
-        hint="packtrain train writes them: training.log_sample_loss: true",
+        hint="packtrain train alone writes them, with training.log_sample_loss: true",
     )
 
 

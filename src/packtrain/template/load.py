@@ -58,6 +58,11 @@ def load_processor(
         raise InputError(
             f"processor {name} is a file", hint="give the folder that holds processor_config.json"
         )
+    if name.startswith("demo:"):
+        made = "from packtrain.testing.demo.resolve import resolve_demo"
+        raise InputError(
+            f"{name} is made on first use", hint=f"load_processor(resolve_demo({name!r})), {made}"
+        )
     if name.startswith("tiny:"):
         raise InputError(f"{name} is a network alone", hint="set template.processor, a folder or a hub name")
     if not is_folder and _looks_like_path(name):
