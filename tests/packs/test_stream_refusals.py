@@ -39,6 +39,11 @@ def test_a_sample_without_tokens_is_named_or_written_down(options: dict[str, Any
     data = TokenBudgetDataset(rows([3, 0, 2]), max_seq_len=20, ledger_file=ledger, **options)
     assert sorted(flat(data)) == [0, 2]
     assert json.loads(ledger.read_text())["sample_id"] == 1
+    skips = {"on_error": "skip", "ledger_file": ledger, **options}
+    kept = TokenBudgetDataset(rows([3, 0, 2]), max_seq_len=20, max_skip_fraction=0.5, **skips)
+    assert sorted(flat(kept)) == [0, 2] and kept.left_out == {"empty": 1}
+    with pytest.raises(InputError, match="max_skip_fraction"):
+        ids(TokenBudgetDataset(rows([3, 0, 2]), max_seq_len=20, max_skip_fraction=0.1, **skips))
 
 
 def test_planned_batches_follow_every_keyword(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ class Run:
                 stream.tell_cut(sample_id, note)
             length = _length(sample, sample_id)
             if length == 0:
-                self._empty(sample)
+                self._empty(sample_id)
                 leave()
                 continue
             self.count += 1
@@ -277,14 +277,21 @@ class Run:
     def _leave_out(self, sample_id: int, reason: str, detail: str) -> None:
         self.stream.leave_out(sample_id, reason, detail, self.left_out, self.tally.left_out)
 
-    def _empty(self, sample: Sample) -> None:
+    def _empty(self, sample_id: int) -> None:
+        """Left out as what fails is; under `on_error="raise"` too, where a ledger says so."""
+        if self.stream.on_error != "raise":
+            self._failed(sample_id, SampleError("empty", "it has no tokens"))
+            return
+        where = where_in(self.stream.reader.source, sample_id)
         if self.stream.ledger_file is None:
             raise SampleError(
                 "empty",
-                f"sample {sample['sample_id']} has no tokens",
+                f"sample {sample_id} has no tokens" + (f": {where}" if where else ""),
                 hint="remove it, or name a ledger_file: it is left out and written down there",
             )
-        self._leave_out(sample["sample_id"], "empty", "no tokens")
+        self._leave_out(
+            sample_id, "empty", located(where, "it has no tokens") if where else "it has no tokens"
+        )
 
     def _plan(self, *, last: bool) -> None:
         """Plan the window and what was carried; packs that are final go to `ready`."""
