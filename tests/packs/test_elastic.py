@@ -251,12 +251,32 @@ def test_states_of_two_epochs_are_none_of_one_step(steps: tuple[int, int]) -> No
         for rank, epoch in enumerate((0, 1)):
             stream = make("sequence", splits=4, rank=rank, world_size=2, cyclic=cyclic)
             stream.set_epoch(epoch)
-            for _ in itertools.islice(stream, steps[rank]):
+            for _ in itertools.islice(stream, 2 if cyclic else steps[rank]):
                 pass
             states.append(json.loads(json.dumps(stream.state_dict())))
     with pytest.raises(ForeignArtefactError, match="of different moments: epoch 0, 1"):
         make("sequence", splits=4).load_state_dict(told[False])
     make("sequence", splits=4, cyclic=True).load_state_dict(told[True])
+
+
+@pytest.mark.parametrize("cyclic", [False, True])
+@pytest.mark.parametrize("kind", ["sequence", "budget"])
+def test_states_of_two_steps_of_one_epoch_are_none_of_one_step(kind: str, cyclic: bool) -> None:
+    """What lies between them would be lost, or trained twice."""
+
+    def behind(rank: int, steps: int) -> Any:
+        stream = make(kind, splits=4, rank=rank, world_size=2, cyclic=cyclic)
+        assert len(list(itertools.islice(stream, steps))) == steps
+        return json.loads(json.dumps(stream.state_dict()))
+
+    for first, second in itertools.product(range(5), repeat=2):
+        states, whole = [behind(0, first), behind(1, second)], make(kind, splits=4, cyclic=cyclic)
+        if first - second in (0, 1):  # a beginning of the order, whose packs come in turn
+            whole.load_state_dict(states)
+            continue
+        for read in (whole.check_state, whole.load_state_dict):
+            with pytest.raises(ForeignArtefactError, match="of different moments: splits gave"):
+                read(states)
 
 
 def test_what_was_started_without_a_number_of_splits_goes_on_with_fewer_readers() -> None:

@@ -217,13 +217,20 @@ def test_keys_of_other_releases_of_transformers_go_where_their_successors_are(
 
     fields = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
     older = set(trainer_fields()) - fields
-    given = {key: 0.1 if key == "warmup_ratio" else "no" if "strategy" in key else True for key in older}
+    given = {key: 0.1 if key == "warmup_ratio" else "no" if "strategy" in key else "x" for key in older}
     for key, value in given.items():
         caplog.clear()
+        value = True if key in ("no_cuda", "gradient_checkpointing") else value
         made = training(**{key: value}).trainer
         assert set(made) <= fields and len(made) + len(caplog.records) == 1, (key, made)
-        assert made or f"training.{key} True has no effect" in caplog.text
+        assert made or f"training.{key} 'x' has no effect" in caplog.text
         assert set(training(**{key: None}).trainer.values()) <= {None}
+    caplog.clear()
+    assert training(save_safetensors=True, fp16_backend="auto", use_cpu=True, no_cuda=True).trainer == {
+        "use_cpu": True
+    }
+    assert not caplog.records
+    refuse({"training": {"no_cuda": True, "use_cpu": False}}, "training.use_cpu is False, and training.")
     if "warmup_ratio" in older:
         assert training(warmup_ratio=0.1).trainer == {"warmup_steps": 0.1}
         assert training(warmup_ratio=0.1, warmup_steps=0).trainer == {"warmup_steps": 0.1}
@@ -253,6 +260,9 @@ def test_a_value_of_another_kind_is_told_with_its_key() -> None:
     assert tried > 200
     for sets in ({"b/c": "x"}, {3: "x"}, {"": "x"}):
         refuse({"data": {"val": sets}}, "data.val is {", "is no name of a set: letters and digits")
+    assert "also wrong" not in str(
+        refuse({"data": {"placeholders": {"image": 5}}}, "data.placeholders.image is 5")
+    )
     for sets in ({}, {"a": 3}, ["a"], 3):
         refuse(
             {"data": {"val": sets}}, f"data.val is {sets!r}: expected a file, or several as {{name: file}}"

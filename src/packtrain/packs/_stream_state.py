@@ -18,6 +18,7 @@ import binascii
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -265,6 +266,23 @@ def check_held(state: Mapping[str, Any], new_packer: Callable[[int], Any], *, cy
         _check_split(one, new_packer(state["window"]), splits)
     if not cyclic and len({one["epoch"] for one in held}) > 1:
         raise _damaged("its splits are in different epochs")
+
+
+def check_moment(state: Mapping[str, Any]) -> None:
+    """Refuse states of all splits that were not saved at one step.
+
+    Packs come by (turn, split): while every split goes on, what was given is a beginning of that order.
+    """
+    held = sorted(state["held"], key=lambda one: int(one["split"]))
+    if len(held) < state["splits"] or state.get("ended") or any(one.get("done") for one in held):
+        return
+    turns = [one["turn"] for one in held]
+    if turns[0] - turns[-1] > 1 or any(after > before for before, after in pairwise(turns)):
+        raise ForeignArtefactError(
+            f"the states are of different moments: splits gave {min(turns)} to {max(turns)} packs, "
+            "out of turn",
+            hint="give the states that all readers saved at one step",
+        )
 
 
 def _check_split(one: Mapping[str, Any], packer: Any, splits: int) -> None:

@@ -57,6 +57,7 @@ from ._stream_state import (
     LAST_EPOCH,
     VERSION,
     check_held,
+    check_moment,
     differing,
     joined,
     of_reader,
@@ -396,6 +397,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         here = Reader.here(self.place)
         states = [self._checked(one) for one in _flat(state)]
         whole = joined(states, cyclic=self.cyclic)
+        check_moment(whole)
         check_data(self.reader.source, whole.get("data"))
         return of_reader(whole, here)
 

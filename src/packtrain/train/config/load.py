@@ -351,8 +351,8 @@ class _Reading:
         dotted = self._dotted(first)
         if first["type"] == "extra_forbidden":
             return ConfigError(f"unknown key {dotted!r}", hint="see docs/config.md for the keys")
-        further = dict.fromkeys(self._dotted(other) for other in others if self._is_written(other))
-        further.pop(dotted, None)
+        written = dict.fromkeys(self._dotted(other) for other in others if self._is_written(other))
+        further = [name for name in written if not f"{dotted}.".startswith(f"{name}.")]
         more = f"; also wrong: {', '.join(further)}" if further else ""
         return ConfigError(
             f"{dotted} is {first['input']!r}: {plain_words(first)}{more}", hint=f"correct {dotted}"

@@ -63,20 +63,28 @@ _RENAMED = {
     "push_to_hub_token": "hub_token",
 }
 
-#: Field that newer releases lack -> why nothing else follows from it.
-_GONE = {
-    "group_by_length": "the plan decides the order",
-    "logging_dir": "transformers reads it from TENSORBOARD_LOGGING_DIR",
-    "overwrite_output_dir": "training.resume decides whether a run goes on",
-    "save_safetensors": "weights are always written as safetensors",
-    **dict.fromkeys(
-        (
-            *("fp16_backend", "fp16_opt_level", "half_precision_backend", "include_inputs_for_metrics"),
-            *("jit_mode_eval", "past_index", "ray_scope", "tpu_metrics_debug", "tpu_num_cores"),
-            *("use_legacy_prediction_loop", "use_mps_device"),
-        ),
-        "transformers has it no more",
-    ),
+#: Field that newer releases lack -> (the value that says nothing, why nothing follows from another).
+_GONE: dict[str, tuple[Any, str]] = {
+    "group_by_length": (False, "the plan decides the order"),
+    "logging_dir": (None, "transformers reads it from TENSORBOARD_LOGGING_DIR"),
+    "overwrite_output_dir": (False, "training.resume decides whether a run goes on"),
+    "save_safetensors": (True, "weights are always written as safetensors"),
+}
+_GONE |= {
+    name: (said, "transformers has it no more")
+    for name, said in {
+        "fp16_backend": "auto",
+        "fp16_opt_level": "O1",
+        "half_precision_backend": "auto",
+        "include_inputs_for_metrics": False,
+        "jit_mode_eval": False,
+        "past_index": -1,
+        "ray_scope": "last",
+        "tpu_metrics_debug": False,
+        "tpu_num_cores": None,
+        "use_legacy_prediction_loop": False,
+        "use_mps_device": False,
+    }.items()
 }
 
 
@@ -118,7 +126,8 @@ def check_trainer_keys(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     Raises:
         ConfigError: a value would train something else, or is no number or switch where one is due.
     """
-    checked, told = {}, []
+    checked: dict[str, Any] = {}
+    told: list[str] = []
     for key, written in given.items():
         value = _value(key, written)
         if key in _REFUSED and value != _REFUSED[key][0]:
@@ -133,7 +142,11 @@ def check_trainer_keys(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
             logger.info("training.%s %d is adapted to 1: a device step is one pack", key, value)
         elif key in _passing() and (value is not None or _may_be_null(key)):
             new = _RENAMED.get(key, key)
-            checked[new if new in _installed_fields() else key] = value
+            name = new if new in _installed_fields() else key
+            if checked.setdefault(name, value) != value:
+                raise ConfigError(
+                    f"training.{key} is {value!r}, and training.{name} says another", hint=f"keep {name}"
+                )
     if "warmup_ratio" not in _installed_fields():
         _share_of_steps(checked, told)
     return checked, told
@@ -157,9 +170,8 @@ def _may_be_null(key: str) -> bool:
 
 def _without_effect(key: str, value: Any) -> str | None:
     """Why a field has no effect, where it has none."""
-    if key in _FIXED:
-        return _FIXED[key][1] if value != _FIXED[key][0] else None
-    return _GONE[key] if value and key in _GONE and key not in _installed_fields() else None
+    said, why = {**_GONE, **_FIXED}.get(key, (value, None))
+    return None if value in (said, None) or key in _installed_fields().keys() & _GONE.keys() else why
 
 
 def _share_of_steps(checked: dict[str, Any], told: list[str]) -> None:
