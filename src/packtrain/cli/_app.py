@@ -77,10 +77,10 @@ def spoken(text: str, command: click.Command | None, keyed: bool | None = None) 
     words = _Words(options, _keys() if keyed else {}, keyed)
     if not keyed:
         text = _KEY.sub("", text)
-    written = _WRITTEN.findall(text)
+    written = iter(_WRITTEN.findall(text))
     text = _WRITTEN.sub("'\0'", text)
     text = _NAMED.sub(words.named, _ASSIGNED.sub(words.assigned, _FIRST.sub(words.first, text)))
-    return re.sub("'\0'", lambda _: written.pop(0), text)
+    return re.sub("'\0'", lambda found: next(written, found[0]), text)
 
 
 @dataclass(frozen=True)
