@@ -15,6 +15,7 @@ from packtrain.errors import SampleError
 from packtrain.media import audio, location
 from packtrain.media._sound_headers import _crc8, _crc16
 from packtrain.media.audio import read_header as read_audio
+from packtrain.media.image import open_image
 from packtrain.media.image import read_header as read_image
 
 MP3_A = b"\xff\xfb\x90\x44" + bytes(413)  # MPEG 1, layer 3, 44.1 kHz: 417 bytes
@@ -177,3 +178,25 @@ def test_a_sound_of_a_size_that_nobody_holds_is_refused(monkeypatch: pytest.Monk
         made = io.BytesIO()
         soundfile.write(made, np.sin(np.arange(9000) / 20), 16000, format=kind)
         assert "a sound has at most 8,000 values" in str(refused(made.getvalue()))
+
+
+def test_what_is_decoded_over_and_over_is_bounded() -> None:
+    """A scan of 14 bytes passes over every pixel of a JPEG, a strip of 8 is decoded on its own."""
+    held = io.BytesIO()
+    Image.new("RGB", (2000, 2000)).save(held, "JPEG", progressive=True)
+    data = held.getvalue()
+    last = data.rindex(b"\xff\xda")
+    few, many = (data[:-2] + data[last : last + 14] * scans + b"\xff\xd9" for scans in (90, 20_000))
+    assert open_image(few).size == (2000, 2000)
+    assert (
+        "has 20,0" in str(refused(many, open_image))
+        and refused(many, open_image).reason == "unreadable_media"
+    )
+    rows = 300_000
+    fields = {256: 8, 257: rows, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: 1, 279: 8}
+    body = 8 + 2 + 12 * len(fields) + 4
+    places = {273: (rows, body), 279: (rows, body + 4 * rows)}
+    entries = [struct.pack("<HHII", tag, 4, *places.get(tag, (1, value))) for tag, value in fields.items()]
+    table = b"II*\0" + struct.pack("<IH", 8, len(fields)) + b"".join(entries) + bytes(4)
+    error = refused(table + struct.pack("<I", 8) * 2 * rows, open_image)
+    assert "has 300,000 strips, more than 262,144" in str(error)

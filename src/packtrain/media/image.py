@@ -68,6 +68,8 @@ _READERS: tuple[tuple[bytes | tuple[bytes, ...], str, Callable[[Head], Parsed]],
 )
 _MAGICS = (JPEG_MAGIC, PNG_MAGIC, *GIF_MAGICS, b"RIFF", *TIFF_MAGICS, b"BM")
 _PLAIN, _COMMENT = (b"P1", b"P2", b"P3"), 64  # PPM of digits as text; steps of a comment in one
+_SCANS, _SCANNED = 100, 1 << 33  # scans of a JPEG that pass over that many pixels together
+_STRIPS = 1 << 18
 _EXIF_KEYS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 _PILLOW_LIMIT = 2 * (1024 * 1024 * 1024 // 4 // 3)  # Pillow's own default: an error above this
 
@@ -211,8 +213,11 @@ def _decode(data: bytes, head: Head, *, whole: bool, formats: tuple[str, ...] | 
         try:
             stream = _Whole(data)
             picture = Image.open(stream, formats=formats)
+            _check_work(picture, data, head)
             # Decoders of formats without an own reader (JPEG 2000) read on to the end themselves.
             stream.load(picture) if formats is None and hasattr(picture, "load_end") else picture.load()
+        except SampleError:
+            raise
         except Image.DecompressionBombError as error:
             raise head.fail("unreadable_media", f"is refused by Pillow: {error}") from None
         except Exception as error:  # OSError, SyntaxError, ValueError, EOFError, struct.error …
@@ -223,6 +228,19 @@ def _decode(data: bytes, head: Head, *, whole: bool, formats: tuple[str, ...] | 
                 f"{'is cut short' if cut else 'cannot be decoded'} ({text})",
             ) from None
     return picture
+
+
+def _check_work(picture: Image.Image, data: bytes, head: Head) -> None:
+    """Refuse a picture whose parts, each of a few bytes, are decoded over and over: JPEG scans, TIFF strips.
+
+    A scan passes over all pixels, in 0.15 ns each (libjpeg-turbo advises a limit of 500 scans); a strip takes
+    4 us.
+    """
+    scans = data.count(b"\xff\xda") if picture.format in ("JPEG", "MPO") else 0
+    if scans > _SCANS and scans * picture.width * picture.height > _SCANNED:
+        raise head.fail("unreadable_media", f"has {scans:,} scans of {picture.width}x{picture.height} pixels")
+    if len(getattr(picture, "tile", ())) > _STRIPS:
+        raise head.fail("unreadable_media", f"has {len(picture.tile):,} strips, more than {_STRIPS:,}")
 
 
 def _decode_other(data: bytes, head: Head) -> tuple[Image.Image, str]:
