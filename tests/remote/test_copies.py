@@ -69,6 +69,20 @@ def test_a_server_that_drops_stalls_truncates_or_lies(
     assert not below(str(Path(copies.place_of(f"{site.url}/set/b.jsonl")).parent)).keys() - {"a.jsonl"}
 
 
+@pytest.mark.parametrize("more", [-(len(TEXT) // 2), len(TEXT)])
+def test_a_size_that_no_range_confirms_is_no_end(
+    site: Site, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a file would be taken for the whole of it."""
+    monkeypatch.setattr(copies, "TRIES", 2)
+    site.lie, site.files["/set/c.jsonl"] = more, TEXT
+    with pytest.raises(SourceError, match="in 2 tries"):
+        copies.bring(f"{site.url}/set/c.jsonl")
+    assert "c.jsonl" not in below(str(Path(copies.place_of(f"{site.url}/set/c.jsonl")).parent))
+    site.lie = 0
+    assert held(copies.bring(f"{site.url}/set/c.jsonl")) == TEXT
+
+
 def test_a_file_that_changes_between_its_ranges_is_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the server gives no mark: the ends that it has then are others than those that came."""
     url, other = f"{site.url}/set/a.jsonl", TEXT.replace(b"7", b"8")

@@ -112,7 +112,10 @@ class Remote:
 
     def _range(self, offset: int, stop: int) -> bytes:
         """The bytes of a range, or the whole file; anything else is a fault of the way here."""
-        data: bytes = self._system.cat_file(self._path, start=offset, end=stop)
+        http = "http" in self._system.protocol
+        data: bytes = self._system.cat_file(
+            self._path, start=offset, end=stop, **({"trace_request_ctx": self.size} if http else {})
+        )
         if len(data) in (stop - offset, self.size):
             return data
         raise OSError(f"{len(data):,} bytes came, {stop - offset:,} of {self.size:,} were asked for")
@@ -222,14 +225,19 @@ def _options(url: str) -> dict[str, Any]:
 
 @functools.cache
 def _ranges_are_looked_at() -> Any:
-    """A server that says that it sends another range than was asked for has failed."""
+    """A server that says that it sends another range, or one of a file of another size, has failed."""
     import aiohttp
 
     async def look(session: Any, context: Any, answer: Any) -> None:
         asked = re.match(r"bytes=(\d+)-", answer.headers.get("Range", ""))
-        came = re.match(r"bytes (\d+)-", answer.response.headers.get("Content-Range", ""))
-        if asked and came and answer.response.status == 206 and asked[1] != came[1]:
+        came = re.match(r"bytes (\d+)-\d*(?:/(\d+))?", answer.response.headers.get("Content-Range", ""))
+        if not asked or not came or answer.response.status != 206:
+            return
+        if asked[1] != came[1]:
             raise OSError(f"bytes from {came[1]} on came, those from {asked[1]} on were asked for")
+        size = context.trace_request_ctx
+        if size is not None and came[2] is not None and int(came[2]) != size:
+            raise OSError(f"a range is of {int(came[2]):,} bytes in all, the file was said to have {size:,}")
 
     trace = aiohttp.TraceConfig()
     trace.on_request_end.append(look)
