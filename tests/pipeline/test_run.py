@@ -248,6 +248,21 @@ def test_without_packing_a_row_holds_so_many_samples(finished: Any, tmp_path: Pa
         assert all(row[-1] - row[0] == 3 for row in rows[:3]) == (not shuffle)
 
 
+def test_steps_of_samples_go_on_with_the_packs_they_began_with(finished: Any, tmp_path: Path) -> None:
+    """On every number of ranks that divides the packs of a step; the plan was made for others."""
+    asked = again(finished.config, tmp_path, data__samples_per_step=16, data__packer="auto")
+    begun = prepare(asked, tmp_path, world_size=4).plan
+    packs = begun.spec.packs_per_step
+    assert packs and packs % 4 == 0
+    for ranks in (1, 2, packs):
+        made = prepare(asked, tmp_path, world_size=ranks).plan
+        assert made.checksum == begun.checksum and made.align(ranks).block == packs
+    with pytest.raises(ForeignArtefactError, match="packs_multiple 4 there"):
+        prepare(asked, tmp_path, world_size=packs + 1)
+    alone = prepare(asked, tmp_path, world_size=1, overwrite=True).plan
+    assert alone.spec.packs_multiple == 1
+
+
 def test_a_row_of_so_many_samples_has_them_whatever_their_lengths(finished: Any, tmp_path: Path) -> None:
     """Samples longer than `max_length` stand in rows as all others: a row has no cap."""
     tokens = prepare(finished.config, finished.folder).lengths.tokens

@@ -7,6 +7,7 @@ lengths and plans lie in a cache that runs share (`cache`). A planner option nev
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -135,6 +136,8 @@ def prepare(
         if cache is None:
             place = plan_folder if keep_plan else None
             whole = (plan_folder / plans_store.MARKER).is_file()
+            if whole and not overwrite:
+                wanted = _as_begun(wanted, plan_folder)
             with nullcontext() if whole else refusal_marked(lengths_folder):
                 plan = plan_lengths(
                     lengths, place, lengths_folder=lengths_folder, overwrite=overwrite, **wanted
@@ -293,6 +296,19 @@ def _plan_options(config: RunConfig, validation: bool, world_size: int, lengths:
     if data.drop_under_filled:
         options["min_fill_ratio"] = data.min_fill_ratio
     return {**options, **step_plan_options(config, world_size)}
+
+
+def _as_begun(wanted: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The options of the plan in the folder, where its steps suit the ranks of today as well.
+
+    A plan by steps of samples is made for ranks; a run that began on others goes on with its packs.
+    """
+    with contextlib.suppress(FormatError):
+        begun = PackPlan.load(folder).spec
+        same = begun.samples_per_step is not None and begun.samples_per_step == wanted.get("samples_per_step")
+        if same and begun.packs_per_step and begun.packs_per_step % wanted["packs_multiple"] == 0:
+            return {**wanted, "packs_multiple": begun.packs_multiple}
+    return wanted
 
 
 @contextmanager
