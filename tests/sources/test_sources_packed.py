@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from packtrain.errors import SourceError
 from packtrain.sources import _derived
+from packtrain.sources._open import open_source
 
 zstandard = pytest.importorskip("zstandard")
 
@@ -45,3 +47,13 @@ def test_frames_are_read_to_their_end_or_told_as_cut(
             path.write_bytes(packed[:-cut])
             with pytest.raises(SourceError):
                 list(_derived.unpack(str(path), "zstd"))
+
+
+@pytest.mark.parametrize("magic", [0x50, 0x5F])
+def test_frames_to_skip_may_stand_anywhere(magic: int, tmp_path: Path) -> None:
+    """pzstd puts one before each frame, with its size; the seekable form ends in one."""
+    frame = zstandard.ZstdCompressor().compress(b'{"a": 1}\n' * 100)
+    skipped = bytes([magic]) + b"\x2a\x4d\x18\x04\0\0\0" + struct.pack("<I", len(frame))
+    for data, records in ((skipped + frame, 100), ((skipped + frame) * 3, 300), (frame + skipped, 100)):
+        (tmp_path / "a.jsonl.zst").write_bytes(data)
+        assert len(open_source(tmp_path / "a.jsonl.zst")) == records

@@ -37,7 +37,9 @@ _MAGICS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\x
 
 
 def kind_of(head: bytes) -> str | None:
-    """The compression by magic bytes, or None."""
+    """The compression by magic bytes, or None. Files of pzstd begin with a frame to skip."""
+    if head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5:
+        return "zstd"
     return next((kind for magic, kind in _MAGICS.items() if head.startswith(magic)), None)
 
 
