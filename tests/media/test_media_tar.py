@@ -114,3 +114,13 @@ def test_a_rewritten_tar_is_listed_again(tmp_path: Path, monkeypatch: pytest.Mon
         other = make_tar(tmp_path / f"o{n}.tar", {"a": b"%d" % n, "b": b""})
         assert location.read_bytes(f"tar:{other}!a") == b"%d" % n
     assert sum(map(len, _tar._tables.values())) <= 3
+
+
+def test_long_names_of_long_names_are_a_broken_tar(tmp_path: Path) -> None:
+    """Each header names the next one: the library goes one call deeper for each."""
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        tar.addfile(tarfile.TarInfo("a" * 200 + ".jpg"))
+    (tmp_path / "s.tar").write_bytes(held.getvalue()[:1024] * 2000 + held.getvalue())
+    with pytest.raises(SampleError, match=r"s\.tar"):
+        location.read_bytes(f"tar:{tmp_path / 's.tar'}!a.jpg")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 
 import packtrain as pt
 from packtrain.data import EncodeCache, PackedDataset, PackLoader, PackSampler
-from packtrain.errors import DriftError, ForeignArtefactError, InputError, SampleError
+from packtrain.errors import ChecksumError, DriftError, ForeignArtefactError, InputError, SampleError
 
 pytest.importorskip("pyarrow", reason="chunks need pyarrow")
 
@@ -184,3 +185,23 @@ def test_a_run_with_a_real_template_reads_its_cache_and_trains_the_same(
         (tmp_path / "run.yaml").write_text(json.dumps(values))
         curves.append(run(load_config(tmp_path / "run.yaml"), compare=False, html=False).loss_curve)
     assert curves[0] == curves[1] and list((tmp_path / "cache").iterdir())
+
+
+def test_a_changed_chunk_and_other_media_are_never_trained(tmp_path: Path) -> None:
+    """A flipped bit behind the same size and time; a picture that was replaced since."""
+    plan, data, _ = made(tmp_path)
+    cache = EncodeCache(tmp_path / "m", plan, key=KEY, packs_per_chunk=4, of_media="one")
+    cache.fill(data)
+    assert equal(EncodeCache(tmp_path / "m", plan, key=KEY, of_media="one").get(0) or [], data[0])
+    EncodeCache(tmp_path / "m", plan, key=KEY)  # of a caller who does not know the media
+    with pytest.raises(ForeignArtefactError, match="of another state of the media"):
+        EncodeCache(tmp_path / "m", plan, key=KEY, of_media="two")
+    path = cache.path(1)
+    held, times = bytearray(path.read_bytes()), path.stat()
+    held[len(held) // 2] ^= 1
+    path.write_bytes(held)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    changed = EncodeCache(tmp_path / "m", plan, key=KEY)
+    assert changed.get(0) is not None
+    with pytest.raises(ChecksumError, match=path.name):
+        changed.get(4)

@@ -97,7 +97,7 @@ def walk(handle: IO[bytes]) -> Walked:
                     links[info.name] = posixpath.join(folder, info.linkname)
                     members.append((info.name, -1, 0))
                 archive.members = []  # tarfile keeps every header otherwise
-    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+    except (tarfile.TarError, OSError, EOFError, ValueError, RecursionError) as error:  # names of names
         return Walked(members, links, end, error)
     return Walked(members, links, end, None)
 

@@ -43,9 +43,10 @@ class EncodeCache:
         key: plain JSON that decides how samples are encoded (`template.config()`, and what else there is).
         packs_per_chunk: packs of a chunk; taken from the folder where there is one.
         media: `uint8` or `tensor`, see `store.chunks`.
+        of_media: digest of the media that are encoded (`Lengths.media`); None: not looked at.
 
     Raises:
-        ForeignArtefactError: the folder holds packs of another plan or template.
+        ForeignArtefactError: the folder holds packs of another plan, template or source, or of other media.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class EncodeCache:
         key: Mapping[str, Any],
         packs_per_chunk: int = 64,
         media: str = DEFAULT_MEDIA,
+        of_media: str | None = None,
     ) -> None:
         whole("packs_per_chunk", packs_per_chunk, 1)
         one_of("media of an encode cache", media, ("uint8", "tensor"))
@@ -65,13 +67,15 @@ class EncodeCache:
         self.packs = len(plan)
         self.media = media
         self._own = {"schema": _SCHEMA, "plan": plan.checksum, "key": files.digest_json(dict(key))}
+        if of_media is not None:
+            self._own["of_media"] = of_media
         held = files.read_json(self.folder / MARKER) if (self.folder / MARKER).is_file() else None
         if held is not None:
             with files.reading(self.folder / MARKER, "the marker of an encode cache", "remove the folder"):
                 _check(self.folder, held, self._own)
                 packs_per_chunk = whole("packs_per_chunk", held["packs_per_chunk"], 1)
         self.packs_per_chunk = packs_per_chunk
-        self._readers = OpenChunks(self._opened)
+        self._readers = OpenChunks(self._opened, verify=True)
 
     def _opened(self, chunk: int) -> ChunkReader:
         reader = ChunkReader(self.path(chunk))
@@ -154,8 +158,14 @@ def _encode(context: tuple[EncodeCache, Any], chunk: int) -> int:
 
 
 def _check(folder: Path, held: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    for name, what in (("schema", "version"), ("plan", "plan"), ("key", "template")):
-        if held.get(name) != own[name]:
+    named = {
+        "schema": "version",
+        "plan": "plan",
+        "key": "template or source",
+        "of_media": "state of the media",
+    }
+    for name, what in named.items():
+        if name in own and held.get(name, own[name] if name == "of_media" else None) != own[name]:
             raise ForeignArtefactError(
                 f"{folder} holds encoded packs of another {what}",
                 hint="choose another folder for the encode cache, or remove this one",

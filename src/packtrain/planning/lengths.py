@@ -51,13 +51,15 @@ class Lengths:
     (3, 'int32', [0, 1, 0])
     """
 
-    __slots__ = ("_digest", "costs", "max_tokens", "reasons", "status", "tokens")
+    __slots__ = ("_digest", "costs", "max_tokens", "media", "reasons", "status", "tokens")
 
     tokens: NDArray[Any]
     costs: dict[str, NDArray[Any]]
     status: NDArray[np.uint8]
     reasons: dict[int, str]
     max_tokens: int
+    #: Digest of the names, sizes and headers of the media they were measured from; None: it is not known.
+    media: str | None
 
     def __init__(
         self,
@@ -67,6 +69,7 @@ class Lengths:
         reasons: Mapping[int, str] | None = None,
     ) -> None:
         self._digest: str | None = None
+        self.media = None
         self.tokens, self.max_tokens = canonical("tokens", tokens)
         if self.max_tokens > _MOST_TOKENS:
             raise LengthError(
@@ -163,7 +166,7 @@ def part_of_lengths(
         tokens, costs, status: as a `Lengths` holds them; reasons are not taken along.
     """
     out = Lengths.__new__(Lengths)
-    out._digest, out.reasons = None, {}
+    out._digest, out.media, out.reasons = None, None, {}
     out.tokens, out.max_tokens = _stored_again("tokens", tokens)
     out.costs = {name: _stored_again(name, costs[name])[0] for name in costs}
     status.flags.writeable = False

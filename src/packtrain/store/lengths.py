@@ -103,7 +103,7 @@ def read(folder: str | Path) -> tuple[Lengths, dict[str, Any]]:
         except LengthError as error:
             raise FormatError(f"{folder} does not hold lengths: {error.message}") from None
         digest = str(marker["digest"])
-    lengths._digest = digest
+    lengths._digest, lengths.media = digest, marker.get("media")
     return lengths, marker
 
 

@@ -108,7 +108,7 @@ def _encode_ahead(
                 hint=f"remove training.{name}, or training.encode_cache",
             )
     key = {"template": _template_key(template), "source": getattr(source, "fingerprint", None)}
-    cache = EncodeCache(folder, plan, key=key)
+    cache = EncodeCache(folder, plan, key=key, of_media=getattr(lengths, "media", None))
     plain = PackedDataset(plan, source, template.encode, lengths=lengths)
     made = cache.fill(plain, share=(place.rank, place.size), workers=config.training.encode_cache_workers)
     if place.is_writer:
