@@ -255,7 +255,11 @@ def test_evaluation_keeps_long_samples_and_says_what_it_cannot_use(
     """`packing_allow_single_long: false` drops over-long samples of training, none of the validation set."""
     options = {"cap": 40, "packing_allow_single_long": False}
     train = prepared(**options)
-    assert train.plan.ledger.counts()["over_long"] > 0
+    gone = train.plan.ledger.counts()["over_long"]
+    assert [row.getMessage() for row in caplog.records] == [
+        f"{gone} of {len(train.source)} samples are in no pack: {{'over_long': {gone}}}"
+    ]
+    caplog.clear()
     val = prepared(validation=True, **options)
     assert len(val.plan.indices) == len(val.source) and not caplog.records
     values = Path(val.source.media_root) / "train.jsonl"
