@@ -291,7 +291,7 @@ def _relative(path: str, root: Any) -> str:
 
 
 def located(where: str, text: str) -> str:
-    """`where: text`; sources that say where themselves are not repeated.
+    """`where: text`, or the text alone; sources that say where themselves are not repeated.
 
     >>> located("a:4", "it is cut"), located("a:4", "a:4: it is cut"), located("a:4", "a:4 is cut")
     ('a:4: it is cut', 'a:4: it is cut', 'a:4: is cut')
@@ -304,4 +304,4 @@ def located(where: str, text: str) -> str:
             if text.startswith(own + sign):
                 return f"{where}: {text[len(own + sign) :]}"
         own = own.partition(": ")[2]
-    return f"{where}: {text}"
+    return f"{where}: {text}" if where else text

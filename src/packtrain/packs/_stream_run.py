@@ -262,7 +262,7 @@ class Run:
 
     def _failed(self, sample_id: int, error: SampleError) -> None:
         where = where_in(self.stream.reader.source, sample_id)
-        told = located(where, error.message) if where else error.message
+        told = located(where, error.message)
         hint = error.hint or SKIPS
         if self.stream.on_error == "raise" and error.reason == FAILED:
             named = f"sample {sample_id} ({where})" if where else f"sample {sample_id}"
@@ -289,9 +289,7 @@ class Run:
                 f"sample {sample_id} has no tokens" + (f": {where}" if where else ""),
                 hint="remove it, or name a ledger_file: it is left out and written down there",
             )
-        self._leave_out(
-            sample_id, "empty", located(where, "it has no tokens") if where else "it has no tokens"
-        )
+        self._leave_out(sample_id, "empty", located(where, "it has no tokens"))
 
     def _plan(self, *, last: bool) -> None:
         """Plan the window and what was carried; packs that are final go to `ready`."""

@@ -150,7 +150,7 @@ class Skipping:
             Exception: the error itself, where it is no fault of the sample (`fault_of`).
         """
         fault = fault_of(error)
-        told = located(place, fault.message) if place else fault.message
+        told = located(place, fault.message)
         if self.on_error == "raise" and sample_id not in self.ids:
             where = f" ({place})" if place else ""
             raise SampleError(

@@ -7,10 +7,9 @@ lengths and plans lie in a cache that runs share (`cache`). A planner option nev
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,7 +144,7 @@ def prepare(
         else:
             plan, plan_folder = cache.plan(lengths, lengths_folder, **wanted)
         if cache is not None or keep_plan:
-            plans_store.verify(plan_folder)
+            plan = plans_store.verify(plan_folder)
         report(1, 1)
     if trains:
         from ..train.early import check_planned
@@ -250,7 +249,7 @@ def _open(config: RunConfig, told: Mapping[str, Any], name: str | None, *, check
                 hint="the ranks see different files; check the mounts of the output folder",
             )
     if check:
-        plans_store.verify(folder)
+        plan = plans_store.verify(folder)
     source = inputs.open_source()
     return Prepared(
         source=source,
@@ -303,7 +302,7 @@ def _as_begun(wanted: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     A plan by steps of samples is made for ranks; a run that began on others goes on with its packs.
     """
-    with contextlib.suppress(FormatError):
+    with suppress(FormatError):
         begun = PackPlan.load(folder).spec
         same = begun.samples_per_step is not None and begun.samples_per_step == wanted.get("samples_per_step")
         if same and begun.packs_per_step and begun.packs_per_step % wanted["packs_multiple"] == 0:

@@ -252,12 +252,12 @@ class RawPlan:
                 f"the plan{place} hashes to {found[:12]}…, its checksum is {self.checksum[:12]}…",
                 hint="the files were changed or damaged; plan again",
             )
+        self._verified = True
 
     def verify_stored(self) -> None:
-        """`verify` a plan that was opened from a folder, the first time it is asked for."""
+        """`verify` a plan that was opened from a folder, where nobody has yet."""
         if self.folder is not None and not self._verified:
             self.verify()
-            self._verified = True
 
     def _hash_blocks(self) -> dict[str, list[str]]:
         return {
