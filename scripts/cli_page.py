@@ -34,8 +34,10 @@ def _meaning(option: click.Option) -> str:
         said = "; ".join(filter(None, (said, ", ".join(f"`{one}`" for one in option.type.choices))))
     if option.required:
         return f"{said}; required"
-    if option.show_default and option.default is not None and "default" not in said:
-        return f"{said}; default `{option.default}`"
+    default = option.to_info_dict()["default"]
+    shown = option.show_default is None and not (option.is_flag or option.multiple)
+    if shown and default is not None and "default" not in said:
+        return f"{said}; default `{default}`"
     return said
 
 

@@ -185,11 +185,8 @@ _SPACE = "check the path, its permissions and free space"
 _VERBS = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
 
 
-class _NamedPath(click.Path):
+class NamedPath(click.Path):
     """A path that is named: the empty one would be the current folder."""
-
-    def __init__(self, plain: click.Path) -> None:
-        super().__init__(exists=plain.exists, dir_okay=plain.dir_okay, path_type=plain.type)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "" and param is not None:
@@ -198,6 +195,21 @@ class _NamedPath(click.Path):
                 f"{name} is empty, expected a path", hint="a variable that is not set? `.` is this folder"
             )
         return super().convert(value, param, ctx)
+
+
+PATH = NamedPath(path_type=Path)
+
+
+def verb(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """The command of a verb; the last option of every one is `--json`."""
+
+    def made(function: Callable[..., Any]) -> click.Command:
+        command = click.command(name, cls=click.Command, **settings)(function)
+        said = "One JSON object on standard output."
+        command.params.append(click.Option(["--json", "as_json"], is_flag=True, help=said))
+        return command
+
+    return made
 
 
 class _Verbs(click.Group):
@@ -211,9 +223,6 @@ class _Verbs(click.Group):
             return None
         module = importlib.import_module(f".{cmd_name}", __package__)
         command: click.Command = module.command
-        for param in command.params:
-            if type(param.type) is click.Path:
-                param.type = _NamedPath(param.type)
         return command
 
     def resolve_command(
@@ -237,6 +246,7 @@ class _Verbs(click.Group):
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 110,
+        "show_default": True,
         "token_normalize_func": lambda name: name.replace("_", "-"),
     },
     invoke_without_command=True,

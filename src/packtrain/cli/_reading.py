@@ -13,10 +13,7 @@ from ._app import completed
 
 _OPTIONS = (
     click.option(
-        "--shape",
-        default="auto",
-        show_default=True,
-        help="Chat shape: `auto`, `messages`, `sharegpt`, `alpaca`, `columns`.",
+        "--shape", default="auto", help="Chat shape: `auto`, `messages`, `sharegpt`, `alpaca`, `columns`."
     ),
     click.option(
         "--column",
@@ -51,7 +48,6 @@ _OPTIONS = (
     click.option(
         "--media-without-placeholder",
         default="error",
-        show_default=True,
         help="Images listed without any placeholder in the text: `error`, or `prepend`.",
     ),
     click.option(
@@ -65,20 +61,13 @@ _OPTIONS = (
         "--frame-rate", type=float, help="Frames a second of lists of frames that do not say theirs."
     ),
     click.option(
-        "--long-audio",
-        default="error",
-        show_default=True,
-        help="Clips that the model would cut: `error`, `cut` or `drop`.",
+        "--long-audio", default="error", help="Clips that the model would cut: `error`, `cut` or `drop`."
     ),
     click.option(
-        "--prompt",
-        help="What the user says beside the media of a caption, for sources that take one.",
+        "--prompt", help="What the user says beside the media of a caption, for sources that take one."
     ),
     click.option(
-        "--task",
-        default="chat",
-        show_default=True,
-        help="`chat`, or `text`: documents as they are, without a chat template.",
+        "--task", default="chat", help="`chat`, or `text`: documents as they are, without a chat template."
     ),
     click.option("--system", help="System turn for samples that have none."),
     click.option(

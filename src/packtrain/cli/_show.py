@@ -254,10 +254,7 @@ def _plan_rows(plan: PackPlan, stats: Mapping[str, Any]) -> dict[str, str]:
 
 
 def print_run(
-    folder: Path,
-    figures: Mapping[str, Any],
-    plan: PackPlan | None,
-    config: Mapping[str, Any] | None = None,
+    folder: Path, figures: Mapping[str, Any], plan: PackPlan | None, config: Mapping[str, Any] | None = None
 ) -> None:
     """The closing table of a run with the losses of its log, and the path of its report as the last line.
 

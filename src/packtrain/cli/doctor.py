@@ -12,7 +12,7 @@ import click
 from ..errors import InputError
 from ..files import make_folder
 from ..planning.costs import DeviceProfile
-from ._app import completed, emit, progress, without_effect
+from ._app import PATH, completed, emit, progress, verb, without_effect
 from ._show import table
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ _NOISY = 0.25
 _EXIT = {"safe": 0, "unsafe": 1, "unknown": 2}
 
 
-@click.command("doctor")
-@click.argument("config", type=click.Path(path_type=Path), metavar="[CONFIG]", required=False)
+@verb("doctor")
+@click.argument("config", type=PATH, metavar="[CONFIG]", required=False)
 @click.option(
     "--model",
     help="Folder, hub name or `tiny:…`; without CONFIG.",
@@ -43,7 +43,7 @@ _EXIT = {"safe": 0, "unsafe": 1, "unknown": 2}
 @click.option("--prove", is_flag=True, help="Load the model and run the isolation proof on random text.")
 @click.option(
     "--calibrate",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="Train some packs of CONFIG on this device, fit what they cost in time and memory, and write the "
     "device profile that `forecast --profile` and `training.device_profile` read.",
@@ -53,7 +53,6 @@ _EXIT = {"safe": 0, "unsafe": 1, "unknown": 2}
     is_flag=True,
     help="With `--calibrate`: replace what the output folder holds of another run, and what FILE holds.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
     config: Path | None,
     model: str | None,

@@ -8,39 +8,31 @@ from typing import Any
 import click
 
 from ..remote.places import typed
-from ._app import emit, progress, without_effect
+from ._app import PATH, emit, progress, verb, without_effect
 from ._reading import shard_of
 from ._show import table
 
 
-@click.command("export")
-@click.argument("plan", type=click.Path(path_type=Path), metavar="PLAN")
-@click.argument("out", type=click.Path(path_type=Path), metavar="OUT")
+@verb("export")
+@click.argument("plan", type=PATH, metavar="PLAN")
+@click.argument("out", type=PATH, metavar="OUT")
 @click.option(
     "--format",
     "-f",
     default="webdataset",
-    show_default=True,
     help="`raw`, `webdataset`, `energon`, `chunks`, `mds`, `litdata`, `lance`, `datasets`, `megatron`.",
 )
 @click.option(
     "--task",
     default="auto",
-    show_default=True,
     help="Form of the plain fields: `captions`, `vqa`, `multi_turn`; `auto`: the narrowest that holds all.",
 )
 @click.option(
     "--maxcount",
     default=1000,
-    show_default=True,
     help="Packs of a part, the unit of work and of resuming, and of a shard at most.",
 )
-@click.option(
-    "--maxsize",
-    default=3_000_000_000,
-    show_default=True,
-    help="Bytes after which the next pack opens a new shard.",
-)
+@click.option("--maxsize", default=3_000_000_000, help="Bytes after which the next pack opens a new shard.")
 @click.option("--prompts", help="Name of the field of prompts: `prompt` or `prompts`.")
 @click.option("--layout", help="`energon`: `packtrain` or `llava`; `megatron`: `parquet` or `npy`.")
 @click.option("--media", help="`chunks`: `uint8` (default), `tensor`, `source`. Not given: as OUT was begun.")
@@ -49,15 +41,14 @@ from ._show import table
     type=int,
     help="`megatron`: ranks that share a row; samples are padded to twice as many (plan with --multiple-of).",
 )
-@click.option("--workers", type=int, default=1, show_default=True, help="Processes; parts are their unit.")
-@click.option("--executor", default="local", show_default=True, help="Where parts are written: local ray.")
+@click.option("--workers", type=int, default=1, help="Processes; parts are their unit.")
+@click.option("--executor", default="local", help="Where parts are written: local ray.")
 @click.option("--address", help="Ray cluster [default: the one Ray finds, else processes on this machine].")
 @click.option(
     "--shard", metavar="I/N", help="`I/N`: write only this share; `packtrain merge OUT` completes the export."
 )
 @click.option("--verify-content", is_flag=True, help="Hash media headers instead of trusting size and time.")
 @click.option("--overwrite", is_flag=True, help="Replace another export in OUT.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
     plan: Path, out: Path, shard: str | None, address: str | None, as_json: bool, **given: Any
 ) -> None:

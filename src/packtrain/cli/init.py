@@ -28,7 +28,7 @@ from ..errors import (
 from ..measuring.run import drained
 from ..pipeline.plan import MISSING
 from ..pipeline.unread import refuse_unread, told
-from ._app import emit, without_effect
+from ._app import PATH, emit, verb, without_effect
 
 HOSTS = ("hf", "trl", "swift")
 
@@ -50,8 +50,8 @@ _LOOKED = 64
 _COMPARED = 8
 
 
-@click.command("init")
-@click.argument("data", metavar="DATA", type=click.Path(path_type=Path))
+@verb("init")
+@click.argument("data", metavar="DATA", type=PATH)
 @click.option("--model", "-m", required=True, metavar="M", help="Model folder or hub name.")
 @click.option(
     "--host",
@@ -66,11 +66,7 @@ _COMPARED = 8
     "stands in `train.sh` too.",
 )
 @click.option(
-    "--out",
-    "-o",
-    default=".",
-    type=click.Path(path_type=Path),
-    help="Folder to write to, by default this one.",
+    "--out", "-o", default=".", show_default=False, type=PATH, help="Folder to write to, by default this one."
 )
 @click.option("--media-root", help="Folder of relative media paths; default the folder of DATA.")
 @click.option("--allow-remote", is_flag=True, help="Fetch media that records name by a URL.")
@@ -93,7 +89,6 @@ _COMPARED = 8
     help="Cap of a pack; by default a power of two over the longest sample seen and eight times the mean.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace files that differ.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
     data: Path,
     model: str,

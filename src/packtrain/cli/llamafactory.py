@@ -7,13 +7,12 @@ import sys
 
 import click
 
-from ._app import emit, end_of_training
+from ._app import NamedPath, emit, end_of_training, verb
 
 
-@click.command("llamafactory")
-@click.argument("config", type=click.Path(exists=True, dir_okay=False))
+@verb("llamafactory")
+@click.argument("config", type=NamedPath(exists=True, dir_okay=False))
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Train CONFIG of LLaMA-Factory (stage sft) on packs; run it in LLaMA-Factory's environment.
 

@@ -14,7 +14,7 @@ from ..planning.lengths import STATUS_OK, Lengths
 from ..remote.outputs import writable
 from ..remote.places import told_url
 from ..store._folders import refuse_other_kind
-from ._app import emit, progress, without_effect
+from ._app import PATH, emit, progress, verb, without_effect
 from ._reading import inputs_of, reading_options, shard_of
 from ._show import lengths_figures, print_lengths
 
@@ -31,17 +31,16 @@ def _audited(text: str, usable: int) -> int:
     return math.ceil(usable * value / 100) if share else int(value)
 
 
-@click.command("measure")
+@verb("measure")
 @click.argument("source", metavar="SOURCE")
 @click.option(
     "--processor",
     "-p",
     default="",
+    show_default=False,
     help="Folder or hub name of the processor or tokenizer; encoded rows need none.",
 )
-@click.option(
-    "--out", "-o", required=True, type=click.Path(path_type=Path), help="Lengths folder to write, or its URL."
-)
+@click.option("--out", "-o", required=True, type=PATH, help="Lengths folder to write, or its URL.")
 @reading_options
 @click.option(
     "--trust-hints",
@@ -57,7 +56,6 @@ def _audited(text: str, usable: int) -> int:
 @click.option(
     "--executor",
     default="local",
-    show_default=True,
     help="Where ranges are measured: `local` (processes of this machine) or `ray`.",
 )
 @click.option(
@@ -73,7 +71,6 @@ def _audited(text: str, usable: int) -> int:
 @click.option(
     "--audit",
     default="32",
-    show_default=True,
     help="Samples to encode for real and compare with what was measured: a number, a share such "
     "as `1%`, or 0.",
 )
@@ -85,7 +82,6 @@ def _audited(text: str, usable: int) -> int:
     "missing, or not those of the placeholders, or records malformed. The lengths are kept.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace other lengths in `--out`.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(out: Path, as_json: bool, audit: str, **options: Any) -> None:
     """Measure every sample of SOURCE (.jsonl or .json) without decoding media.
 

@@ -7,15 +7,14 @@ from pathlib import Path
 import click
 
 from ..errors import InputError
-from ._app import emit
+from ._app import PATH, emit, verb
 from ._show import lengths_figures, print_lengths
 from .export import show_export
 
 
-@click.command("merge")
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@verb("merge")
+@click.argument("out", metavar="OUT", type=PATH)
 @click.option("--overwrite", is_flag=True, help="Replace other lengths in `OUT`.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(out: Path, overwrite: bool, as_json: bool) -> None:
     """Join the shards that `packtrain measure --shard` left in OUT, and remove them; or complete an export
     that was written with `packtrain export --shard`.

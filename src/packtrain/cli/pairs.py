@@ -8,21 +8,22 @@ from typing import Any
 import click
 
 from ..errors import InputError
-from ._app import emit, without_effect
+from ._app import PATH, emit, verb, without_effect
 from ._reading import pairs, placeholders
 from ._show import table
 
 
-@click.command("pairs")
+@verb("pairs")
 @click.argument("source", metavar="SOURCE")
-@click.argument("out", type=click.Path(path_type=Path), metavar="OUT")
+@click.argument("out", type=PATH, metavar="OUT")
+@click.option("--way", default="split", help="`split`: a folder of pairs; `merge`: a JSONL file.")
 @click.option(
-    "--way",
-    default="split",
-    show_default=True,
-    help="`split`: a folder of pairs; `merge`: a JSONL file.",
+    "--processor",
+    "-p",
+    default="",
+    show_default=False,
+    help="merge: folder or hub name; it counts the merged length.",
 )
-@click.option("--processor", "-p", default="", help="merge: folder or hub name; it counts the merged length.")
 @click.option("--max-length", type=int, help="merge: longest merged sample, in tokens.")
 @click.option(
     "--skip",
@@ -30,14 +31,13 @@ from ._show import table
     help="Leave records out that cannot be used, and say which in a ledger, instead of stopping "
     "at the first.",
 )
-@click.option("--shape", default="auto", show_default=True, help="As for measure.")
+@click.option("--shape", default="auto", help="As for measure.")
 @click.option("--column", "columns", multiple=True, metavar="NAME=FIELD", help="As for measure; repeatable.")
 @click.option("--placeholder", "placeholders", multiple=True, help="As for measure; repeatable.")
 @click.option("--media-root", help="As for measure.")
 @click.option("--allow-outside", is_flag=True, help="As for measure.")
 @click.option("--allow-remote", is_flag=True, help="As for measure.")
 @click.option("--ignore-key", "ignore_keys", multiple=True, metavar="KEY", help="Leave KEY out; repeatable.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
     source: str, out: Path, way: str, max_length: int | None, skip: bool, as_json: bool, **options: Any
 ) -> None:

@@ -9,13 +9,13 @@ import click
 
 from .. import files
 from ..remote.outputs import writable
-from ._app import completed, emit
+from ._app import PATH, completed, emit, verb
 from ._reading import limits_of
 from ._show import open_lengths, print_plan
 
 
-@click.command("plan")
-@click.argument("lengths", type=click.Path(path_type=Path), metavar="LENGTHS")
+@verb("plan")
+@click.argument("lengths", type=PATH, metavar="LENGTHS")
 @click.option(
     "--pack-length",
     "-n",
@@ -23,16 +23,8 @@ from ._show import open_lengths, print_plan
     required=True,
     help="Cap of a pack of several samples, in tokens; a longer sample follows `--long-samples`.",
 )
-@click.option(
-    "--out", "-o", type=click.Path(path_type=Path), required=True, help="Plan folder to write, or its URL."
-)
-@click.option(
-    "--packer",
-    default="auto",
-    show_default=True,
-    help="How packs are filled.",
-    shell_complete=completed("packers"),
-)
+@click.option("--out", "-o", type=PATH, required=True, help="Plan folder to write, or its URL.")
+@click.option("--packer", default="auto", help="How packs are filled.", shell_complete=completed("packers"))
 @click.option(
     "--packer-options",
     metavar="YAML",
@@ -41,13 +33,11 @@ from ._show import open_lengths, print_plan
 @click.option(
     "--long-samples",
     default="single",
-    show_default=True,
     help="A sample that does not fit: `single` (a pack of its own), `drop` (ledger), `error`.",
 )
 @click.option(
     "--long-rule",
     default=">",
-    show_default=True,
     help="Long means length `>` or `>=` the pack length; a YAML has `>=` (planning.md, Long samples).",
 )
 @click.option(
@@ -62,7 +52,6 @@ from ._show import open_lengths, print_plan
     "--multiple-of",
     type=int,
     default=1,
-    show_default=True,
     help="Every sample is later padded to a multiple of this; counted into the cap.",
 )
 @click.option("--window", type=int, help="Samples planned together; default all.")
@@ -83,7 +72,7 @@ from ._show import open_lengths, print_plan
 )
 @click.option(
     "--skip-samples",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="File of sample ids to leave out, one a line or a JSON list (ledger, `skipped`).",
 )
 @click.option(
@@ -92,7 +81,6 @@ from ._show import open_lengths, print_plan
     help="Fail when a larger share of the samples goes to the ledger, naming them.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace another plan in `--out`.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
     lengths: Path,
     out: Path,

@@ -11,19 +11,20 @@ import click
 
 from ..errors import InputError
 from ..remote.outputs import writable
-from ._app import completed, emit, progress, without_effect
+from ._app import PATH, completed, emit, progress, verb, without_effect
 from ._reading import inputs_of, limits_of, reading_options
 from ._show import table
 from ._stream import stream_rows
 
 
-@click.command("produce")
-@click.argument("inputs", type=click.Path(path_type=Path), metavar="IN")
-@click.argument("output", type=click.Path(path_type=Path), metavar="OUT")
+@verb("produce")
+@click.argument("inputs", type=PATH, metavar="IN")
+@click.argument("output", type=PATH, metavar="OUT")
 @click.option(
     "--processor",
     "-p",
     default="",
+    show_default=False,
     help="Folder or hub name of the processor or tokenizer; `--kind encoded` needs none.",
 )
 @click.option("--pack-length", "-n", type=int, required=True, help="Cap of a pack in tokens.")
@@ -35,28 +36,21 @@ from ._stream import stream_rows
     is_flag=True,
     help="Take what is there and end the stream [default: take it; a later call goes on].",
 )
-@click.option("--packs-per-chunk", default=100, show_default=True, help="Packs of a chunk.")
-@click.option("--chunk-mb", default=1024, show_default=True, help="MiB at which a chunk is full before.")
+@click.option("--packs-per-chunk", default=100, help="Packs of a chunk.")
+@click.option("--chunk-mb", default=1024, help="MiB at which a chunk is full before.")
 @click.option(
     "--window",
     default="1000",
-    show_default=True,
     help="Samples planned together; those of packs that are not full wait for the next window. "
     "`all`: everything in IN, with `--packer ffd` first fit decreasing over the global view.",
 )
-@click.option(
-    "--packer",
-    default="auto",
-    show_default=True,
-    help="How a window is packed.",
-    shell_complete=completed("packers"),
-)
+@click.option("--packer", default="auto", help="How a window is packed.", shell_complete=completed("packers"))
 @click.option("--seed", type=int, help="Shuffle samples of equal length inside a window.")
 @click.option(
     "--limit", "limits", multiple=True, metavar="COST=CAP", help="Further cap of a pack; repeatable."
 )
 @click.option("--max-samples", type=int, help="Samples of a pack.")
-@click.option("--multiple-of", default=1, show_default=True, help="Later padding of every sample.")
+@click.option("--multiple-of", default=1, help="Later padding of every sample.")
 @click.option("--long-samples", help="single, drop or error [default: as OUT was begun, else single].")
 @click.option(
     "--media",
@@ -68,15 +62,12 @@ from ._stream import stream_rows
     help="When a raw shard is complete: `rename`, `marker` (`NAME.done`, `_SUCCESS`), `stable`; "
     "default `stable` with `--watch`, else `rename`.",
 )
-@click.option(
-    "--stable", "stable_s", default=5.0, show_default=True, help="Seconds without change for `stable`."
-)
-@click.option("--max-age", default=16, show_default=True, help="Windows a sample may wait so.")
+@click.option("--stable", "stable_s", default=5.0, help="Seconds without change for `stable`.")
+@click.option("--max-age", default=16, help="Windows a sample may wait so.")
 @click.option(
     "--flush",
     "flush_s",
     default=10.0,
-    show_default=True,
     help="Seconds without new shards until a smaller window is planned; packs and a chunk that are not full "
     "wait on.",
 )
@@ -90,20 +81,16 @@ from ._stream import stream_rows
     type=int,
     help="Remove acknowledged chunks but the newest so many; default: remove none.",
 )
-@click.option(
-    "--workers", default=1, show_default=True, help="Processes that encode; the chunks do not depend on it."
-)
-@click.option("--poll", "poll_s", default=1.0, show_default=True, help="Seconds between two looks at IN.")
+@click.option("--workers", default=1, help="Processes that encode; the chunks do not depend on it.")
+@click.option("--poll", "poll_s", default=1.0, help="Seconds between two looks at IN.")
 @reading_options
 @click.option("--max-length", type=int, help="Cap of a sample with --truncation left or right.")
-@click.option("--truncation", default="error", show_default=True, help="error, left or right.")
+@click.option("--truncation", default="error", help="error, left or right.")
 @click.option(
     "--stop-after-failures",
     default=100,
-    show_default=True,
     help="Stop when the first so many records all fail for one reason, or all records do (0: go on).",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(inputs: Path, output: Path, watch: bool, ends: bool, as_json: bool, **options: Any) -> None:
     """Measure, encode and pack the raw shards in IN into numbered chunks in OUT, a folder or its URL, for
     training that reads along.

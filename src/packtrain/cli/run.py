@@ -6,18 +6,17 @@ from pathlib import Path
 
 import click
 
-from ._app import emit, progress, show_runtime
+from ._app import PATH, emit, progress, show_runtime, verb
 from ._recipe import KEYS, no_page, no_proof_option, recipe_of, refuse_streams, show_result
 from .export import show_export
 
 
-@click.command("run", context_settings=KEYS)
-@click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")
+@verb("run", context_settings=KEYS)
+@click.argument("config", type=PATH, metavar="CONFIG")
 @click.option("--output-dir", help="Instead of `training.output_dir`.")
 @click.option("--overwrite", is_flag=True, help="Replace what the output folder holds of another run.")
 @no_proof_option
 @click.option("--no-html", is_flag=True, help="Write no `report.html`.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @click.pass_context
 def command(
     ctx: click.Context,

@@ -21,7 +21,7 @@ from ..planning.distribution import distribution, phases_of
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..store.plans import undamaged
-from ._app import emit, spoken, without_effect
+from ._app import PATH, emit, spoken, verb, without_effect
 from ._show import (
     artefact_kind,
     folder_of_run,
@@ -114,13 +114,13 @@ class _Asked:
     as_json: bool
 
 
-@click.command("show")
-@click.argument("artefact", type=click.Path(path_type=Path), metavar="ARTEFACT")
-@click.option("--html", type=click.Path(path_type=Path), help="Write the page of a plan or run.")
+@verb("show")
+@click.argument("artefact", type=PATH, metavar="ARTEFACT")
+@click.option("--html", type=PATH, help="Write the page of a plan or run.")
 @click.option(
     "--export",
     "table_file",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Write a plan as a table, one row a sample: `pack`, `position` in the pack, `sample`, "
     "`offset` of its first token, `length`; `.npz`, `.jsonl`, `.csv` or `.parquet`.",
 )
@@ -132,7 +132,7 @@ class _Asked:
 )
 @click.option(
     "--profile",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Of a run with `--html` or `--json`: a device profile (JSON), for a forecast in seconds "
     "of that device.",
 )
@@ -153,8 +153,7 @@ class _Asked:
 @click.option(
     "--follow", is_flag=True, help="A directory of chunks: print it whenever it changes, until it has ended."
 )
-@click.option("--interval", default=2.0, show_default=True, help="Seconds between two looks of `--follow`.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@click.option("--interval", default=2.0, help="Seconds between two looks of `--follow`.")
 def command(artefact: Path, **options: Any) -> None:
     """Show a lengths, plan or run folder, an export, or a directory of chunks that grows.
 

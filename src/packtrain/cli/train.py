@@ -10,7 +10,7 @@ import click
 from ..checks import whole
 from ..errors import InputError, counted
 from ..world import World, world
-from ._app import emit, progress, show_runtime
+from ._app import PATH, emit, progress, show_runtime, verb
 from ._recipe import KEYS, no_page, no_proof_option, recipe_of, show_result, train_packs
 from ._show import table
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ..train.config import RunConfig
 
 
-@click.command("train", context_settings=KEYS)
-@click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")
+@verb("train", context_settings=KEYS)
+@click.argument("config", type=PATH, metavar="CONFIG")
 @click.option(
     "--dry-run",
     is_flag=True,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 @click.option("--train_dataloader_shuffle", type=bool, help="data.shuffle; false for growing directories.")
 @no_proof_option
 @click.option("--max_steps", type=int, help="training.max_steps.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @click.pass_context
 def command(
     ctx: click.Context,

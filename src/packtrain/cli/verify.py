@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 from ..errors import FormatError, InputError, LawError, counted
-from ._app import emit, progress, without_effect
+from ._app import PATH, emit, progress, verb, without_effect
 from ._show import artefact_kind, folder_of_run, of_host, table, validation_folders
 from ._stream import Progress, verify_stream
 
@@ -18,16 +18,10 @@ from ._stream import Progress, verify_stream
 _PROOF_TOKENS = 4096
 
 
-@click.command("verify")
-@click.argument("artefact", type=click.Path(path_type=Path), metavar="ARTEFACT")
+@verb("verify")
+@click.argument("artefact", type=PATH, metavar="ARTEFACT")
 @click.option("--model", help="Also prove on this model that packed samples do not read each other.")
-@click.option(
-    "--samples",
-    type=click.IntRange(min=2),
-    default=8,
-    show_default=True,
-    help="Samples of the proof.",
-)
+@click.option("--samples", type=click.IntRange(min=2), default=8, help="Samples of the proof.")
 @click.option(
     "--attn",
     "backends",
@@ -37,7 +31,6 @@ _PROOF_TOKENS = 4096
 @click.option(
     "--encode",
     default=32,
-    show_default=True,
     help="Packs of an export whose samples are encoded and compared with their planned lengths.",
 )
 @click.option(
@@ -50,10 +43,8 @@ _PROOF_TOKENS = 4096
     "--dtype",
     type=click.Choice(["float32", "float64", "bfloat16", "float16", "auto"]),
     default="float32",
-    show_default=True,
     help="Number type of the proof; 16-bit types are compared loosely.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
     artefact: Path,
     model: str | None,

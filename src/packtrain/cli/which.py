@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from ..errors import InputError, counted
-from ._app import emit, without_effect
+from ._app import PATH, emit, verb, without_effect
 from ._show import of_host
 
 
-@click.command("which")
-@click.argument("artefact", type=click.Path(path_type=Path), metavar="RUN|PLAN")
+@verb("which")
+@click.argument("artefact", type=PATH, metavar="RUN|PLAN")
 @click.option("--step", type=int, help="The optimizer step: over the run, or inside `--epoch`.")
 @click.option(
     "--sample",
@@ -32,7 +32,6 @@ from ._show import of_host
     is_flag=True,
     help="With `--step` of a run: loss and supervised tokens of every sample, the largest loss first.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
     artefact: Path,
     step: int | None,
