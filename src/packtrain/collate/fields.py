@@ -185,11 +185,7 @@ def _input_ids(sample: Mapping[str, Any], where: str, weightless: bool) -> torch
 
 
 def _take(
-    segment: Segment,
-    name: str,
-    value: Any,
-    token_fields: Mapping[str, int | float],
-    media: Mapping[str, str],
+    segment: Segment, name: str, value: Any, token_fields: Mapping[str, int | float], media: Mapping[str, str]
 ) -> None:
     """Read a field that is not one per token into the segment of its sample."""
     length, where = segment.length, segment.where

@@ -12,11 +12,7 @@ from functools import partial
 from ._family import VARLEN_KWARGS, Family
 
 #: Names and boxes between the family's own tokens, coordinates in thousandths.
-GROUNDING = (
-    "<|object_ref_start|>{}<|object_ref_end|>",
-    "<|box_start|>{points}<|box_end|>",
-    "thousandths",
-)
+GROUNDING = ("<|object_ref_start|>{}<|object_ref_end|>", "<|box_start|>{points}<|box_end|>", "thousandths")
 
 
 #: A Qwen vision-language family; the members differ in names, not in layout.

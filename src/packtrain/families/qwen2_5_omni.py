@@ -18,11 +18,7 @@ _BASE = qwen_vl(
 FAMILY = replace(
     _BASE,
     modalities=("image", "video", "audio"),
-    media_keys={
-        **_BASE.media_keys,
-        "input_features": "cat0",
-        "feature_attention_mask": "cat0",
-    },
+    media_keys={**_BASE.media_keys, "input_features": "cat0", "feature_attention_mask": "cat0"},
     image_token="<|IMAGE|>",
     video_token="<|VIDEO|>",
     audio_token="<|AUDIO|>",

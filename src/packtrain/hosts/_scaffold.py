@@ -172,11 +172,7 @@ def files_for(host: str, folder: Path, values: dict[str, Any]) -> dict[Path, str
         quoted["root_line"] = f"export ROOT_IMAGE_DIR={shlex.quote(root)}\n" if root else ""
         named = quoted.get("template")
         quoted["template_line"] = f"\n  --template {named} \\" if named else ""
-        return {
-            **made,
-            folder / "train.sh": _SWIFT.format(**quoted),
-            folder / "packtrain_plugin.py": _PLUGIN,
-        }
+        return {**made, folder / "train.sh": _SWIFT.format(**quoted), folder / "packtrain_plugin.py": _PLUGIN}
     sees = values["kinds"] != "text" and values.get("sees", True)
     auto = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
     parts = {name: text.replace("{auto}", auto) for name, text in (_HF if host == "hf" else _TRL).items()}

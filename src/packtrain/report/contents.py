@@ -36,11 +36,7 @@ def headline(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     tiles += [
         ("Samples", f"{packed:,}", f"{stats['read']:,} read = {packed:,} packed + {left:,} in the ledger"),
         ("Packs", f"{packs:,}", verdict),
-        (
-            "Packing efficiency",
-            percent(stats["efficiency"]),
-            slots_of,
-        ),
+        ("Packing efficiency", percent(stats["efficiency"]), slots_of),
         (
             "Padding saved",
             percent(slots["saved_batched"]),

@@ -76,13 +76,7 @@ def pack_rows(
         segments = _segments(ids, tokens, kind_of, shown) if drawn < _SEGMENTS else []
         drawn += len(segments)
         listed = [
-            {
-                "id": i,
-                "tokens": int(tokens[i]),
-                "words": words_of(i),
-                "where": where(i),
-                "record": record(i),
-            }
+            {"id": i, "tokens": int(tokens[i]), "words": words_of(i), "where": where(i), "record": record(i)}
             for i in ids[:_LISTED]
         ]
         rows.append(

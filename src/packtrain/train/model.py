@@ -23,12 +23,7 @@ from .varlen import VARLEN, use_varlen
 
 
 def load_model(
-    name_or_path: str,
-    *,
-    attn: str = "auto",
-    dtype: str = "auto",
-    processor: Any = None,
-    seed: int = 0,
+    name_or_path: str, *, attn: str = "auto", dtype: str = "auto", processor: Any = None, seed: int = 0
 ) -> Any:
     """The model, cache off, with an attention backend that isolates packed samples.
 

@@ -193,12 +193,7 @@ def proof_samples(
 
 def _orders(count: int) -> dict[str, list[int]]:
     forward = list(range(count))
-    return {
-        "in order": forward,
-        "reversed": forward[::-1],
-        "rotated": [*forward[1:], 0],
-        "padded": forward,
-    }
+    return {"in order": forward, "reversed": forward[::-1], "rotated": [*forward[1:], 0], "padded": forward}
 
 
 def _rows(

@@ -284,10 +284,7 @@ def planned_packs(
     cache = _encode_ahead(config, plan, source, template, lengths, place) if ahead else None
     data = _dataset(config, aligned, source, template, lengths, plans, cache)
     packs = pack_source(
-        data,
-        rank=place.rank,
-        world_size=place.size,
-        **_order_of(config, accumulation, plans),
+        data, rank=place.rank, world_size=place.size, **_order_of(config, accumulation, plans)
     )
     if not ahead:
         load_position(packs, _checkpoint(packs, config))
@@ -350,12 +347,7 @@ def unplanned_packs(config: RunConfig, data: Any, template: Any, place: World) -
     if hasattr(data, "aligned") and data.aligned is None:
         data = copy.copy(data)
         data.aligned = data.plan.align(place.size, config.training.dataloader_drop_last)
-    source = pack_source(
-        data,
-        rank=place.rank,
-        world_size=place.size,
-        **_order_of(config, accumulation),
-    )
+    source = pack_source(data, rank=place.rank, world_size=place.size, **_order_of(config, accumulation))
     return source, template, accumulation
 
 
@@ -431,13 +423,7 @@ def _last_evaluation(trainer: Any) -> dict[str, float]:
     return {key: value for key, value in found.items() if key.startswith("eval_")}
 
 
-def _run(
-    trainer: Any,
-    template: Any,
-    resumed: str | None,
-    folder: Path,
-    log_file: Path,
-) -> TrainResult:
+def _run(trainer: Any, template: Any, resumed: str | None, folder: Path, log_file: Path) -> TrainResult:
     """Train, evaluate the end, keep the model beside its processor, and tell the result."""
     metrics: dict[str, float] = {}
     if resumed is not None and (done := _finished(trainer, resumed)):
@@ -488,8 +474,7 @@ def _finished(trainer: Any, resumed: str) -> int | None:
         best = Path(resumed).parent / Path(state.best_model_checkpoint).name  # the folder may have moved
         if not best.is_dir():
             raise ConfigError(
-                f"the best checkpoint of this run is gone: {best}",
-                hint="training.resume: null begins anew",
+                f"the best checkpoint of this run is gone: {best}", hint="training.resume: null begins anew"
             )
         state.best_model_checkpoint = str(best)
         trainer._load_best_model()

@@ -87,8 +87,7 @@ def attend(
     parts = [
         _alone(q, k, v, causal=causal, scale=scale, window=window, dropout=dropout)
         for q, k, v in zip(
-            *(tensor.split([n for n in segments.lengths if n]) for tensor in (query, key, value)),
-            strict=True,
+            *(tensor.split([n for n in segments.lengths if n]) for tensor in (query, key, value)), strict=True
         )
     ]
     return torch.cat(parts)

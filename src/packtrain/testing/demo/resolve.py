@@ -28,10 +28,7 @@ def is_demo(value: object) -> bool:
 
 
 def resolve_demo(
-    spelling: str,
-    folder: str | Path | None = None,
-    *,
-    progress: Callable[[int, int], None] | None = None,
+    spelling: str, folder: str | Path | None = None, *, progress: Callable[[int, int], None] | None = None
 ) -> Path:
     """The path behind a `demo:...` spelling; any other string comes back as a path unchanged.
 

@@ -377,11 +377,7 @@ ROWS = (
         lambda c: c.data.on_error == "raise",
     ),
     Row("data.repeat_loss", "with data.drop_last: no pack is repeated", lambda c: c.data.drop_last),
-    Row(
-        "data.replan",
-        "in a run of one epoch",
-        _one_epoch,
-    ),
+    Row("data.replan", "in a run of one epoch", _one_epoch),
     Row("data.eval_packing", "without validation samples (data.val)", lambda c: c.data.val is None),
     Row(
         "training.early_stopping_threshold",
@@ -397,16 +393,8 @@ ROWS = (
         lambda c: c.data.overflow_ratio == 1 and not c.data.drop_last,
     ),
     Row("data.warmup_tokens", "without data.warmup_ratio", lambda c: not c.data.warmup_ratio),
-    Row(
-        "training.per_device_train_batch_size",
-        "beside training.effective_batch_size",
-        _steps_of_packs,
-    ),
-    Row(
-        "training.gradient_accumulation_steps",
-        "beside training.effective_batch_size",
-        _steps_of_packs,
-    ),
+    Row("training.per_device_train_batch_size", "beside training.effective_batch_size", _steps_of_packs),
+    Row("training.gradient_accumulation_steps", "beside training.effective_batch_size", _steps_of_packs),
     Row("training.num_train_epochs", "beside training.max_steps", lambda c: c.training.max_steps >= 1),
     Row(
         "training.dataloader_prefetch_factor",

@@ -309,8 +309,7 @@ class _Samples(Records):
             )
         if shuffle is True and buffer == 0:
             raise ConfigError(
-                "data.shuffle is true, and data.shuffle_buffer 0 keeps the order",
-                hint="keep one of them",
+                "data.shuffle is true, and data.shuffle_buffer 0 keeps the order", hint="keep one of them"
             )
         if shuffle is False:
             return {**given, "shuffle_buffer": 0}
@@ -409,7 +408,4 @@ KINDS: dict[str, type[Records]] = {
     "token_budget": TokenBudget,
 }
 
-DataConfig = Annotated[
-    Planned | Exported | Growing | Stream | TokenBudget,
-    Field(discriminator="kind"),
-]
+DataConfig = Annotated[Planned | Exported | Growing | Stream | TokenBudget, Field(discriminator="kind")]

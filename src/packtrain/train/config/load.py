@@ -69,8 +69,7 @@ _PATHS = {
 
 
 def load_config(
-    path_or_mapping: str | Path | Mapping[str, Any],
-    instead: Mapping[str, Mapping[str, Any]] | None = None,
+    path_or_mapping: str | Path | Mapping[str, Any], instead: Mapping[str, Mapping[str, Any]] | None = None
 ) -> RunConfig:
     """Read and check a run's configuration.
 

@@ -14,15 +14,7 @@ from ...errors import ConfigError
 from ...world import world
 from .aliases import ALIASES, alias_of
 from .data import KINDS, DataConfig, Planned, TokenBudget
-from .sections import (
-    ExportConfig,
-    ModelConfig,
-    ReportConfig,
-    Section,
-    TemplateConfig,
-    Tokens,
-    TrainingConfig,
-)
+from .sections import ExportConfig, ModelConfig, ReportConfig, Section, TemplateConfig, Tokens, TrainingConfig
 
 logger = logging.getLogger(__name__)
 
