@@ -175,7 +175,7 @@ def test_energon_is_said_to_be_missing(
     made: Callable[..., Set], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where the library is, `tests/hosts` reads through it."""
-    from packtrain.hosts.energon_reading import has_energon, read_through_energon
+    from packtrain.hosts.energon import has_energon, read_through_energon
 
     if has_energon():
         pytest.skip("megatron-energon is installed here")

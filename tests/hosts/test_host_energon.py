@@ -103,7 +103,7 @@ import json, sys
 from pathlib import Path
 from packtrain.cli._app import main
 from packtrain.errors import PacktrainError
-from packtrain.hosts.energon_reading import read_through_energon
+from packtrain.hosts.energon import read_through_energon
 out = Path(sys.argv[1])
 try:
     main(["verify", str(out), "--json"])

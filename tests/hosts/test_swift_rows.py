@@ -56,7 +56,7 @@ def test_what_is_read_of_rows_is_one_thing_for_sets_and_streams(tmp_path: Path) 
 import json, sys
 from swift.dataset import load_dataset
 from packtrain.errors import SampleError
-from packtrain.hosts._swift_rows import Watch, unmarked, watch_rows
+from packtrain.hosts._swift_template import Watch, unmarked, watch_rows
 watch_rows(Watch(("nothing",)))
 found = {}
 for name, path in json.loads(sys.argv[1]).items():

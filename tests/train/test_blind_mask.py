@@ -10,7 +10,7 @@ import transformers
 
 from packtrain.errors import IsolationError
 from packtrain.train import prove
-from packtrain.train.blind_mask import blind_mask_of
+from packtrain.train.culprit import blind_mask_of
 from packtrain.train.model import switch_cache_off
 from packtrain.train.varlen import use_varlen
 from packtrain.train.weights import outline, position_table

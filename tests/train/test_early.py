@@ -19,8 +19,7 @@ from packtrain.template import ensure_torchvision
 from packtrain.testing.tiny import TINY_MODELS, tiny_config, tiny_model
 from packtrain.train import versions
 from packtrain.train.config import load_config
-from packtrain.train.early import check_early, memory_floor
-from packtrain.train.match import check_match
+from packtrain.train.early import check_early, check_match, memory_floor
 
 ensure_torchvision()
 

@@ -19,8 +19,8 @@ from packtrain.planning.lengths import Lengths
 from packtrain.testing.tiny import tiny_model
 from packtrain.train.config import load_config
 from packtrain.train.loss import token_loss_sum
+from packtrain.train.runtime import announce_steps, step_plan_options
 from packtrain.train.sft import train
-from packtrain.train.steps import announce_steps, step_plan_options
 
 
 def some(count: int, longest: int = 40) -> list[dict[str, Any]]:

@@ -125,7 +125,7 @@ def _verify_folders(artefact: Path, kind: str, report: Progress) -> dict[str, st
 
 
 def _verify_export(out: Path, encode: int, energon: bool, report: Progress) -> dict[str, str]:
-    from ..hosts.energon_reading import check_readable
+    from ..hosts.energon import check_readable
     from ..pipeline.verify_export import verify_export
 
     if energon:
@@ -135,7 +135,7 @@ def _verify_export(out: Path, encode: int, energon: bool, report: Progress) -> d
 
 def _through_energon(out: Path, asked: bool, quiet: bool) -> dict[str, str]:
     """What Megatron-Energon itself makes of an export in its format."""
-    from ..hosts.energon_reading import has_energon, read_through_energon
+    from ..hosts.energon import has_energon, read_through_energon
     from ..store.shards import export_of
 
     key = export_of(out)["key"]

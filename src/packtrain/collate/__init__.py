@@ -2,9 +2,8 @@
 
 from .boundaries import BOUNDARY_KWARGS, attention_of, state_layers
 from .fields import IGNORE, SAMPLE_FIELDS, TOKEN_FIELDS
-from .pack_batch import FILLER, PackBatch, filler_pack, is_filler
-from .padding import context_parallel_index, segment_multiple
-from .padding_free import PaddingFreeCollator
+from .pack_batch import FILLER, PackBatch, context_parallel_index, filler_pack, is_filler
+from .padding_free import PaddingFreeCollator, segment_multiple
 
 __all__ = [
     "BOUNDARY_KWARGS",

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..errors import InputError, counted
 from .fields import IGNORE
-from .padding import context_parallel_index
 
 # --------------------------------------------------------------------------------------------
 # The filler pack: what a rank trains on when it must take a step and has no sample left
@@ -273,3 +273,27 @@ def _rebuilt(kind: type[PackBatch], values: dict[str, Any], attributes: dict[str
 def offsets(lengths: Sequence[int]) -> torch.Tensor:
     """int32 [n + 1]: 0, then the running sum."""
     return torch.from_numpy(np.array([0, *lengths]).cumsum().astype(np.int32))
+
+
+def context_parallel_index(lengths: Sequence[int], size: int, rank: int) -> torch.Tensor:
+    """int64 [T / size]: places of the row that `rank` computes, per segment chunks r and 2 N - 1 - r.
+
+    Raises:
+        InputError: a segment does not divide into 2 N chunks, or no such rank.
+    """
+    if not 0 <= rank < size:
+        raise InputError(f"rank {rank} of a context-parallel group of {size}")
+    if size == 1:
+        return torch.arange(sum(lengths))
+    parts, start = [], 0
+    for length in lengths:
+        chunk, left = divmod(length, 2 * size)
+        if left:
+            raise InputError(
+                f"a segment of {length} tokens does not divide into {counted(2 * size, 'chunks')}",
+                hint=f"collate with context_parallel={size}",
+            )
+        for number in (rank, 2 * size - 1 - rank):
+            parts.append(torch.arange(start + number * chunk, start + (number + 1) * chunk))
+        start += length
+    return torch.cat(parts)

@@ -14,7 +14,7 @@ sdpa and eager derive their block mask from it alone.
 
 A pad tail (`pad_to_length`, `pad_multiple`) is exactly one further segment: pad ids, labels -100,
 positions 0, 1, 2, …; boundaries are computed after it. Context parallelism pads inside every segment
-(`collate.padding`), `dummy_media` keeps idle towers running (`collate.dummy`). Every step is linear in T.
+, `dummy_media` keeps idle towers running (`collate.media`). Every step is linear in T.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -33,8 +34,7 @@ from ..checks import whole
 from ..errors import InputError, one_line
 from ..families import Family
 from ..moved import also_named
-from .boundaries import choose_kwargs, family_for
-from .dummy import dummies_of
+from .boundaries import check_row, choose_kwargs, family_for, rotations_of
 from .fields import (
     IGNORE,
     MEDIA_TYPES,
@@ -45,10 +45,68 @@ from .fields import (
     mrope_keys,
     read_sample,
 )
-from .media import check_placeholders, join_media, placeholders_of
+from .media import check_placeholders, dummies_of, join_media, placeholders_of
 from .pack_batch import NO_SAMPLE, PackBatch, members_of, offsets
-from .padding import full, pad_segments, padding_mask, segment_multiple
-from .rotations import check_row, rotations_of
+
+
+# --------------------------------------------------------------------------------------------
+# Padding inside segments (context parallelism), and what follows from it
+# --------------------------------------------------------------------------------------------
+# Context parallelism over N ranks cuts every segment into 2 N equal chunks; rank r computes chunks r and
+# 2 N - 1 - r, so that causal work is even. A segment is therefore padded to a multiple of 2 N *inside
+# itself*: pad tokens go on in its positions, are not trained and stand after its real tokens, so no real
+# token attends to them. A plan counts them with `multiple_of=segment_multiple(N)`; a row then never
+# grows past `pack_length`.
+#
+#     lengths            padded, they sum to T             cu_seqlens_q_padded
+#     unpadded           as encoded                        cu_seqlens_q
+def segment_multiple(context_parallel: int) -> int:
+    """What every segment is padded to a multiple of; give it to `packtrain.plan` as `multiple_of`."""
+    return 2 * context_parallel if context_parallel > 1 else 1
+
+
+def full(length: int, value: int | float) -> torch.Tensor:
+    """`length` pad values; an int makes int64, a float float32."""
+    return torch.full((length,), value, dtype=torch.float32 if isinstance(value, float) else torch.int64)
+
+
+def pad_segments(
+    segments: Sequence[Segment], multiple: int, token_fields: Mapping[str, int | float]
+) -> list[Segment]:
+    """Segments of a length divisible by `multiple`; given ones are not changed."""
+    if multiple == 1:
+        return list(segments)
+    return [_padded(segment, -segment.length % multiple, token_fields) for segment in segments]
+
+
+def _padded(segment: Segment, more: int, token_fields: Mapping[str, int | float]) -> Segment:
+    if not more:
+        return segment
+    positions = segment.positions
+    if positions is not None:
+        steps = torch.arange(1, more + 1)
+        positions = torch.cat([positions, positions[..., -1:] + steps], dim=-1)
+    return replace(
+        segment,
+        length=segment.length + more,
+        tokens={
+            name: torch.cat([values, full(more, token_fields[name])])
+            for name, values in segment.tokens.items()
+        },
+        positions=positions,
+    )
+
+
+def padding_mask(lengths: Sequence[int], real: Sequence[int]) -> torch.Tensor:
+    """bool [1,T], True on padding (Megatron's convention for mixture-of-experts routers).
+
+    Args:
+        lengths: tokens of each segment in the row.
+        real: how many of them, from the front, are data.
+    """
+    flags = np.tile([False, True], len(lengths))
+    counts = [count for length, own in zip(lengths, real, strict=True) for count in (own, length - own)]
+    return torch.from_numpy(np.repeat(flags, counts))[None]
 
 
 # --------------------------------------------------------------------------------------------
@@ -183,7 +241,7 @@ class PaddingFreeCollator:
     Raises:
         InputError: a sample breaks a rule of `collate.fields`, or a row is longer than `pad_to_length`.
         IsolationError: a wanted boundary argument breaks this model on its backend; of a call: the model's
-            rotations would differ from those of a sample alone (`collate.rotations`).
+            rotations would differ from those of a sample alone (`collate.boundaries`).
     """
 
     @also_named("PaddingFreeCollator")

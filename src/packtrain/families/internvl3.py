@@ -5,7 +5,7 @@ Image tiles and video frames share `pixel_values`, in the order in which they st
 
 from __future__ import annotations
 
-from ._llava import llava_like
+from ._family import llava_like
 
 FAMILY = llava_like(
     name="internvl3",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._llava import llava_like
+from ._family import llava_like
 
 FAMILY = llava_like(
     name="llava_1_5",

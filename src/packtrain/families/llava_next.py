@@ -6,7 +6,7 @@ without that padding, [crops, 3, height, width], which the model takes as well a
 
 from __future__ import annotations
 
-from ._llava import llava_like
+from ._family import llava_like
 
 FAMILY = llava_like(
     name="llava_next",

@@ -8,7 +8,7 @@ frames, so a sample with unlike videos is refused, and so is a row of them (by t
 
 from __future__ import annotations
 
-from ._llava import llava_like
+from ._family import llava_like
 
 FAMILY = llava_like(
     name="llava_onevision",

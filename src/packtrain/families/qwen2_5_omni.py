@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ._qwen_vl import qwen_vl
+from ._family import qwen_vl
 
 _BASE = qwen_vl(
     name="qwen2_5_omni", model_types=("qwen2_5_omni_thinker",), processor_classes=("Qwen2_5OmniProcessor",)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ._qwen_vl import GROUNDING, qwen_vl
+from ._family import GROUNDING, qwen_vl
 
 FAMILY = replace(
     qwen_vl(name="qwen2_5_vl", model_types=("qwen2_5_vl",), processor_classes=("Qwen2_5_VLProcessor",)),

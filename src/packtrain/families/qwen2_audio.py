@@ -5,7 +5,7 @@ The cut is counted in the cost `audio_cut` (clips) and logged, never silent.
 
 from __future__ import annotations
 
-from ._llava import llava_like
+from ._family import llava_like
 
 FAMILY = llava_like(
     name="qwen2_audio",

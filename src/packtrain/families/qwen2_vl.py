@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ._qwen_vl import qwen_vl
+from ._family import qwen_vl
 
 FAMILY = qwen_vl(name="qwen2_vl", model_types=("qwen2_vl",), processor_classes=("Qwen2VLProcessor",))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ._qwen_vl import qwen_vl
+from ._family import qwen_vl
 
 FAMILY = replace(
     qwen_vl(

@@ -15,7 +15,7 @@ from ..packs._readers import is_indexed
 from ..train.arguments import refuse_auxiliary_loss
 from ..train.culprit import eagerly
 from ..train.loss import bare_model, first_of, plain_head, shift_labels
-from ..train.passes import is_sized
+from ..train.resume import is_sized
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,7 @@ from ..errors import ConfigError, SampleError, counted
 from ..sources._account import unread
 from ..train.loss import bare_model
 from ._checks import refuse_settings
-from ._rows import ChatReader
-from ._unread import Reads, unread_rows
+from ._rows import ChatReader, Reads, unread_rows
 from .transformers import HostMixin
 from .transformers import pack as pack_trainer
 

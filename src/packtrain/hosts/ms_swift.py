@@ -47,10 +47,8 @@ ensure_torchvision()
 from ..train.mixin import check_isolation  # noqa: E402
 from ._checks import check_samples_per_step, check_source, never_kept, unchanged_on_failure  # noqa: E402
 from ._plan import PLACE, pack_rows  # noqa: E402
-from ._rows import ChatReader  # noqa: E402
-from ._swift_rows import READS, RowReader, Watch, watch_rows  # noqa: E402
-from ._swift_template import SwiftTemplate  # noqa: E402
-from ._unread import unread_rows  # noqa: E402
+from ._rows import ChatReader, unread_rows  # noqa: E402
+from ._swift_template import READS, RowReader, SwiftTemplate, Watch, watch_rows  # noqa: E402
 from .transformers import HostMixin  # noqa: E402
 
 logger = logging.getLogger(__name__)

@@ -36,9 +36,9 @@ from ..planning.balance import Balance
 from ..planning.epoch_order import seed_in_use
 from ..planning.spec import PlanSpec
 from ..template import ensure_torchvision
+from ..train.early import check_match
 from ..train.live import is_sharded
 from ..train.loss import bare_model, first_of, fused_head, step_share, token_loss_sum
-from ..train.match import check_match
 from ..world import World
 from ._checks import (
     check_evaluation,
@@ -55,8 +55,7 @@ from ._checks import (
 from ._encode import HostEncoder
 from ._plan import pack_rows, say
 from ._record import record_run
-from ._rows import ChatReader
-from ._unread import Reads, columns_of, unread_rows
+from ._rows import ChatReader, Reads, columns_of, unread_rows
 
 ensure_torchvision()  # transformers imports torchvision with its Trainer
 

@@ -25,8 +25,7 @@ from ..sources._memory import InMemory
 from ..sources.chat import ChatSource
 from ..template import HFTemplate
 from ._checks import need_trainer, refuse_settings, unchanged_on_failure
-from ._rows import ChatReader, tell_cut
-from ._unread import Reads, columns_of, unread_rows
+from ._rows import ChatReader, Reads, columns_of, tell_cut, unread_rows
 from .transformers import HostMixin
 from .transformers import pack as pack_trainer
 

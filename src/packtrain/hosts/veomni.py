@@ -19,13 +19,12 @@ from ..collate.boundaries import config_of
 from ..collate.pack_batch import members_of, offsets
 from ..errors import ConfigError, InputError
 from ..train.loss import bare_model
-from ..train.passes import is_sized
+from ..train.resume import is_sized
 from ..train.start_up import prove
 from ..world import World
 from ._plan import pack_rows, say
-from ._rows import Parts, tell_cut
+from ._rows import Parts, Reads, tell_cut, unread_rows
 from ._steps import Steps, rank_packs
-from ._unread import Reads, unread_rows
 
 logger = logging.getLogger(__name__)
 

@@ -261,7 +261,7 @@ def open_exported(config: RunConfig, data: Exported) -> tuple[Any, Any]:
     """
     from ..data import open_packs
     from ..train.opened import left_out_file
-    from ..train.steps import skipped_samples
+    from ..train.runtime import skipped_samples
 
     folder = shards.at(data.path)
     chunks = shards.export_of(folder)["key"]["format"] == "chunks"

@@ -264,7 +264,7 @@ def _open(config: RunConfig, told: Mapping[str, Any], name: str | None, *, check
 
 def _plan_options(config: RunConfig, validation: bool, world_size: int, lengths: Lengths) -> dict[str, Any]:
     from ..train.config import Planned
-    from ..train.steps import step_plan_options
+    from ..train.runtime import step_plan_options
 
     data = config.data
     options: dict[str, Any] = {

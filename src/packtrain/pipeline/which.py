@@ -364,7 +364,7 @@ def order_of_config(
     Args:
         sync: where the ranks of another trainer wait for each other; None: as our own trainer does.
     """
-    from ..train.steps import accumulation_of, balance_of
+    from ..train.runtime import accumulation_of, balance_of
 
     accumulation = accumulation_of(config, plan, ranks)
     training = config.training

@@ -32,8 +32,8 @@ from ..planning.packplan import PackPlan
 from ..planning.raw_plan import PackerId, Sums
 from ..world import World
 from .config import RunConfig, load_config
+from .runtime import accumulation_of
 from .sft import train
-from .steps import accumulation_of
 
 F64 = NDArray[np.float64]
 

@@ -21,7 +21,7 @@ from ..collate.boundaries import attention_of, family_for, state_layers
 from ..errors import IsolationError, counted
 from ..template import ensure_torchvision
 from .attention import check_causal, choose_backend, is_installed, known
-from .blind_mask import check_mask
+from .culprit import check_mask
 from .live import any_row
 from .model import load_model, read_config
 from .proof import prove_isolation

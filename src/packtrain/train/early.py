@@ -1,4 +1,4 @@
-"""What can be known before anything is measured, told then: one line and a hint each.
+"""What can be known before anything is measured, told then: also whether the processor is the model's.
 
     check_early(config)                 # the configuration, packages, model config, output folder
     check_early(config, template)       # and the model against the processor
@@ -16,17 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..collate.boundaries import family_for, text_config
-from ..collate.rotations import check_packs
-from ..errors import ConfigError, InputError, MissingExtraError, one_line
+from ..collate.boundaries import check_packs, family_for, text_config
+from ..errors import (
+    ConfigError,
+    InputError,
+    IsolationError,
+    MissingExtraError,
+    UnknownNameError,
+    counted,
+    one_line,
+)
+from ..families import Family, family_of
 from ..planning.costs import DeviceProfile
 from ..testing.tiny import is_tiny
 from ..world import World, world
 from .arguments import check_arguments, refuse_auxiliary_loss
 from .attention import choose_backend, is_installed
-from .blind_mask import check_mask
 from .config import RunConfig, validation_prefix
-from .match import check_match
+from .culprit import check_mask
 from .model import class_for, read_config
 from .trace import check_sources
 from .versions import missing_features
@@ -305,3 +312,118 @@ def _check_folder(key: str, folder: Path, place: World) -> None:
             f"{key} {folder} cannot be written: {one_line(error, 120)}",
             hint="choose a folder on a disk with space that you may write",
         ) from None
+
+
+# --------------------------------------------------------------------------------------------
+# Is this processor one of this model? From the model's config alone, no weights.
+# --------------------------------------------------------------------------------------------
+#     check_match(config, processor)      # transformers config, processor or tokenizer
+#
+# Checked: every token id has a row in the embedding; placeholders of media have the ids that the model looks
+# for; patches are of one size; positions have as many rows. A sample of one that differs would train
+# something else, or stop the run at the first pack that holds it. A tokenizer alone fits a model with towers:
+# its samples are text.
+
+_HINT = "take the processor of the model (template.processor, or processing_class of a Trainer)"
+
+_KINDS = ("image", "video", "audio")
+
+#: Setting of an image processor -> the same of a vision config.
+_SIZES = {
+    "patch_size": "patch_size",
+    "merge_size": "spatial_merge_size",
+    "temporal_patch_size": "temporal_patch_size",
+}
+
+
+def check_match(config: Any, processor: Any, family: Family | None = None) -> None:
+    """Refuse a processor that makes samples this model cannot take.
+
+    Args:
+        config: transformers config of the model.
+        processor: loaded processor or tokenizer; None is not checked.
+        family: the template's; None: found from the processor's class.
+
+    Raises:
+        ConfigError: says what differs, with both values.
+    """
+    if processor is None:
+        return
+    tokenizer = getattr(processor, "tokenizer", processor)
+    _check_family(config, processor, family)
+    _check_placeholders(config, processor, tokenizer)
+    _check_sizes(config, getattr(processor, "image_processor", None))
+    _check_vocabulary(config, tokenizer)
+
+
+def _check_family(config: Any, processor: Any, family: Family | None) -> None:
+    ours = family_for(config)
+    try:
+        theirs = family or family_of(processor=processor)
+    except (UnknownNameError, IsolationError):
+        return
+    if ours is None or not theirs.modalities:
+        return
+    kind = config.model_type
+    if not ours.modalities:
+        raise ConfigError(f"the processor is of {theirs.name}, and {kind} takes no media", hint=_HINT)
+    if theirs.position_rows != ours.position_rows:
+        raise ConfigError(
+            f"the processor is of {theirs.name} ({counted(theirs.position_rows, 'rows')} of "
+            f"positions), {kind} takes "
+            f"{ours.position_rows}",
+            hint=_HINT,
+        )
+    if dict(theirs.media_keys) != dict(ours.media_keys):
+        raise ConfigError(f"the processor is of {theirs.name}, whose media {kind} does not take", hint=_HINT)
+    rules = ("image_rule", "video_rule", "audio_rule", "time_unit")
+    if any(getattr(theirs, rule) != getattr(ours, rule) for rule in rules):
+        logger.warning(
+            "the processor is of %s, the model of %s: times of videos are counted as %s does",
+            theirs.name, ours.name, theirs.name,
+        )  # fmt: skip
+
+
+def _check_placeholders(config: Any, processor: Any, tokenizer: Any) -> None:
+    for kind in _KINDS:
+        wanted = _first(config, f"{kind}_token_id", f"{kind}_token_index")
+        given = _first(processor, f"{kind}_token_id")
+        token = getattr(processor, f"{kind}_token", None)
+        if given is None and isinstance(token, str) and hasattr(tokenizer, "convert_tokens_to_ids"):
+            given = tokenizer.convert_tokens_to_ids(token)
+        if isinstance(wanted, int) and isinstance(given, int) and wanted != given:
+            raise ConfigError(
+                f"the {kind} token of the processor is {given} ({token}), {config.model_type} looks for "
+                f"{wanted}",
+                hint=_HINT,
+            )
+
+
+def _first(thing: Any, *names: str) -> Any:
+    return next((value for name in names if (value := getattr(thing, name, None)) is not None), None)
+
+
+def _check_sizes(config: Any, images: Any) -> None:
+    vision = getattr(config, "vision_config", None)
+    for ours, theirs in _SIZES.items():
+        given, wanted = getattr(images, ours, None), getattr(vision, theirs, None)
+        if isinstance(given, int) and isinstance(wanted, int) and given != wanted:
+            raise ConfigError(
+                f"{ours} of the processor is {given}, {theirs} of {config.model_type} is {wanted}", hint=_HINT
+            )
+
+
+def _check_vocabulary(config: Any, tokenizer: Any) -> None:
+    """A pad token beyond the embedding is allowed: packs have none of it."""
+    size = getattr(text_config(config), "vocab_size", None)
+    if not isinstance(size, int) or not hasattr(tokenizer, "get_vocab"):
+        return
+    pad = getattr(tokenizer, "pad_token", None)
+    beyond = {token: id for token, id in tokenizer.get_vocab().items() if id >= size and token != pad}
+    if beyond:
+        token = max(beyond, key=lambda one: beyond[one])
+        raise ConfigError(
+            f"the tokenizer gives ids up to {beyond[token]} ({token}), {config.model_type} has {size} "
+            f"embeddings: {len(beyond)} tokens are beyond",
+            hint=f"{_HINT}, or enlarge the model with resize_token_embeddings",
+        )

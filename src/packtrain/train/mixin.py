@@ -23,8 +23,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from ..collate import PackBatch, PaddingFreeCollator, filler_pack
-from ..collate.boundaries import text_config
-from ..collate.rotations import check_packs
+from ..collate.boundaries import check_packs, text_config
 from ..data import PackedDataset
 from ..errors import ChecksumError, ConfigError, IsolationError
 from ..packs.source import pack_source
@@ -32,14 +31,21 @@ from ..planning.align import AlignedPlan
 from ..template import ensure_torchvision
 from ..workers import worker_context
 from .attention import check_attention, check_batch
-from .consumed import Meter, read_found, supervised
+from .consumed import ExactSums, Meter, read_found, supervised
 from .culprit import foreign_methods
-from .evaluate import ExactSums
 from .loss import bare_model
 from .opened import steps_of
-from .passes import Passes, is_sized, loader_options, pass_loader, tell_without_effect
 from .probe import size_of
-from .resume import Standing, checkpoint_of, load_position
+from .resume import (
+    Passes,
+    Standing,
+    checkpoint_of,
+    is_sized,
+    load_position,
+    loader_options,
+    pass_loader,
+    tell_without_effect,
+)
 from .start_up import StartUpReport, first_packs, prove_before_training
 from .weights import RestoresWeights
 
@@ -396,7 +402,7 @@ class PackingMixin(RestoresWeights):
         return super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's loop; over packs the loss is the exact mean, see `evaluate.ExactSums`."""
+        """Trainer's loop; over packs the loss is the exact mean, see `consumed.ExactSums`."""
         if not _has_plan(getattr(dataloader, "dataset", None)):
             return super().evaluation_loop(dataloader, *args, **kwargs)  # type: ignore[misc]
         if self.packs_proves and not self.is_in_train:

@@ -21,7 +21,7 @@ from ..measuring.run import CUT, left_out
 from ..media.location import media_refs, name_of
 from ..world import World
 from .config import RunConfig, Stream, TokenBudget
-from .steps import skipped_samples
+from .runtime import skipped_samples
 
 logger = logging.getLogger(__name__)
 

@@ -44,12 +44,10 @@ from .log_file import LOG
 from .loss import bare_model, plain_head
 from .model import load_model, no_progress_bars
 from .opened import check_beginning, opened, steps_of, warn_of_another_template
-from .passes import is_sized
 from .proof import IsolationReport
-from .resume import CONFIG, changed_settings, checkpoint_of, load_position
-from .runtime import Runtime, epoch_plans
+from .resume import CONFIG, changed_settings, checkpoint_of, is_sized, load_position
+from .runtime import Runtime, accumulation_of, announce_steps, balance_of, epoch_plans
 from .start_up import prove_before_training
-from .steps import accumulation_of, announce_steps, balance_of
 from .trace import follow_losses
 
 logger = logging.getLogger(__name__)

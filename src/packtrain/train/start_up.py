@@ -37,8 +37,7 @@ from ..collate import IGNORE, PaddingFreeCollator, is_filler
 from ..collate.boundaries import state_layers, text_config
 from ..collate.pack_batch import members_of
 from ..errors import InputError, IsolationError, first_line
-from .blind_mask import BlindMask, blind_mask
-from .culprit import Culprit, eagerly, find_culprit, foreign_functions
+from .culprit import BlindMask, Culprit, blind_mask, eagerly, find_culprit, foreign_functions
 from .live import (
     COMPARED,
     Live,
@@ -47,14 +46,15 @@ from .live import (
     backend_of,
     base_tolerance,
     is_sharded,
+    is_wrapper,
     proof_row,
+    untouched,
     unwrapped,
 )
 from .loss import bare_model, logits_loss, plain_head
 from .probe import Sample, changed, gap_size, largest_gap, moved, name_of, ordinary_tokens, size_of
 from .proof import IsolationReport, ProofRow, one_segment
 from .segments import states_isolated
-from .untouched import is_wrapper, untouched
 from .versions import told
 
 logger = logging.getLogger(__name__)
