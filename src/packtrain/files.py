@@ -18,7 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ from .errors import ConfigError, FormatError, InputError, PacktrainError, first_
 BLOCK = 1 << 26  # 64 MiB: unit of array writing and of plan digests
 _TMP = ".tmp."
 _IOV = 1024  # pieces that POSIX systems take at once
+
+StrPath: TypeAlias = str | os.PathLike[str]
 
 #: Called as observer(kind, path) after each step; None outside tests.
 observer: Callable[[str, Path], None] | None = None

@@ -60,10 +60,7 @@ NAMES: dict[str, str] = {
     "packtrain.train.opened:train_streaming": "packtrain.train.sft:train",
 }
 # old keyword -> the keyword now. A function takes the old ones that its `@renamed(...)` names.
-KEYWORDS: dict[str, str] = {
-    "max_wait_time": "timeout_s",
-    "poll_interval": "poll_s",
-}
+KEYWORDS: dict[str, str] = {"max_wait_time": "timeout_s", "poll_interval": "poll_s"}
 
 logger = logging.getLogger(__name__)
 

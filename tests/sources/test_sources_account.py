@@ -18,6 +18,7 @@ from packtrain.pipeline.unread import refuse_unread, told
 from packtrain.sources import keys
 from packtrain.sources._values import absent, kind_of_ref, meaning, pruned
 from packtrain.sources.chat import ChatSource
+from pages import script
 
 QA = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]
 USER, BOT = QA
@@ -201,7 +202,7 @@ def test_a_name_of_a_speaker_is_told() -> None:
 
 def test_the_page_of_keys_is_the_table() -> None:
     page = Path(__file__).parents[2] / "docs" / "keys.md"
-    assert page.read_text(encoding="utf-8") == keys.page()
+    assert page.read_text(encoding="utf-8") == script("keys").page()
 
 
 # ------------------------------------------------------------------------------------------ loss flags

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packtrain.errors import SampleError, SourceError
-from packtrain.sources import _derived, _index, _once, _records, open_source, shards
+from packtrain.sources import _derived, _index, _records, open_source, shards
 from packtrain.sources._index import pin
 from packtrain.sources.chat import ChatSource
 
@@ -80,7 +80,7 @@ def test_a_text_that_unpacks_without_end_is_refused(write: Write, monkeypatch: p
 
 def test_a_record_has_a_size(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_records, "MOST_RECORD", 1000)
-    monkeypatch.setattr(_once, "MOST_RECORD", 1000)
+    monkeypatch.setattr(_records, "MOST_RECORD", 1000)
     held = open_source(write("a.jsonl", [{"a": "x" * 900}, {"a": "x" * 2000}]))
     assert len(held[0]["a"]) == 900
     with pytest.raises(

@@ -15,7 +15,7 @@ import pytest
 from packtrain.errors import SourceError, UnknownNameError
 from packtrain.extend import Source
 from packtrain.media.image import read_header
-from packtrain.sources import _arrow_sizes, open_source, parquet
+from packtrain.sources import open_source, parquet
 from packtrain.sources.chat import ChatSource
 
 pa = pytest.importorskip("pyarrow")
@@ -237,8 +237,8 @@ def test_a_compressed_batch_says_what_it_unpacks_to(
     with pa.OSFile(str(path), "wb") as sink, new(sink, table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=200)
     assert list(open_source(path)) == rows
-    monkeypatch.setattr(_arrow_sizes, "MOST", 10_000)
-    monkeypatch.setattr(_arrow_sizes, "TIMES", 2)
+    monkeypatch.setattr(parquet, "MOST", 10_000)
+    monkeypatch.setattr(parquet, "TIMES", 2)
     if codec is None:
         assert list(open_source(path)) == rows
         return

@@ -105,11 +105,7 @@ class Encoding:
         return outcomes
 
     def _add(
-        self,
-        writer: ChunkWriter,
-        pack: list[int],
-        outcomes: list[Outcome],
-        failed: dict[int, SampleError],
+        self, writer: ChunkWriter, pack: list[int], outcomes: list[Outcome], failed: dict[int, SampleError]
     ) -> None:
         samples, records = [], []
         for sample_id, outcome in zip(pack, outcomes, strict=True):

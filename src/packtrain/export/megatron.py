@@ -36,10 +36,7 @@ _LAYOUTS = ("parquet", "npy")
 OPTIONS = {"layout": "parquet"}
 #: Taken where they are given.
 FURTHER = ("context_parallel", "pad_token_id")
-FILES = (
-    r".*\.(parquet|pq|npy)|packing\.json",
-    r"pack-\d{6,}-\d{3,}\.(idx\.parquet|npy)|packing\.json",
-)
+FILES = (r".*\.(parquet|pq|npy)|packing\.json", r"pack-\d{6,}-\d{3,}\.(idx\.parquet|npy)|packing\.json")
 
 needs_template = True
 

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import unquote, unquote_to_bytes
 
 from ..errors import SampleError, SourceError, counted
-from ..files import Stamp
+from ..files import Stamp, StrPath
 from ..remote import ranges
 from ..remote.copies import present
 from ..remote.places import url_of
@@ -233,7 +233,7 @@ def _read_range(descriptor: int, offset: int, count: int) -> bytes:
 # --------------------------------------------------------------------------------------------
 # Where the bytes of a medium are, and how to get few or all of them
 # --------------------------------------------------------------------------------------------
-Ref: TypeAlias = str | os.PathLike[str] | bytes
+Ref: TypeAlias = StrPath | bytes
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -303,7 +303,7 @@ def exists(ref: Ref) -> bool:
         return False
 
 
-def identity(ref: Ref, root: str | os.PathLike[str] | None = None) -> tuple[str, int, str]:
+def identity(ref: Ref, root: StrPath | None = None) -> tuple[str, int, str]:
     """(name, size in bytes, SHA-256 of the header bytes): what a fingerprint takes of a medium.
 
     The name is the path relative to `root` when it lies inside, with `/` on every system, else the path
@@ -315,7 +315,7 @@ def identity(ref: Ref, root: str | os.PathLike[str] | None = None) -> tuple[str,
     return identity_name(ref, root), size, digest
 
 
-def identity_name(ref: Ref, root: str | os.PathLike[str] | None = None) -> str:
+def identity_name(ref: Ref, root: StrPath | None = None) -> str:
     """The name that `identity` gives a medium, without opening it."""
     if isinstance(ref, bytes) or (path := _file_path(ref)) is None:
         return ""
@@ -328,7 +328,7 @@ def identity_name(ref: Ref, root: str | os.PathLike[str] | None = None) -> str:
     return path.replace(os.sep, "/") + (f"!{member}" if member else "")
 
 
-def ref_of(name: str, root: str | os.PathLike[str] | None = None) -> str:
+def ref_of(name: str, root: StrPath | None = None) -> str:
     """The ref of a medium by the name that `identity` gave it: its inverse.
 
     >>> ref_of("a/s.tar!x.jpg", "/data")
@@ -352,7 +352,7 @@ def file_of(ref: str) -> str:
 
 def resolve(
     ref: Ref,
-    media_root: str | os.PathLike[str] | None = None,
+    media_root: StrPath | None = None,
     allow_outside: bool = False,
     *,
     absolute_ok: bool = True,
@@ -432,7 +432,7 @@ def with_media(sample: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[
     return {**sample, "messages": messages}
 
 
-def is_url(path: str | os.PathLike[str]) -> bool:
+def is_url(path: StrPath) -> bool:
     """Whether a path or media root is a URL of a remote file system."""
     return isinstance(path, str) and ranges.is_remote(path)
 
@@ -465,11 +465,7 @@ def _open_remote(path: str, inner: tuple[str, str] | None) -> Head:
 
 
 def _resolve_url(
-    given: str,
-    root: str | os.PathLike[str] | None,
-    allow_outside: bool,
-    absolute_ok: bool,
-    allow_remote: bool,
+    given: str, root: StrPath | None, allow_outside: bool, absolute_ok: bool, allow_remote: bool
 ) -> str:
     """`resolve` where the medium, the media root or both are URLs."""
     if not ranges.is_remote(given):
@@ -495,7 +491,7 @@ def _resolve_url(
     return given
 
 
-def _outside(given: str, root: str | os.PathLike[str] | None, how: str = "") -> SampleError:
+def _outside(given: str, root: StrPath | None, how: str = "") -> SampleError:
     return SampleError(
         "outside_media_root",
         f"media path {_short(given)!r} is outside the media root {root}{how}",
@@ -521,7 +517,7 @@ def _real_folder(folder: str) -> str:
     return os.path.realpath(folder)
 
 
-def _file_path(ref: str | os.PathLike[str]) -> str | None:
+def _file_path(ref: StrPath) -> str | None:
     """The file path or remote URL of a ref, or None for a data URL."""
     text: Any = os.fspath(ref) if isinstance(ref, (str, os.PathLike)) else ref
     if not isinstance(text, str):

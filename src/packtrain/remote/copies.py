@@ -30,6 +30,7 @@ from typing import Any
 
 from .. import files, world
 from ..errors import InputError, SampleError, SourceError, counted
+from ..files import StrPath
 from .places import (
     Note,
     is_copy,
@@ -66,8 +67,8 @@ _listings: dict[str, dict[str, Mapping[str, Any]]] = {}  # the last look at a fo
 
 
 def bring(
-    path: str | os.PathLike[str],
-    cache_dir: str | os.PathLike[str] | None = None,
+    path: StrPath,
+    cache_dir: StrPath | None = None,
     *,
     later: Callable[[str], object] | None = None,
     writing: bool = False,
@@ -98,10 +99,7 @@ class _Gone(SourceError):
 
 
 def _brought(
-    path: str | os.PathLike[str],
-    cache_dir: str | os.PathLike[str] | None,
-    later: Callable[[str], object] | None,
-    writing: bool,
+    path: StrPath, cache_dir: StrPath | None, later: Callable[[str], object] | None, writing: bool
 ) -> str:
     text, url = os.fspath(path), told_url(path)
     if url is None:
@@ -164,13 +162,13 @@ def _check_room(told: str, place: str, found: Sequence[Mapping[str, Any]]) -> No
         )
 
 
-def place_of(path: str | os.PathLike[str]) -> str:
+def place_of(path: StrPath) -> str:
     """The place of copies that stands for a URL, with nothing fetched; any other path as it is."""
     url = told_url(path)
     return os.fspath(path) if url is None else place_for(url, None)
 
 
-def present(path: str | os.PathLike[str]) -> bool:
+def present(path: StrPath) -> bool:
     """Whether a file that is not there is a copy, which is fetched now.
 
     Raises:
@@ -185,7 +183,7 @@ def present(path: str | os.PathLike[str]) -> bool:
     return True
 
 
-def renew(path: str | os.PathLike[str]) -> None:
+def renew(path: StrPath) -> None:
     """Fetch a copy again where the file behind it has changed; a path that is none stays as it is.
 
     Raises:
@@ -198,7 +196,7 @@ def renew(path: str | os.PathLike[str]) -> None:
             _fetch(text, url, listed)
 
 
-def names(folder: str | os.PathLike[str]) -> list[str] | None:
+def names(folder: StrPath) -> list[str] | None:
     """What a folder of copies holds now behind its URL, sorted; None for a folder that is none.
 
     Raises:
@@ -220,7 +218,7 @@ def names(folder: str | os.PathLike[str]) -> list[str] | None:
     return sorted(name for name in found if is_name(name))
 
 
-def opened(path: str | os.PathLike[str]) -> Path:
+def opened(path: StrPath) -> Path:
     """The folder or file that is read: its copies where a URL is given, or where they are gone.
 
     Raises:
@@ -230,7 +228,7 @@ def opened(path: str | os.PathLike[str]) -> Path:
     return local if os.path.exists(local) and os.fspath(local) == os.fspath(path) else Path(bring(path))
 
 
-def entries(folder: str | os.PathLike[str]) -> list[str]:
+def entries(folder: StrPath) -> list[str]:
     """The names in a folder, sorted, as `names` where it is one of copies; none where it is not there.
 
     Raises:
@@ -242,7 +240,7 @@ def entries(folder: str | os.PathLike[str]) -> list[str]:
     return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
 
 
-def size_of(path: str | os.PathLike[str]) -> int:
+def size_of(path: StrPath) -> int:
     """Bytes of a file, or of the file that a copy stands for, as the last look at its folder said.
 
     Raises:
@@ -277,7 +275,7 @@ def put_listed(place: str, info: Mapping[str, Any] | None) -> None:
 
 
 # --------------------------------------------------------------------------------------------
-def _found(url: str, cache_dir: str | os.PathLike[str] | None) -> tuple[str, dict[str, Mapping[str, Any]]]:
+def _found(url: str, cache_dir: StrPath | None) -> tuple[str, dict[str, Mapping[str, Any]]]:
     """(place, name below it -> what the file system says) of the files that a URL means; "": it is a file."""
     system, path = system_of(url, named(url))
     system = fresh(system)

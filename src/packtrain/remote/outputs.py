@@ -27,6 +27,7 @@ from typing import Any
 
 from .. import files
 from ..errors import InputError, SampleError, counted
+from ..files import StrPath
 from .copies import MAGIC, TRIES, bring, ends_of, listed_as, make_room, put_listed
 from .places import (
     Note,
@@ -62,7 +63,7 @@ _left: dict[str, str] = {}  # what `clearing_up` could not remove: URL -> why
 
 
 @contextlib.contextmanager
-def output(path: str | os.PathLike[str], *, look: bool = True) -> Iterator[Path]:
+def output(path: StrPath, *, look: bool = True) -> Iterator[Path]:
     """The folder on this disk that stands for one that is written: itself, or the place of its copies.
 
     Args:
@@ -85,7 +86,7 @@ def output(path: str | os.PathLike[str], *, look: bool = True) -> Iterator[Path]
         yield Path(place)
 
 
-def look_again(folder: str | os.PathLike[str]) -> None:
+def look_again(folder: StrPath) -> None:
     """Bring what others have written since to the folder of an `output` that `folder` is or lies in.
 
     Whoever has waited for a claim, or taken it a moment after another, would go on with what it saw before.
@@ -98,7 +99,7 @@ def look_again(folder: str | os.PathLike[str]) -> None:
         bring(max(roots, key=len), later=_LATER.search, writing=True)
 
 
-def writable(path: str | os.PathLike[str]) -> Path:
+def writable(path: StrPath) -> Path:
     """The folder that `output` gives, with nothing asked.
 
     Raises:
@@ -129,7 +130,7 @@ def writable(path: str | os.PathLike[str]) -> Path:
 
 
 @contextlib.contextmanager
-def sending(folder: str | os.PathLike[str]) -> Iterator[None]:
+def sending(folder: StrPath) -> Iterator[None]:
     """What is written below a place of copies inside goes behind its URL; any other folder stays as it is."""
     place = os.path.abspath(folder)
     url = url_of(place)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from .. import files, world
 from ..errors import FormatError, InputError, SourceError
+from ..files import StrPath
 from .ranges import SCHEMES, is_remote
 
 FOLDER = "packtrain-remote"
@@ -43,7 +44,7 @@ class Note(NamedTuple):
     ends: str
 
 
-def told_url(path: str | os.PathLike[str]) -> str | None:
+def told_url(path: StrPath) -> str | None:
     """The URL that a path is, or that its copies stand for; None for any other path.
 
     Raises:
@@ -68,7 +69,7 @@ def told_url(path: str | os.PathLike[str]) -> str | None:
     return text if is_remote(text) else url_of(text)
 
 
-def url_of(path: str | os.PathLike[str]) -> str | None:
+def url_of(path: StrPath) -> str | None:
     """The URL that a place of copies stands for; None for any other path."""
     text = os.fspath(path)
     if text in _full:
@@ -88,7 +89,7 @@ def url_by_place(text: str) -> str | None:
     return f"{scheme}://{place.replace(os.sep, '/')}"
 
 
-def place_for(url: str, cache_dir: str | os.PathLike[str] | None = None) -> str:
+def place_for(url: str, cache_dir: StrPath | None = None) -> str:
     """Where the copy of a URL lies, its query and password left out."""
     scheme, _, rest = url.partition("://")
     host, _, path = rest.partition("/")
@@ -119,7 +120,7 @@ def named(url: str) -> str:
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
-def spelled(text: str | os.PathLike[str]) -> str:
+def spelled(text: StrPath) -> str:
     """A text for people, in which places of copies are the URLs that they stand for.
 
     >>> spelled("/home/me/.cache/packtrain/packtrain-remote/s3/bucket/out holds no export")
@@ -131,7 +132,7 @@ def spelled(text: str | os.PathLike[str]) -> str:
     return "".join(map(_spelled, _WORDS.split(told)))
 
 
-def typed(place: str | os.PathLike[str]) -> str:
+def typed(place: StrPath) -> str:
     """A place in a command that somebody copies into a shell.
 
     >>> typed("my runs/a")
@@ -145,7 +146,7 @@ def _spelled(word: str) -> str:
     return f"{scheme}://{below}" if cut and scheme.isalnum() else word
 
 
-def kept(path: str | os.PathLike[str]) -> str:
+def kept(path: StrPath) -> str:
     """A path as it is kept for later: a URL, or absolute."""
     url = told_url(path)
     return os.path.realpath(path) if url is None else url
@@ -202,7 +203,7 @@ def is_copy(place: str, note: Note) -> bool:
     return False
 
 
-def set_time(file: int | str | os.PathLike[str], note: Note) -> None:
+def set_time(file: int | StrPath, note: Note) -> None:
     """Give a file the time by which it is known as the copy of `note`."""
     os.utime(file, ns=(time.time_ns(), time_of(note)))
 

@@ -22,10 +22,11 @@ from typing import Any
 
 from .. import files, world
 from ..errors import SourceError, optional
+from ..files import StrPath
 from . import _index
 from ._handles import Pinned
+from ._index import digest_files
 from ._records import RecordFile, open_records
-from ._table import digest_files
 
 # --------------------------------------------------------------------------------------------
 # Text of compressed files (gzip, bzip2, xz, zstd), block by block
@@ -153,14 +154,14 @@ def _reopen(open_source: Callable[..., Any], path: str, options: Mapping[str, An
     return source
 
 
-def digest_one(path: str, *, cache_dir: str | os.PathLike[str] | None = None, verify: bool = False) -> Pinned:
+def digest_one(path: str, *, cache_dir: StrPath | None = None, verify: bool = False) -> Pinned:
     """One file with its digest."""
     full = _index.pin(path).path  # says what is missing
     table = ".packtrain-packed"
     return digest_files([full], os.path.dirname(full), table, cache_dir=cache_dir, verify=verify)[0]
 
 
-def store_place(key: str, cache_dir: str | os.PathLike[str] | None) -> Path:
+def store_place(key: str, cache_dir: StrPath | None) -> Path:
     """Where the made file with this key lies."""
     root = Path(cache_dir) if cache_dir is not None else world.cache_dir()
     return root / "derived" / f"{key}.jsonl"
@@ -170,7 +171,7 @@ def derive(
     origin: Pinned,
     options: Mapping[str, Any],
     make: Callable[[], Iterable[bytes]],
-    cache_dir: str | os.PathLike[str] | None,
+    cache_dir: StrPath | None,
     kind: str = "jsonl",
     keep: int = _index.KEEP,
 ) -> RecordFile:
@@ -194,10 +195,10 @@ def derive(
 
 
 def open_text(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
     kind: str,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: StrPath | None = None,
     verify_content: bool = False,
     keep: int = _index.KEEP,
 ) -> RecordFile:

@@ -1,7 +1,8 @@
-"""Where each record of a file starts: found in one pass, kept as a byte-offset index in the cache folder.
+"""What is known of the files of a source, kept in the cache folder: where records start, and digests.
 
-One file in the cache folder, under the digest of the source's absolute path. Nothing is written beside the
-source; a `.NAME.packtrain-index` that came with it is read. Layout:
+Where each record of a file starts is found in one pass, and noted in one file in the cache folder, under the
+digest of the source's absolute path. Nothing is written beside the source; a `.NAME.packtrain-index` that
+came with it is read. Layout:
 
     8 bytes magic · 4 bytes header length · JSON header · int64 starts[n+1] · int64 gaps[g]
 
@@ -20,8 +21,9 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import files, world
-from ..errors import InputError, SourceError
+from ..errors import InputError, SourceError, counted
+from ..files import StrPath
 from ._handles import Pinned, read
 
 # --------------------------------------------------------------------------------------------
@@ -270,7 +273,7 @@ class Index:
         return index + 1 + int(np.searchsorted(self.gaps, index, side="right"))
 
 
-def cached(path: str | os.PathLike[str], name: str, cache_dir: str | os.PathLike[str] | None = None) -> Path:
+def cached(path: StrPath, name: str, cache_dir: StrPath | None = None) -> Path:
     """Where what is known about a file or folder is stored: in the cache folder, never beside it.
 
     Args:
@@ -288,7 +291,7 @@ def load(
     kind: str,
     build: Callable[[Pinned], Built],
     *,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: StrPath | None = None,
     verify: bool = False,
     keep: int = KEEP,
 ) -> Index:
@@ -428,7 +431,7 @@ def _arrays(path: Path, header: dict[str, Any]) -> tuple[I64, I64]:
     return held[: header["records"] + 1], held[header["records"] + 1 :]
 
 
-def pin(path: str | os.PathLike[str]) -> Pinned:
+def pin(path: StrPath) -> Pinned:
     """The file as it is now, by its absolute path."""
     return pinned(os.path.abspath(os.fspath(path)))
 
@@ -439,3 +442,103 @@ def pinned(full: str) -> Pinned:
         return Pinned(full, files.Stamp.of(os.stat(full)))
     except OSError as error:
         raise SourceError(f"{full} cannot be opened: {error.strerror}") from None
+
+
+# --------------------------------------------------------------------------------------------
+# Content digests of a source's files, kept so that reopening hashes only what has changed
+# --------------------------------------------------------------------------------------------
+# A table `name -> [size, mtime_ns, ctime_ns, inode, SHA-256]` is stored in the cache folder. A torn or
+# foreign table is ignored. A file whose stamp is as noted is not read again unless `verify`. One with other
+# content under the same name is told, and so is one that is gone.
+_LOOKED_AT = 1024  # files that were read before and are not asked for now: are they still there?
+
+
+def digest_files(
+    paths: Sequence[str], root: str, table: str, *, cache_dir: StrPath | None = None, verify: bool = False
+) -> list[Pinned]:
+    """The files with their content digests, see `rows_of`."""
+    rows = rows_of(
+        paths, root, table, lambda path: (files.sha256_file(path),), cache_dir=cache_dir, verify=verify
+    )
+    return [file for file, _ in rows]
+
+
+def rows_of(
+    paths: Sequence[str],
+    root: str,
+    table: str,
+    read: Callable[[str], tuple[Any, ...]],
+    *,
+    cache_dir: StrPath | None = None,
+    verify: bool = False,
+) -> list[tuple[Pinned, tuple[Any, ...]]]:
+    """The files, pinned with their digests, and what was read of each.
+
+    Args:
+        paths: absolute.
+        root: folder that names in the table are relative to.
+        table: file name of the table, `.packtrain-…`.
+        read: path -> (SHA-256, and what else is to be known); always as much.
+        cache_dir: where the table is stored.
+        verify: hash every file again.
+
+    Raises:
+        SourceError: a file is missing, or changes while it is read.
+    """
+    place = cached(root, table, cache_dir)
+    known = _load(place)
+    out: dict[str, tuple[Pinned, tuple[Any, ...]]] = {}
+    stale, start = False, os.path.join(root, "")
+    for path in paths:
+        name = path[len(start) :] if path.startswith(start) else os.path.relpath(path, root)
+        before = pinned(path)
+        noted = known.pop(name, None)
+        if not verify and noted is not None and noted[:4] == list(before.stamp):
+            out[name] = Pinned(before.path, before.stamp, str(noted[4])), tuple(noted[4:])
+            continue
+        stale = True
+        log.info("hashing %s", path)
+        try:
+            row = read(path)
+        except OSError as error:
+            raise SourceError(f"{path} cannot be read: {error.strerror}") from None
+        if pinned(path) != before:
+            raise SourceError(f"{path} changed while it was read", hint="open it again")
+        out[name] = Pinned(before.path, before.stamp, row[0]), row
+        if noted is not None and noted[4] != row[0]:
+            log.warning("the file changed: %s holds other content than when it was read before", path)
+    others = islice(known, _LOOKED_AT)
+    gone = [name for name in others if not os.path.lexists(os.path.join(root, name))]
+    if gone:
+        told = ", ".join(gone[:3])
+        log.warning("%s of %s gone since it was read before: %s", counted(len(gone), "files"), root, told)
+    if stale or gone or verify:
+        kept = {name: row for name, row in known.items() if name not in gone}
+        _save(place, {**kept, **{name: [*one.stamp, *row] for name, (one, row) in out.items()}})
+    return list(out.values())
+
+
+def merkle(kind: str, digests: Sequence[str]) -> str:
+    """One digest over the digests of ordered parts (a Merkle root of one level)."""
+    root = hashlib.sha256(b"".join(bytes.fromhex(digest) for digest in digests)).hexdigest()
+    return files.digest_json({"kind": kind, "parts": len(digests), "root": root})
+
+
+def _load(place: Path) -> dict[str, list[Any]]:
+    """The stored table; empty when there is none that is whole."""
+    try:
+        stored = files.parse_json(place.read_bytes())
+        if stored["digest"] == files.digest_json(stored["files"]):
+            return {str(name): row for name, row in stored["files"].items() if len(row) > 4}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        pass
+    return {}
+
+
+def _save(place: Path, table: dict[str, list[Any]]) -> None:
+    try:
+        text = files.canonical_json(table).decode()  # of a hundred thousand files
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        files.publish_text(place, f'{{"digest":"{digest}","files":{text}}}\n')
+    except (InputError, OSError) as error:
+        log.warning("%s could not be stored: files are hashed again next time (%s)", place, error)

@@ -19,6 +19,7 @@ from typing import Any
 
 from ..errors import ConfigError, SourceError, meant
 from ..extend import Source, lookup, names
+from ..files import StrPath
 from ..remote.copies import bring
 from ._handles import contents
 from ._paths import expand, is_pattern
@@ -31,7 +32,7 @@ _HEAD = 1 << 16
 _SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")
 
 
-def open_source(path: str | os.PathLike[str], *, kind: str | None = None, **options: Any) -> Source:
+def open_source(path: StrPath, *, kind: str | None = None, **options: Any) -> Source:
     """Open a source of samples.
 
     Args:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..errors import SourceError, nearest
+from ..files import StrPath
 from ..remote.copies import braces
 
 _DIGITS = re.compile(r"([0-9]+)")
@@ -60,7 +61,7 @@ def is_pattern(path: str) -> bool:
     return not os.path.exists(path) and (glob.has_magic(path) or _BRACE.search(path) is not None)
 
 
-def expand(path: str | os.PathLike[str], suffixes: Sequence[str], *, deep: bool = False) -> list[str]:
+def expand(path: StrPath, suffixes: Sequence[str], *, deep: bool = False) -> list[str]:
     """Absolute paths of the files a path means, in natural order; at least one.
 
     Args:
@@ -88,7 +89,7 @@ def expand(path: str | os.PathLike[str], suffixes: Sequence[str], *, deep: bool 
     return [os.path.join(full, name) for name in ordered(names)]
 
 
-def root_of(path: str | os.PathLike[str]) -> str:
+def root_of(path: StrPath) -> str:
     """The absolute folder that names are told relative to: the folder itself, that of a file, or what of a
     pattern stands before its first wildcard."""
     full = os.path.abspath(os.fspath(path))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..errors import SampleError
@@ -17,7 +18,7 @@ from ..media.knobs import KNOB_KEYS
 from ..media.location import Ref
 from ._account import Account
 from ._content import MODALITIES, Media, check_text, names_medium, read_content, ref_of, refuse_file_names
-from ._shapes import CALLS, ROLES, Plan
+from ._shapes import CALLS, REMEMBERED, ROLES, plan_of
 from ._values import absent, kind_of_ref
 from .keys import HARMLESS, NUMBERS, USES
 
@@ -56,34 +57,33 @@ class Form(NamedTuple):
     rest: tuple[str, ...]
     aliases: tuple[tuple[str, str], ...]
 
-    @classmethod
-    def of(cls, names: tuple[str, ...]) -> Form | None:
-        """The form of records with these keys; None where they are of no plain shape."""
-        if not all(type(name) is str for name in names):
-            return None
-        plan = Plan.of(names, {})
-        talk = said = ""
-        asked: tuple[str, ...] = ()
-        if plan.shape in _TALKS:
-            talk = plan.fields[_TALKS[plan.shape]]
-        elif plan.shape in _PAIRS and {*_PAIRS[plan.shape][0][:1], _PAIRS[plan.shape][1]} <= set(plan.fields):
-            fields, answer = _PAIRS[plan.shape]
-            asked = tuple(plan.fields[field] for field in fields if field in plan.fields)
-            said = plan.fields[answer]
-        else:
-            return None
-        media = tuple(
-            (name, _ONE[field], field in _MANY) for field, name in plan.fields.items() if field in _ONE
-        )
-        system = plan.fields.get("system", "")
-        used = {talk, *asked, said, system, *(name for name, _, _ in media)}
-        left = tuple(name for name in names if name not in used)
-        pictures = all(kind == "image" for _, kind, _ in media)  # of which these keys set nothing
-        quiet = HARMLESS - KNOB_KEYS - (frozenset() if pictures else OF_MEDIUM)
-        harmless = tuple(name for name in left if name in quiet)
-        rest = tuple(name for name in left if name not in quiet)
-        aliases = tuple(pair for pair in plan.aliases if pair[0] in used and pair[1] in USES[plan.shape])
-        return cls(talk, asked, said, system, media, harmless, rest, aliases)
+
+@lru_cache(REMEMBERED)
+def form_of(names: tuple[str, ...]) -> Form | None:
+    """The form of records with these keys; None where they are of no plain shape."""
+    if not all(type(name) is str for name in names):
+        return None
+    plan = plan_of(names)
+    talk = said = ""
+    asked: tuple[str, ...] = ()
+    if plan.shape in _TALKS:
+        talk = plan.fields[_TALKS[plan.shape]]
+    elif plan.shape in _PAIRS and {*_PAIRS[plan.shape][0][:1], _PAIRS[plan.shape][1]} <= set(plan.fields):
+        fields, answer = _PAIRS[plan.shape]
+        asked = tuple(plan.fields[field] for field in fields if field in plan.fields)
+        said = plan.fields[answer]
+    else:
+        return None
+    media = tuple((name, _ONE[field], field in _MANY) for field, name in plan.fields.items() if field in _ONE)
+    system = plan.fields.get("system", "")
+    used = {talk, *asked, said, system, *(name for name, _, _ in media)}
+    left = tuple(name for name in names if name not in used)
+    pictures = all(kind == "image" for _, kind, _ in media)  # of which these keys set nothing
+    quiet = HARMLESS - KNOB_KEYS - (frozenset() if pictures else OF_MEDIUM)
+    harmless = tuple(name for name in left if name in quiet)
+    rest = tuple(name for name in left if name not in quiet)
+    aliases = tuple(pair for pair in plan.aliases if pair[0] in used and pair[1] in USES[plan.shape])
+    return Form(talk, asked, said, system, media, harmless, rest, aliases)
 
 
 def read_plain(

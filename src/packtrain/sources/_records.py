@@ -7,16 +7,16 @@ import hashlib
 import json
 import operator
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 from ..errors import SampleError, SourceError
-from ..files import digest_json
+from ..files import StrPath, digest_json
 from . import _index
 from ._handles import Pinned, read
-from ._once import MOST_RECORD, Twice, loads
 from ._paths import below, near
 from .keys import FIELDS
 
@@ -32,6 +32,71 @@ _OF_RECORD = ("messages", "conversations", "texts", "instruction", "prompt", "re
 _SPACE = b" \t\r\n"
 
 
+# --------------------------------------------------------------------------------------------
+# JSON in which no object gives a key twice: which of the two was meant, nobody can say
+# --------------------------------------------------------------------------------------------
+MOST_RECORD = 1 << 28  # bytes of one record
+
+
+class Twice(ValueError):
+    """An object gives a key twice."""
+
+
+def loads(text: str | bytes) -> Any:
+    """`json.loads`.
+
+    Raises:
+        Twice: an object gives a key twice.
+        ValueError: the text is no JSON, larger than a record may be, or nested too deeply.
+    """
+    if len(text) > MOST_RECORD:
+        raise ValueError(f"{len(text):,} bytes, a record has at most {MOST_RECORD:,}")
+    text = text if isinstance(text, str) else text.decode("utf-8")
+    try:
+        held, end = _SCAN(text, 0)
+    except StopIteration:  # space ahead of it, or no JSON: the decoder says which
+        end = -1
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return held if end == len(text) else _DECODER.decode(text)
+
+
+def record_of(data: bytes, what: str) -> dict[str, Any]:
+    """A record of JSON, as UTF-8.
+
+    Raises:
+        SampleError: malformed_record; `what` says of what.
+    """
+    try:
+        record = loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise SampleError("malformed_record", f"{what} is not UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise SampleError("malformed_record", f"{what} is not valid JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise SampleError("malformed_record", f"{what} is {type(record).__name__}, not an object")
+    return record
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    held = dict(pairs)
+    if len(held) != len(pairs):
+        raise Twice(f"the key {twice(name for name, _ in pairs)!r} twice")
+    return held
+
+
+def twice(names: Iterable[str]) -> str | None:
+    """The first name that comes again."""
+    return next((name for name, times in Counter(names).items() if times > 1), None)
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_once)
+_SCAN: Any = vars(_DECODER)["scan_once"]
+
+
+# --------------------------------------------------------------------------------------------
+# Sources of one file or several, and where each of their records stands
+# --------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One file of a source: its records have the ids start .. stop - 1."""
@@ -155,11 +220,7 @@ class RecordFile:
     """
 
     def __init__(
-        self,
-        file: Pinned,
-        kind: str,
-        index: _index.Index,
-        cache_dir: str | os.PathLike[str] | None = None,
+        self, file: Pinned, kind: str, index: _index.Index, cache_dir: StrPath | None = None
     ) -> None:
         self._file = replace(file, sha256=index.sha256)
         self._cache_dir = cache_dir
@@ -257,10 +318,10 @@ class RecordFile:
 
 
 def open_records(
-    path: str | os.PathLike[str],
+    path: StrPath,
     kind: str,
     *,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: StrPath | None = None,
     verify_content: bool = False,
     keep: int = _index.KEEP,
 ) -> RecordFile:
@@ -355,7 +416,7 @@ def _text_from(file: Pinned, start: int) -> int:
     return file.size
 
 
-def _existing(path: str | os.PathLike[str]) -> Pinned:
+def _existing(path: StrPath) -> Pinned:
     text = os.fspath(path)
     if os.path.isdir(text):
         raise SourceError(f"{text} is a folder, not a file of records", hint="name a file in it")

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from ..errors import nearest
 from . import keys
 from ._account import Account, unread
-from ._calls import blocks_of, calls_of, check_json, parsed, tools_of
+from ._beside import blocks_of, calls_of, check_json, loss_of, parsed, tools_of
 from ._content import check_list, check_object, check_text, fault
-from ._loss import loss_of
 from ._values import absent, kind_of_ref
 
 ROLES = {
@@ -74,31 +73,48 @@ class Plan(NamedTuple):
     numbered: tuple[str, ...]
     shape: str | None  # None: not told by the keys that hold something
 
-    @classmethod
-    def of(cls, names: tuple[str, ...], columns: Mapping[str, str]) -> Plan:
-        """The plan of a record with these keys.
 
-        Raises:
-            SampleError: malformed_record, a key that is no text.
-        """
-        odd = next((name for name in names if not isinstance(name, str)), None)
-        if odd is not None:
-            raise fault(f"has the key {odd!r}, which is no text")
-        held, fields, aliases = set(names), {}, []
-        for field in dict.fromkeys((*keys.FIELDS, *columns)):
-            spellings = (columns[field],) if field in columns else keys.FIELDS.get(field, (field,))
-            name = next((name for name in spellings if name in held), None)
-            if name is not None:
-                fields[field] = name
-                if name != field and field not in columns:
-                    aliases.append((name, field))
-        numbered = tuple(
-            sorted((n for n in names if _NUMBERED.fullmatch(n)), key=lambda n: int(n.rpartition("_")[2]))
-        )
-        taken = {*fields.values(), *numbered}
-        rest = tuple(name for name in names if name not in taken)
-        shape = next((shape for shape, needed in _TELLS if needed <= fields.keys()), None)
-        return cls(fields, tuple(aliases), rest, numbered, shape)
+#: `columns` of a `ChatSource`, to be looked up by.
+Columns = tuple[tuple[str, str], ...]
+REMEMBERED = 4096  # tuples of keys
+
+
+@lru_cache(REMEMBERED)
+def plan_of(names: tuple[str, ...], mapped: Columns = ()) -> Plan:
+    """The plan of a record with these keys.
+
+    Raises:
+        SampleError: malformed_record, a key that is no text.
+    """
+    odd = next((name for name in names if not isinstance(name, str)), None)
+    if odd is not None:
+        raise fault(f"has the key {odd!r}, which is no text")
+    held, columns, fields, aliases = set(names), dict(mapped), {}, []
+    for field in dict.fromkeys((*keys.FIELDS, *columns)):
+        spellings = (columns[field],) if field in columns else keys.FIELDS.get(field, (field,))
+        name = next((name for name in spellings if name in held), None)
+        if name is not None:
+            fields[field] = name
+            if name != field and field not in columns:
+                aliases.append((name, field))
+    numbered = tuple(
+        sorted((n for n in names if _NUMBERED.fullmatch(n)), key=lambda n: int(n.rpartition("_")[2]))
+    )
+    taken = {*fields.values(), *numbered}
+    rest = tuple(name for name in names if name not in taken)
+    shape = next((shape for shape, needed in _TELLS if needed <= fields.keys()), None)
+    return Plan(fields, tuple(aliases), rest, numbered, shape)
+
+
+@lru_cache(REMEMBERED)
+def unread_of(names: tuple[str, ...], mapped: Columns, shape: str, named: bool) -> tuple[str, ...]:
+    """Keys that a shape does not read; one that was asked for by name settles what is a conversation."""
+    plan = plan_of(names, mapped)
+    shapes = keys.USES.values() if named else (keys.USES[shape],)
+    reads = {*dict(mapped), *(field for held in shapes for field in held)}
+    unused = [name for field, name in plan.fields.items() if field not in reads]
+    caption = keys.CAPTION if shape == "captions" else ()
+    return (*unused, *(name for name in plan.rest if name not in caption))
 
 
 class Fields:
@@ -233,7 +249,7 @@ def _instance(fields: Fields) -> Fields:
             hint="write a record for each instance",
         )
     held = instances[0]
-    plan = Plan.of(tuple(name for name in held if not absent(held[name])), fields.columns)
+    plan = plan_of(tuple(name for name in held if not absent(held[name])), tuple(fields.columns.items()))
     read = [plan.fields.get(name) for name in ("input", "output")]
     fields.account.rest(held, [name for name in held if name not in read], "instances[].")
     return Fields(held, plan, fields.columns, fields.account)

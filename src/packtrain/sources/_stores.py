@@ -12,8 +12,9 @@ from typing import Any
 
 from .. import files
 from ..errors import PacktrainError, SampleError, SourceError, one_line
+from ..files import StrPath
+from ._index import digest_files, merkle
 from ._records import OfFiles, numbered
-from ._table import digest_files, merkle
 
 #: An open store: a row by its number.
 Rows = Callable[[int], Any]
@@ -39,7 +40,7 @@ class Stored(OfFiles):
         *,
         also: Sequence[str] = (),
         chosen: Any = None,
-        cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir: StrPath | None = None,
         verify: bool = False,
     ) -> None:
         self._opened = opened

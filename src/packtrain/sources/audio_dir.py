@@ -31,12 +31,12 @@ from typing import Any
 
 from .. import files
 from ..errors import SampleError, SourceError
+from ..files import StrPath
 from ..media.knobs import ENDS, STARTS
 from ..media.location import identity
 from ._handles import contents
-from ._once import loads
 from ._paths import natural
-from ._records import numbered
+from ._records import loads, numbered
 
 PROMPT = "Transcribe the audio."
 SUFFIXES_OF_CLIPS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".au")
@@ -103,11 +103,7 @@ class Clips:
 
 
 def open_source(
-    path: str | os.PathLike[str],
-    *,
-    prompt: str = PROMPT,
-    cache_dir: str | os.PathLike[str] | None = None,
-    verify_content: bool = False,
+    path: StrPath, *, prompt: str = PROMPT, cache_dir: StrPath | None = None, verify_content: bool = False
 ) -> Clips:
     """Open a folder of clips.
 
@@ -193,10 +189,7 @@ def _csv_lines(lines: list[str]) -> Iterator[tuple[int, Row | str]]:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 cells = line.rstrip("\r").split("|")
-                yield (
-                    number,
-                    {"file": cells[0], "text": (cells[2:3] or [""])[0] or cells[1]},
-                )
+                yield (number, {"file": cells[0], "text": (cells[2:3] or [""])[0] or cells[1]})
         return
     reader = csv.DictReader(io.StringIO("\n".join(lines)))
     for record in reader:

@@ -9,7 +9,7 @@
                `tool_calls`, `tool_call_id`, `name`, `reasoning_content` are kept where the record has them;
                `loss` is the weight of an answer, only where it is not 1
     tools      list, only where the record has tools
-    objects    names and boxes of `<ref-object>` and `<bbox>` in its texts (`_objects.py`)
+    objects    names and boxes of `<ref-object>` and `<bbox>` in its texts (`_beside.py`)
 
 with refs ready to open: absolute paths, URLs, data URLs or bytes. Shapes and spellings are described in
 `_shapes.py`, `_content.py` and `keys.py`. Every key of a record is used, harmless or named (`_account.py`).
@@ -35,9 +35,11 @@ from typing import Any
 from ..checks import one_of
 from ..errors import ConfigError, SampleError
 from ..extend import Source
+from ..files import StrPath
 from ..media.hints import HINTS, checked
 from ..media.location import Ref, is_url, resolve
 from ._account import Account, refuse_beside, unread
+from ._beside import objects_of, weigh
 from ._content import (
     MODALITIES,
     Media,
@@ -51,18 +53,15 @@ from ._content import (
     refuse_tagged,
     set_knobs,
 )
-from ._loss import weigh
 from ._memory import Over, as_source
-from ._objects import objects_of
 from ._open import open_source
-from ._plain import OF_MEDIUM, Form, open_media, read_plain, says_nothing
-from ._shapes import FIELDS, SHAPES, Draft, Fields, Plan, Turn, detect
+from ._plain import OF_MEDIUM, form_of, open_media, read_plain, says_nothing
+from ._shapes import FIELDS, SHAPES, Draft, Fields, Turn, detect, plan_of, unread_of
 from ._values import absent
-from .keys import CAPTION, HARMLESS, MEDIA, ORIGIN, USES, WANTED
+from .keys import HARMLESS, MEDIA, ORIGIN, USES, WANTED
 
 SCHEMA = 3  # raised when the same record would be normalised to another sample
 _HINTS = tuple(dict.fromkeys(name for kind in MODALITIES for name in HINTS[kind] if name in FIELDS))
-_PLANS = 4096  # remembered
 _MEDIA_FIELDS = frozenset(MEDIA)
 #: Harmless names whose plain values need no look.
 _QUIET = HARMLESS - frozenset(ORIGIN) - OF_MEDIUM
@@ -115,7 +114,7 @@ class ChatSource(Over):
         shape: str = "auto",
         columns: Mapping[str, str] | None = None,
         placeholders: Mapping[str, Sequence[str] | str] | Sequence[str] | str | None = None,
-        media_root: str | os.PathLike[str] | None = None,
+        media_root: StrPath | None = None,
         media_prefix: str | None = None,
         allow_outside: bool = False,
         allow_remote: bool = False,
@@ -135,6 +134,7 @@ class ChatSource(Over):
         self._prepend = one_of("media_without_placeholder", media_without_placeholder, ("error", "prepend"))
         self._calls = one_of("tool_calls", tool_calls, ("structured", "text"))
         self._columns = _checked_columns(columns, shape)
+        self._mapped = tuple(self._columns.items())
         self._placeholders = _checked_placeholders(placeholders)
         self._pattern = _pattern(self._placeholders)
         self._kinds = {name: kind for kind, names in self._placeholders.items() for name in names}
@@ -153,9 +153,6 @@ class ChatSource(Over):
         self._plain = (
             tagged and shape == "auto" and not self._columns and frame_rate is None and not self._normalised
         )
-        self._forms: dict[tuple[str, ...], Form | None] = {}
-        self._plans: dict[tuple[str, ...], Plan] = {}
-        self._left: dict[tuple[int, str], tuple[str, ...]] = {}
 
     def config(self) -> dict[str, Any]:
         """The options that affect a sample, as plain JSON. The media root is not among them."""
@@ -187,15 +184,8 @@ class ChatSource(Over):
         """The sample of a record that holds nothing special; None for any other."""
         if not self._plain or type(record) is not dict:
             return None
-        names = tuple(record)
-        try:
-            form = self._forms[names]
-        except KeyError:
-            if len(self._forms) >= _PLANS:
-                self._forms.clear()
-            plain = self.account.ignore.isdisjoint(names)
-            form = self._forms[names] = Form.of(names) if plain else None
-        if form is None:
+        form = form_of(tuple(record))
+        if form is None or not self.account.ignore.isdisjoint(record):
             return None
         return read_plain(record, form, self._kinds, self._pattern, self.account, self._open)
 
@@ -205,11 +195,12 @@ class ChatSource(Over):
         account.begin()
         if account.ignore:
             record = {key: value for key, value in record.items() if key not in account.ignore}
-        fields = Fields(record, self._plan(record), self._columns, account)
+        names = tuple(name for name, value in record.items() if not absent(value))
+        fields = Fields(record, plan_of(names, self._mapped), self._columns, account)
         shape = detect(fields) if self._shape == "auto" else self._shape
         draft = SHAPES[shape](fields, self._calls == "structured")
         listed = self._listed(fields)
-        left = self._rest(fields, shape)
+        left = unread_of(names, self._mapped, shape, self._shape != "auto")
         if all(name in _QUIET and says_nothing(record[name]) for name in left):
             left = ()  # nothing but harmless names of plain values
         messages = self._messages(draft, listed)
@@ -235,30 +226,6 @@ class ChatSource(Over):
             marked=lambda: any(marks_medium(part.get("text", "")) for m in messages for part in m["content"]),
         )
         return sample
-
-    def _plan(self, record: Mapping[str, Any]) -> Plan:
-        names = tuple(name for name, value in record.items() if not absent(value))
-        plan = self._plans.get(names)
-        if plan is None:
-            if len(self._plans) >= _PLANS:
-                self._plans.clear()
-                self._left.clear()
-            plan = self._plans[names] = Plan.of(names, self._columns)
-        return plan
-
-    def _rest(self, fields: Fields, shape: str) -> tuple[str, ...]:
-        """Keys that this shape does not read."""
-        plan = fields.plan
-        names = (id(plan), shape)
-        left = self._left.get(names)
-        if left is None:
-            named = self._shape != "auto"  # a shape that was asked for settles what is a conversation
-            other = {field for held in USES.values() for field in held} if named else set()
-            reads = {*USES[shape], *other, *self._columns}
-            unused = [name for field, name in plan.fields.items() if field not in reads]
-            caption = CAPTION if shape == "captions" else ()
-            left = self._left[names] = (*unused, *(name for name in plan.rest if name not in caption))
-        return left
 
     def _set_media(
         self, record: Mapping[str, Any], left: tuple[str, ...], parts: list[dict[str, Any]]
@@ -398,8 +365,7 @@ class ChatSource(Over):
 
     def _with_own(self, turn: Turn, pattern: re.Pattern[str] | None, what: str, media: Media) -> list[Any]:
         """The parts of a message on which media stand: at its placeholders, or before its text."""
-        plan = Plan.of(tuple(turn.media), {})
-        listed = self._listed(Fields(turn.media, plan, {}, self.account))
+        listed = self._listed(Fields(turn.media, plan_of(tuple(turn.media)), {}, self.account))
         own = Media(listed, self._kinds, self.account)
         content = read_content(turn.content, own, pattern, what)
         for kind in MODALITIES:

@@ -29,6 +29,7 @@ from typing import Any
 
 from ..checks import is_finite, one_of
 from ..errors import SampleError, SourceError
+from ..files import StrPath
 from ._derived import Derived, derive, digest_one
 
 log = logging.getLogger(__name__)
@@ -69,12 +70,12 @@ class Detections(Derived):
 
 
 def open_source(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
     prompt: str = PROMPT,
     order: str = "position",
     crowd: bool = False,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: StrPath | None = None,
     verify_content: bool = False,
 ) -> Detections:
     """Open an annotation file.

@@ -16,7 +16,6 @@ Labels and masks that are there must agree.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from ..checks import one_of
 from ..errors import SampleError, SourceError, counted
 from ..extend import Measured, Source
+from ..files import StrPath
 from . import keys
 from ._account import Account, unread
 from ._content import fault
@@ -147,7 +147,7 @@ class EncodedTemplate:
 
 
 def open_source(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
     rows: str | None = None,
     train_on: str = "labels",

@@ -13,17 +13,18 @@ from pathlib import Path
 
 from ..checks import one_of
 from ..errors import SourceError, one_line, optional
+from ..files import StrPath
 from ._stores import Rows, Stored
 
 _library = functools.partial(optional, "lance", "pylance", "lance")
 
 
 def open_source(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
     version: int | None = None,
     columns: Sequence[str] | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: StrPath | None = None,
     verify_content: bool = False,
 ) -> Stored:
     """Open a Lance dataset.

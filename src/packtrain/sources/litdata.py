@@ -12,6 +12,7 @@ import os
 
 from .. import files
 from ..errors import SourceError, optional
+from ..files import StrPath
 from ._stores import Rows, Stored, index_of
 
 _library = functools.partial(optional, "litdata.streaming.serializers", "litdata", "litdata")
@@ -21,12 +22,7 @@ _READ = (*_RAW, "str", "bool", "int", "float", "bytes", "json", "text")
 _ARRAYS = ("no_header_numpy", "numpy", "no_header_tensor", "tensor")
 
 
-def open_source(
-    path: str | os.PathLike[str],
-    *,
-    cache_dir: str | os.PathLike[str] | None = None,
-    verify_content: bool = False,
-) -> Stored:
+def open_source(path: StrPath, *, cache_dir: StrPath | None = None, verify_content: bool = False) -> Stored:
     """Open a folder of litdata chunks.
 
     Args:

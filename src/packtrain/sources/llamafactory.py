@@ -20,11 +20,11 @@ from typing import Any
 from ..checks import whole
 from ..errors import ConfigError, SampleError, meant
 from ..extend import Source
-from ..files import digest_json
+from ..files import StrPath, digest_json
 from ._account import unread
 from ._content import check_object, fault
 from ._handles import contents
-from ._once import loads
+from ._records import loads
 from ._values import absent
 from .keys import FIELDS
 from .mixture import Mixture, Part
@@ -156,12 +156,12 @@ class Datasets(Mixture):
 
 
 def open_source(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
     dataset: str | Sequence[str] | None = None,
-    media_dir: str | os.PathLike[str] | None = None,
+    media_dir: StrPath | None = None,
     seed: int = 42,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: StrPath | None = None,
     verify_content: bool = False,
 ) -> Datasets:
     """Open datasets of a `dataset_info.json`.

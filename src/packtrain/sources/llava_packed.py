@@ -21,10 +21,10 @@ from typing import Any
 from .. import files
 from ..checks import one_of
 from ..errors import SampleError, SourceError, counted
+from ..files import StrPath
 from ._handles import Pinned
-from ._once import loads
-from ._records import Parts
-from ._table import digest_files
+from ._index import digest_files
+from ._records import Parts, loads
 from .webdataset import SUFFIXES as TARS
 from .webdataset import open_source as open_tars
 
@@ -181,11 +181,7 @@ class _InTars:
 
 
 def open_source(
-    path: str | os.PathLike[str],
-    *,
-    task: str = "auto",
-    cache_dir: str | os.PathLike[str] | None = None,
-    verify_content: bool = False,
+    path: StrPath, *, task: str = "auto", cache_dir: StrPath | None = None, verify_content: bool = False
 ) -> LlavaPacked:
     """Open packs of LLaVA-OneVision.
 

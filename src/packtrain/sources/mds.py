@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import files
 from ..errors import SourceError, optional
+from ..files import StrPath
 from ._stores import Rows, Stored, index_of
 
 _library = functools.partial(optional, "streaming", "mosaicml-streaming", "mds")
@@ -22,11 +23,7 @@ _NOT = ("pil", "list", "jpeg_array", "jpegarray", "pkl")
 
 
 def open_source(
-    path: str | os.PathLike[str],
-    *,
-    split: str = "",
-    cache_dir: str | os.PathLike[str] | None = None,
-    verify_content: bool = False,
+    path: StrPath, *, split: str = "", cache_dir: StrPath | None = None, verify_content: bool = False
 ) -> Stored:
     """Open a folder of MDS shards.
 

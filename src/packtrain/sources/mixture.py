@@ -30,14 +30,13 @@ from typing import Any
 from ..checks import flag, number, whole
 from ..errors import ConfigError, SourceError, counted, meant, one_line
 from ..extend import Source
-from ..files import MOST_YAML, digest_json, parse_yaml
+from ..files import MOST_YAML, StrPath, digest_json, parse_yaml
 from ..moved import also_named
 from ..planning.permutation import Permutation
 from ..remote.copies import bring
 from ..remote.ranges import is_remote
 from ._handles import contents
-from ._once import loads, twice
-from ._records import Parts, numbered
+from ._records import Parts, loads, numbered, twice
 from .chat import ChatSource
 
 SUFFIXES = (".yaml", ".yml")
@@ -144,11 +143,7 @@ class Mixture:
 
 @also_named("mix")
 def mix(
-    sources: Sequence[Source],
-    weights: Sequence[float] | None = None,
-    *,
-    seed: int = 0,
-    shuffle: bool = True,
+    sources: Sequence[Source], weights: Sequence[float] | None = None, *, seed: int = 0, shuffle: bool = True
 ) -> Mixture:
     """A mixture of sources that are open already; items as the sources give them.
 
@@ -169,9 +164,9 @@ def mix(
 
 
 def open_source(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: StrPath | None = None,
     verify_content: bool = False,
     within: tuple[str, ...] = (),
 ) -> Mixture:

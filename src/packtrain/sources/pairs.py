@@ -12,7 +12,7 @@ own name. What a stem is, exactly:
     no record       an image without a .json is no sample; they are counted and logged
 
 The fingerprint covers names inside the folder and the bytes of the records, not the place. A table of
-stamps and digests in the cache folder saves reopening from hashing what has not changed (`_table.py`).
+stamps and digests in the cache folder saves reopening from hashing what has not changed (`_index.py`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from typing import Any
 
 from .. import files
 from ..errors import SampleError, SourceError
+from ..files import StrPath
 from ._handles import contents
-from ._once import record_of
+from ._index import digest_files
 from ._paths import near
-from ._records import numbered
-from ._table import digest_files
+from ._records import numbered, record_of
 
 log = logging.getLogger(__name__)
 
@@ -96,12 +96,7 @@ class Pairs:
         return f"<pairs source {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
 
 
-def open_source(
-    path: str | os.PathLike[str],
-    *,
-    cache_dir: str | os.PathLike[str] | None = None,
-    verify_content: bool = False,
-) -> Pairs:
+def open_source(path: StrPath, *, cache_dir: StrPath | None = None, verify_content: bool = False) -> Pairs:
     """Open a folder of pairs.
 
     Args:

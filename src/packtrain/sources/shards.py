@@ -18,20 +18,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import SourceError
+from ..files import StrPath
 from . import json as json_source
 from . import jsonl as jsonl_source
 from ._derived import PACKED
 from ._handles import Pinned
-from ._index import BOM, KEEP, Index, scan_lines
+from ._index import BOM, KEEP, Index, merkle, rows_of, scan_lines
 from ._paths import below, expand, ordered, root_of
 from ._records import Parts, RecordFile, Shard
-from ._table import merkle, rows_of
 
 # --------------------------------------------------------------------------------------------
 # Small JSONL files of a source of very many: each is read once when it is opened, one table knows all
 # --------------------------------------------------------------------------------------------
 # A file of some kilobytes needs no index of its own: its lines are found again whenever it is read, and the
-# files read last stay found. The table (`_table.rows_of`) holds stamp, digest and number of records of each.
+# files read last stay found. The table (`_index.rows_of`) holds stamp, digest and number of records of each.
 MANY = 1000  # files of a source from which on it is read this way
 SMALL = 1 << 16  # bytes of a file
 _KEPT = 64
@@ -83,11 +83,7 @@ class SmallFile:
 
 
 def small_files(
-    paths: Sequence[str],
-    root: str,
-    *,
-    cache_dir: str | os.PathLike[str] | None = None,
-    verify: bool = False,
+    paths: Sequence[str], root: str, *, cache_dir: StrPath | None = None, verify: bool = False
 ) -> dict[str, SmallFile]:
     """Those of many plain JSONL files that are small, by path; none where the files are few.
 
@@ -177,10 +173,10 @@ class Shards:
 
 
 def open_source(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
     known: Sequence[str] = (),
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: StrPath | None = None,
     verify_content: bool = False,
 ) -> Shards:
     """Open several files as one source.

@@ -32,14 +32,13 @@ from typing import Any
 from .. import files
 from ..checks import one_of
 from ..errors import InputError, SampleError, SourceError
+from ..files import StrPath
 from ..media._tar import followed, walk
 from ._derived import kind_of
 from ._handles import Pinned, read
-from ._index import cached
-from ._once import record_of
+from ._index import cached, digest_files, merkle
 from ._paths import expand, root_of
-from ._records import OfFiles
-from ._table import digest_files, merkle
+from ._records import OfFiles, record_of
 from .keys import FIELDS
 
 log = logging.getLogger(__name__)
@@ -136,11 +135,11 @@ class Tars(OfFiles):
 
 
 def open_source(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
     prompt: str = "",
     truncated: str = "error",
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: StrPath | None = None,
     verify_content: bool = False,
 ) -> Tars:
     """Open tars of samples.
@@ -167,7 +166,7 @@ def open_source(
 
 
 # --------------------------------------------------------------------------------------------
-def _members(file: Pinned, cache_dir: str | os.PathLike[str] | None) -> tuple[list[Member], bool]:
+def _members(file: Pinned, cache_dir: StrPath | None) -> tuple[list[Member], bool]:
     """(members in order, the tar has its end marker), from the stored table or from the tar."""
     place = cached(file.path, ".packtrain-members", cache_dir)
     try:

@@ -139,8 +139,7 @@ def undamaged(folder: str | Path) -> PackPlan:
         return verify(folder)
     except ChecksumError as error:
         raise FormatError(
-            f"the plan is damaged: {error.message}",
-            hint="make it again: packtrain plan --overwrite",
+            f"the plan is damaged: {error.message}", hint="make it again: packtrain plan --overwrite"
         ) from None
 
 

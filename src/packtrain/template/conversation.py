@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import SampleError
 from ..families import Family
 from ..sources._account import Account
-from ..sources._objects import BOX, REF
+from ..sources._beside import BOX, REF
 from .account import with_texts
 from .turns import loss_of
 
