@@ -2,7 +2,7 @@
 
 A packer is tested by inheriting its laws:
 
-    from packtrain.testing import PackerLaws
+    from packtrain.testing import PackerLaws as PackerLaws
 
     class TestMine(PackerLaws):
         packer = "mine"
@@ -17,57 +17,57 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .crash import Stopped, crash_points, snapshot, stopped_after
-    from .demo import DemoSet, make_demo
-    from .laws import (
-        PackerLaws,
-        check_plan,
-        compiled_path,
-        lengths_and_options,
-        on_threads,
-        plain_path,
-        token_lists,
+    from .crash import (
+        Stopped as Stopped,
     )
-    from .tiny import TINY_MODELS, tiny_model
+    from .crash import (
+        crash_points as crash_points,
+    )
+    from .crash import (
+        snapshot as snapshot,
+    )
+    from .crash import (
+        stopped_after as stopped_after,
+    )
+    from .demo import DemoSet as DemoSet
+    from .demo import make_demo as make_demo
+    from .laws import (
+        PackerLaws as PackerLaws,
+    )
+    from .laws import (
+        check_plan as check_plan,
+    )
+    from .laws import (
+        compiled_path as compiled_path,
+    )
+    from .laws import (
+        lengths_and_options as lengths_and_options,
+    )
+    from .laws import (
+        on_threads as on_threads,
+    )
+    from .laws import (
+        plain_path as plain_path,
+    )
+    from .laws import (
+        token_lists as token_lists,
+    )
+    from .tiny import TINY_MODELS as TINY_MODELS
+    from .tiny import tiny_model as tiny_model
 
-_HOMES = {
-    "DemoSet": "demo",
-    "PackerLaws": "laws",
-    "Stopped": "crash",
-    "TINY_MODELS": "tiny",
-    "check_plan": "laws",
-    "compiled_path": "laws",
-    "crash_points": "crash",
-    "lengths_and_options": "laws",
-    "make_demo": "demo",
-    "on_threads": "laws",
-    "plain_path": "laws",
-    "snapshot": "crash",
-    "stopped_after": "crash",
-    "tiny_model": "tiny",
-    "token_lists": "laws",
+#: Module -> what it has of the public names.
+_NAMES = {
+    "demo": "DemoSet make_demo",
+    "laws": "PackerLaws check_plan compiled_path lengths_and_options on_threads plain_path token_lists",
+    "crash": "Stopped crash_points snapshot stopped_after",
+    "tiny": "TINY_MODELS tiny_model",
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "TINY_MODELS",
-    "DemoSet",
-    "PackerLaws",
-    "Stopped",
-    "check_plan",
-    "compiled_path",
-    "crash_points",
-    "lengths_and_options",
-    "make_demo",
-    "on_threads",
-    "plain_path",
-    "snapshot",
-    "stopped_after",
-    "tiny_model",
-    "token_lists",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(importlib.import_module("." + _HOMES[name], __name__), name)

@@ -23,7 +23,7 @@ from ..template import ensure_torchvision
 # Parts that configs of tiny models share: vocabulary and special ids, text layers, a vision tower
 # --------------------------------------------------------------------------------------------
 HIDDEN, _HEADS, _HEAD_DIM, LAYERS = 64, 4, 16, 2
-TOWER = 32
+TOWER, _PATCH = 32, 14
 
 #: Vocabulary without a tokenizer, and the special ids at its end.
 _VOCABULARY = 512
@@ -40,10 +40,10 @@ class Vocabulary:
     def __init__(self, source: Any, name: str) -> None:
         self.name, self.source = name, source
         self.tokenizer = getattr(source, "tokenizer", source)
-        images = getattr(source, "image_processor", None)
-        self.patch_size = getattr(images, "patch_size", None)
-        self.merge_size = int(getattr(images, "merge_size", 2))
-        self.temporal = int(getattr(images, "temporal_patch_size", 2))
+        self.images = getattr(source, "image_processor", None)
+        self.patch_size = getattr(self.images, "patch_size", None)
+        self.merge_size = int(getattr(self.images, "merge_size", 2))
+        self.temporal = int(getattr(self.images, "temporal_patch_size", 2))
 
     @property
     def size(self) -> int:
@@ -73,8 +73,13 @@ class Vocabulary:
 
     def side(self, default: int, name: str = "size") -> int:
         """Side in pixels of a crop or tile; `name` is the image processor's setting."""
-        size = getattr(getattr(self.source, "image_processor", None), name, None)
+        size = getattr(self.images, name, None)
         return default if size is None else int(size["height"])
+
+    def grids(self, side: int, *default: tuple[int, int]) -> list[list[int]]:
+        """Sizes in pixels that crops of an image fill; `default` counts crops of `side`."""
+        own = [(side * high, side * wide) for high, wide in default]
+        return [list(grid) for grid in getattr(self.images, "image_grid_pinpoints", own)]
 
     def mel(self, default: int) -> tuple[int, int]:
         """Mel bins and the most frames of a clip."""
@@ -101,9 +106,7 @@ def _text_layers(vocabulary: Vocabulary, **more: Any) -> dict[str, Any]:
         "head_dim": _HEAD_DIM,
         "max_position_embeddings": 1 << 17,
         "initializer_range": _RANGE,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
         "tie_word_embeddings": False,
         "use_cache": False,
         **more,
@@ -130,12 +133,21 @@ def _vision_tower(vocabulary: Vocabulary, patch_size: int, **more: Any) -> dict[
     }
 
 
+def _merging_tower(vocabulary: Vocabulary, patch_size: int, **more: Any) -> dict[str, Any]:
+    """The tower of a Qwen-VL model from 2.5 on, which merges patches to the width of the text."""
+    sizes = {"hidden_size": TOWER, "out_hidden_size": HIDDEN, "intermediate_size": 2 * TOWER}
+    return _vision_tower(vocabulary, patch_size, **sizes, **more)
+
+
+def _windowed_tower(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Window attention in all of its layers but the last."""
+    window = 4 * vocabulary.merge_size * (vocabulary.patch_size or _PATCH)
+    return _merging_tower(vocabulary, _PATCH, window_size=window, fullatt_block_indexes=[LAYERS - 1])
+
+
 # --------------------------------------------------------------------------------------------
 # Configs of tiny models beyond Qwen-VL: crops, tiles and sound, each with its real tower class
 # --------------------------------------------------------------------------------------------
-_PATCH = 14
-
-
 def _id(vocabulary: Vocabulary, family: str, kind: str) -> int:
     return vocabulary.id_of(getattr(family_of(name=family), f"{kind}_token"), kind)
 
@@ -166,51 +178,46 @@ def _sound(vocabulary: Vocabulary, longest: int) -> dict[str, Any]:
 def llava_onevision(transformers: Any, vocabulary: Vocabulary) -> Any:
     """SigLIP tower, crops on the processor's grids."""
     side = vocabulary.side(56)
-    images = getattr(vocabulary.source, "image_processor", None)
-    grids = getattr(images, "image_grid_pinpoints", [[side, side], [side, 2 * side], [2 * side, side]])
     return transformers.LlavaOnevisionConfig(
         text_config=_text_layers(vocabulary, model_type="qwen2"),
         vision_config={**_crops(side), "model_type": "siglip_vision_model", "vision_use_head": False},
-        image_grid_pinpoints=[list(grid) for grid in grids],
+        image_grid_pinpoints=vocabulary.grids(side, (1, 1), (1, 2), (2, 1)),
         image_token_index=_id(vocabulary, "llava_onevision", "image"),
         video_token_index=_id(vocabulary, "llava_onevision", "video"),
     )
 
 
-def llava_1_5(transformers: Any, vocabulary: Vocabulary) -> Any:
-    """CLIP tower, one square an image."""
-    side = vocabulary.side(56, "crop_size")
-    return transformers.LlavaConfig(
+def _with_clip(kind: Any, vocabulary: Vocabulary, family: str, side: int, **more: Any) -> Any:
+    """CLIP tower over squares of `side` pixels."""
+    return kind(
         text_config=_text_layers(vocabulary, model_type="qwen2"),
         vision_config={**_crops(side), "model_type": "clip_vision_model", "projection_dim": TOWER},
-        image_token_index=_id(vocabulary, "llava_1_5", "image"),
+        image_token_index=_id(vocabulary, family, "image"),
         image_seq_length=(side // _PATCH) ** 2,
         vision_feature_layer=-1,
+        **more,
     )
+
+
+def llava_1_5(transformers: Any, vocabulary: Vocabulary) -> Any:
+    """One square an image."""
+    return _with_clip(transformers.LlavaConfig, vocabulary, "llava_1_5", vocabulary.side(56, "crop_size"))
 
 
 def llava_next(transformers: Any, vocabulary: Vocabulary) -> Any:
-    """CLIP tower, crops on the processor's grids."""
+    """Crops on the processor's grids."""
     side = vocabulary.side(56, "crop_size")
-    images = getattr(vocabulary.source, "image_processor", None)
-    grids = getattr(images, "image_grid_pinpoints", [[side, 2 * side], [2 * side, side]])
-    return transformers.LlavaNextConfig(
-        text_config=_text_layers(vocabulary, model_type="qwen2"),
-        vision_config={**_crops(side), "model_type": "clip_vision_model", "projection_dim": TOWER},
-        image_token_index=_id(vocabulary, "llava_next", "image"),
-        image_grid_pinpoints=[list(grid) for grid in grids],
-        image_seq_length=(side // _PATCH) ** 2,
-        vision_feature_layer=-1,
-    )
+    grids = vocabulary.grids(side, (1, 2), (2, 1))
+    kind = transformers.LlavaNextConfig
+    return _with_clip(kind, vocabulary, "llava_next", side, image_grid_pinpoints=grids)
 
 
 def internvl(transformers: Any, vocabulary: Vocabulary) -> Any:
     """InternViT tower, tiles halved on each side."""
     side = vocabulary.side(56)
-    tower = {**_crops(side), "image_size": [side, side], "patch_size": [_PATCH, _PATCH]}
     return transformers.InternVLConfig(
         text_config=_text_layers(vocabulary, model_type="qwen2"),
-        vision_config=tower,
+        vision_config={**_crops(side), "image_size": [side, side], "patch_size": [_PATCH, _PATCH]},
         image_token_id=_id(vocabulary, "internvl3", "image"),
         image_seq_length=(side // _PATCH // 2) ** 2,
     )
@@ -229,19 +236,9 @@ def qwen2_5_omni(transformers: Any, vocabulary: Vocabulary) -> Any:
     """The thinker: both towers before mRoPE text layers."""
     from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniThinkerConfig
 
-    patch = vocabulary.patch_size or _PATCH
-    tower = _vision_tower(
-        vocabulary,
-        _PATCH,
-        hidden_size=TOWER,
-        out_hidden_size=HIDDEN,
-        intermediate_size=2 * TOWER,
-        window_size=4 * vocabulary.merge_size * patch,
-        fullatt_block_indexes=[LAYERS - 1],
-    )
     return Qwen2_5OmniThinkerConfig(
         text_config=_text_layers(vocabulary, rope_parameters=rope()),
-        vision_config=tower,
+        vision_config=_windowed_tower(vocabulary),
         audio_config={**_sound(vocabulary, 30000), "output_dim": HIDDEN},
         image_token_index=_id(vocabulary, "qwen2_5_omni", "image"),
         video_token_index=_id(vocabulary, "qwen2_5_omni", "video"),
@@ -312,50 +309,27 @@ def _gemma3(transformers: Any, vocabulary: Vocabulary) -> Any:
     return transformers.Gemma3TextConfig(**_text_layers(vocabulary, sliding_window=4, layer_types=kinds))
 
 
-def _qwen2_vl(transformers: Any, vocabulary: Vocabulary) -> Any:
-    return transformers.Qwen2VLConfig(
-        text_config=_text_layers(vocabulary, rope_parameters=rope()),
-        vision_config=_vision_tower(vocabulary, 14, embed_dim=TOWER, hidden_size=HIDDEN, mlp_ratio=2),
+def _qwen_vl(kind: Any, vocabulary: Vocabulary, tower: dict[str, Any], **positions: Any) -> Any:
+    return kind(
+        text_config=_text_layers(vocabulary, rope_parameters=rope(**positions)),
+        vision_config=tower,
         tie_word_embeddings=False,
         **vocabulary.vision_ids(),
     )
+
+
+def _qwen2_vl(transformers: Any, vocabulary: Vocabulary) -> Any:
+    tower = _vision_tower(vocabulary, _PATCH, embed_dim=TOWER, hidden_size=HIDDEN, mlp_ratio=2)
+    return _qwen_vl(transformers.Qwen2VLConfig, vocabulary, tower)
 
 
 def _qwen2_5_vl(transformers: Any, vocabulary: Vocabulary) -> Any:
-    patch = vocabulary.patch_size or 14
-    tower = _vision_tower(
-        vocabulary,
-        14,
-        hidden_size=TOWER,
-        out_hidden_size=HIDDEN,
-        intermediate_size=2 * TOWER,
-        window_size=4 * vocabulary.merge_size * patch,
-        fullatt_block_indexes=[LAYERS - 1],
-    )
-    return transformers.Qwen2_5_VLConfig(
-        text_config=_text_layers(vocabulary, rope_parameters=rope()),
-        vision_config=tower,
-        tie_word_embeddings=False,
-        **vocabulary.vision_ids(),
-    )
+    return _qwen_vl(transformers.Qwen2_5_VLConfig, vocabulary, _windowed_tower(vocabulary))
 
 
 def _qwen3_vl(transformers: Any, vocabulary: Vocabulary) -> Any:
-    tower = _vision_tower(
-        vocabulary,
-        16,
-        hidden_size=TOWER,
-        out_hidden_size=HIDDEN,
-        intermediate_size=2 * TOWER,
-        num_position_embeddings=64,
-        deepstack_visual_indexes=[0],
-    )
-    return transformers.Qwen3VLConfig(
-        text_config=_text_layers(vocabulary, rope_parameters=rope(mrope_interleaved=True)),
-        vision_config=tower,
-        tie_word_embeddings=False,
-        **vocabulary.vision_ids(),
-    )
+    tower = _merging_tower(vocabulary, 16, num_position_embeddings=64, deepstack_visual_indexes=[0])
+    return _qwen_vl(transformers.Qwen3VLConfig, vocabulary, tower, mrope_interleaved=True)
 
 
 #: Name -> (transformers class, config builder).

@@ -81,10 +81,8 @@ class Culprit:
         return f"{where} ({self.functions[0]})" if self.functions else f"{where} ({self.kind})"
 
 
-@dataclass
-class _Event:
-    place: str  # the module whose own code ran before
-    tensor: torch.Tensor | None
+#: The module whose own code ran before, and what is followed of its input or output.
+_Event = tuple[str, torch.Tensor | None]
 
 
 def find_culprit(
@@ -114,7 +112,7 @@ def find_culprit(
         called = _called(model, one, -1 if number is None else number)  # as many passes on every rank
     if number is None:
         return None
-    path = first[number].place
+    path = first[number][0]
     module = dict(model.named_modules()).get(path, model)
     patched = _patched(model, path, module)
     others = [place_of(code) for code in called if not _expected(code.co_filename)]
@@ -167,12 +165,12 @@ def _events(model: Any, run: Callable[[], Any], tokens: int, part: slice) -> lis
 
     def before(name: str, module: Any, args: Any, kwargs: Any) -> None:
         given = kwargs.get("hidden_states", args[0] if args else None)
-        seen.append(_Event(stack[-1], _followed(given, tokens, part)))
+        seen.append((stack[-1], _followed(given, tokens, part)))
         stack.append(name)
 
     def after(name: str, module: Any, args: Any, output: Any) -> None:
         made = output[0] if isinstance(output, tuple) and output else output
-        seen.append(_Event(name, _followed(made, tokens, part)))
+        seen.append((name, _followed(made, tokens, part)))
         stack.pop()
 
     with _hooks(model, before, after):
@@ -229,8 +227,7 @@ def _followed(value: Any, tokens: int, part: slice) -> torch.Tensor | None:
 
 
 def _first_difference(one: list[_Event], two: list[_Event], limit: float) -> int | None:
-    for number, (first, second) in enumerate(zip(one, two, strict=False)):
-        a, b = first.tensor, second.tensor
+    for number, ((_, a), (_, b)) in enumerate(zip(one, two, strict=False)):
         if a is None or b is None or a.shape != b.shape or not a.numel():
             continue
         if not largest_gap(a, b) <= limit * scale_of(a):  # also NaN

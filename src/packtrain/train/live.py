@@ -38,6 +38,8 @@ COMPARED = 3
 _FEW, _LARGEST = 6, 1 << 23
 _ZEROS, _SMALL = 64, 1 << 16
 
+_EMBEDDED = "the embedded tokens"
+
 #: Relative difference that another row length may make, by the coarsest type of a pass.
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
@@ -141,8 +143,10 @@ class Live:
         """One pass to be watched by hooks."""
         return lambda: self.logits(pack)
 
-    def gradients(self, pack: Sequence[Sample], whole: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Logits, and gradients of the token losses in the first samples, summed; `.grad` stays as it is.
+    def gradients(
+        self, pack: Sequence[Sample], whole: bool, places: Sequence[int] = range(COMPARED)
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Logits, and gradients of the token losses of the samples at `places`, summed; `.grad` stays.
 
         Args:
             whole: True: of a few parameters. False (sharded models): of the embeddings of the row.
@@ -153,8 +157,8 @@ class Live:
             model = model.module
         with torch.enable_grad(), _no_reentrant(self.bare), _embedded(self.bare, not whole) as rows:
             logits = self._forward(model, batch, pack, 0)
-            loss = _loss(logits, pack, range(COMPARED))
-            wanted = {name: p for name, p in _few(self.bare)} if whole else {"the embedded tokens": rows[0]}
+            loss = _loss(logits, pack, places)
+            wanted = dict(_few(self.bare)) if whole else dict(zip([_EMBEDDED], rows, strict=False))
             if not loss.requires_grad or not wanted:  # what trains may stand beside the model (a prompt)
                 return logits.detach(), {}
             made = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
@@ -165,16 +169,8 @@ class Live:
         """Gradients of the loss of every second sample at the embedded tokens, [T, H]; None: it has none."""
         if not hasattr(self.bare, "get_input_embeddings"):
             return None
-        batch = self._batch(row, None)
-        model = self.model
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            model = model.module
-        with torch.enable_grad(), _no_reentrant(self.bare), _embedded(self.bare, True) as rows:
-            loss = _loss(self._forward(model, batch, row, 0), row, range(1, len(row), 2))
-            if not rows or not loss.requires_grad:
-                return None
-            (made,) = torch.autograd.grad(loss, rows[:1], allow_unused=True)
-        return None if made is None else made.detach().reshape(-1, made.shape[-1])
+        made = self.gradients(row, False, range(1, len(row), 2))[1].get(_EMBEDDED)
+        return None if made is None else made.reshape(-1, made.shape[-1])
 
     def _batch(self, pack: Sequence[Sample], alter: Alter | None) -> dict[str, Any]:
         batch = self.collate([list(pack)])
@@ -182,7 +178,8 @@ class Live:
         devices = (p.device for p in self.bare.parameters() if p.device.type != "meta")
         device = next(devices, torch.device("cpu"))
         kept = {k: v for k, v in altered.items() if k not in ("labels", "loss_scale")}
-        return moved(kept, device)
+        made: dict[str, Any] = moved(kept, device)
+        return made
 
     def _forward(
         self, model: Any, batch: Mapping[str, Any], pack: Sequence[Sample], seed: int
@@ -264,14 +261,9 @@ def _embedded(model: Any, wanted: bool) -> Iterator[list[torch.Tensor]]:
         handle.remove()
 
 
-@contextlib.contextmanager
-def _without_sync(model: Any) -> Iterator[None]:
-    with (
-        model.no_sync()
-        if isinstance(model, nn.parallel.DistributedDataParallel)
-        else contextlib.nullcontext()
-    ):
-        yield
+def _without_sync(model: Any) -> contextlib.AbstractContextManager[Any]:
+    is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
+    return model.no_sync() if is_ddp else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -453,7 +445,8 @@ def untouched(model: Any) -> Iterator[None]:
     held = [(module, _plain(module)) for module in modules]
     inside = [back for module in modules for back in _contents(module)]
     buffers = [(module, dict(module._buffers), _copies(module)) for module in modules]
-    steps = [(m, m.require_forward_param_sync) for m in model.modules() if _ddp(m)]
+    ranks = [m for m in model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)]
+    steps = [(module, module.require_forward_param_sync) for module in ranks]
     quiet: list[tuple[dict[str, Any], str, float]] = []
     with _own_randomness(model):
         try:
@@ -504,10 +497,6 @@ def seeded(seed: int) -> None:
 def is_wrapper(module: Any) -> bool:
     """Wrappers keep their own books of forward passes: they are left alone."""
     return type(module).__module__.startswith(("torch.nn.parallel", "torch.distributed", "deepspeed"))
-
-
-def _ddp(module: Any) -> bool:
-    return isinstance(module, nn.parallel.DistributedDataParallel)
 
 
 def _plain(module: Any) -> dict[str, Any]:

@@ -90,9 +90,10 @@ class Probe:
 
     def _collate(self, pack: Sequence[Sample], pad_to_length: int | None) -> dict[str, Any]:
         batch = PaddingFreeCollator(self.model, pad_to_length=pad_to_length)([pack])
-        altered = batch if self.alter is None else self.alter(batch)
-        device = next(self.model.parameters()).device
-        return moved(altered, device)
+        made: dict[str, Any] = moved(
+            batch if self.alter is None else self.alter(batch), next(self.model.parameters()).device
+        )
+        return made
 
     def _logits(self, batch: Mapping[str, Any]) -> torch.Tensor:
         inputs = {key: value for key, value in batch.items() if key not in ("labels", "loss_scale")}
@@ -123,17 +124,13 @@ class Probe:
         return seen
 
 
-def moved(values: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def moved(value: Any, device: torch.device) -> Any:
     """The same with its tensors on a device, also inside of mappings and lists."""
-    return {key: _moved(value, device) for key, value in values.items()}
-
-
-def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device)
-    if isinstance(value, dict):
-        return moved(value, device)
-    return [_moved(part, device) for part in value] if isinstance(value, list) else value
+    if isinstance(value, Mapping):
+        return {key: moved(part, device) for key, part in value.items()}
+    return [moved(part, device) for part in value] if isinstance(value, list) else value
 
 
 def gap_size(gap: float) -> float:
@@ -261,11 +258,6 @@ def _ids(sample: Sample) -> list[int]:
 def size_of(sample: Sample) -> int:
     """Tokens of an encoded sample."""
     return int(np.shape(sample["input_ids"])[-1])
-
-
-def has_media(sample: Sample) -> bool:
-    """True when it carries anything besides per-token fields, positions and per-sample values."""
-    return bool(media_fields(sample))
 
 
 def media_fields(sample: Sample) -> tuple[str, ...]:

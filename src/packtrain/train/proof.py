@@ -37,8 +37,8 @@ from .probe import (
     as_it_was,
     changed,
     gap_size,
-    has_media,
     largest_gap,
+    media_fields,
     name_of,
     on_backend,
     opening,
@@ -179,7 +179,7 @@ def proof_samples(
     """
     every = sorted((dict(sample) for pack in packs for sample in pack), key=size_of)
     fitting = [sample for sample in every if size_of(sample) <= tokens // 2]
-    first = [s for s in fitting if has_media(s)][:3], [s for s in fitting if not has_media(s)][:3]
+    first = [s for s in fitting if media_fields(s)][:3], [s for s in fitting if not media_fields(s)][:3]
     chosen: list[Sample] = []
     for sample in (s for both in itertools.zip_longest(*first) for s in both if s is not None):
         if sum(map(size_of, chosen)) + size_of(sample) <= tokens:
@@ -320,36 +320,23 @@ class Control:
     what: str
 
 
-def _mask_of_ones(batch: PackBatch) -> Mapping[str, Any]:
-    return {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
-
-
-def _cache_on(batch: PackBatch) -> Mapping[str, Any]:
-    return {**batch, "use_cache": True}
-
-
 def one_segment(batch: PackBatch) -> Mapping[str, Any]:
     tokens = batch["input_ids"].shape[1]
     positions = batch["position_ids"].clone()
-    if positions.dim() == 3:
-        positions[0] = torch.arange(tokens)
-    else:
-        positions[:] = torch.arange(tokens)
+    text = positions[0] if positions.dim() == 3 else positions
+    text[:] = torch.arange(tokens)
     row = {**batch, "position_ids": positions}
-    for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
-        if name in row:
-            row[name] = torch.tensor([0, tokens], dtype=torch.int32)
-    for name in ("max_length_q", "max_length_k"):
-        if name in row:
-            row[name] = tokens
+    ends = torch.tensor([0, tokens], dtype=torch.int32)
+    said = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": tokens, "max_length_k": tokens}
+    row |= {name: value for name, value in said.items() if name in row}
     if "seq_idx" in row:
         row["seq_idx"] = torch.zeros_like(row["seq_idx"])
     return row
 
 
 CONTROLS: dict[str, Callable[[PackBatch], Mapping[str, Any]]] = {
-    "mask of ones": _mask_of_ones,
-    "cache": _cache_on,
+    "mask of ones": lambda batch: {**batch, "attention_mask": torch.ones_like(batch["input_ids"])},
+    "cache": lambda batch: {**batch, "use_cache": True},
     "one segment": one_segment,
 }
 

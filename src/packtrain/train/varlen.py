@@ -60,7 +60,6 @@ def attend(
     causal: bool,
     scale: float | None,
     window: int | None = None,
-    dropout: float = 0.0,
 ) -> torch.Tensor:
     """Attention inside every segment.
 
@@ -72,25 +71,21 @@ def attend(
         causal: a token sees itself and what is before it; else its whole segment.
         scale: of the scores; None: 1 / sqrt(size).
         window: a token sees this many tokens, itself included (causal only).
-        dropout: of the attention weights; 0 for the kernel.
 
     Returns:
         [T, heads, value size].
     """
     window = None if window is None or window >= segments.longest else window
-    if dropout == 0.0 and kernel_takes(query, value):
+    if kernel_takes(query, value):
         return kernel(
             query, key, value, segments.cu, segments.longest, causal=causal, scale=scale, window=window
         )
     if query.is_cuda:
         _tell_once(str(query.dtype), int(query.shape[-1]))
-    parts = [
-        _alone(q, k, v, causal=causal, scale=scale, window=window, dropout=dropout)
-        for q, k, v in zip(
-            *(tensor.split([n for n in segments.lengths if n]) for tensor in (query, key, value)), strict=True
-        )
-    ]
-    return torch.cat(parts)
+    rows = (tensor.split([n for n in segments.lengths if n]) for tensor in (query, key, value))
+    return torch.cat(
+        [_alone(q, k, v, causal=causal, scale=scale, window=window) for q, k, v in zip(*rows, strict=True)]
+    )
 
 
 #: torch's function, whether it has `enable_gqa`, and whether a GPU here runs it; read once.
@@ -142,18 +137,9 @@ def kernel(
     """torch's kernel for segments of offsets `cu` int32 [segments + 1], none longer than `longest`."""
     left = -1 if window is None else window - 1
     more = {"enable_gqa": True} if _HAS_GQA and query.shape[1] != key.shape[1] else {}
-    out: torch.Tensor = _FUNCTION(
-        query,
-        key,
-        value,
-        cu,
-        cu,
-        longest,
-        longest,
-        scale=scale,
-        window_size=(left, 0) if causal else (-1, -1),
-        **more,
-    )
+    rows = (query, key, value, cu, cu, longest, longest)
+    size = (left, 0) if causal else (-1, -1)
+    out: torch.Tensor = _FUNCTION(*rows, scale=scale, window_size=size, **more)
     return out
 
 
@@ -165,7 +151,6 @@ def _alone(
     causal: bool,
     scale: float | None,
     window: int | None,
-    dropout: float,
 ) -> torch.Tensor:
     """One segment [l, heads, size], as torch's scaled_dot_product_attention computes it."""
     length = query.shape[0]
@@ -174,12 +159,12 @@ def _alone(
         places = torch.arange(length, device=query.device)
         gap = places[:, None] - places[None, :]
         mask = (gap >= 0) & (gap < window)
+    q, k, v = (part.transpose(0, 1)[None] for part in (query, key, value))
     made = functional.scaled_dot_product_attention(
-        query.transpose(0, 1)[None],
-        key.transpose(0, 1)[None],
-        value.transpose(0, 1)[None],
+        q,
+        k,
+        v,
         attn_mask=mask,
-        dropout_p=dropout,
         is_causal=causal and mask is None and length > 1,
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
@@ -328,11 +313,18 @@ def _attention(
     """
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     own, traced = kwargs.get("cu_seq_lens_q"), _outside is not None and torch.compiler.is_compiling()
-    if traced and (not causal or own is not None or not _is_handed(kwargs) or not kernel_takes(query, value)):
+    # `compiled` hands both down where the boundaries cover the row, or neither
+    handed = kwargs.get("pack_cu") is not None and kwargs.get("pack_max") is not None
+    if traced and (not causal or own is not None or not handed or not kernel_takes(query, value)):
         given = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **kwargs}
         return _outside(module, query, key, value, attention_mask, **given)  # type: ignore[no-any-return]
     if not causal and own is None:  # an encoder, or a tower that calls image by image
-        return _as_sdpa(module, query, key, value, attention_mask, dropout, scaling, kwargs)
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        # transformers' sdpa, without the text boundaries that a tower is handed too
+        kept = {name: kwargs[name] for name in ("position_bias", "softcap") if kwargs.get(name) is not None}
+        kept |= {"dropout": dropout, "scaling": scaling, "is_causal": False}
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kept)[0], None
     _refuse_extras(kwargs, attention_mask, dropout if module.training else 0.0)
     batch, heads, length, _ = query.shape
     if key.shape[2] != length:
@@ -357,11 +349,6 @@ def _attention(
         )
     out = attend(q, k, v, segments, causal=causal, scale=scaling, window=window)
     return out.view(batch, length, heads, -1), None
-
-
-def _is_handed(kwargs: dict[str, Any]) -> bool:
-    """Were boundaries that cover the row handed down to the layers? (`compiled` gives both, or neither.)"""
-    return kwargs.get("pack_cu") is not None and kwargs.get("pack_max") is not None
 
 
 def _window_of(module: torch.nn.Module) -> int | None:
@@ -404,26 +391,6 @@ def _refuse_extras(kwargs: dict[str, Any], mask: Any, dropout: float) -> None:
         reason = f"attention dropout is {dropout}"
     if reason is not None:
         raise IsolationError(f"this model cannot run on varlen: {reason}", hint=_SDPA)
-
-
-def _as_sdpa(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    dropout: float,
-    scaling: float | None,
-    kwargs: dict[str, Any],
-) -> tuple[torch.Tensor, None]:
-    """Not causal: transformers' sdpa, without the text boundaries that a tower is handed too."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    kept = {name: kwargs[name] for name in ("position_bias", "softcap") if kwargs.get(name) is not None}
-    out, _ = sdpa_attention_forward(
-        module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=False, **kept
-    )
-    return out, None
 
 
 def _mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:

@@ -162,32 +162,17 @@ def tokens_of(talk: Talk, count: Callable[[str], int], *, most: bool) -> int:
 # --------------------------------------------------------------------------------------------
 # Whatever the variant, a reader that honours the file's bytes and its EXIF orientation sees the
 # picture that was drawn (JPEG up to compression).
+_TURNS = """
+    png jpeg jpeg_exif png rgba png png_named_jpg jpeg palette png_exif png jpeg_exif webp grey png
+    jpeg_named_png
+"""
 #: Variants in the order in which pictures get them; `variant_of` walks it.
-SCHEDULE = (
-    "png",
-    "jpeg",
-    "jpeg_exif",
-    "png",
-    "rgba",
-    "png",
-    "png_named_jpg",
-    "jpeg",
-    "palette",
-    "png_exif",
-    "png",
-    "jpeg_exif",
-    "webp",
-    "grey",
-    "png",
-    "jpeg_named_png",
-)
-_SUFFIX = {
-    "jpeg": ".jpg",
-    "jpeg_exif": ".jpg",
-    "png_named_jpg": ".jpg",
-    "webp": ".webp",
-}  # every other variant: .png
+SCHEDULE = tuple(_TURNS.split())
+_SUFFIX = {**dict.fromkeys(("jpeg", "jpeg_exif", "png_named_jpg"), ".jpg"), "webp": ".webp"}  # others: .png
 _ORIENTATION = 0x0112
+#: EXIF orientation -> the transposition whose undoing a reader performs for it.
+_UNDONE = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE"}
+_UNDONE |= {6: "ROTATE_90", 7: "TRANSVERSE", 8: "ROTATE_270"}
 
 
 def variant_of(sample: int, picture: int, colour_matters: bool) -> str:
@@ -199,6 +184,7 @@ def variant_of(sample: int, picture: int, colour_matters: bool) -> str:
 def encode_picture(picture: Image, variant: str, sample: int) -> tuple[str, bytes]:
     """Suffix and bytes of an RGB picture in one variant. Bytes repeat on one Pillow version."""
     from PIL import Image
+    from PIL.Image import Transpose
 
     options: dict[str, object] = {}
     form = "JPEG" if variant.startswith("jpeg") else "WEBP" if variant == "webp" else "PNG"
@@ -208,7 +194,7 @@ def encode_picture(picture: Image, variant: str, sample: int) -> tuple[str, byte
         options["lossless"] = True
     if variant in ("jpeg_exif", "png_exif"):
         orientation = (6, 3, 8, 5, 2, 7, 4)[sample % 7]
-        picture = picture.transpose(_undo(orientation))
+        picture = picture.transpose(Transpose[_UNDONE[orientation]])
         exif = Image.Exif()
         exif[_ORIENTATION] = orientation
         options["exif"] = exif.tobytes()
@@ -221,21 +207,6 @@ def encode_picture(picture: Image, variant: str, sample: int) -> tuple[str, byte
     buffer = io.BytesIO()
     picture.save(buffer, form, **options)
     return _SUFFIX.get(variant, ".png"), buffer.getvalue()
-
-
-def _undo(orientation: int) -> Any:
-    """The transposition whose undoing a reader performs for this EXIF orientation."""
-    from PIL.Image import Transpose
-
-    return {
-        2: Transpose.FLIP_LEFT_RIGHT,
-        3: Transpose.ROTATE_180,
-        4: Transpose.FLIP_TOP_BOTTOM,
-        5: Transpose.TRANSPOSE,
-        6: Transpose.ROTATE_90,
-        7: Transpose.TRANSVERSE,
-        8: Transpose.ROTATE_270,
-    }[orientation]
 
 
 def _with_round_corners(picture: Image) -> Image:

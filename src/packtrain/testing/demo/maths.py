@@ -4,76 +4,18 @@ from __future__ import annotations
 
 from .talks import Draws, Talk
 
-NAMES = (
-    "Ana",
-    "Ben",
-    "Chidi",
-    "Dora",
-    "Emil",
-    "Fatima",
-    "Goran",
-    "Hana",
-    "Ivan",
-    "Jun",
-    "Kemal",
-    "Lena",
-    "Mateo",
-    "Nadia",
-    "Omar",
-    "Petra",
-    "Rosa",
-    "Sven",
-    "Tara",
-    "Uma",
-    "Viktor",
-    "Wanda",
-    "Yusuf",
-    "Zoe",
-)
-_THINGS = (
-    "apples",
-    "books",
-    "coins",
-    "tickets",
-    "stamps",
-    "pens",
-    "marbles",
-    "stickers",
-    "bottles",
-    "seeds",
-    "pears",
-    "candles",
-    "buttons",
-    "cards",
-    "eggs",
-    "lemons",
-    "bricks",
-    "ribbons",
-    "shells",
-    "spoons",
-    "plums",
-    "tiles",
-    "jars",
-    "badges",
-)
-_PLACES = (
-    "Oslo",
-    "Lima",
-    "Accra",
-    "Kyoto",
-    "Porto",
-    "Quito",
-    "Turin",
-    "Hanoi",
-    "Cairo",
-    "Perth",
-    "Leeds",
-    "Davao",
-    "Ghent",
-    "Malmo",
-    "Izmir",
-    "Cork",
-)
+_WHO = """
+    Ana Ben Chidi Dora Emil Fatima Goran Hana Ivan Jun Kemal Lena Mateo Nadia Omar Petra Rosa Sven Tara
+    Uma Viktor Wanda Yusuf Zoe
+"""
+NAMES = tuple(_WHO.split())
+_WHAT = """
+    apples books coins tickets stamps pens marbles stickers bottles seeds pears candles buttons cards
+    eggs lemons bricks ribbons shells spoons plums tiles jars badges
+"""
+_THINGS = tuple(_WHAT.split())
+_WHERE = "Oslo Lima Accra Kyoto Porto Quito Turin Hanoi Cairo Perth Leeds Davao Ghent Malmo Izmir Cork"
+_PLACES = tuple(_WHERE.split())
 _WORKERS = ("bakers", "painters", "gardeners", "printers", "pumps", "machines", "weavers", "robots")
 
 

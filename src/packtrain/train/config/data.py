@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from ...errors import ConfigError, UnknownNameError
 from ...extend import lookup
-from .sections import Count, Fill, Fraction, OnDisk, Seconds, Section, Tokens, Whole
+from .sections import Case, Count, Fill, Fraction, OnDisk, Seconds, Section, Tokens, Whole, refuse
 
 #: Keys of `Records` that say what becomes of rows that are trained; the others read records.
 OF_ROWS = ("pad_to_length", "skip_samples", "on_error", "max_skip_fraction")
@@ -167,11 +167,7 @@ class Planned(Records):
     def _agree(self) -> Planned:
         _known_packer(self.packer)
         _one_place(self)
-        self._rows_of_samples()
-        if self.samples_per_step is not None:
-            self._steps_of_samples()
-        if self.replan is not None:
-            self._new_plans(self.replan)
+        refuse(*self._rows_of_samples(), *self._steps_of_samples(), *self._new_plans())
         if self.encode_cache is not None and self.on_error != "raise":
             raise ConfigError(
                 f"data.encode_cache and data.on_error {self.on_error!r}: encoded packs would not stay true",
@@ -179,70 +175,55 @@ class Planned(Records):
             )
         return self
 
-    def _rows_of_samples(self) -> None:
+    def _rows_of_samples(self) -> Iterator[Case]:
         rows = self.samples_per_row > 1
-        if self.packing and (rows or self.global_batch_size is not None):
-            name, value = (
-                ("samples_per_row", self.samples_per_row)
-                if rows
-                else ("global_batch_size", self.global_batch_size)
-            )
-            raise ConfigError(
-                f"data.{name} is {value}, and data.packing is true: a packed row holds as many as fit",
-                hint="set data.packing: false, or samples_per_step for steps of samples in full packs",
-            )
-        if not self.packing and self.max_samples is not None:
-            raise ConfigError(
-                "data.max_samples caps packs, and data.packing is false", hint="set data.samples_per_row"
-            )
+        name = "samples_per_row" if rows else "global_batch_size"
+        yield (
+            self.packing and (rows or self.global_batch_size is not None),
+            f"data.{name} is {getattr(self, name)}, and data.packing is true: a packed row holds as many as "
+            "fit",
+            "set data.packing: false, or samples_per_step for steps of samples in full packs",
+        )
+        capped = not self.packing and self.max_samples is not None
+        yield capped, "data.max_samples caps packs, and data.packing is false", "set data.samples_per_row"
         for name in ("samples_per_step", "replan", "drop_under_filled", "limits"):
-            if rows and getattr(self, name) not in (None, False, {}):
-                raise ConfigError(
-                    f"data.samples_per_row {self.samples_per_row} and data.{name}: rows count samples",
-                    hint=f"remove data.{name}",
-                )
-        if rows and self.long_samples != "single":
-            raise ConfigError(
-                f"data.long_samples {self.long_samples!r} with samples_per_row: such a row has no length to "
-                "be longer than",
-                hint="set model.max_model_len: longer samples go to the ledger (beyond_model)",
-            )
+            told = f"data.samples_per_row {self.samples_per_row} and data.{name}: rows count samples"
+            yield rows and getattr(self, name) not in (None, False, {}), told, f"remove data.{name}"
+        yield (
+            rows and self.long_samples != "single",
+            f"data.long_samples {self.long_samples!r} with samples_per_row: such a row has no length to be "
+            "longer than",
+            "set model.max_model_len: longer samples go to the ledger (beyond_model)",
+        )
 
-    def _steps_of_samples(self) -> None:
-        if self.drop_under_filled:
-            raise ConfigError(
-                "data.drop_under_filled would take packs out of steps of samples",
-                hint="set data.drop_under_filled: false",
-            )
-        if self.balance in ("window", "global"):
-            raise ConfigError(
-                f"data.balance {self.balance!r} would mix the samples of steps", hint="use step, or null"
-            )
+    def _steps_of_samples(self) -> Iterator[Case]:
+        if self.samples_per_step is None:
+            return
+        told = "data.drop_under_filled would take packs out of steps of samples"
+        yield self.drop_under_filled, told, "set data.drop_under_filled: false"
+        told = f"data.balance {self.balance!r} would mix the samples of steps"
+        yield self.balance in ("window", "global"), told, "use step, or null"
 
-    def _new_plans(self, replan: str) -> None:
-        if self.samples_per_step is not None:
-            raise ConfigError(
-                f"data.replan {replan!r} and data.samples_per_step {self.samples_per_step}: "
-                "a plan by steps changes its shape with the seed",
-                hint="the steps of samples are shuffled in every epoch anyway; remove data.replan",
-            )
-        if self.drop_under_filled:
-            raise ConfigError(
-                f"data.replan {replan!r} and data.drop_under_filled: other samples would be "
-                "dropped in every epoch, and none of them is in the ledger",
-                hint="set data.drop_under_filled: false",
-            )
-        if getattr(lookup("packers", self.packer), "SEEDED", False):
-            raise ConfigError(
-                f"data.replan {replan!r} and data.packer {self.packer!r}: such a plan changes its shape "
-                "with the seed",
-                hint="use data.packer: auto",
-            )
-        if self.encode_cache is not None:
-            raise ConfigError(
-                f"data.encode_cache and data.replan {replan!r}: every epoch has other packs",
-                hint="remove one of them",
-            )
+    def _new_plans(self) -> Iterator[Case]:
+        if self.replan is None:
+            return
+        new = f"data.replan {self.replan!r}"
+        yield (
+            self.samples_per_step is not None,
+            f"{new} and data.samples_per_step {self.samples_per_step}: a plan by steps changes its shape "
+            "with the seed",
+            "the steps of samples are shuffled in every epoch anyway; remove data.replan",
+        )
+        yield (
+            self.drop_under_filled,
+            f"{new} and data.drop_under_filled: other samples would be dropped in every epoch, and none of "
+            "them is in the ledger",
+            "set data.drop_under_filled: false",
+        )
+        told = f"{new} and data.packer {self.packer!r}: such a plan changes its shape with the seed"
+        yield getattr(lookup("packers", self.packer), "SEEDED", False), told, "use data.packer: auto"
+        told = f"data.encode_cache and {new}: every epoch has other packs"
+        yield self.encode_cache is not None, told, "remove one of them"
 
 
 class Exported(Records):
@@ -302,15 +283,12 @@ class _Samples(Records):
         if not isinstance(given, dict):
             return given
         buffer, shuffle = given.get("shuffle_buffer"), given.get("shuffle")
-        if shuffle is False and isinstance(buffer, int) and buffer > 0:
-            raise ConfigError(
-                f"data.shuffle is false, and data.shuffle_buffer {buffer} would mix the samples",
-                hint="keep one of them",
-            )
-        if shuffle is True and buffer == 0:
-            raise ConfigError(
-                "data.shuffle is true, and data.shuffle_buffer 0 keeps the order", hint="keep one of them"
-            )
+        mixes = f"data.shuffle is false, and data.shuffle_buffer {buffer} would mix the samples"
+        keeps = "data.shuffle is true, and data.shuffle_buffer 0 keeps the order"
+        refuse(
+            (shuffle is False and isinstance(buffer, int) and buffer > 0, mixes, "keep one of them"),
+            (shuffle is True and buffer == 0, keeps, "keep one of them"),
+        )
         if shuffle is False:
             return {**given, "shuffle_buffer": 0}
         return {**given, "shuffle": False} if buffer == 0 and shuffle is None else given
@@ -371,8 +349,8 @@ class TokenBudget(_Samples):
         if given.get("pad_packed_input") is True:
             if given.get("long_samples") == "single":
                 raise ConfigError(
-                    "data.long_samples 'single' and data.pad_packed_input: a "
-                    "longer sample would not fit a row that is padded",
+                    "data.long_samples 'single' and data.pad_packed_input: a longer sample would not fit a "
+                    "row that is padded",
                     hint="remove data.long_samples: such a sample then stops the run",
                 )
             given.setdefault("long_samples", "error")

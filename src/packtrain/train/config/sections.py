@@ -7,7 +7,7 @@ no count.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -20,13 +20,13 @@ from pydantic import (
     ValidationError,
 )
 
+from ...errors import ConfigError
 from ...remote.ranges import is_remote
-
-ATTENTIONS = ("auto", "varlen", "flash_attention_2", "flash_attention_3", "flex_attention", "sdpa", "eager")
 
 _Attention = Literal[
     "auto", "varlen", "flash_attention_2", "flash_attention_3", "flex_attention", "sdpa", "eager"
 ]
+ATTENTIONS: tuple[str, ...] = get_args(_Attention)
 
 
 def _no_switch(value: Any) -> Any:
@@ -53,6 +53,17 @@ Fraction = Annotated[float, Field(ge=0, le=1), BeforeValidator(_no_switch)]
 Fill = Annotated[float, Field(gt=0, le=1), BeforeValidator(_no_switch)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_switch)]
 _Weight = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_switch)]
+
+
+#: What may be wrong: is it so, the message, and what to do.
+Case = tuple[Any, str, str]
+
+
+def refuse(*cases: Case) -> None:
+    """ConfigError of the first case that is so."""
+    for wrong, message, hint in cases:
+        if wrong:
+            raise ConfigError(message, hint=hint)
 
 
 class Section(BaseModel):
