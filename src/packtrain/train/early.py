@@ -369,9 +369,8 @@ def _check_family(config: Any, processor: Any, family: Family | None) -> None:
         raise ConfigError(f"the processor is of {theirs.name}, and {kind} takes no media", hint=_HINT)
     if theirs.position_rows != ours.position_rows:
         raise ConfigError(
-            f"the processor is of {theirs.name} ({counted(theirs.position_rows, 'rows')} of "
-            f"positions), {kind} takes "
-            f"{ours.position_rows}",
+            f"the processor is of {theirs.name} ({counted(theirs.position_rows, 'rows')} of positions), "
+            f"{kind} takes {ours.position_rows}",
             hint=_HINT,
         )
     if dict(theirs.media_keys) != dict(ours.media_keys):

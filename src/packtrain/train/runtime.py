@@ -114,8 +114,7 @@ def _step_lines(aligned: AlignedPlan, accumulation: int, seed: int, packing: boo
     if plan.spec.samples_per_step is not None:
         lines = [
             f"steps of samples: an epoch has {counted(steps, 'steps')} of "
-            f"{counted(plan.spec.samples_per_step, 'samples')}, "
-            f"{counted(aligned.block, 'packs')} on "
+            f"{counted(plan.spec.samples_per_step, 'samples')}, {counted(aligned.block, 'packs')} on "
             f"{counted(aligned.world_size, 'ranks')} ({counted(accumulation, 'micro steps')})"
         ]
         rest = len(plan.indices) % plan.spec.samples_per_step
@@ -395,17 +394,14 @@ def window_warnings(per_rank_batches: int, grad_accum: int, world_size: int = 1)
     realised, last = grad_accum * world_size, rest * world_size
     if not whole:
         return [
-            f"{counted(per_rank_batches, 'packs')} per rank and "
-            f"epoch are fewer than gradient_accumulation_steps "
-            f"{grad_accum}: the one optimizer step of an epoch "
-            f"holds {counted(last, 'packs')} instead of {realised}"
+            f"{counted(per_rank_batches, 'packs')} per rank and epoch are fewer than "
+            f"gradient_accumulation_steps {grad_accum}: the one optimizer step of an epoch holds "
+            f"{counted(last, 'packs')} instead of {realised}"
         ]
     return [
-        f"{counted(per_rank_batches, 'packs')} per rank and epoch "
-        f"are {per_rank_batches / grad_accum:.2f} windows of "
-        f"gradient_accumulation_steps {grad_accum}: the last "
-        f"optimizer step of an epoch holds {counted(last, 'packs')} "
-        f"instead of {realised}"
+        f"{counted(per_rank_batches, 'packs')} per rank and epoch are {per_rank_batches / grad_accum:.2f} "
+        f"windows of gradient_accumulation_steps {grad_accum}: the last optimizer step of an epoch holds "
+        f"{counted(last, 'packs')} instead of {realised}"
     ]
 
 
@@ -428,9 +424,8 @@ def _warnings(aligned: AlignedPlan, accumulation: int) -> list[str]:
     repeated = len(aligned.repeated)
     if repeated > len(aligned.plan):
         found.append(
-            f"{counted(len(aligned.plan), 'packs')} on "
-            f"{counted(aligned.world_size, 'ranks')}: packs are repeated "
-            f"{len(aligned) / len(aligned.plan):.1f} times in one micro step"
+            f"{counted(len(aligned.plan), 'packs')} on {counted(aligned.world_size, 'ranks')}: packs are "
+            f"repeated {len(aligned) / len(aligned.plan):.1f} times in one micro step"
         )
     return found
 
