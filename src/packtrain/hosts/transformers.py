@@ -122,128 +122,96 @@ def pack(
         raise ConfigError("this trainer packs already", hint="call pack(trainer, …) once")
     if source is None and is_packs(trainer.train_dataset):
         source = trainer.train_dataset
-    kind = mixin or HostMixin
     PlanSpec.check_names(options)
+    planned = source is None  # packs that are made already were encoded by another processor
     with unchanged_on_failure(trainer):
-        check_trainer(trainer, samples_per_step, has_packs=source is not None)
-        if source is None:  # packs that are made already were encoded by another processor
-            check_match(bare_model(trainer.model).config, getattr(trainer, "processing_class", None))
-            given = {"plan": plan, "measure": measure, "audited": audited, "timeout_s": timeout_s}
-            given["reads"] = {"ignore_keys": list(ignore_keys), "allow_remote": allow_remote}
-            return _pack_rows(
-                trainer, pack_length, samples_per_step, eval_packing, balance, kind, options, **given
-            )
-        made = {"pack_length": pack_length, "plan": plan, "samples_per_step": samples_per_step, **options}
-        made |= {"ignore_keys": ignore_keys or None, "allow_remote": allow_remote or None}
-        named = [name for name, value in made.items() if value is not None]
-        if named:
-            raise ConfigError(
-                f"{', '.join(named)} cannot be kept: the packs of the source are made",
-                hint="leave it out, or plan the rows without source=",
-            )
-        return _pack_source(trainer, source, eval_packing, balance, kind, audited, timeout_s)
-
-
-def _put_before(trainer: Any, mixin: type[HostMixin], **made: Any) -> bool:
-    """Give the trainer its class; whether packs come in order."""
-    args = trainer.args
-    trainer.__class__ = type(f"Packed{type(trainer).__name__}", (mixin, type(trainer)), {})
-    trainer.packs_made = {
-        "folder": Path(args.output_dir),
-        "place": World(args.process_index, args.world_size),
-        "reader": trainer.packs_reader(),
-        **made,
-    }
-    return str(getattr(args, "train_sampling_strategy", "random")) == "sequential"
-
-
-def _pack_source(
-    trainer: Any,
-    source: Any,
-    eval_packing: bool | None,
-    balance: str | None,
-    mixin: type[HostMixin],
-    audited: int,
-    timeout_s: float,
-) -> Any:
-    args = trainer.args
-    in_order = _put_before(trainer, mixin, measure=None, audited=audited, timeout_s=timeout_s)
-    plan = getattr(source, "plan", None)
-    if plan is not None and getattr(getattr(plan, "spec", None), "samples_per_step", None) is not None:
-        args.gradient_accumulation_steps = plan.align(args.world_size).block // args.world_size
-    packs = trainer.packs_of(source, balance, shuffle=not in_order)
-    check_source(packs, args)
-    trainer.packs_evaluates(eval_packing, {"pack_length": packs.pack_length})
-    trainer.packs_start(packs)
-    trainer.packs_prove()
+        check_trainer(trainer, samples_per_step, has_packs=not planned)
+        if planned:
+            bare = bare_model(trainer.model)
+            check_match(bare.config, getattr(trainer, "processing_class", None))
+            check_isolation(bare)
+        else:
+            given = {
+                "pack_length": pack_length,
+                "plan": plan,
+                "samples_per_step": samples_per_step,
+                **options,
+            }
+            given |= {"ignore_keys": ignore_keys or None, "allow_remote": allow_remote or None}
+            named = [name for name, value in given.items() if value is not None]
+            if named:
+                raise ConfigError(
+                    f"{', '.join(named)} cannot be kept: the packs of the source are made",
+                    hint="leave it out, or plan the rows without source=",
+                )
+        args = trainer.args
+        trainer.__class__ = type(f"Packed{type(trainer).__name__}", (mixin or HostMixin, type(trainer)), {})
+        reader, reads = (
+            trainer.packs_reader(),
+            {"ignore_keys": list(ignore_keys), "allow_remote": allow_remote},
+        )
+        trainer.packs_made = {
+            "folder": Path(args.output_dir),
+            "place": World(args.process_index, args.world_size),
+            "reader": replace(reader, source={**reader.source, **reads}),
+            "measure": measure if planned else None,
+            "audited": audited,
+            "timeout_s": timeout_s,
+        }
+        in_order = str(getattr(args, "train_sampling_strategy", "random")) == "sequential"
+        if planned:
+            source = _planned(trainer, pack_length, plan, samples_per_step, in_order, options)
+        _fit_steps(trainer, getattr(source, "plan", None))
+        packs = trainer.packs_of(source, balance, shuffle=not in_order)
+        check_source(packs, args)
+        trainer.packs_evaluates(eval_packing, {"pack_length": packs.pack_length, **options})
+        trainer.packs_start(packs)
+        trainer.packs_prove()
+        if planned and trainer.packs_made["place"].is_writer:
+            _tell_step(args, source.plan)
     return trainer
 
 
-def _pack_rows(
-    trainer: Any,
-    pack_length: int | None,
-    samples_per_step: int | str | None,
-    eval_packing: bool | None,
-    balance: str | None,
-    mixin: type[HostMixin],
-    options: dict[str, Any],
-    *,
-    plan: Any,
-    measure: Any,
-    audited: int,
-    timeout_s: float,
-    reads: dict[str, Any],
-) -> Any:
+def _planned(
+    trainer: Any, pack_length: int | None, plan: Any, per_step: Any, in_order: bool, options: dict[str, Any]
+) -> PackedDataset:
+    """The rows of the trainer as packs."""
     args = trainer.args
-    bare = bare_model(trainer.model)
-    check_isolation(bare)
-    ranks = args.world_size
-    same = args.per_device_train_batch_size * args.gradient_accumulation_steps * ranks
-    per_step = same if samples_per_step == "same" else samples_per_step
-    in_order = _put_before(trainer, mixin, measure=measure, audited=audited, timeout_s=timeout_s)
-    trainer.packs_given = Path(plan) if isinstance(plan, (str, Path)) else None
-    reader: ChatReader = trainer.packs_made["reader"]
-    reader = replace(reader, source={**reader.source, **reads})
-    trainer.packs_made["reader"] = reader
-    wanted = {"pack_length": pack_length, **options}
-    if in_order and not per_step:
-        wanted.setdefault("packer", "sequential")
     if plan is None and pack_length is None:
         raise ConfigError("neither pack_length nor plan is given", hint="pass pack_length=4096, for example")
-    rows, encode = trainer.packs_rows(trainer.train_dataset, "training", bare)
-    faults = {} if plan is not None else trainer.packs_unread(trainer.train_dataset, rows, encode)
-    steps = {"samples_per_step": per_step, "packs_multiple": ranks} if per_step else {}
+    trainer.packs_given = Path(plan) if isinstance(plan, (str, Path)) else None
+    wanted = {"pack_length": pack_length, **options}
     if per_step:
-        steps["last_step"] = "drop" if args.dataloader_drop_last else "keep"
-        steps["seed"] = None if in_order else trainer.packs_seed()
-    data = pack_rows(
-        rows,
-        encode,
-        name="train",
-        plan=plan,
-        drop_last=args.dataloader_drop_last,
-        faults=faults,
-        options={**wanted, **steps},
-        **trainer.packs_made,
-    )
-    if data.plan.spec.samples_per_step is not None:
-        view: Any = data.packs
-        args.gradient_accumulation_steps = view.block // ranks
+        same = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+        wanted |= {
+            "samples_per_step": same if per_step == "same" else per_step,
+            "packs_multiple": args.world_size,
+            "last_step": "drop" if args.dataloader_drop_last else "keep",
+            "seed": None if in_order else trainer.packs_seed(),
+        }
+    elif in_order:
+        wanted.setdefault("packer", "sequential")
+    rows, encode = trainer.packs_rows(trainer.train_dataset, "training", bare_model(trainer.model))
+    faults = {} if plan is not None else trainer.packs_unread(trainer.train_dataset, rows, encode)
+    last = args.dataloader_drop_last
+    made = {**trainer.packs_made, "plan": plan, "drop_last": last, "faults": faults, "options": wanted}
+    return pack_rows(rows, encode, name="train", **made)
+
+
+def _fit_steps(trainer: Any, plan: Any) -> None:
+    """Packs that were planned by steps say how many of them a rank accumulates."""
+    if getattr(getattr(plan, "spec", None), "samples_per_step", None) is not None:
+        args = trainer.args
+        args.gradient_accumulation_steps = plan.align(args.world_size).block // args.world_size
         args.per_device_train_batch_size = trainer._train_batch_size = 1
-    trainer.packs_evaluates(eval_packing, {"pack_length": data.plan.spec.pack_length, **options})
-    trainer.packs_start(trainer.packs_of(data, balance, shuffle=not in_order))
-    trainer.packs_prove()
-    if trainer.packs_made["place"].is_writer:
-        packs = ranks * args.gradient_accumulation_steps
-        held = len(data.plan.indices)
-        samples = min(per_step, held) if per_step else f"{packs * held / max(1, len(data.plan)):.1f}"
-        say(
-            "a step: %s samples, %s, %d accumulated",
-            samples,
-            counted(packs, "packs"),
-            args.gradient_accumulation_steps,
-        )
-    return trainer
+
+
+def _tell_step(args: Any, plan: Any) -> None:
+    packs, held = args.world_size * args.gradient_accumulation_steps, len(plan.indices)
+    asked = plan.spec.samples_per_step
+    samples = f"{packs * held / max(1, len(plan)):.1f}" if asked is None else min(asked, held)
+    accumulated = args.gradient_accumulation_steps
+    say("a step: %s samples, %s, %d accumulated", samples, counted(packs, "packs"), accumulated)
 
 
 class HostMixin(PackingMixin):
@@ -407,21 +375,10 @@ class HostMixin(PackingMixin):
             bare = bare_model(self.model)
             own, encode = self.packs_rows(rows, "evaluation", bare)
             faults = self.packs_unread(rows, own, encode)
-            made = {**self.packs_made}
+            made = {**self.packs_made, "faults": faults, "options": self.packs_options}
             if isinstance(made["measure"], (str, Path)) and made["measure"] != "encode":
                 made["measure"] = None  # a folder of lengths is of the training rows
-            held = (
-                rows,
-                pack_rows(
-                    own,
-                    encode,
-                    name=name,
-                    repeat_loss="zero",
-                    faults=faults,
-                    options=self.packs_options,
-                    **made,
-                ),
-            )
+            held = (rows, pack_rows(own, encode, name=name, repeat_loss="zero", **made))
             self.packs_fit(held[1])
             self.packs_eval[id(rows)] = held
         data: PackedDataset = held[1]
