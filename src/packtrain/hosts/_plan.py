@@ -9,6 +9,7 @@ import atexit
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,9 @@ def pack_rows(
                 hint="plan these samples",
             )
     else:
+        place_of_set, samples = folder / PLACE / name, InMemory(rows, name)
         with ExitStack() as stack:
-            start = stack.enter_context(StartUp(folder / PLACE / name, place=place, timeout_s=timeout_s))
+            start = stack.enter_context(StartUp(place_of_set, place=place, timeout_s=timeout_s))
 
             def make(tell: Callable[[str, int, int], None]) -> Mapping[str, Any]:
                 measured, words = measure_rows(
@@ -90,20 +92,20 @@ def pack_rows(
                     measure,
                     reader=reader or ChatReader(),
                     faults=faults,
-                    progress=lambda d, t: tell("measuring", d, t),
+                    progress=partial(tell, "measuring"),
                 )
                 if audited:
-                    audit(InMemory(rows, name), measured, encode, count=audited)
-                    probe_static(InMemory(rows, name), encode)
-                held = folder / PLACE / name / f"lengths-{measured.digest[:12]}"
+                    audit(samples, measured, encode, count=audited)
+                    probe_static(samples, encode)
+                held = (place_of_set / f"lengths-{measured.digest[:12]}").resolve()
                 if not (held / "lengths.json").is_file():
                     measured.save(held)
                 publish_details(held, words)
                 planned = plan_lengths(measured, None, **options)
-                kept = folder / PLACE / name / f"plan-{planned.checksum[:12]}"
+                kept = (place_of_set / f"plan-{planned.checksum[:12]}").resolve()
                 if not (kept / "plan.json").is_file():
-                    planned.save(kept, origin={"lengths": str(held.resolve()), "rows": name})
-                return {"lengths": str(held.resolve()), "plan": str(kept.resolve())}
+                    planned.save(kept, origin={"lengths": str(held), "rows": name})
+                return {"lengths": str(held), "plan": str(kept)}
 
             told = start.share(make)
             made, lengths = PackPlan.load(told["plan"]), Lengths.load(told["lengths"])
@@ -143,16 +145,10 @@ def _tell(name: str, made: PackPlan, folder: str | None) -> None:
         f"; packtrain show {typed(folder)}" if folder else "",
     )  # fmt: skip
     if len(made.ledger):
-        ids = made.ledger.ids[:_NAMED].tolist()
+        ids, count = made.ledger.ids[:_NAMED].tolist(), counted(len(made.ledger), "samples")
         named = ", ".join(f"{i} ({r})" for i, r in zip(ids, made.ledger.reasons[:_NAMED], strict=True))
-        logger.warning(
-            "%s: %s in no pack, %s: %s%s",
-            name,
-            counted(len(made.ledger), "samples"),
-            made.ledger.counts(),
-            named,
-            ", …" if len(made.ledger) > _NAMED else "",
-        )
+        named += ", …" if len(made.ledger) > _NAMED else ""
+        logger.warning("%s: %s in no pack, %s: %s", name, count, made.ledger.counts(), named)
 
 
 def _read_by_all(place: World) -> bool:

@@ -101,13 +101,9 @@ def _config(trainer: Any) -> dict[str, Any]:
             data["samples_per_step"] = plan.spec.samples_per_step
     if "samples_per_step" not in data:
         training["gradient_accumulation_steps"] = args.gradient_accumulation_steps
-    name = getattr(bare.config, "_name_or_path", None) or None
-    return {
-        "model": {"name_or_path": name},
-        "template": {"max_length": packs.pack_length},
-        "data": data,
-        "training": training,
-    }
+    model = {"name_or_path": getattr(bare.config, "_name_or_path", None) or None}
+    template = {"max_length": packs.pack_length}
+    return {"model": model, "template": template, "data": data, "training": training}
 
 
 def _of_packs(trainer: Any, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -162,8 +158,8 @@ def _of_training(state: Any) -> dict[str, Any]:
     rows = state.log_history
     losses = [float(row["loss"]) for row in rows if "loss" in row]
     metrics: dict[str, Any] = {"steps": state.global_step}
-    for row in rows:  # the last of each name stays
-        kept = {key: value for key, value in row.items() if key.startswith("eval_") or key == "train_loss"}
-        metrics |= {key: plain(value) for key, value in kept.items()}
+    for key, value in (item for row in rows for item in row.items()):  # the last of each name stays
+        if key.startswith("eval_") or key == "train_loss":
+            metrics[key] = plain(value)
     ends = {"loss_first": losses[0], "loss_last": losses[-1]} if losses else {}
     return {"metrics": metrics, **ends}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -162,6 +162,12 @@ def _tokenised(rows: Any) -> list[Any] | None:
     return [_tokens(rows[i]) for i in range(len(rows))]
 
 
+def token_counts(rows: Any) -> Iterator[int]:
+    """Tokens of each row of a `datasets.Dataset` of `input_ids`, as it stands there."""
+    batches = rows.select_columns("input_ids").iter(1000)
+    return (len(ids) for batch in batches for ids in batch["input_ids"])
+
+
 def _tokens(row: Mapping[str, Any]) -> int:
     """Tokens of a row without the padding that its mask tells of."""
     count = int(np.shape(row["input_ids"])[-1])
@@ -212,12 +218,8 @@ def _by_chats(
         )
     encoded = sum(not isinstance(found[index], SampleError) for index in odd)
     if encoded:
-        logger.warning(
-            "%s of %d cannot be read as chats here, and were encoded to be measured; the first: %s",
-            counted(encoded, "rows"),
-            len(found),
-            first,
-        )
+        told = "%s of %d cannot be read as chats here, and were encoded to be measured; the first: %s"
+        logger.warning(told, counted(encoded, "rows"), len(found), first)
     return found
 
 
@@ -229,12 +231,7 @@ def _by_template(
     found: list[Any] = []
     for start in range(0, len(rows), _BATCH):
         stop = min(len(rows), start + _BATCH)
-        chats: list[Any] = []
-        for index in range(start, stop):
-            try:
-                chats.append(samples[index])
-            except SampleError as error:
-                chats.append(error)
+        chats = [_tried(samples.__getitem__, index) for index in range(start, stop)]
         good = iter(measure_many(template, [chat for chat in chats if not isinstance(chat, SampleError)]))
         found += [chat if isinstance(chat, SampleError) else next(good) for chat in chats]
         if progress is not None:
@@ -244,8 +241,7 @@ def _by_template(
         logger.warning("keys of the rows that measuring does not read, %s", told(unread))
     odd = [(i, one) for i, one in enumerate(found) if isinstance(one, SampleError)]
     refuse_unread([(i, error.reason, f"row {i}: {error.message}") for i, error in odd], len(found))
-    cut = [(index, note) for index, value in enumerate(found) if (note := getattr(value, "note", ""))]
-    tell_cut(cut)
+    tell_cut([(index, note) for index, value in enumerate(found) if (note := getattr(value, "note", ""))])
     return found
 
 
@@ -264,13 +260,18 @@ def _one_by_one(
 ) -> list[Any]:
     found: list[Any] = []
     for index in range(len(rows)):
-        try:
-            found.append(measure(rows[index]))
-        except SampleError as error:
-            found.append(error)
+        found.append(_tried(lambda i: measure(rows[i]), index))
         if progress is not None:
             progress(index + 1, len(rows))
     return found
+
+
+def _tried(make: Callable[[int], Any], index: int) -> Any:
+    """What is made of a row, or the `SampleError` that says why nothing is."""
+    try:
+        return make(index)
+    except SampleError as error:
+        return error
 
 
 def _lengths(found: list[Any]) -> Lengths:

@@ -41,13 +41,8 @@ _SAYS = {"role", "content", "tool_calls", "tool_call_id", "name", "loss", "loss_
 _PARTS = {"text", "source", "id", "name", "input", "content", "tool_use_id"}
 
 #: Of rows that ms-swift has prepared before.
-READS = Reads(
-    columns=_COLUMNS | {"lengths", "dataset", MARK},
-    chats=("messages",),
-    says=_SAYS,
-    parts=_PARTS,
-    media=_MEDIA,
-)
+_CHATS: dict[str, Any] = {"chats": ("messages",), "parts": _PARTS, "media": _MEDIA}
+READS = Reads(columns=_COLUMNS | {"lengths", "dataset", MARK}, says=_SAYS, **_CHATS)
 
 
 class Watch:
@@ -110,13 +105,8 @@ def _reads(preprocessor: Any) -> Reads:
         asked = {"query", "response", "history", "system", "instruction", "input", "output"}
         return Reads(columns=_COLUMNS | asked, media=_MEDIA)
     roles = {*preprocessor.role_keys, *preprocessor.content_keys, *preprocessor.user_roles}
-    return Reads(
-        columns=_COLUMNS | {"system"},
-        chats=("messages",),
-        says=_SAYS | roles | {*preprocessor.assistant_roles},
-        parts=_PARTS,
-        media=_MEDIA,
-    )
+    says = _SAYS | roles | {*preprocessor.assistant_roles}
+    return Reads(columns=_COLUMNS | {"system"}, says=says, **_CHATS)
 
 
 def unmarked(row: Mapping[str, Any], account: Account | None = None) -> Mapping[str, Any]:
@@ -154,14 +144,8 @@ class RowReader:
 # --------------------------------------------------------------------------------------------
 #: Settings of the host's template that affect a length.
 _SETTINGS = (
-    "max_length",
-    "max_pixels",
-    "truncation_strategy",
-    "use_chat_template",
-    "template_backend",
-    "norm_bbox",
-    "add_non_thinking_prefix",
-    "enable_thinking",
+    *("max_length", "max_pixels", "truncation_strategy", "use_chat_template", "template_backend"),
+    *("norm_bbox", "add_non_thinking_prefix", "enable_thinking"),
 )
 
 
@@ -212,10 +196,7 @@ class SwiftTemplate:
             "host": "ms-swift",
             "template": meta.template_type,
             "system": getattr(self.template, "system", None) or meta.default_system,
-            **{
-                name: value if isinstance(value, (int, str, bool)) else None
-                for name, value in settings.items()
-            },
+            **{name: value if isinstance(value, (int, str)) else None for name, value in settings.items()},
         }
 
 

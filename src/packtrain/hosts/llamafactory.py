@@ -17,7 +17,7 @@ from ..collate import PaddingFreeCollator
 from ..errors import ConfigError, InputError, PacktrainError, SampleError, one_line
 from ..train.loss import bare_model
 from ._encode import HostEncoder
-from ._rows import tell_cut
+from ._rows import tell_cut, token_counts
 from .transformers import HostMixin
 from .transformers import pack as pack_trainer
 
@@ -118,9 +118,8 @@ class FactoryMixin(HostMixin):
     def packs_unread(self, rows: Any, own: Any, encode: Any) -> dict[int, SampleError]:
         """Rows cut to `cutoff_len` are told; those that were cut inside of their media are left out."""
         most = self.packs_cutoff or float("inf")
-        held = (ids for batch in rows.select_columns("input_ids").iter(1000) for ids in batch["input_ids"])
         cut, faults, collate = [], {}, PaddingFreeCollator(bare_model(self.model))
-        for index in [index for index, ids in enumerate(held) if len(ids) >= most]:
+        for index in [index for index, size in enumerate(token_counts(rows)) if size >= most]:
             try:
                 if any(rows[index].get(name) for name in _MEDIA):
                     collate([[encode(rows[index])]])

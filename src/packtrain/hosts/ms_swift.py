@@ -245,6 +245,7 @@ def _stream(rows: Any, own: SwiftTemplate, args: Any, template: Any, place: Worl
     """The rows of `--streaming true`, packed as they come; read again from their start where they end."""
     folder = Path(args.output_dir) / PLACE
     skip = {} if args.strict else {"on_error": "skip"}
+    length = args.packing_length or template.max_length
     packer = "sequential" if args.packing_strategy == "sequential" else "auto"
     return SwiftStream(
         rows,
@@ -253,13 +254,7 @@ def _stream(rows: Any, own: SwiftTemplate, args: Any, template: Any, place: Worl
         world_size=place.size,
         cyclic=True,
         ledger_file=folder / f"left_out-train.{place.rank}.jsonl",
-        **{
-            "pack_length": args.packing_length or template.max_length,
-            "packer": packer,
-            "window": WINDOW,
-            **skip,
-            **options,
-        },
+        **{**skip, "pack_length": length, "packer": packer, "window": WINDOW, **options},
     )
 
 
@@ -319,9 +314,7 @@ def _as_rows(members: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _as_lists(member: Mapping[str, Any], scaled: bool) -> dict[str, Any]:
-    made = dict(member)
-    for key in ("input_ids", "labels"):
-        made[key] = torch.as_tensor(made[key]).tolist()
+    made = {**member, **{key: torch.as_tensor(member[key]).tolist() for key in ("input_ids", "labels")}}
     made["length"] = len(made["input_ids"])
     if scaled and made.get("loss_scale") is None:
         made["loss_scale"] = [float(label != -100) for label in made["labels"]]
@@ -425,9 +418,8 @@ def _cache_off(bare: Any) -> Any:
                 f"packed samples would read each other: the model is given an attention_mask ({made})",
                 hint="take that function out of the model before training, or train it unpacked",
             )
-        if positions is None or (
-            not flash and (positions.shape[0] != rows or (positions.ndim == 3) != (rows > 1))
-        ):  # fmt: skip
+        known = positions is not None and (positions.shape[0] == rows and (positions.ndim == 3) == (rows > 1))
+        if positions is None or not (flash or known):
             raise IsolationError("the template changed the positions of a pack", hint="train it unpacked")
         return args, {**kwargs, "use_cache": False}
 

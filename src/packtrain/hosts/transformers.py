@@ -131,13 +131,8 @@ def pack(
             check_match(bare.config, getattr(trainer, "processing_class", None))
             check_isolation(bare)
         else:
-            given = {
-                "pack_length": pack_length,
-                "plan": plan,
-                "samples_per_step": samples_per_step,
-                **options,
-            }
-            given |= {"ignore_keys": ignore_keys or None, "allow_remote": allow_remote or None}
+            given = {"pack_length": pack_length, "plan": plan, "samples_per_step": samples_per_step}
+            given |= {**options, "ignore_keys": ignore_keys or None, "allow_remote": allow_remote or None}
             named = [name for name, value in given.items() if value is not None]
             if named:
                 raise ConfigError(
@@ -146,10 +141,8 @@ def pack(
                 )
         args = trainer.args
         trainer.__class__ = type(f"Packed{type(trainer).__name__}", (mixin or HostMixin, type(trainer)), {})
-        reader, reads = (
-            trainer.packs_reader(),
-            {"ignore_keys": list(ignore_keys), "allow_remote": allow_remote},
-        )
+        reads = {"ignore_keys": list(ignore_keys), "allow_remote": allow_remote}
+        reader: ChatReader = trainer.packs_reader()
         trainer.packs_made = {
             "folder": Path(args.output_dir),
             "place": World(args.process_index, args.world_size),

@@ -25,7 +25,7 @@ from ..sources._memory import InMemory
 from ..sources.chat import ChatSource
 from ..template import HFTemplate
 from ._checks import need_trainer, refuse_settings, unchanged_on_failure
-from ._rows import ChatReader, Reads, columns_of, tell_cut, unread_rows
+from ._rows import ChatReader, Reads, columns_of, tell_cut, token_counts, unread_rows
 from .transformers import HostMixin
 from .transformers import pack as pack_trainer
 
@@ -99,11 +99,10 @@ class TRLMixin(HostMixin):
         given = getattr(host, "_skip_prepare_dataset", False) and not theirs  # another collator reads them
         if given or (not chats and text not in columns):
             return super().packs_unread(rows, own, encode)
-        template = getattr(host, "chat_template", None) or getattr(
-            self.packs_made["reader"].processor, "chat_template", None
-        )
+        holders = (host, self.packs_made["reader"].processor)
+        template = next((held for one in holders if (held := getattr(one, "chat_template", None))), "")
         pictures = _PICTURES if getattr(host, "_is_vision_dataset", False) else set()
-        named = {a or b for a, b in _NAMED.findall(str(template or ""))}
+        named = {a or b for a, b in _NAMED.findall(str(template))}
         reads = Reads(
             columns=_READS | pictures | (set() if chats else {text}),
             chats=chats,
@@ -122,10 +121,7 @@ class TRLMixin(HostMixin):
         most, reader = host.args.max_length, self.packs_made["reader"]
         if most is None or getattr(rows, "column_names", None) is None:
             return []
-        sizes = [
-            len(ids) for batch in rows.select_columns("input_ids").iter(1000) for ids in batch["input_ids"]
-        ]
-        full = [index for index, size in enumerate(sizes) if size == most]
+        full = [index for index, size in enumerate(token_counts(rows)) if size == most]
         if not full:
             return []
         side = {"keep_end": "left"}.get(str(host.args.truncation_mode), "right")

@@ -54,17 +54,12 @@ def pack(trainer: Any, pack_length: int | None = None, *, source: Any = None, **
     if source is None:
         options.setdefault("pack_length", pack_length or train.micro_batch_size * data.max_seq_len)
         source = _planned(base, state.dp_size, options)
-    packs, count = rank_packs(
-        source,
-        rank=state.dp_rank,
-        ranks=state.dp_size,
-        count=train.global_batch_size // (train.micro_batch_size * state.dp_size),
-        seed=train.seed,
-        balance=balance,
-        drop_last=data.dataloader.drop_last,
-    )
-    collate, told = MainBatch(base.collate_fn, bare_model(base.model)), data.dataloader
-    short = MainBatch(replace(base.collate_fn, pad_to_length=False), bare_model(base.model))
+    count = train.global_batch_size // (train.micro_batch_size * state.dp_size)
+    told, bare = data.dataloader, bare_model(base.model)
+    order = {"count": count, "seed": train.seed, "balance": balance, "drop_last": told.drop_last}
+    packs, count = rank_packs(source, rank=state.dp_rank, ranks=state.dp_size, **order)
+    collate = MainBatch(base.collate_fn, bare)
+    short = MainBatch(replace(base.collate_fn, pad_to_length=False), bare)
 
     def first() -> None:
         if state.sp_enabled:

@@ -33,21 +33,14 @@ def headline(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     if "steps" in stats:  # steps of samples: their packs are as many as the largest step needs
         asked = counted(stats["samples_per_step"], "samples")
         slots_of += f"; every step of {asked} takes {counted(stats['packs_per_step'], 'packs')}, full or not"
+    saved = f"of the slots of padded batches; {percent(slots['saved_capped'])} of one padded sample a row; "
+    saved, mean = saved + rows_words(slots), stats["tokens"] // max(1, packs)
     tiles += [
         ("Samples", f"{packed:,}", f"{stats['read']:,} read = {packed:,} packed + {left:,} in the ledger"),
         ("Packs", f"{packs:,}", verdict),
         ("Packing efficiency", percent(stats["efficiency"]), slots_of),
-        (
-            "Padding saved",
-            percent(slots["saved_batched"]),
-            f"of the slots of padded batches; {percent(slots['saved_capped'])} of one padded sample a row; "
-            f"{rows_words(slots)}",
-        ),
-        (
-            "Samples per pack",
-            f"{stats['samples_per_pack']:,.2f}",
-            f"{stats['tokens'] // packs if packs else 0:,} tokens in a pack of {cap:,}",
-        ),
+        ("Padding saved", percent(slots["saved_batched"]), saved),
+        ("Samples per pack", f"{stats['samples_per_pack']:,.2f}", f"{mean:,} tokens in a pack of {cap:,}"),
     ]
     return [{"name": name, "value": value, "note": note} for name, value, note in tiles]
 
@@ -72,15 +65,12 @@ def _of_training(figures: Mapping[str, Any]) -> list[dict[str, str]]:
 def _of_packs(told: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Tiles of the packs that a run consumed."""
     cap, packs = told["pack_length"], told["packs"]
+    slots = f"{told['tokens']:,} real tokens in {told['slots']:,} slots"
     return [
         *_over_long_tile(told, cap),
         ("Samples trained", f"{told['samples']:,}", "handed to the model, each time that they were"),
         ("Packs trained", f"{packs:,}", f"{told['tokens'] // max(1, packs):,} tokens in a pack of {cap:,}"),
-        (
-            "Packing efficiency",
-            percent(told["efficiency"]),
-            f"{told['tokens']:,} real tokens in {told['slots']:,} slots",
-        ),
+        ("Packing efficiency", percent(told["efficiency"]), slots),
         ("Samples per pack", f"{told['samples_per_pack']:,.2f}", "mean of the packs trained"),
     ]
 
@@ -175,7 +165,7 @@ def ledger_groups(
         reason = str(row.get("reason", "unknown"))
         seen[reason] = seen.get(reason, 0) + 1
         if seen[reason] <= _ROWS:
-            cells = {key: _short(row.get(key)) for key in ("id", "where", "detail")}
+            cells = {key: short(row.get(key)) for key in ("id", "where", "detail")}
             cells["record"] = record(row["id"])
             shown.setdefault(reason, []).append(cells)
     counts = dict(counts_by_reason)
@@ -233,30 +223,19 @@ def step_rows(steps: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Forecast against measured, and balance before against after: name, and two figures."""
     rows: list[tuple[str, ...]] = []
     if told := steps.get("forecast"):
-        scale = "the device profile" if told["profile"] else "scaled to this run"
+        guess = f"{told['step_s']:.3g} forecast ({told['profile'] or 'scaled to this run'})"
+        tokens = (f"{told[key]:,.0f}" for key in ("tokens_per_step", "measured_tokens_per_step"))
         rows += [
-            (
-                "seconds a step (medians)",
-                f"{told['step_s']:.3g} forecast ({told['profile'] or scale})",
-                f"{told['measured_step_s']:.3g} measured",
-            ),
+            ("seconds a step (medians)", guess, f"{told['measured_step_s']:.3g} measured"),
             ("median deviation of a step", percent(told["deviation"]), ""),
-            (
-                "tokens a step",
-                f"{told['tokens_per_step']:,.0f} forecast",
-                f"{told['measured_tokens_per_step']:,.0f} measured",
-            ),
+            ("tokens a step", f"{next(tokens)} forecast", f"{next(tokens)} measured"),
         ]
     if told := steps.get("balance"):
         mode = f"balance {told['mode']}" if told["mode"] else "no balance"
-        rows.append(
-            (
-                f"slowest rank / mean, {counted(told['world_size'], 'ranks')} x "
-                f"{counted(told['grad_accum'], 'packs')}",
-                f"{told['max_over_mean_before']:.3f} in plan order",
-                f"{told['max_over_mean']:.3f} with {mode}",
-            )
-        )
+        of = f"{counted(told['world_size'], 'ranks')} x {counted(told['grad_accum'], 'packs')}"
+        before, after = told["max_over_mean_before"], told["max_over_mean"]
+        figures = (f"{before:.3f} in plan order", f"{after:.3f} with {mode}")
+        rows.append((f"slowest rank / mean, {of}", *figures))
     return rows
 
 
@@ -265,8 +244,7 @@ def comparison_rows(comparison: Mapping[str, Any] | None) -> dict[str, Any] | No
     if not comparison:
         return None
     values = dict(comparison)
-    tolerance = values.get("tolerance")
-    difference = values.get("difference")
+    tolerance, difference = values.get("tolerance"), values.get("difference")
     if difference is None and {"packed", "unpacked"} <= values.keys():
         difference = values["difference"] = float(values["packed"]) - float(values["unpacked"])
     holds = None
@@ -360,6 +338,7 @@ def _figure(value: Any) -> str:
     return str(value)
 
 
-def _short(value: Any) -> str:
+def short(value: Any, most: int = _TEXT) -> str:
+    """The beginning of a long text, and how much of it is left."""
     text = "" if value is None else str(value)
-    return text if len(text) <= _TEXT else f"{text[:_TEXT]} … ({len(text) - _TEXT:,} more characters)"
+    return text if len(text) <= most else f"{text[:most]} … ({len(text) - most:,} more characters)"

@@ -162,9 +162,8 @@ def write_report(
 
     told = dict(figures or report_figures(plan, lengths))
     text_of = _texts(record)
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    blocks = {"trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(autoescape=True, undefined=StrictUndefined, **blocks)
     page = importlib.resources.files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
     plain = json.dumps(told, sort_keys=True, ensure_ascii=True)
     text = environment.from_string(page).render(
@@ -202,30 +201,22 @@ def _planned(
     from markupsafe import Markup
 
     kinds, legend, words = _kinds(lengths)
+    drawn = {
+        "lengths": plots.histogram(
+            told["lengths"],
+            "Histogram of sample lengths",
+            "tokens per sample",
+            "samples",
+            told["pack_length"],
+        ),
+        "fill": plots.histogram(
+            told["fill"], "Histogram of pack fill", "percent of pack length in use", "packs", unit=" %"
+        ),
+    }
     return {
         "checksum": told["checksum"],
         "slots": contents.slot_rows(told["slots"]),
-        "pictures": {
-            "lengths": Markup(
-                plots.histogram(
-                    told["lengths"],
-                    label="Histogram of sample lengths",
-                    x_label="tokens per sample",
-                    y_label="samples",
-                    mark=told["pack_length"],
-                )
-            ),
-            "fill": Markup(
-                plots.histogram(
-                    told["fill"],
-                    label="Histogram of pack fill",
-                    x_label="percent of pack length in use",
-                    y_label="packs",
-                    mark=None,
-                    unit=" %",
-                )
-            ),
-        },
+        "pictures": {name: Markup(svg) for name, svg in drawn.items()},
         "length_words": contents.spread(told["sample_tokens"], "tokens"),
         "fill_words": contents.spread(told["pack_tokens"], "tokens in a pack"),
         "legend": legend,
@@ -251,12 +242,8 @@ def _charts(told: Mapping[str, Any]) -> Iterable[tuple[str, str, str, list[str]]
     if balance and balance["world_size"] > 1:
         held = {"before balance": balance["before"], "after": balance["after"]}
         y_label = "slowest rank / mean"
-        yield (
-            "Balance of the ranks",
-            y_label,
-            plots.curve(held, label="Balance over steps", y_label=y_label),
-            list(held),
-        )
+        drawn = plots.curve(held, label="Balance over steps", y_label=y_label)
+        yield "Balance of the ranks", y_label, drawn, list(held)
 
 
 def _texts(record: Callable[[int], str] | None) -> Callable[[int], str]:
@@ -272,9 +259,7 @@ def _texts(record: Callable[[int], str] | None) -> Callable[[int], str]:
             text = record(sample)
         except (PacktrainError, OSError) as error:
             return str(error)
-        return (
-            text if len(text) <= _RECORD else f"{text[:_RECORD]} … ({len(text) - _RECORD:,} more characters)"
-        )
+        return contents.short(text, _RECORD)
 
     return text_of
 

@@ -165,7 +165,12 @@ def _titled(text: str, begin: str, titles: Sequence[str]) -> str:
 
 
 def histogram(
-    found: Mapping[str, Any], *, label: str, x_label: str, y_label: str, mark: float | None, unit: str = ""
+    found: Mapping[str, Any],
+    label: str,
+    x_label: str,
+    y_label: str,
+    mark: float | None = None,
+    unit: str = "",
 ) -> str:
     """Stacked bars of a `numbers.Histogram.to_dict`; what lies beyond its edges behind a broken axis.
 
