@@ -195,22 +195,22 @@ def _take(
         tensor = _media(name, value, where)
         if tensor.shape[0]:
             segment.media[name] = tensor
-    elif name == "attention_mask":
-        _full_mask(value, where)
+    elif name == "attention_mask":  # ones say nothing and are left out
+        if not bool((_tensor(name, value, where) != 0).all()):
+            raise InputError(
+                f"{where}: attention_mask has zeros, so the sample carries padding",
+                hint="encode samples without padding; the collator needs no attention_mask",
+            )
     elif name in CARRIED_FIELDS:
         segment.values[name] = _single(name, value, length, where)
     elif name == "length":
-        _check_told(value, length, where)
+        if _single(name, value, length, where) != length:
+            raise InputError(
+                f"{where} says length {value} but has {length} input_ids",
+                hint="length is that of the encoded sample; leave it out, or encode again",
+            )
     elif name not in SAMPLE_FIELDS:
         _undeclared(name, value, length, where, [*token_fields, *media, *SAMPLE_FIELDS])
-
-
-def _check_told(told: Any, length: int, where: str) -> None:
-    if _single("length", told, length, where) != length:
-        raise InputError(
-            f"{where} says length {told} but has {length} input_ids",
-            hint="length is that of the encoded sample; leave it out, or encode again",
-        )
 
 
 def _plain(sample: dict[str, Any], where: str) -> Segment | None:
@@ -251,16 +251,11 @@ def _single(name: str, value: Any, length: int, where: str) -> Any:
 
 
 def _weightless(sample: Mapping[str, Any]) -> bool:
-    filler, stand_in = sample.get("filler"), sample.get("stand_in")
-    if filler is None and stand_in is None:
-        return False
-    return _flag("filler", filler) or _flag("stand_in", stand_in)
+    return any(_flag(name, sample.get(name)) for name in ("filler", "stand_in"))
 
 
 def _flag(name: str, value: Any) -> bool:
-    if value is None or isinstance(value, (bool, int)):
-        return bool(value)
-    if getattr(value, "shape", None) == ():
+    if value is None or isinstance(value, (bool, int)) or getattr(value, "shape", None) == ():
         return bool(value)
     raise InputError(f"{name} is a {type(value).__name__}, expected True or False", hint="leave it out")
 
@@ -309,16 +304,6 @@ def _media(name: str, value: Any, where: str) -> torch.Tensor:
     return tensor
 
 
-def _full_mask(value: Any, where: str) -> None:
-    """An attention mask of ones says nothing and is left out; zeros mean padding inside a sample."""
-    tensor = _tensor("attention_mask", value, where)
-    if not bool((tensor != 0).all()):
-        raise InputError(
-            f"{where}: attention_mask has zeros, so the sample carries padding",
-            hint="encode samples without padding; the collator needs no attention_mask",
-        )
-
-
 def _check_length(name: str, found: int, length: int, where: str) -> None:
     if found != length:
         raise InputError(
@@ -349,12 +334,11 @@ def _tensor(name: str, value: Any, where: str) -> torch.Tensor:
     except ValueError as error:
         raise InputError(f"{where}: {name} is not an array: {error}", hint=_HINT_VALUES) from None
     if array.dtype.kind not in "iufb":
-        if array.size == 0:
-            array = array.astype(np.int64)
-        else:
+        if array.size:
             raise InputError(
                 f"{where}: {name} holds {array.dtype} values, expected numbers", hint=_HINT_VALUES
             )
+        array = array.astype(np.int64)
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         if array.size and int(array.max()) > np.iinfo(np.int64).max:
             raise InputError(f"{where}: {name} holds {array.max()}, beyond int64", hint=_HINT_VALUES)

@@ -31,17 +31,7 @@ def placeholders_of(model: Any) -> dict[str, tuple[int, int]]:
     config, family = config_of(model), family_for(model)
     if config is None or family is None:
         return {}
-    found = {}
-    for kind, key, number in _rules(config, family):
-        token = getattr(config, f"{kind}_token_id", None)
-        if token is not None:
-            found[key] = (int(token), number)
-    return found
-
-
-def _rules(config: Any, family: Family) -> list[tuple[str, str, int]]:
-    """(kind of medium, key that counts it, number) of a family."""
-    rules = []
+    rules: list[tuple[str, str, int]] = []  # kind of medium, key that counts it, number
     if family.image_rule == "pixels":
         merge = getattr(getattr(config, "vision_config", None), "spatial_merge_size", None)
         if merge is not None:
@@ -54,7 +44,8 @@ def _rules(config: Any, family: Family) -> list[tuple[str, str, int]]:
         rules.append(("video", "pixel_values_videos", 0))
     if family.audio_rule == "whisper":
         rules.append(("audio", "feature_attention_mask", 0))
-    return rules
+    tokens: dict[str, Any] = {kind: getattr(config, f"{kind}_token_id", None) for kind, _, _ in rules}
+    return {key: (int(tokens[kind]), number) for kind, key, number in rules if tokens[kind] is not None}
 
 
 def _expected(key: str, media: torch.Tensor | None, number: int) -> int | None:

@@ -208,9 +208,6 @@ class PackBatch(dict[str, Any]):
         labels = self.get("labels")
         return None if labels is None else remembered(labels, _TRAINED)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuilt, (type(self), dict(self), dict(self.__dict__)))
-
     def copy(self) -> PackBatch:
         """The same values and boundaries."""
         return self.with_values(self)
@@ -262,12 +259,6 @@ class PackBatch(dict[str, Any]):
             for key, value in self.items()
         }
         return self.with_values(values)
-
-
-def _rebuilt(kind: type[PackBatch], values: dict[str, Any], attributes: dict[str, Any]) -> PackBatch:
-    batch = kind(values)
-    batch.__dict__.update(attributes)
-    return batch
 
 
 def offsets(lengths: Sequence[int]) -> torch.Tensor:

@@ -393,10 +393,15 @@ class PaddingFreeCollator:
             ]
             try:
                 row[name] = torch.cat([*parts, full(tail, pad)] if tail else parts)[None]
+                why = None if row[name].is_cpu else "expected the CPU"
             except RuntimeError as error:
-                raise _not_joined(name, parts, error) from None
-            if not row[name].is_cpu:
-                raise _not_joined(name, parts, "expected the CPU")
+                why = one_line(error)
+            if why is not None:
+                devices = ", ".join(sorted({str(part.device) for part in parts}))
+                raise InputError(
+                    f"{name} of the samples (on {devices}) cannot be joined: {why}",
+                    hint="hand over samples on the CPU; the trainer moves the row",
+                )
         return row
 
     def _has_mrope(self, segments: list[Segment]) -> bool:
@@ -428,14 +433,6 @@ class PaddingFreeCollator:
             numbers = np.arange(len(lengths), dtype=np.int32)
             every["seq_idx"] = torch.from_numpy(np.repeat(numbers, lengths))[None]
         return {name: every[name] for name in self.boundary_kwargs}
-
-
-def _not_joined(name: str, parts: list[torch.Tensor], why: object) -> InputError:
-    devices = ", ".join(sorted({str(part.device) for part in parts}))
-    return InputError(
-        f"{name} of the samples (on {devices}) cannot be joined: {one_line(why)}",
-        hint="hand over samples on the CPU; the trainer moves the row",
-    )
 
 
 def _sources(segments: list[Segment], tail: int) -> tuple[tuple[Any, ...], tuple[int, ...]]:

@@ -253,11 +253,8 @@ def _without_state(source: Any, folder: Path) -> None:
             f"{folder} holds no {state_file(source)}: it is no checkpoint of such packs",
             hint="name a checkpoint that was saved while these packs were trained on",
         )
-    logger.warning(
-        "%s has no %s: it cannot be checked that these are the packs of the saved run",
-        folder,
-        state_file(source),
-    )
+    told = "%s has no %s: it cannot be checked that these are the packs of the saved run"
+    logger.warning(told, folder, state_file(source))
 
 
 def _last_whole(source: Any, folder: Path) -> str | None:
@@ -321,14 +318,9 @@ def _is_whole(path: Path) -> bool:
                 return False
         return path.stat().st_size == end
     if path.suffix in (".pt", ".pth", ".bin"):
-        return zipfile.is_zipfile(path) or _is_pickle(path)
+        with open(path, "rb") as handle:  # torch's are zips, or were pickles
+            return zipfile.is_zipfile(path) or handle.read(1) == b"\x80"
     return True
-
-
-def _is_pickle(path: Path) -> bool:
-    """Whether a file begins as a pickle does; those of torch are zips, or were pickles."""
-    with open(path, "rb") as handle:
-        return handle.read(1) == b"\x80"
 
 
 def load_position(source: Any, checkpoint: str | None) -> bool:
@@ -358,13 +350,10 @@ def load_position(source: Any, checkpoint: str | None) -> bool:
         source.check_state(state)
         source.load_state_dict(state)
     except ForeignArtefactError as error:
-        error.hint = f"{error.hint}: resume=None, or another output_dir" if _anew(error) else error.hint
+        if (error.hint or "").endswith("start anew"):
+            error.hint = f"{error.hint}: resume=None, or another output_dir"
         raise error.at(str(folder)) from None
     return True
-
-
-def _anew(error: ForeignArtefactError) -> bool:
-    return (error.hint or "").endswith("start anew")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -448,11 +437,8 @@ class Standing(TrainerCallback):  # type: ignore[misc]
         if self.trainer.packs.kind != "growing":
             return
         if state.global_step < state.max_steps:
-            logger.warning(
-                "the stream ended after step %d of max_steps %d: training ends with it",
-                state.global_step,
-                state.max_steps,
-            )
+            told = "the stream ended after step %d of max_steps %d: training ends with it"
+            logger.warning(told, state.global_step, state.max_steps)
         control.should_training_stop = True
 
 

@@ -27,6 +27,8 @@ _HINT = "check model.name_or_path: copy or convert the model again"
 #: Learned positions, by the names they have.
 _POSITIONS = re.compile(r"(^|[._])(wpe|embed_positions|position_embeddings?)$")
 
+_TOWER = re.compile("vision|visual|audio|image")
+
 
 def outline(config: Any) -> Any:
     """The network of a config without memory; None where it cannot be built like that.
@@ -55,13 +57,9 @@ def position_table(model: Any) -> int | None:
     found = [
         module.num_embeddings - int(getattr(module, "offset", 0) or 0)
         for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding) and _POSITIONS.search(name) and not _in_tower(name)
+        if isinstance(module, nn.Embedding) and _POSITIONS.search(name) and not _TOWER.search(name)
     ]
     return min(found, default=None)
-
-
-def _in_tower(name: str) -> bool:
-    return re.search(r"vision|visual|audio|image", name) is not None
 
 
 def check_weights(folder: Path, config: Any) -> tuple[Any, list[str]]:
@@ -233,10 +231,7 @@ def restore_weights(model: Any, folder: Path) -> bool:
 def _names(folder: Path) -> set[str] | None:
     """Names of the weights in the folder, or None when it holds no whole model."""
     if (folder / _FILE).is_file():
-        from safetensors import safe_open
-
-        with safe_open(str(folder / _FILE), framework="pt") as opened:
-            return set(opened.keys())
+        return set(_shapes(folder / _FILE))
     if (folder / _INDEX).is_file():
         return set(files.read_json(folder / _INDEX)["weight_map"])
     return None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Sections = Mapping[str, Mapping[str, Any]]
 
-_MADE = ("exported", "growing")  # their packs were made before
+MADE = ("exported", "growing")  # their packs were made before
 _STREAMS = ("stream", "token_budget")
 _NO_PLAN = ("growing", "stream", "token_budget")
 
@@ -31,18 +31,13 @@ _OF_PLANS = {
 }
 
 #: Kind -> why keys of others have no effect on it.
-_REASONS = {
+REASONS = {
     "planned": "samples are measured and planned before training",
     "exported": "their packs were made before; packtrain export has the options of packing",
     "growing": "their packs were made before; packtrain produce has the options of packing",
     "stream": "samples are packed as they come; only a plan of all samples could do that",
     "token_budget": "samples are packed as they come; only a plan of all samples could do that",
 }
-
-
-def reason_of(kind: str) -> str:
-    """Why keys of other kinds have no effect on this one."""
-    return _REASONS[kind]
 
 
 def kind_of(sections: Sections, given: Collection[str] = ()) -> str:
@@ -166,11 +161,11 @@ def effect(target: str, value: Any, kind: str, name: str) -> bool:
     if target in _OF_PLANS:
         if value in (None, False) or (target == "data.samples_per_row" and value == 1):
             return False
-        if kind in _MADE:
+        if kind in MADE:
             return True  # who made the packs has decided it: they are never cut, steps are of packs
         raise ConfigError(
             f"{name} needs a plan of all samples, and has no effect on data of kind {kind} "
-            f"({_REASONS[kind].partition(';')[0]}): other samples, rows or steps would be trained",
+            f"({REASONS[kind].partition(';')[0]}): other samples, rows or steps would be trained",
             hint=f"{_OF_PLANS[target]}; or use data.kind: planned",
         )
     if target == "data.dyn_bsz":
@@ -179,7 +174,7 @@ def effect(target: str, value: Any, kind: str, name: str) -> bool:
 
 
 def _packing(value: Any, kind: str, name: str) -> bool:
-    if kind in _MADE:
+    if kind in MADE:
         if value is False:
             return False
         raise ConfigError(
@@ -206,7 +201,7 @@ def check_together(kind: str, sections: dict[str, dict[str, Any]]) -> list[str]:
     """
     training, data = sections["training"], sections["data"]
     told = []
-    if kind in ("growing", "exported") and not data.get("path"):
+    if kind in MADE and not data.get("path"):
         raise ConfigError(
             "training.sharded_lazy needs custom.dataset (data.kind growing: data.path)"
             if kind == "growing"
@@ -226,7 +221,7 @@ def check_together(kind: str, sections: dict[str, dict[str, Any]]) -> list[str]:
 def _padding(kind: str, data: Mapping[str, Any], length: Any) -> None:
     """Rows that may be longer than what they are padded to."""
     padded = data.get("pad_to_length")
-    if kind in _MADE or type(padded) is not int or type(length) is not int or data.get("dyn_bsz") is False:
+    if kind in MADE or type(padded) is not int or type(length) is not int or data.get("dyn_bsz") is False:
         return
     longest = length * data.get("micro_batch_size" if kind == "token_budget" else "samples_per_row", 1)
     if data.get("count_mode") == "effective":
@@ -332,7 +327,6 @@ def _without_epochs(kind: str, training: dict[str, Any]) -> list[str]:
 # --------------------------------------------------------------------------------------------
 # One row a key. Keys without effect on a kind of data follow from the keys that the kind has (`aliases`), and
 # what only the plan or the ranks can tell is told where they are known (`train.runtime`).
-_READ_BEFORE = ("exported", "growing")
 
 
 class Row(NamedTuple):
@@ -422,7 +416,7 @@ def without_effect(config: RunConfig, names: Mapping[str, str]) -> list[str]:
     for row in ROWS:
         section, _, key = row.key.partition(".")
         of_records = key in Records.model_fields and key not in OF_ROWS
-        if section == "data" and config.data.kind in _READ_BEFORE and of_records:
+        if section == "data" and config.data.kind in MADE and of_records:
             continue  # told with the other keys of reading records
         held = getattr(config, section)
         fields: Any = type(held).model_fields

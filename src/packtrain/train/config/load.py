@@ -29,7 +29,7 @@ from ... import files
 from ...errors import ConfigError, nearest, without_path
 from ...world import world
 from .aliases import ALIASES, FOREIGN, IGNORED, MOVED, alias_of, aliases_of, old_names
-from .conflicts import check_together, effect, kind_of, reason_of, without_effect
+from .conflicts import MADE, REASONS, check_together, effect, kind_of, without_effect
 from .data import KINDS, OF_ROWS, Records
 from .run_config import RunConfig
 from .sections import (
@@ -82,9 +82,8 @@ def load_config(
     """
     given = {section: dict(keys) for section, keys in (instead or {}).items() if keys}
     if isinstance(path_or_mapping, Mapping):
-        return _Reading(
-            {str(key): value for key, value in path_or_mapping.items()}, given, base=None
-        ).config()
+        values = {str(key): value for key, value in path_or_mapping.items()}
+        return _Reading(values, given, base=None).config()
     if not isinstance(path_or_mapping, str | Path):
         raise ConfigError(
             f"a configuration is a path or a mapping, not {type(path_or_mapping).__name__}",
@@ -206,12 +205,8 @@ class _Reading:
         if self.kind != "planned" or data.get("packing") is not False:
             return  # so it is: packed rows never hold padding
         if "per_device_train_batch_size" in training:
-            self._put(
-                "data.samples_per_row",
-                training.pop("per_device_train_batch_size"),
-                self.names.pop("training.per_device_train_batch_size"),
-                None,
-            )
+            name = self.names.pop("training.per_device_train_batch_size")
+            self._put("data.samples_per_row", training.pop("per_device_train_batch_size"), name, None)
 
     def _take(self, section: str, key: str, value: Any) -> None:
         """Put one key of the file where our layout has it."""
@@ -231,7 +226,7 @@ class _Reading:
     def _is_read_elsewhere(self, name: str, value: Any) -> bool:
         """A key that decided the kind, goes with the batch size (`_rows_of_a_batch`), or has no effect."""
         if name in _OF_KIND:
-            if name == "training.packing_mode" and value == "static" and self.kind in ("growing", "exported"):
+            if name == "training.packing_mode" and value == "static" and self.kind in MADE:
                 self.idle.append(name)
             return True
         if name == "template.padding_free" and value is True:
@@ -254,13 +249,10 @@ class _Reading:
             raise self._unknown(section, key)
 
     def _fields(self, section: str) -> Collection[str]:
-        if section == "data":
-            return KINDS[self.kind].model_fields
-        return (
-            []
-            if section == "custom"
-            else [key for key in _SECTIONS[section].model_fields if key != "trainer"]
-        )
+        if section == "custom":
+            return []
+        held = KINDS[self.kind] if section == "data" else _SECTIONS[section]
+        return [key for key in held.model_fields if key != "trainer"]
 
     def _put(self, target: str, value: Any, name: str, written: Any) -> None:
         """Set a key; two names for it have to agree, and one from the command line wins."""
@@ -294,22 +286,16 @@ class _Reading:
                 self.sections[section][key] = self.length
 
     def _resolve_paths(self) -> None:
-        base = self.base
-        if base is None:
+        if self.base is None:
             return
         for section, keys in _PATHS.items():
-            for key in keys:
-                held = self.sections[section]
-                value = held.get(key)
-                if key == "val" and isinstance(value, Mapping):  # several sets by name
-                    held[key] = {name: _resolved(one, base) for name, one in value.items()}
-                elif isinstance(value, str):
-                    held[key] = _resolved(value, base)
+            held = self.sections[section]
+            held |= {key: _resolved(held[key], self.base) for key in keys if key in held}
 
     def _only_of_validation(self) -> None:
         """Packs that were made before need no reading of records; validation samples would."""
         data = self.sections["data"]
-        if self.kind not in ("exported", "growing") or data.get("val"):
+        if self.kind not in MADE or data.get("val"):
             return
         defaults = {
             key: held.get_default(call_default_factory=True)
@@ -329,7 +315,7 @@ class _Reading:
             has = "has" if len(self.idle) == 1 else "have"
             logger.warning(
                 "%s %s no effect on data of kind %s: %s",
-                ", ".join(self.idle), has, self.kind, reason_of(self.kind),
+                ", ".join(self.idle), has, self.kind, REASONS[self.kind],
             )  # fmt: skip
         for line in self.told:
             logger.warning("%s", line)
@@ -374,11 +360,8 @@ class _Reading:
         held: Any = {"global_max_length": self.length, **self.sections}
         path = []
         for part in error["loc"]:
-            if (
-                part in held
-                if isinstance(held, Mapping)
-                else isinstance(held, list) and isinstance(part, int)
-            ):
+            listed = isinstance(held, list) and isinstance(part, int)
+            if listed or (isinstance(held, Mapping) and part in held):
                 held = held[part]
             elif error["type"] != "missing" or part != error["loc"][-1]:
                 continue  # pydantic names the member of a union
@@ -436,6 +419,8 @@ def _joined(train: Any, training: Any) -> Any:
 
 def _resolved(value: Any, base: Path) -> Any:
     """A path that is there, as it stands or beside the file; anything else as it is."""
+    if isinstance(value, Mapping):  # several sets by name
+        return {name: _resolved(one, base) for name, one in value.items()}
     if not isinstance(value, str) or value.startswith(("demo:", "tiny:")):
         return value
     path = Path(os.path.expanduser(value))

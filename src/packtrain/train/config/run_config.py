@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field
 
@@ -17,6 +17,7 @@ from .data import KINDS, DataConfig, Planned, TokenBudget
 from .sections import ExportConfig, ModelConfig, ReportConfig, Section, TemplateConfig, Tokens, TrainingConfig
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 #: Keys of Trainer that mean nothing without validation samples -> the value that asks for nothing.
 _EVALUATES = ("eval_strategy", "eval_steps", "eval_delay", "eval_on_start")
@@ -69,12 +70,8 @@ class RunConfig(Section):
         Raises:
             ConfigError: neither is set.
         """
-        cap = self.template.max_length or self.model.max_model_len
-        if cap is None:
-            raise ConfigError(
-                "the pack length is not set", hint="set global_max_length or template.max_length, in tokens"
-            )
-        return cap
+        cap, hint = self.template.max_length or self.model.max_model_len, "set global_max_length"
+        return _set(cap, "the pack length is not set", f"{hint} or template.max_length, in tokens")
 
     @property
     def row_length(self) -> int | None:
@@ -92,9 +89,7 @@ class RunConfig(Section):
             ConfigError: neither is set.
         """
         name = self.template.processor or self.model.name_or_path
-        if name is None:
-            raise ConfigError("no processor is named", hint="set template.processor or model.name_or_path")
-        return name
+        return _set(name, "no processor is named", "set template.processor or model.name_or_path")
 
     @property
     def model_name(self) -> str:
@@ -103,9 +98,7 @@ class RunConfig(Section):
         Raises:
             ConfigError: it is not set.
         """
-        if self.model.name_or_path is None:
-            raise ConfigError("no model is named", hint="set model.name_or_path")
-        return self.model.name_or_path
+        return _set(self.model.name_or_path, "no model is named", "set model.name_or_path")
 
     def accumulation(self, world_size: int) -> int:
         """Packs each rank takes per optimizer step, with one pack per device and micro step.
@@ -164,9 +157,7 @@ class RunConfig(Section):
                 "%s: no effect without validation samples (custom.val_jsonl, data.val)",
                 ", ".join(f"training.{key}" for key in idle),
             )
-        kept = {key: value for key, value in trainer.items() if key not in idle}
-        training = self.training.model_copy(update={"trainer": kept})
-        return self.model_copy(update={"training": training})
+        return self._with_trainer({key: value for key, value in trainer.items() if key not in idle})
 
     def resumed(self) -> RunConfig:
         """The run with `training.resume: auto` carried out: from a checkpoint in the output folder."""
@@ -179,15 +170,23 @@ class RunConfig(Section):
                 "%s holds checkpoints: the run goes on from the last one (training.resume: null begins anew)",
                 self.training.output_dir,
             )
-        trainer = {**self.training.trainer, "resume_from_checkpoint": "auto"}
-        training = self.training.model_copy(update={"trainer": trainer})
-        return self.model_copy(update={"training": training})
+        return self._with_trainer({**self.training.trainer, "resume_from_checkpoint": "auto"})
+
+    def _with_trainer(self, trainer: dict[str, Any]) -> RunConfig:
+        return self.model_copy(update={"training": self.training.model_copy(update={"trainer": trainer})})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, as a file of this layout would hold them."""
         values: dict[str, Any] = self.model_dump(mode="json")
         values["training"].update(values["training"].pop("trainer"))
         return values
+
+
+def _set(value: T | None, message: str, hint: str) -> T:
+    """`value`; ConfigError where it is not set."""
+    if value is None:
+        raise ConfigError(message, hint=hint)
+    return value
 
 
 def _unset(key: str, row: Any) -> Any:
