@@ -186,13 +186,18 @@ def check_labels(labels: torch.Tensor, lengths: Sequence[int], segments: Sequenc
     if not wrong.any():
         return
     at = int(wrong.argmax())
-    ends = list(itertools.accumulate(lengths))
-    index = bisect.bisect_right(ends, at)
-    place = at - ends[index] + lengths[index]
+    index, place = _place(at, lengths)
     raise InputError(
         f"{segments[index].where}: the label of token {place} is {int(labels[at])}",
         hint=f"a token that is not trained has the label {IGNORE}",
     )
+
+
+def _place(at: int, lengths: Sequence[int]) -> tuple[int, int]:
+    """Segment of a token of the row, and its place there."""
+    ends = list(itertools.accumulate(lengths))
+    index = bisect.bisect_right(ends, at)
+    return index, at - ends[index] + lengths[index]
 
 
 def _check_steps(row: torch.Tensor, lengths: list[int], segments: Sequence[Segment]) -> None:
@@ -201,17 +206,16 @@ def _check_steps(row: torch.Tensor, lengths: list[int], segments: Sequence[Segme
     if breaks == ends[:-1]:
         return
     at = min(set(breaks) ^ set(ends[:-1]))
-    index = bisect.bisect_right(ends, at)
-    start = ends[index - 1] if index else 0
+    index, place = _place(at, lengths)
     before, here = int(row[at - 1]), int(row[at])
     where = segments[index].where if index < len(segments) else "the pad tail"
-    if at == start:
+    if not place:
         raise InputError(
             f"positions of {where} start at {here}, right after those of {segments[index - 1].where}",
             hint="positions restart in every sample; otherwise transformers joins the two samples",
         )
     raise InputError(
-        f"{where}: text positions go from {before} to {here} at token {at - start}",
+        f"{where}: text positions go from {before} to {here} at token {place}",
         hint="an already packed row loses its boundaries here; hand over its samples one by one",
     )
 

@@ -26,12 +26,7 @@ from ..collate.boundaries import config_of, family_for, text_config
 from ..errors import InputError, IsolationError
 from ..families import BACKENDS
 from .segments import states_isolated
-from .varlen import VARLEN, kernel_available, varlen_refusal
-
-_USE = "use model.attn: sdpa"
-
-#: Models that transformers offers no sdpa for (attention sinks): eager is their plain backend.
-_NO_SDPA = ("gpt_oss", "gpt_oss_text")
+from .varlen import NO_SDPA, SDPA, VARLEN, check_varlen, kernel_available, varlen_refusal
 
 
 @dataclass(frozen=True)
@@ -73,15 +68,12 @@ def choose_backend(model_or_type: Any, attn: str = "auto", *, dtype: str = "auto
         wanted = str(getattr(config, "dtype", None) if dtype == "auto" else dtype).removeprefix("torch.")
         runs = kernel_available() and wanted in ("bfloat16", "float16")
         fits = family is not None and config is not None and varlen_refusal(config) is None
-        plain = "eager" if getattr(config, "model_type", model_or_type) in _NO_SDPA else "sdpa"
+        plain = "eager" if getattr(config, "model_type", model_or_type) in NO_SDPA else "sdpa"
         return VARLEN if runs and fits else plain
-    reason = varlen_refusal(config) if attn == VARLEN and config is not None else None
-    if reason is not None:
-        kind = str(config.model_type)  # type: ignore[union-attr]
-        hint = "use model.attn: eager" if kind in _NO_SDPA else _USE
-        raise IsolationError(f"{kind} cannot run on varlen: {reason}", hint=hint)
+    if attn == VARLEN and config is not None:
+        check_varlen(config)
     if family is not None and attn in family.refused:
-        raise IsolationError(f"{family.name} cannot run packed on {attn}: {family.refused[attn]}", hint=_USE)
+        raise IsolationError(f"{family.name} cannot run packed on {attn}: {family.refused[attn]}", hint=SDPA)
     return attn
 
 
@@ -146,16 +138,14 @@ def known(config: Any, backend: str) -> AttentionSetup:
         return AttentionSetup(kind, backend, family.name, False, f"{backend} is unknown; the proof decides")
     family.allowed_kwargs(backend)  # refuses what the family refuses
     if backend == VARLEN:
-        reason = varlen_refusal(config)
-        if reason is not None:
-            raise IsolationError(f"{kind} cannot run on varlen: {reason}", hint=_USE)
+        check_varlen(config)
         why = f"{family.name} on varlen: segments from restarting text positions"
         return AttentionSetup(kind, backend, family.name, True, why)
     if family.isolates_by_positions(backend):
         why = f"{family.name} on {backend}: restarting text positions, no mask, no cache"
         return AttentionSetup(kind, backend, family.name, True, why)
     raise IsolationError(
-        f"{family.name} on {backend}: restarting positions do not isolate packed samples there", hint=_USE
+        f"{family.name} on {backend}: restarting positions do not isolate packed samples there", hint=SDPA
     )
 
 

@@ -29,14 +29,10 @@ _OURS = Path(__file__).resolve().parents[1]
 _STDLIB = Path(sysconfig.get_paths()["stdlib"])
 
 #: Functions that make a model's attention masks; a patched one lets samples read each other everywhere.
+_MAKERS = ("create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask")
 _MASKS = (
-    "create_causal_mask",
-    "create_sliding_window_causal_mask",
-    "create_chunked_causal_mask",
-    "create_masks_for_generate",
-    "find_packed_sequence_indices",
-    "packed_sequence_mask_function",
-    "_preprocess_mask_arguments",
+    *(*_MAKERS, "create_masks_for_generate", "find_packed_sequence_indices"),
+    *("packed_sequence_mask_function", "_preprocess_mask_arguments"),
 )
 
 #: Tables of transformers that hold functions by the name of an attention implementation.
@@ -351,7 +347,6 @@ def _short(file: str) -> str:
 # Some models call transformers' mask functions without `position_ids` (OPT, BLOOM, MPT, XGLM, BioGPT on
 # 5.24), or with a mask of ones. Which do is seen by watching a pass, not by name: a release that passes them
 # on is no longer refused.
-_MAKERS = ("create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask")
 
 #: Backends that part samples by the mask.
 _MASKED = ("sdpa", "eager", "flex_attention")

@@ -37,15 +37,8 @@ _ADDS_WIDE = torch.version.cuda is not None and "dtype_out" in torch.ops.aten.ad
 
 #: Config values that stand between head and logits; with one of them the logits are the model's own.
 _SCALED = (
-    "final_logit_softcapping",
-    "logit_scale",
-    "logits_scaling",
-    "lm_head_multiplier",
-    "output_multiplier",
-    "logits_soft_cap",
-    "output_logit_soft_cap",
-    "unpadded_vocab_size",
-    "z_loss_coefficient",
+    *("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier"),
+    *("logits_soft_cap", "output_logit_soft_cap", "unpadded_vocab_size", "z_loss_coefficient"),
 )
 
 
@@ -403,30 +396,28 @@ def step_share(total: torch.Tensor, normaliser: torch.Tensor | float, ranks: int
 
 # Trade-off: these are the module's, so one training loop a process; the figures then reach the caller
 # through any wrapper (DDP, FSDP, PEFT) without another output of the model.
-_hits: list[torch.Tensor] | None = None
-_losses: list[torch.Tensor] | None = None
+_collected: dict[str, list[torch.Tensor]] = {}
 
 
 @contextlib.contextmanager
-def count_correct() -> Iterator[list[torch.Tensor]]:
+def _collect(what: str) -> Iterator[list[torch.Tensor]]:
+    before, found = dict(_collected), list[torch.Tensor]()
+    _collected[what] = found
+    try:
+        yield found
+    finally:
+        _collected.clear()
+        _collected.update(before)
+
+
+def count_correct() -> contextlib.AbstractContextManager[list[torch.Tensor]]:
     """Inside, every loss adds to the list how many of its targets were the likeliest token (0-d int64)."""
-    global _hits
-    before, _hits = _hits, []
-    try:
-        yield _hits
-    finally:
-        _hits = before
+    return _collect("hits")
 
 
-@contextlib.contextmanager
-def token_losses() -> Iterator[list[torch.Tensor]]:
+def token_losses() -> contextlib.AbstractContextManager[list[torch.Tensor]]:
     """Inside, every loss adds the loss of its supervised targets, in row order, without weights ([K])."""
-    global _losses
-    before, _losses = _losses, []
-    try:
-        yield _losses
-    finally:
-        _losses = before
+    return _collect("losses")
 
 
 def note(logits: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor | None = None) -> None:
@@ -434,7 +425,7 @@ def note(logits: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor | Non
 
     Call it once with the logits and without losses, and once with both or the losses alone later.
     """
-    if _hits is not None and losses is None:
-        _hits.append((logits.argmax(-1) == targets).sum())
-    if _losses is not None and losses is not None:
-        _losses.append(losses.detach())
+    if losses is not None and "losses" in _collected:
+        _collected["losses"].append(losses.detach())
+    if losses is None and "hits" in _collected:
+        _collected["hits"].append((logits.argmax(-1) == targets).sum())

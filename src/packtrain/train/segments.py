@@ -27,6 +27,7 @@ import torch
 from ..collate.boundaries import state_layers
 from ..collate.pack_batch import on_host, remember, remembered, to_device
 from ..errors import IsolationError
+from ..families import FLASH_KWARGS, VARLEN_KWARGS
 
 # --------------------------------------------------------------------------------------------
 # Segments of a row as attention kernels want them: offsets, the longest one, lengths
@@ -101,13 +102,12 @@ def _read_offsets(offsets: torch.Tensor) -> Segments:
     return Segments(lengths, offsets.to(torch.int32), max(lengths))
 
 
-def _kept(tensor: torch.Tensor, read: object) -> Segments:
-    kept = remembered(tensor, _KEPT)
+def _kept(tensor: torch.Tensor, read: Callable[[torch.Tensor], Segments]) -> Segments:
+    kept: Segments | None = remembered(tensor, _KEPT)
     if kept is None:
-        kept = read(tensor)  # type: ignore[operator]
+        kept = read(tensor)
         remember(tensor, _KEPT, kept)
-    segments: Segments = kept
-    return segments
+    return kept
 
 
 # --------------------------------------------------------------------------------------------
@@ -119,15 +119,7 @@ _CLASS = re.compile(
     r"ShortConv$|RecurrentBlock$|LightningAttention$|DeltaAttention$|MambaMixer$|Mamba2Mixer$"
 )
 
-_DROPPED = (
-    "seq_idx",
-    "cu_seq_lens_q",
-    "cu_seq_lens_k",
-    "max_length_q",
-    "max_length_k",
-    "pack_cu",
-    "pack_max",
-)
+_DROPPED = ("seq_idx", *FLASH_KWARGS, *VARLEN_KWARGS)
 
 _MARK = "_packtrain_states"
 
@@ -141,7 +133,26 @@ class _Boundaries:
         self._replayed = False
         self.inside = False
 
-    def note(self, positions: torch.Tensor | None) -> None:
+    def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.note(module, args, kwargs)
+        self.inside = True
+
+    def leave(self, module: Any, args: tuple[Any, ...], output: Any) -> None:
+        self.inside = False
+
+    def note(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Boundaries of a pass that begins. Inside they are known; some models hand no positions on."""
+        if self.inside:
+            return
+        positions = kwargs.get("position_ids")
+        if positions is not None and positions.ndim == 3:
+            if positions.shape[0] != 4:
+                raise IsolationError(
+                    f"position_ids {list(positions.shape)} have no text row: state layers cannot be kept "
+                    "apart",
+                    hint="use PaddingFreeCollator(model), which gives [4,1,T]",
+                )
+            positions = positions[0]
         self.segments = None if positions is None else of_positions(positions)
         if not torch.is_grad_enabled():
             return
@@ -187,38 +198,15 @@ def isolate_states(model: Any) -> Any:
             hint="train it unpacked, or choose a model with attention layers only",
         )
     boundaries = _Boundaries()
-    model.register_forward_pre_hook(functools.partial(_enter, boundaries), with_kwargs=True)
-    model.register_forward_hook(functools.partial(_leave, boundaries), always_call=True)
+    model.register_forward_pre_hook(boundaries.enter, with_kwargs=True)
+    model.register_forward_hook(boundaries.leave, always_call=True)
     inner = getattr(model, "base_model", model)
     if inner is not model:  # a loss without logits calls it directly
-        inner.register_forward_pre_hook(functools.partial(_note, boundaries), with_kwargs=True)
+        inner.register_forward_pre_hook(boundaries.note, with_kwargs=True)
     for layer in layers:
         layer.forward = _per_segment(layer.forward, boundaries)
     setattr(model, _MARK, boundaries)
     return model
-
-
-def _enter(boundaries: _Boundaries, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    _note(boundaries, module, args, kwargs)
-    boundaries.inside = True
-
-
-def _leave(boundaries: _Boundaries, module: Any, args: tuple[Any, ...], output: Any) -> None:
-    boundaries.inside = False
-
-
-def _note(boundaries: _Boundaries, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    positions = kwargs.get("position_ids")
-    if boundaries.inside:  # the outer call knew them; some models hand no positions on
-        return
-    if positions is not None and positions.ndim == 3:
-        if positions.shape[0] != 4:
-            raise IsolationError(
-                f"position_ids {list(positions.shape)} have no text row: state layers cannot be kept apart",
-                hint="use PaddingFreeCollator(model), which gives [4,1,T]",
-            )
-        positions = positions[0]
-    boundaries.note(positions)
 
 
 def _per_segment(forward: Callable[..., Any], boundaries: _Boundaries) -> Callable[..., Any]:
@@ -234,12 +222,8 @@ def _per_segment(forward: Callable[..., Any], boundaries: _Boundaries) -> Callab
         lengths = boundaries.of_row(batch * tokens)
         kept = {name: value for name, value in kwargs.items() if name not in (*_DROPPED, "hidden_states")}
         for name, value in kept.items():
-            if (
-                isinstance(value, torch.Tensor)
-                and value.ndim > 1
-                and tokens in value.shape
-                and name != "attention_mask"
-            ):
+            wide = isinstance(value, torch.Tensor) and value.ndim > 1 and tokens in value.shape
+            if wide and name != "attention_mask":
                 raise IsolationError(
                     f"a state layer takes {name} {list(value.shape)} per token; it cannot run per segment",
                     hint="train this model unpacked",

@@ -186,7 +186,10 @@ VARLEN = "varlen"
 #: Attention name of a vision tower that hands over its own offsets.
 TOWER = "packtrain_flash_varlen"
 
-_SDPA = "use model.attn: sdpa"
+SDPA = "use model.attn: sdpa"
+
+#: Models that transformers offers no sdpa for (attention sinks): eager is their plain backend.
+NO_SDPA = ("gpt_oss", "gpt_oss_text")
 
 
 def register_varlen_attention() -> str:
@@ -228,7 +231,7 @@ def varlen_refusal(config: Any) -> str | None:
     text = text_config(config)
     if getattr(text, "attn_logit_softcapping", None):
         return f"its attention caps scores (attn_logit_softcapping {text.attn_logit_softcapping})"
-    if text.model_type in ("gpt_oss", "gpt_oss_text"):
+    if text.model_type in NO_SDPA:
         return "its attention has sinks"
     if getattr(text, "attention_chunk_size", None) or "chunked_attention" in _layer_types(text):
         return "its layers attend in fixed chunks"
@@ -238,6 +241,15 @@ def varlen_refusal(config: Any) -> str | None:
     if config is not text and config.model_type in _BIDIRECTIONAL:
         return "the tokens of an image see each other in both directions"
     return None
+
+
+def check_varlen(config: Any) -> None:
+    """Refuse a model whose language layers cannot run on varlen, with the reason."""
+    reason = varlen_refusal(config)
+    if reason is not None:
+        kind = str(config.model_type)
+        hint = "use model.attn: eager" if kind in NO_SDPA else SDPA
+        raise IsolationError(f"{kind} cannot run on varlen: {reason}", hint=hint)
 
 
 #: Multimodal models whose text mask is bidirectional inside an image.
@@ -257,9 +269,7 @@ def use_varlen(model: Any) -> Any:
         IsolationError: the model cannot run on varlen, with the reason.
     """
     register_varlen_attention()
-    reason = varlen_refusal(model.config)
-    if reason is not None:
-        raise IsolationError(f"{model.config.model_type} cannot run on varlen: {reason}", hint=_SDPA)
+    check_varlen(model.config)
     text = text_config(model.config)
     for config in (model.config, text):
         config._attn_implementation_internal = VARLEN
@@ -390,7 +400,7 @@ def _refuse_extras(kwargs: dict[str, Any], mask: Any, dropout: float) -> None:
     elif dropout:
         reason = f"attention dropout is {dropout}"
     if reason is not None:
-        raise IsolationError(f"this model cannot run on varlen: {reason}", hint=_SDPA)
+        raise IsolationError(f"this model cannot run on varlen: {reason}", hint=SDPA)
 
 
 def _mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
@@ -407,10 +417,10 @@ def _mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
             hint="pack with PaddingFreeCollator, which gives no attention_mask, or use sdpa",
         )
     size, config = kwargs.get("local_size"), kwargs.get("config")
-    if size is not None and size != getattr(config, "sliding_window", None):
-        raise IsolationError("varlen cannot attend in fixed chunks", hint=_SDPA)
-    if _looks_ahead(kwargs):
-        raise IsolationError("varlen cannot run a text mask that looks ahead", hint=_SDPA)
+    chunks = size is not None and size != getattr(config, "sliding_window", None)
+    if chunks or _looks_ahead(kwargs):
+        what = "attend in fixed chunks" if chunks else "run a text mask that looks ahead"
+        raise IsolationError(f"varlen cannot {what}", hint=SDPA)
     return None
 
 

@@ -73,17 +73,13 @@ _GONE: dict[str, tuple[Any, str]] = {
 _GONE |= {
     name: (said, "transformers has it no more")
     for name, said in {
-        "fp16_backend": "auto",
+        **dict.fromkeys(("include_inputs_for_metrics", "jit_mode_eval", "tpu_metrics_debug"), False),
+        **dict.fromkeys(("use_legacy_prediction_loop", "use_mps_device"), False),
+        **dict.fromkeys(("fp16_backend", "half_precision_backend"), "auto"),
         "fp16_opt_level": "O1",
-        "half_precision_backend": "auto",
-        "include_inputs_for_metrics": False,
-        "jit_mode_eval": False,
         "past_index": -1,
         "ray_scope": "last",
-        "tpu_metrics_debug": False,
         "tpu_num_cores": None,
-        "use_legacy_prediction_loop": False,
-        "use_mps_device": False,
     }.items()
 }
 
