@@ -347,7 +347,7 @@ def test_what_energon_lacks_is_named_with_its_cause(
     made: Callable[..., Set], monkeypatch: pytest.MonkeyPatch, error: ImportError, named: str
 ) -> None:
     """However deep in the library it comes from, and whatever the library makes of it."""
-    from packtrain.hosts import energon_reading
+    from packtrain.hosts import energon
 
     held = made(count=12)
     out = held.folder / "out"
@@ -359,8 +359,8 @@ def test_what_energon_lacks_is_named_with_its_cause(
         except ImportError as cause:
             raise RuntimeError("the dataset is broken") from cause
 
-    monkeypatch.setattr(energon_reading, "has_energon", lambda: True)
-    monkeypatch.setattr(energon_reading, "_rows", broken)
+    monkeypatch.setattr(energon, "has_energon", lambda: True)
+    monkeypatch.setattr(energon, "_rows", broken)
     told = call("verify", str(out), "--encode", "0", code=2).output
     assert named in told and "again" not in told
 

@@ -10,8 +10,9 @@ the model's config; the output folder is made, and a probe file written into it 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -269,7 +270,8 @@ def check_folders(config: RunConfig, place: World) -> None:
     Raises:
         ConfigError: names the key and the folder.
     """
-    named = {"training.output_dir": config.training.output_dir, "data.cache.root_dir": _cache_of(config)}
+    named: dict[str, str | None] = {"training.output_dir": config.training.output_dir}
+    named["data.cache.root_dir"] = config.data.cache.root_dir
     named["data.encode_cache"] = getattr(config.data, "encode_cache", None)
     if config.export.format is not None:
         named["export.out"] = config.export.out
@@ -291,11 +293,6 @@ def _check_names(folder: Path, sets: Iterable[str]) -> None:
                 f"training.output_dir: {path} is a {other}, and a run writes a {kind} there",
                 hint="move it away, or choose another folder",
             )
-
-
-def _cache_of(config: RunConfig) -> str | None:
-    cache = getattr(config.data, "cache", None)
-    return None if cache is None else cache.root_dir
 
 
 def _check_folder(key: str, folder: Path, place: World) -> None:
@@ -350,13 +347,20 @@ def check_match(config: Any, processor: Any, family: Family | None = None) -> No
     if processor is None:
         return
     tokenizer = getattr(processor, "tokenizer", processor)
-    _check_family(config, processor, family)
-    _check_placeholders(config, processor, tokenizer)
-    _check_sizes(config, getattr(processor, "image_processor", None))
+    told = next(
+        itertools.chain(
+            _other_family(config, processor, family),
+            _other_placeholders(config, processor, tokenizer),
+            _other_sizes(config, getattr(processor, "image_processor", None)),
+        ),
+        None,
+    )
+    if told is not None:
+        raise ConfigError(told, hint=_HINT)
     _check_vocabulary(config, tokenizer)
 
 
-def _check_family(config: Any, processor: Any, family: Family | None) -> None:
+def _other_family(config: Any, processor: Any, family: Family | None) -> Iterator[str]:
     ours = family_for(config)
     try:
         theirs = family or family_of(processor=processor)
@@ -364,26 +368,21 @@ def _check_family(config: Any, processor: Any, family: Family | None) -> None:
         return
     if ours is None or not theirs.modalities:
         return
-    kind = config.model_type
+    kind, told = config.model_type, f"the processor is of {theirs.name}"
     if not ours.modalities:
-        raise ConfigError(f"the processor is of {theirs.name}, and {kind} takes no media", hint=_HINT)
+        yield f"{told}, and {kind} takes no media"
     if theirs.position_rows != ours.position_rows:
-        raise ConfigError(
-            f"the processor is of {theirs.name} ({counted(theirs.position_rows, 'rows')} of positions), "
-            f"{kind} takes {ours.position_rows}",
-            hint=_HINT,
-        )
+        rows = counted(theirs.position_rows, "rows")
+        yield f"{told} ({rows} of positions), {kind} takes {ours.position_rows}"
     if dict(theirs.media_keys) != dict(ours.media_keys):
-        raise ConfigError(f"the processor is of {theirs.name}, whose media {kind} does not take", hint=_HINT)
+        yield f"{told}, whose media {kind} does not take"
     rules = ("image_rule", "video_rule", "audio_rule", "time_unit")
     if any(getattr(theirs, rule) != getattr(ours, rule) for rule in rules):
-        logger.warning(
-            "the processor is of %s, the model of %s: times of videos are counted as %s does",
-            theirs.name, ours.name, theirs.name,
-        )  # fmt: skip
+        line = "the processor is of %s, the model of %s: times of videos are counted as %s does"
+        logger.warning(line, theirs.name, ours.name, theirs.name)
 
 
-def _check_placeholders(config: Any, processor: Any, tokenizer: Any) -> None:
+def _other_placeholders(config: Any, processor: Any, tokenizer: Any) -> Iterator[str]:
     for kind in _KINDS:
         wanted = _first(config, f"{kind}_token_id", f"{kind}_token_index")
         given = _first(processor, f"{kind}_token_id")
@@ -391,25 +390,20 @@ def _check_placeholders(config: Any, processor: Any, tokenizer: Any) -> None:
         if given is None and isinstance(token, str) and hasattr(tokenizer, "convert_tokens_to_ids"):
             given = tokenizer.convert_tokens_to_ids(token)
         if isinstance(wanted, int) and isinstance(given, int) and wanted != given:
-            raise ConfigError(
-                f"the {kind} token of the processor is {given} ({token}), {config.model_type} looks for "
-                f"{wanted}",
-                hint=_HINT,
-            )
+            told = f"the {kind} token of the processor is {given} ({token})"
+            yield f"{told}, {config.model_type} looks for {wanted}"
 
 
 def _first(thing: Any, *names: str) -> Any:
     return next((value for name in names if (value := getattr(thing, name, None)) is not None), None)
 
 
-def _check_sizes(config: Any, images: Any) -> None:
+def _other_sizes(config: Any, images: Any) -> Iterator[str]:
     vision = getattr(config, "vision_config", None)
     for ours, theirs in _SIZES.items():
         given, wanted = getattr(images, ours, None), getattr(vision, theirs, None)
         if isinstance(given, int) and isinstance(wanted, int) and given != wanted:
-            raise ConfigError(
-                f"{ours} of the processor is {given}, {theirs} of {config.model_type} is {wanted}", hint=_HINT
-            )
+            yield f"{ours} of the processor is {given}, {theirs} of {config.model_type} is {wanted}"
 
 
 def _check_vocabulary(config: Any, tokenizer: Any) -> None:

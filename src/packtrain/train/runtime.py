@@ -391,17 +391,13 @@ def window_warnings(per_rank_batches: int, grad_accum: int, world_size: int = 1)
     whole, rest = divmod(per_rank_batches, grad_accum)
     if not rest:
         return []
-    realised, last = grad_accum * world_size, rest * world_size
-    if not whole:
-        return [
-            f"{counted(per_rank_batches, 'packs')} per rank and epoch are fewer than "
-            f"gradient_accumulation_steps {grad_accum}: the one optimizer step of an epoch holds "
-            f"{counted(last, 'packs')} instead of {realised}"
-        ]
+    held, size = counted(rest * world_size, "packs"), "fewer than"
+    if whole:
+        size = f"{per_rank_batches / grad_accum:.2f} windows of"
     return [
-        f"{counted(per_rank_batches, 'packs')} per rank and epoch are {per_rank_batches / grad_accum:.2f} "
-        f"windows of gradient_accumulation_steps {grad_accum}: the last optimizer step of an epoch holds "
-        f"{counted(last, 'packs')} instead of {realised}"
+        f"{counted(per_rank_batches, 'packs')} per rank and epoch are {size} gradient_accumulation_steps "
+        f"{grad_accum}: the {'last' if whole else 'one'} optimizer step of an epoch holds {held} instead of "
+        f"{grad_accum * world_size}"
     ]
 
 

@@ -131,9 +131,8 @@ def _agree(kind: str, lazy: Any, mode: Any, streams: bool, budget: Any) -> None:
     elif budget is True and kind != "token_budget":
         said = "training.dyn_bsz: true"
     if said is not None:
-        named = (
-            "training.packing_mode: static" if kind == "planned" and mode == "static" else f"data.kind {kind}"
-        )
+        static = kind == "planned" and mode == "static"
+        named = "training.packing_mode: static" if static else f"data.kind {kind}"
         raise ConfigError(f"{said} and {named} say different kinds of data", hint="keep one of them")
 
 
@@ -244,11 +243,9 @@ def _planned(training: dict[str, Any], data: dict[str, Any]) -> list[str]:
             hint="data.samples_per_step counts samples, training.effective_batch_size packs; keep one",
         )
     if data.get("packer", "auto") != "auto" and (samples is not None or data.get("packing") is False):
-        why = (
-            "packing: false: a row is one sample"
-            if samples is None
-            else "samples_per_step: the samples of a step are spread evenly over its packs"
-        )
+        why = "packing: false: a row is one sample"
+        if samples is not None:
+            why = "samples_per_step: the samples of a step are spread evenly over its packs"
         told.append(f"data.packer {data.pop('packer')!r} has no effect with {why}")
     return told
 
@@ -284,29 +281,26 @@ def _without_epochs(kind: str, training: dict[str, Any]) -> list[str]:
     """Streams and growing directories are read once and have no epochs."""
     told, trainer = [], training["trainer"]
     steps = training.get("max_steps")
-    for key in ("eval_strategy", "save_strategy", "logging_strategy"):
-        if trainer.get(key) == "epoch" and (kind in _STREAMS or key == "eval_strategy"):
-            hint = (
-                "set training.eval_steps; the end of training is always evaluated"
-                if key == "eval_strategy"
-                else f"set training.{key}: steps and training.{key.removesuffix('_strategy')}_steps"
-            )
-            raise ConfigError(
-                f"training.{key} epoch has no meaning here: a stream is not read in epochs", hint=hint
-            )
+    for key in ("eval", "save", "logging"):
+        if trainer.get(f"{key}_strategy") == "epoch" and (kind in _STREAMS or key == "eval"):
+            hint = f"set training.{key}_strategy: steps and training.{key}_steps"
+            if key == "eval":
+                hint = "set training.eval_steps; the end of training is always evaluated"
+            why = f"training.{key}_strategy epoch has no meaning here: a stream is not read in epochs"
+            raise ConfigError(why, hint=hint)
     if trainer.get("eval_strategy") is None and trainer.get("eval_steps"):
         trainer["eval_strategy"] = "steps"
     ends = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1
     if kind in _STREAMS and not ends:
-        raise ConfigError(
-            ("a stream" if kind == "stream" else "a token budget (dyn_bsz)")
-            + " needs training.max_steps: it has no length",
-            hint="set training.max_steps; the stream begins its next epoch where one ends"
-            + (
+        what, more = "a stream", ""
+        if kind == "token_budget":
+            what = "a token budget (dyn_bsz)"
+            more = (
                 " (rows of a number of samples in epochs: data.kind planned, packing: false, samples_per_row)"
-                if kind == "token_budget"
-                else ""
-            ),
+            )
+        raise ConfigError(
+            f"{what} needs training.max_steps: it has no length",
+            hint=f"set training.max_steps; the stream begins its next epoch where one ends{more}",
         )
     epochs = training.get("num_train_epochs", 1)
     if epochs != 1:
@@ -349,8 +343,16 @@ def _one_epoch(config: RunConfig) -> bool:
     return config.training.num_train_epochs <= 1 and config.training.max_steps < 1
 
 
-def _trainer(config: RunConfig, key: str) -> Any:
-    return config.training.trainer.get(key)
+def _stops_never(config: RunConfig) -> bool:
+    return config.training.early_stopping_patience is None
+
+
+def _has_no_workers(config: RunConfig) -> bool:
+    return not config.training.trainer.get("dataloader_num_workers")
+
+
+def _saves_nothing(config: RunConfig) -> bool:
+    return config.training.trainer.get("save_strategy") == "no"
 
 
 _TEXT = "with data.task: text: documents are trained as they are"
@@ -373,11 +375,7 @@ ROWS = (
     Row("data.repeat_loss", "with data.drop_last: no pack is repeated", lambda c: c.data.drop_last),
     Row("data.replan", "in a run of one epoch", _one_epoch),
     Row("data.eval_packing", "without validation samples (data.val)", lambda c: c.data.val is None),
-    Row(
-        "training.early_stopping_threshold",
-        "without training.early_stopping_patience",
-        lambda c: c.training.early_stopping_patience is None,
-    ),
+    Row("training.early_stopping_threshold", "without training.early_stopping_patience", _stops_never),
     Row("data.text_options", "without data.task: text", lambda c: not _of_text(c)),
     *(Row(key, _TEXT, _of_text) for key in _OF_TEXT),
     Row("data.overflow_ratio", "with data.count_mode: total", lambda c: c.data.count_mode == "total"),
@@ -390,17 +388,9 @@ ROWS = (
     Row("training.per_device_train_batch_size", "beside training.effective_batch_size", _steps_of_packs),
     Row("training.gradient_accumulation_steps", "beside training.effective_batch_size", _steps_of_packs),
     Row("training.num_train_epochs", "beside training.max_steps", lambda c: c.training.max_steps >= 1),
-    Row(
-        "training.dataloader_prefetch_factor",
-        "without training.dataloader_num_workers",
-        lambda c: not _trainer(c, "dataloader_num_workers"),
-    ),
+    Row("training.dataloader_prefetch_factor", "without training.dataloader_num_workers", _has_no_workers),
     *(
-        Row(
-            f"training.{key}",
-            "with training.save_strategy: no",
-            lambda c: _trainer(c, "save_strategy") == "no",
-        )
+        Row(f"training.{key}", "with training.save_strategy: no", _saves_nothing)
         for key in ("save_steps", "save_total_limit", "save_only_model")
     ),
 )
