@@ -87,6 +87,11 @@ class Segment:
     weightless: bool = False
     values: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_sample(self) -> bool:
+        """Not a filler or a dummy; a stand-in takes the place of a sample."""
+        return self.sample_id is not None or not self.weightless
+
 
 def media_rules(family: Family | None) -> dict[str, str]:
     """Media key -> joining rule, of one family or (None) of all known families together."""

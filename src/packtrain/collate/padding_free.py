@@ -307,10 +307,15 @@ class PaddingFreeCollator:
         check_placeholders(segments, batch["input_ids"][0], self._placeholders)
         batch.update(join_media(segments, self._media))
         batch.lengths, batch.unpadded, batch.tail = lengths, tuple(unpadded + ending), tail
-        batch.filler = all(segment.sample_id is None and segment.weightless for segment in segments)
+        samples = [segment for segment in segments if segment.is_sample]
+        batch.filler = not samples
         batch.dummies = len(dummies)
-        batch.sample_ids, batch.segment_sources = _sources(segments, tail)
-        batch.sample_values = _values(segments)
+        batch.sample_ids = tuple(segment.sample_id for segment in samples)
+        numbers = itertools.accumulate(segment.is_sample for segment in segments)
+        own = [n - 1 if s.is_sample else NO_SAMPLE for n, s in zip(numbers, segments, strict=True)]
+        batch.segment_sources = tuple(own + [NO_SAMPLE] * len(ending))
+        named = dict.fromkeys(name for segment in samples for name in segment.values)
+        batch.sample_values = {name: tuple(s.values.get(name) for s in samples) for name in named}
         if self.padding_mask:
             data = [0 if s.weightless else own for s, own in zip(segments, unpadded, strict=True)]
             batch["padding_mask"] = padding_mask(lengths, data + [0] * len(ending))
@@ -437,25 +442,6 @@ class PaddingFreeCollator:
             numbers = np.arange(len(lengths), dtype=np.int32)
             every["seq_idx"] = torch.from_numpy(np.repeat(numbers, lengths))[None]
         return {name: every[name] for name in self.boundary_kwargs}
-
-
-def _sources(segments: list[Segment], tail: int) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-    ids: list[Any] = []
-    sources: list[int] = []
-    for segment in segments:
-        if segment.weightless and segment.sample_id is None:
-            sources.append(NO_SAMPLE)
-        else:
-            sources.append(len(ids))
-            ids.append(segment.sample_id)
-    return tuple(ids), tuple(sources + ([NO_SAMPLE] if tail else []))
-
-
-def _values(segments: list[Segment]) -> dict[str, tuple[Any, ...]]:
-    """Per-sample fields that any sample of the row has, one value per sample."""
-    samples = [s for s in segments if not (s.weightless and s.sample_id is None)]
-    names = dict.fromkeys(name for segment in samples for name in segment.values)
-    return {name: tuple(segment.values.get(name) for segment in samples) for name in names}
 
 
 def _check_padding(to_length: int | None, multiple: int | None, context_parallel: int) -> None:

@@ -54,7 +54,7 @@ class Diagnosis:
     reasons: list[str] = field(default_factory=list)
     fix: str = ""
     proof: str | None = None
-    versions: list[str] = field(default_factory=lambda: [str(one) for one in standings()])
+    versions: list[str] = field(default_factory=lambda: list(standings()))
 
     def settle(self, verdict: str, reason: str, fix: str | None = None) -> Diagnosis:
         """Another verdict with its reason in front."""

@@ -20,7 +20,6 @@ from .. import files
 from ..collate.boundaries import check_packs, family_for, text_config
 from ..errors import (
     ConfigError,
-    InputError,
     IsolationError,
     MissingExtraError,
     UnknownNameError,
@@ -33,10 +32,10 @@ from ..testing.tiny import is_tiny
 from ..world import World, world
 from .arguments import check_arguments, refuse_auxiliary_loss
 from .attention import choose_backend, is_installed
-from .config import RunConfig, validation_prefix
+from .config import RunConfig, told_of, validation_prefix
 from .culprit import check_mask
 from .model import class_for, read_config
-from .trace import check_sources
+from .reduction import reduction_of
 from .versions import missing_features
 from .weights import check_weights, outline, position_table
 
@@ -111,7 +110,7 @@ def check_template(config: RunConfig, template: Any, source: Any = None) -> None
         ConfigError: see `check_match`; a key names sources that the data do not have.
     """
     if source is not None:
-        check_sources(config, source)
+        reduction_of(config.training.loss_reduction, config.training.source_weights, source)
     processor = getattr(template, "processor", None)
     found = _model_config(config, processor)
     if found is not None and processor is not None:
@@ -298,12 +297,10 @@ def _check_names(folder: Path, sets: Iterable[str]) -> None:
 def _check_folder(key: str, folder: Path, place: World) -> None:
     probe = folder / f".writable-{place.rank}"
     try:
-        with files.tidied(folder, unless=place.size > 1):
+        with told_of(key), files.tidied(folder, unless=place.size > 1):
             files.make_folder(folder)
             files.publish_text(probe, "")
             files.remove(probe)
-    except InputError as error:
-        raise ConfigError(f"{key}: {error.message}", hint=error.hint) from None
     except OSError as error:
         raise ConfigError(
             f"{key} {folder} cannot be written: {one_line(error, 120)}",

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError, InputError, counted
+from ..errors import ConfigError, counted
 from ..planning.align import AlignedPlan
 from ..planning.balance import Balance
 from ..planning.costs import DeviceProfile
@@ -26,7 +26,7 @@ from ..planning.packplan import PackPlan
 from ..planning.replan import EpochPlans
 from ..planning.stats import step_warnings
 from ..report.contents import plan_words
-from .config import Planned, RunConfig
+from .config import Planned, RunConfig, told_of
 
 # --------------------------------------------------------------------------------------------
 # Optimizer steps of a run: how a configuration asks for them, and what packing does to them, said aloud.
@@ -64,14 +64,10 @@ def skipped_samples(config: RunConfig) -> tuple[int, ...]:
     path = config.data.skip_samples
     if path is None:
         return ()
-    try:
+    with told_of("training.skip_samples"):
         ids = read_skip_file(path)
-    except InputError as error:
-        raise ConfigError(
-            f"training.skip_samples: {error.message}", hint=error.hint or "one id a line, or a JSON list"
-        ) from None
-    if not ids:
-        raise ConfigError(f"training.skip_samples: {path} names no sample", hint="remove the key")
+        if not ids:
+            raise ConfigError(f"{path} names no sample", hint="remove the key")
     return ids
 
 
@@ -352,7 +348,6 @@ def resolve_runtime(
     stats = plan.stats()
     steps = -(-aligned.steps // accumulation)
     return Runtime(
-        packing_length=plan.spec.pack_length,
         world_size=world_size,
         per_device_train_batch_size=1,
         gradient_accumulation_steps=accumulation,
@@ -361,18 +356,9 @@ def resolve_runtime(
         samples_per_step=min(
             plan.spec.samples_per_step or realised * len(plan.indices) / len(plan), len(plan.indices)
         ),
-        n_raw_packs=len(plan),
-        n_aligned_packs=len(aligned),
-        pad_needed=len(aligned.repeated),
-        repeated=_repeated(aligned),
         steps_per_epoch=steps,
-        raw_checksum=plan.checksum,
-        aligned_checksum=aligned.checksum,
-        warnings=[
-            *_warnings(aligned, accumulation),
-            *_without_effect(config, aligned),
-            *_memory_warnings(training.device_profile, plan),
-        ],
+        **_of_view(aligned),
+        warnings=_warnings(config, aligned, accumulation),
         eval=_eval_of(config, eval_plan, world_size),
         plan=stats,
         drop_last=training.dataloader_drop_last,
@@ -414,7 +400,7 @@ def _memory_warnings(path: str | None, plan: PackPlan) -> list[str]:
     ]
 
 
-def _warnings(aligned: AlignedPlan, accumulation: int) -> list[str]:
+def _warnings(config: RunConfig, aligned: AlignedPlan, accumulation: int) -> list[str]:
     found = window_warnings(aligned.steps, accumulation, aligned.world_size)
     found += step_warnings(aligned.plan, aligned.world_size)
     repeated = len(aligned.repeated)
@@ -423,7 +409,8 @@ def _warnings(aligned: AlignedPlan, accumulation: int) -> list[str]:
             f"{counted(len(aligned.plan), 'packs')} on {counted(aligned.world_size, 'ranks')}: packs are "
             f"repeated {len(aligned) / len(aligned.plan):.1f} times in one micro step"
         )
-    return found
+    found += _without_effect(config, aligned)
+    return found + _memory_warnings(config.training.device_profile, aligned.plan)
 
 
 def _without_effect(config: RunConfig, aligned: AlignedPlan) -> list[str]:
@@ -452,24 +439,26 @@ def _eval(config: RunConfig, plan: PackPlan, world_size: int) -> dict[str, Any]:
     same = ("read", "samples", "packs", "over_long_packs", "longest_pack", "dropped", "dropped_by_reason")
     return {
         "fill": stats["efficiency"],
-        "packing_length": plan.spec.pack_length,
         **{name: stats[name] for name in same},
         "packing": config.training.eval_packing,
         "per_device_eval_batch_size": 1,
         "packing_drop_last": False,
         "dataloader_drop_last": False,
-        "n_raw_packs": len(plan),
-        "n_aligned_packs": len(aligned),
-        "pad_needed": len(aligned.repeated),
-        "repeated": _repeated(aligned),
-        "raw_checksum": plan.checksum,
-        "aligned_checksum": aligned.checksum,
+        **_of_view(aligned),
     }
 
 
-def _repeated(aligned: AlignedPlan) -> list[int]:
-    ids: list[int] = aligned.pack_ids[aligned.repeated].tolist()
-    return ids
+def _of_view(aligned: AlignedPlan) -> dict[str, Any]:
+    """Figures of a plan on some ranks."""
+    return {
+        "packing_length": aligned.plan.spec.pack_length,
+        "n_raw_packs": len(aligned.plan),
+        "n_aligned_packs": len(aligned),
+        "pad_needed": len(aligned.repeated),
+        "repeated": aligned.pack_ids[aligned.repeated].tolist(),
+        "raw_checksum": aligned.plan.checksum,
+        "aligned_checksum": aligned.checksum,
+    }
 
 
 def _short(ids: Sequence[int]) -> str:

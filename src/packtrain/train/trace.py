@@ -166,16 +166,6 @@ class LossTrace:
         }
 
 
-def check_sources(config: Any, source: Any) -> None:
-    """Keys that name parts of the data name those that there are.
-
-    Raises:
-        ConfigError: names the key.
-    """
-    training = config.training
-    reduction_of(training.loss_reduction, training.source_weights, source)
-
-
 def follow_losses(trainer: Any, config: Any, source: Any) -> None:
     """Give a PackTrainer the reduction and the loss logs of a configuration.
 
@@ -188,7 +178,6 @@ def follow_losses(trainer: Any, config: Any, source: Any) -> None:
         ConfigError: a key names sources that the data do not have.
     """
     training = config.training
-    check_sources(config, source)
     trainer.reduction = reduction_of(training.loss_reduction, training.source_weights, source)
     names, source_of = source_names(source)
     by_source = training.log_source_loss and len(names) > 1

@@ -52,39 +52,24 @@ FEATURES = (
 )
 
 
-@dataclass(frozen=True)
-class Standing:
-    """One installed package.
-
-    Attributes:
-        word: "tested", "newer" or "older" than every tested version, or "between" tested ones.
-    """
-
-    package: str
-    version: str
-    word: str
-
-    def __str__(self) -> str:
-        if self.word == "tested":
-            return f"{self.package} {self.version} (tested)"
-        span = f"{TESTED[self.package][0]} to {TESTED[self.package][-1]}"
-        return f"{self.package} {self.version} ({self.word}: tested are {span})"
-
-
-def standings() -> list[Standing]:
-    """Every package of `TESTED` that is installed."""
-    found = []
-    for package in TESTED:
+def standings() -> dict[str, bool]:
+    """Every package of `TESTED` that is installed, in words -> was its version tested?"""
+    found = {}
+    for package, tested in TESTED.items():
         try:
-            found.append(_standing(package, importlib.metadata.version(package)))
+            version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
+        minor, known = _minor(version), [_minor(one) for one in tested]
+        word = "newer" if minor > max(known) else "older" if minor < min(known) else "between"
+        words = "tested" if minor in known else f"{word}: tested are {tested[0]} to {tested[-1]}"
+        found[f"{package} {version} ({words})"] = minor in known
     return found
 
 
 def told() -> str:
     """One line about versions that were not tested; "" where all were."""
-    others = [str(one) for one in standings() if one.word != "tested"]
+    others = [words for words, tested in standings().items() if not tested]
     return f"{'; '.join(others)}: the start-up proof decides" if others else ""
 
 
@@ -98,15 +83,6 @@ def _has(feature: Feature) -> bool:
         return hasattr(importlib.import_module(feature.module), feature.name)
     except (ImportError, RuntimeError):
         return False
-
-
-def _standing(package: str, version: str) -> Standing:
-    minor = _minor(version)
-    tested = [_minor(one) for one in TESTED[package]]
-    if minor in tested:
-        return Standing(package, version, "tested")
-    word = "newer" if minor > max(tested) else "older" if minor < min(tested) else "between"
-    return Standing(package, version, word)
 
 
 def _minor(version: str) -> tuple[int, ...]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from .data import CacheConfig, Exported, Growing, Planned, Stream, TokenBudget, validation_prefix
 from .load import load_config
 from .run_config import RunConfig
-from .sections import ATTENTIONS, ExportConfig, ModelConfig, ReportConfig, TemplateConfig, TrainingConfig
+from .sections import (
+    ATTENTIONS,
+    ExportConfig,
+    ModelConfig,
+    ReportConfig,
+    TemplateConfig,
+    TrainingConfig,
+    told_of,
+)
 
 __all__ = [
     "ATTENTIONS",
@@ -22,5 +30,6 @@ __all__ = [
     "TokenBudget",
     "TrainingConfig",
     "load_config",
+    "told_of",
     "validation_prefix",
 ]

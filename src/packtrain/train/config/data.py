@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ...errors import ConfigError, UnknownNameError
+from ...errors import ConfigError
 from ...extend import lookup
-from .sections import Case, Count, Fill, Fraction, OnDisk, Seconds, Section, Tokens, Whole, refuse
+from .sections import Case, Count, Fill, Fraction, OnDisk, Seconds, Section, Tokens, Whole, refuse, told_of
 
 #: Keys of `Records` that say what becomes of rows that are trained; the others read records.
 OF_ROWS = ("pad_to_length", "skip_samples", "on_error", "max_skip_fraction")
@@ -371,10 +371,8 @@ def _one_place(data: Any) -> None:
 
 
 def _known_packer(name: str) -> None:
-    try:
+    with told_of("data.packer"):
         lookup("packers", name)
-    except UnknownNameError as error:
-        raise ConfigError(f"data.packer: {error.message}", hint=error.hint) from None
 
 
 #: Kind -> its class.

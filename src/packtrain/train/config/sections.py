@@ -6,7 +6,8 @@ no count.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -20,7 +21,7 @@ from pydantic import (
     ValidationError,
 )
 
-from ...errors import ConfigError
+from ...errors import ConfigError, InputError
 from ...remote.ranges import is_remote
 
 _Attention = Literal[
@@ -70,6 +71,15 @@ class Section(BaseModel):
     """A section: unknown keys are refused, values never change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+@contextlib.contextmanager
+def told_of(key: str) -> Iterator[None]:
+    """What is wrong with the value of a key, as a ConfigError that names the key."""
+    try:
+        yield
+    except InputError as error:
+        raise ConfigError(f"{key}: {error.message}", hint=error.hint) from None
 
 
 def plain_words(error: Any) -> str:
