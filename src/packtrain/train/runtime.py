@@ -64,7 +64,7 @@ def skipped_samples(config: RunConfig) -> tuple[int, ...]:
     path = config.data.skip_samples
     if path is None:
         return ()
-    with told_of("training.skip_samples"):
+    with told_of("training.skip_samples", "one id a line, or a JSON list"):
         ids = read_skip_file(path)
         if not ids:
             raise ConfigError(f"{path} names no sample", hint="remove the key")

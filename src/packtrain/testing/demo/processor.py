@@ -8,6 +8,7 @@ demo then trains on two CPU cores.
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,43 +27,6 @@ _MARKS = """
 SPECIALS = tuple(_MARKS.split())
 # Words (with one leading space), up to three digits (a box coordinate is one token), signs, white space.
 _SPLIT = r" ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-_TEMPLATE = """\
-{%- for message in messages -%}
-    {{- '<|im_start|>' + message['role'] + '\\n' -}}
-    {%- if message['role'] == 'assistant' -%}
-        {%- generation -%}
-            {%- if message['content'] is string -%}
-                {{- message['content'] -}}
-            {%- else -%}
-                {%- for part in message['content'] -%}
-                    {%- if part['type'] == 'text' -%}{{- part['text'] -}}{%- endif -%}
-                {%- endfor -%}
-            {%- endif -%}
-            {{- '<|im_end|>' -}}
-        {%- endgeneration -%}
-        {{- '\\n' -}}
-    {%- else -%}
-        {%- if message['content'] is string -%}
-            {{- message['content'] -}}
-        {%- else -%}
-            {%- for part in message['content'] -%}
-                {%- if part['type'] == 'text' -%}
-                    {{- part['text'] -}}
-                {%- elif part['type'] == 'image' or 'image' in part or 'image_url' in part -%}
-                    {{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
-                {%- elif part['type'] == 'video' or 'video' in part -%}
-                    {{- '<|vision_start|><|video_pad|><|vision_end|>' -}}
-                {%- endif -%}
-            {%- endfor -%}
-        {%- endif -%}
-        {{- '<|im_end|>\\n' -}}
-    {%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{- '<|im_start|>assistant\\n' -}}
-{%- endif -%}
-"""
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int = _VOCABULARY) -> Any:
@@ -100,12 +64,17 @@ def save_processor(folder: Path, tokenizer: Any) -> list[str]:
     made = {
         "tokenizer.json": tokenizer.to_str(pretty=True) + "\n",
         "tokenizer_config.json": _json(_tokenizer_config()),
-        "chat_template.jinja": _TEMPLATE,
+        "chat_template.jinja": shipped("chat_template.jinja"),
         "processor_config.json": _json(_processor_config()),
     }
     for name, text in made.items():
         files.publish_text(folder / name, text)
     return list(made)
+
+
+def shipped(name: str) -> str:
+    """The text of a file of this folder."""
+    return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _json(value: object) -> str:

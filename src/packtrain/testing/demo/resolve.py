@@ -6,13 +6,13 @@ step before it, and the same YAML is shipped inside the package (`demo_config`).
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Callable
 from pathlib import Path
 
 from ...checks import one_of
 from ...world import cache_dir
 from .make import VERSION, DemoSet, make_demo
+from .processor import shipped
 
 _PREFIX = "demo:"
 _PARTS: dict[str, Callable[[DemoSet], Path]] = {
@@ -48,4 +48,4 @@ def resolve_demo(
 
 def demo_config() -> str:
     """The text of the demo's YAML, the same file as `examples/demo.yaml`."""
-    return importlib.resources.files(__package__).joinpath("demo.yaml").read_text(encoding="utf-8")
+    return shipped("demo.yaml")

@@ -74,12 +74,16 @@ class Section(BaseModel):
 
 
 @contextlib.contextmanager
-def told_of(key: str) -> Iterator[None]:
-    """What is wrong with the value of a key, as a ConfigError that names the key."""
+def told_of(key: str, hint: str | None = None) -> Iterator[None]:
+    """What is wrong with the value of a key, as a ConfigError that names the key.
+
+    Args:
+        hint: where the error has none.
+    """
     try:
         yield
     except InputError as error:
-        raise ConfigError(f"{key}: {error.message}", hint=error.hint) from None
+        raise ConfigError(f"{key}: {error.message}", hint=error.hint or hint) from None
 
 
 def plain_words(error: Any) -> str:
