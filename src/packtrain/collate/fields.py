@@ -161,7 +161,7 @@ def read_sample(
         )
     sample_id = sample.get("sample_id")
     where = where if sample_id is None else f"sample {sample_id}"
-    weightless = _weightless(sample)
+    weightless = any(_flag(name, sample.get(name)) for name in ("filler", "stand_in"))
     input_ids = _input_ids(sample, where, weightless)
     length = input_ids.numel()
     segment = Segment(sample_id, where, length, {"input_ids": input_ids}, None, weightless=weightless)
@@ -253,10 +253,6 @@ def _single(name: str, value: Any, length: int, where: str) -> Any:
             hint=f"{name} belongs to the sample; declare a field per token under another name (token_fields)",
         )
     return array.reshape(-1)[0].item()
-
-
-def _weightless(sample: Mapping[str, Any]) -> bool:
-    return any(_flag(name, sample.get(name)) for name in ("filler", "stand_in"))
 
 
 def _flag(name: str, value: Any) -> bool:

@@ -118,6 +118,7 @@ def loss_is_the_heads(trainer: Any) -> bool:
     """
     bare = bare_model(trainer.model)
     losses = [part for part in type(trainer).__mro__ if "compute_loss" in vars(part)]
+    entropy = ForCausalLMLoss.__globals__.get("fixed_cross_entropy")  # what it calls now
     layers = _down_to(bare, trainer.model_wrapped) + _down_to(bare, trainer.model)
     return (
         {part.__module__.partition(".")[0] for part in losses} <= {"packtrain", "transformers"}
@@ -127,7 +128,7 @@ def loss_is_the_heads(trainer: Any) -> bool:
         and not trainer.args.torch_compile
         and (head := plain_head(bare)) is not None
         and bare.loss_function is ForCausalLMLoss
-        and all(_is_made_by({"transformers"}, one) for one in (ForCausalLMLoss, _cross_entropy()))
+        and all(_is_made_by({"transformers"}, one) for one in (ForCausalLMLoss, entropy))
         and all(_is_plain(layer) for layer in layers)
         and not _has_hooks(head)
     )
@@ -167,11 +168,6 @@ def _is_made_by(libraries: set[str], function: Any) -> bool:
             return False
         function = getattr(function, "__wrapped__", None)
     return True
-
-
-def _cross_entropy() -> Any:
-    """What transformers' loss of causal models calls now."""
-    return ForCausalLMLoss.__globals__.get("fixed_cross_entropy")
 
 
 def refuse_settings(held: Any, settings: Iterable[tuple[str, Any, str]], hint: str) -> None:

@@ -78,7 +78,7 @@ class PackedTaskEncoder:
         self.encode_one = encode
         self.collate = collate
         self.task = task
-        self.cookers = [_cooker()]
+        self.cookers = [optional("megatron.energon", "megatron-energon", "energon").energon.Cooker(cook)]
 
     def build_train_datasets(self, *, datasets: Sequence[Any], **options: Any) -> Any:
         """As energon's, with the media left as bytes."""
@@ -149,10 +149,6 @@ def cook(crude: Mapping[str, Any]) -> dict[str, Any]:
 
 
 cook.__stateless__ = True  # type: ignore[attr-defined]
-
-
-def _cooker() -> Any:
-    return optional("megatron.energon", "megatron-energon", "energon").energon.Cooker(cook)
 
 
 def _keys_of(sample: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Bars and points carry their figures as hover text. Equal figures give equal byte
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -230,7 +231,8 @@ def curve(lines: Mapping[str, Points], *, label: str, y_label: str, x_label: str
 
     chart = Chart(label)
     axes = chart.axes[0]
-    for (name, points), colour in zip(lines.items(), _wheel(len(lines)), strict=True):
+    wheel = itertools.cycle((BLUE, AMBER, TEAL, ROSE))
+    for (name, points), colour in zip(lines.items(), wheel, strict=False):
         shown = thin(points)
         dots = len(shown) <= _DOTS
         (line,) = axes.plot(
@@ -246,10 +248,6 @@ def curve(lines: Mapping[str, Points], *, label: str, y_label: str, x_label: str
         axis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
     chart.named(x_label, y_label)
     return chart.svg()
-
-
-def _wheel(count: int) -> list[str]:
-    return [(BLUE, AMBER, TEAL, ROSE)[k % 4] for k in range(count)]
 
 
 def thin(points: Points, most: int = _POINTS) -> list[tuple[float, float]]:

@@ -327,12 +327,8 @@ def _fitted(
             sums, seen, seconds, predicted, peaks, room, strict=True
         )
     ]  # fmt: skip
-    unseen = ~seen
-    errors = [
-        _largest(guess[unseen] / real[unseen] - 1) for guess, real in ((predicted, seconds), (room, peaks))
-    ]
+    errors: list[float | None] = []
+    for guess, real in ((predicted, seconds), (room, peaks)):
+        gaps = np.abs(guess[~seen] / real[~seen] - 1)
+        errors.append(None if not len(gaps) or np.isnan(gaps).any() else float(gaps.max()))
     return Calibration(profile=profile, rows=told, time_error=errors[0], memory_error=errors[1])
-
-
-def _largest(errors: F64) -> float | None:
-    return float(np.abs(errors).max()) if len(errors) and not np.isnan(errors).any() else None

@@ -442,7 +442,7 @@ def untouched(model: Any) -> Iterator[None]:
     """
     modules = [module for module in model.modules() if not is_wrapper(module)]
     modes = [(module, module.training) for module in model.modules()]
-    held = [(module, _plain(module)) for module in modules]
+    held = [(m, {n: v for n, v in vars(m).items() if isinstance(v, _PLAIN)}) for m in modules]
     inside = [back for module in modules for back in _contents(module)]
     buffers = [(module, dict(module._buffers), _copies(module)) for module in modules]
     ranks = [m for m in model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)]
@@ -497,10 +497,6 @@ def seeded(seed: int) -> None:
 def is_wrapper(module: Any) -> bool:
     """Wrappers keep their own books of forward passes: they are left alone."""
     return type(module).__module__.startswith(("torch.nn.parallel", "torch.distributed", "deepspeed"))
-
-
-def _plain(module: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN)}
 
 
 def _put_back(module: Any, before: dict[str, Any]) -> None:

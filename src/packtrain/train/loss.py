@@ -203,15 +203,10 @@ def plain_head(model: Any) -> nn.Linear | None:
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     text = text_config(model.config)
     scaled = any(getattr(text, name, None) not in (None, 0, 1) for name in _SCALED)
-    ours = hasattr(model, "loss_function") and "loss_function" in _names_in(type(model).forward)
+    code = getattr(inspect.unwrap(type(model).forward), "__code__", None)  # seen through its decorators
+    ours = hasattr(model, "loss_function") and (code is None or "loss_function" in code.co_names)
     own = type(head) is nn.Linear and "forward" not in vars(head)
     return head if own and not scaled and ours else None
-
-
-def _names_in(function: Any) -> tuple[str, ...]:
-    """Names a function looks up, seen through its decorators."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return ("loss_function",) if code is None else tuple(code.co_names)
 
 
 @contextlib.contextmanager

@@ -56,10 +56,11 @@ def load_model(
     config = read_config(name_or_path)
     config.return_dict = True  # with False, transformers' own models stop at the tuple of their inner one
     backend = choose_backend(config, attn, dtype=dtype)
+    loads = None if attn == "auto" or backend == VARLEN else backend  # models without sdpa get eager
     try:
         with no_progress_bars():
             model = class_for(transformers, config).from_pretrained(
-                name_or_path, config=config, dtype=dtype, attn_implementation=_loadable(attn, backend)
+                name_or_path, config=config, dtype=dtype, attn_implementation=loads
             )
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         lacks = isinstance(error, ImportError)
@@ -69,11 +70,6 @@ def load_model(
         ) from error
     switch_cache_off(model)
     return _prepared(model, backend)
-
-
-def _loadable(attn: str, backend: str) -> str | None:
-    """What transformers loads with: its default where we chose (models without sdpa get eager)."""
-    return None if attn == "auto" or backend == VARLEN else backend
 
 
 def _prepared(model: Any, backend: str) -> Any:

@@ -574,7 +574,8 @@ def _fingerprint(model: Any, bare: Any, collate: Any) -> tuple[Any, ...]:
         parts += [type(module), type(module).forward, *map(_reference, (held.get("forward"), *hooks))]
         parts.append(held.get("_compiled_call_impl") is not None)
         if not is_wrapper(module):
-            parts.append([(name, value) for name, value in held.items() if _is_setting(name, value)])
+            plain = [item for item in held.items() if isinstance(item[1], (bool, int, float, str))]
+            parts.append([item for item in plain if item[0] not in ("training", "_is_accelerate_prepared")])
     kinds = {type(module) for module in model.modules()}
     homes = {sys.modules.get(kind.__module__) for kind in kinds} - {None}
     for home in sorted((*kinds, *homes), key=id):
@@ -592,7 +593,3 @@ def _reference(value: Any) -> Any:
         return weakref.ref(value)
     except TypeError:  # what no reference can be made to lives as long as its owner
         return id(value)
-
-
-def _is_setting(name: str, value: Any) -> bool:
-    return name not in ("training", "_is_accelerate_prepared") and isinstance(value, (bool, int, float, str))

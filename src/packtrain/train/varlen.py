@@ -233,7 +233,8 @@ def varlen_refusal(config: Any) -> str | None:
         return f"its attention caps scores (attn_logit_softcapping {text.attn_logit_softcapping})"
     if text.model_type in NO_SDPA:
         return "its attention has sinks"
-    if getattr(text, "attention_chunk_size", None) or "chunked_attention" in _layer_types(text):
+    kinds = getattr(text, "layer_types", None) or ()
+    if getattr(text, "attention_chunk_size", None) or "chunked_attention" in kinds:
         return "its layers attend in fixed chunks"
     dropout = getattr(text, "attention_dropout", 0.0) or 0.0
     if dropout:
@@ -254,10 +255,6 @@ def check_varlen(config: Any) -> None:
 
 #: Multimodal models whose text mask is bidirectional inside an image.
 _BIDIRECTIONAL = ("gemma3", "gemma3n", "gemma4", "paligemma", "colpali", "emu3", "chameleon")
-
-
-def _layer_types(text: Any) -> set[str]:
-    return set(getattr(text, "layer_types", None) or ())
 
 
 def use_varlen(model: Any) -> Any:

@@ -159,9 +159,11 @@ def scene_chat(d: Draws) -> Talk:
     talk.answer(f"There are {NUMBERS[len(view.shapes)]}.")
     colour = d.choice(tuple(COLOURS))
     talk.ask(f"How many of them are {colour}?")
-    talk.answer(f"{NUMBERS[view.count(colour)].capitalize()} of them {_are(view.count(colour))} {colour}.")
+    count = view.count(colour)
+    talk.answer(f"{NUMBERS[count].capitalize()} of them {'is' if count == 1 else 'are'} {colour}.")
     last = view.shapes[-1]
-    talk.ask("Which shape is furthest to the right?" if _rightmost(view) else "Name one of the shapes.")
+    rightmost = all(shape.box[2] < last.box[2] for shape in view.shapes[:-1])
+    talk.ask("Which shape is furthest to the right?" if rightmost else "Name one of the shapes.")
     talk.answer(f"The {last.name}.")
     if d.chance(0.5):
         talk.ask("Where is it?")
@@ -189,14 +191,5 @@ def compare_talk(d: Draws) -> Talk:
     return talk
 
 
-def _rightmost(view: Scene) -> bool:
-    """True when the last shape reaches further right than every other one."""
-    return all(shape.box[2] < view.shapes[-1].box[2] for shape in view.shapes[:-1])
-
-
 def _a(name: str) -> str:
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"

@@ -302,7 +302,8 @@ class _Reading:
             for key, held in Records.model_fields.items()
             if key not in OF_ROWS
         }
-        found = [key for key, default in defaults.items() if key in data and data[key] != _dumped(default)]
+        defaults = {k: v.model_dump() if isinstance(v, Section) else v for k, v in defaults.items()}
+        found = [key for key, default in defaults.items() if key in data and data[key] != default]
         if found:
             names = ", ".join(self.names[f"data.{key}"] for key in found)
             self.told.append(f"{names}: no effect without custom.val_jsonl (data.val)")
@@ -427,10 +428,6 @@ def _resolved(value: Any, base: Path) -> Any:
     if not path.is_absolute() and not os.path.exists(path) and os.path.exists(base / path):
         path = base / path
     return str(path) if os.path.exists(path) else value  # False for a name that no file can have
-
-
-def _dumped(value: Any) -> Any:
-    return value.model_dump() if isinstance(value, Section) else value
 
 
 def _parse(text: str, path: Path) -> dict[str, Any]:

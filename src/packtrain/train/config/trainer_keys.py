@@ -124,6 +124,7 @@ def check_trainer_keys(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     """
     checked: dict[str, Any] = {}
     told: list[str] = []
+    passing = {*_installed_fields(), *_RENAMED, "warmup_ratio"} - {*_REFUSED, *_FIXED}
     for key, written in given.items():
         value = _value(key, written)
         if key in _REFUSED and value != _REFUSED[key][0]:
@@ -136,7 +137,7 @@ def check_trainer_keys(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
         elif key == _ONE:
             whole(f"training.{key}", value, 1, hint=f"correct training.{key}", error=ConfigError)
             logger.info("training.%s %d is adapted to 1: a device step is one pack", key, value)
-        elif key in _passing() and (value is not None or _may_be_null(key)):
+        elif key in passing and (value is not None or "None" in trainer_fields()[key]):
             new = _RENAMED.get(key, key)
             name = new if new in _installed_fields() else key
             if checked.setdefault(name, value) != value:
@@ -153,15 +154,6 @@ def _value(key: str, given: Any) -> Any:
         return "no"  # as YAML reads `no`
     reader = None if key == _ONE else _PLAIN.get(trainer_fields()[key].removesuffix(" | None"))
     return given if reader is None or given is None else reader(key, given)
-
-
-def _passing() -> set[str]:
-    """Fields that transformers is given, under one of their names."""
-    return {*_installed_fields(), *_RENAMED, "warmup_ratio"} - {*_REFUSED, *_FIXED}
-
-
-def _may_be_null(key: str) -> bool:
-    return "None" in trainer_fields()[key]
 
 
 def _without_effect(key: str, value: Any) -> str | None:
