@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -63,23 +63,14 @@ class ProofAtBegin(TrainerCallback):  # type: ignore[misc]
     """Proves isolation when training begins; refuses by raising.
 
     Args:
-        trainer: a transformers Trainer.
-        packs: gives the first packs of this rank.
-        found: gets the report.
-        options: further arguments of `prove_before_training`.
+        trainer: a Trainer with `PackingMixin`; it gets the report.
     """
 
-    def __init__(
-        self,
-        trainer: Any,
-        packs: Callable[[], Any],
-        found: Callable[[StartUpReport | None], None] = lambda report: None,
-        **options: Any,
-    ) -> None:
-        self.trainer, self.packs, self.found, self.options = trainer, packs, found, options
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.found(prove_before_training(self.trainer.model_wrapped, self.packs, **self.options))
+        self.trainer.packs_found(self.trainer.packs_report())
 
 
 # --------------------------------------------------------------------------------------------
@@ -155,9 +146,7 @@ class PackingMixin(RestoresWeights):
         host.add_callback(Standing(self))
         self.packs_proves = prove
         if prove:
-            host.add_callback(
-                ProofAtBegin(self, self.packs_first, self.packs_found, collate=self.packs_collated)
-            )
+            host.add_callback(ProofAtBegin(self))
 
     def packs_fit(self, data: Any) -> None:
         """Refuse packs that this model cannot train as their samples alone, where their lengths are known."""
@@ -206,6 +195,10 @@ class PackingMixin(RestoresWeights):
         if report is not None:
             self.packs_proven = len(report.rows)
 
+    def packs_report(self) -> StartUpReport | None:
+        """What the proof finds on the model as it is wrapped now."""
+        return prove_before_training(self.model_wrapped, self.packs_first, collate=self.packs_collated)
+
     def packs_prove(self) -> None:
         """Prove isolation now as well, where the model stands where it trains: refused as early as can be.
 
@@ -213,7 +206,7 @@ class PackingMixin(RestoresWeights):
             IsolationError: packed samples would read each other in this model.
         """
         if all(p.device.type == self.args.device.type for p in self.model.parameters()):
-            prove_before_training(self.model_wrapped, self.packs_first, collate=self.packs_collated)
+            self.packs_report()
 
     def training_step(self, *given: Any, **more: Any) -> Any:
         """Trainer's; before the first one, a model that callbacks behind ours changed is proven again.
@@ -223,7 +216,7 @@ class PackingMixin(RestoresWeights):
         if self.packs_steps:
             return super().training_step(*given, **more)  # type: ignore[misc]
         if self.proof is not None:
-            prove_before_training(self.model_wrapped, self.packs_first, collate=self.packs_collated)
+            self.packs_report()
         self.packs_begun, self.packs_steps = None, True
         with self.packs_watched(*given[:2]):
             return super().training_step(*given, **more)  # type: ignore[misc]

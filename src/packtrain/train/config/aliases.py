@@ -16,6 +16,10 @@ _SAMPLES = ("planned", "stream", "token_budget")
 _PLAN = ("planned", "exported")
 _STREAMS = ("stream", "token_budget")
 
+#: Old names that go to several places.
+_LONG, _STRICT = "training.packing_allow_single_long", "training.strict"
+_WORKERS = "training.dataloader_num_workers"
+
 
 @dataclass(frozen=True)
 class Alias:
@@ -70,11 +74,9 @@ def _veomni(old: str, new: str, *, kinds: tuple[str, ...] = ()) -> tuple[Alias, 
 
 
 _ATTENTION = {
-    "flash_attn": "flash_attention_2",
-    "flash_attn_2": "flash_attention_2",
+    **dict.fromkeys(("flash_attn", "flash_attn_2"), "flash_attention_2"),
+    **dict.fromkeys(("flex", "flex_attn"), "flex_attention"),
     "flash_attn_3": "flash_attention_3",
-    "flex": "flex_attention",
-    "flex_attn": "flex_attention",
 }
 
 ALIASES: tuple[Alias, ...] = (
@@ -97,20 +99,8 @@ ALIASES: tuple[Alias, ...] = (
     Alias("custom.packing", "data.packing", of="CoordExp"),
     Alias("custom.packing_length", "template.max_length", of="CoordExp"),
     Alias("training.packing_strategy", "data.packer", {"binpack": "auto"}, of="CoordExp, ms-swift"),
-    Alias(
-        "training.packing_allow_single_long",
-        "data.long_samples",
-        {True: "single", False: "drop"},
-        kinds=("planned",),
-        of="CoordExp",
-    ),
-    Alias(
-        "training.packing_allow_single_long",
-        "data.long_samples",
-        {True: "single", False: "error"},
-        kinds=_STREAMS,
-        of="CoordExp",
-    ),
+    Alias(_LONG, "data.long_samples", {True: "single", False: "drop"}, kinds=("planned",), of="CoordExp"),
+    Alias(_LONG, "data.long_samples", {True: "single", False: "error"}, kinds=_STREAMS, of="CoordExp"),
     Alias("training.packing_drop_last", "data.drop_under_filled", of="CoordExp"),
     Alias("training.packing_min_fill_ratio", "data.min_fill_ratio", of="CoordExp"),
     Alias("training.eval_packing", "data.eval_packing", of="CoordExp"),
@@ -119,14 +109,8 @@ ALIASES: tuple[Alias, ...] = (
     Alias("training.packing_length_precompute_workers", "data.measure_workers", of="CoordExp"),
     Alias("training.dataset_num_proc", "data.measure_workers", of="ms-swift"),
     Alias("training.num_proc", "data.measure_workers", of="ms-swift"),
-    Alias(
-        "training.strict",
-        "data.on_error",
-        {True: "raise", False: "zero"},
-        kinds=(*_PLAN, "growing"),
-        of="ms-swift",
-    ),
-    Alias("training.strict", "data.on_error", {True: "raise", False: "skip"}, kinds=_STREAMS, of="ms-swift"),
+    Alias(_STRICT, "data.on_error", {True: "raise", False: "zero"}, kinds=(*_PLAN, "growing"), of="ms-swift"),
+    Alias(_STRICT, "data.on_error", {True: "raise", False: "skip"}, kinds=_STREAMS, of="ms-swift"),
     Alias("training.static_packing_cache", "data.cache", of="CoordExp"),
     *_same("training", "samples_per_step skip_samples replan encode_cache encode_cache_workers balance"),
     *_same("training", "repeat_loss max_drop_fraction on_error"),
@@ -149,13 +133,7 @@ ALIASES: tuple[Alias, ...] = (
     Alias("training.shuffle_buffer_size", "data.shuffle_buffer", of="ms-swift"),
     Alias("training.stream_encode_workers", "data.encode_workers"),
     Alias("training.stream_splits", "data.splits"),
-    Alias(
-        "training.dataloader_num_workers",
-        "data.encode_workers",
-        kinds=_STREAMS,
-        of="transformers",
-        passes=True,
-    ),
+    Alias(_WORKERS, "data.encode_workers", kinds=_STREAMS, of="transformers", passes=True),
     # VeOmni
     *_veomni("micro_batch_size", "data.micro_batch_size"),
     *_veomni("micro_batch_size", "data.samples_per_row", kinds=("planned",)),
@@ -207,11 +185,8 @@ MOVED = {
     "training.rescan_files": "use data.kind: growing: files are read as they come, each once",
 }
 
-_LENGTH, _MODEL, _PATH = (
-    "write global_max_length: it is the pack length",
-    "write model.name_or_path",
-    "write data.path",
-)
+_LENGTH = "write global_max_length: it is the pack length"
+_MODEL, _PATH = "write model.name_or_path", "write data.path"
 _VAL = "write data.val: a file, or several as {name: file}"
 _ROWS = "packs fill themselves: write training.samples_per_step for samples of an optimizer step"
 _LORA = "the run's trainer trains all weights: LoRA is packtrain.hosts.transformers or hosts.trl with peft"
