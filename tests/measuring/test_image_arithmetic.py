@@ -11,12 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packtrain.errors import ConfigError, SampleError
-from packtrain.measuring.image_tokens import PixelRule, grids, rule_of, smart_resize, verify_limits
+from packtrain.measuring.image_tokens import PixelRule, rule_of, smart_resize, verify_limits
 from packtrain.measuring.video_tokens import VideoRule
 
 QWEN2 = PixelRule(patch=14, merge=2, minimum=3136, maximum=12_845_056)
 QWEN3 = PixelRule(patch=16, merge=2, minimum=65_536, maximum=16_777_216)
 SMALL = PixelRule(patch=14, merge=2, minimum=3136, maximum=200_000)
+
+
+def grids(heights: Any, widths: Any, rule: PixelRule) -> tuple[Any, list[str | None]]:
+    """int64[n,2] patches of many images (0 where refused), and why each is refused."""
+    table = np.zeros((len(heights), 2), dtype=np.int64)
+    problems: list[str | None] = [None] * len(heights)
+    for place, (height, width) in enumerate(zip(heights, widths, strict=True)):
+        try:
+            table[place] = smart_resize(int(height), int(width), rule)
+        except SampleError as error:
+            problems[place] = error.message
+    return table // rule.patch, problems
 
 
 def library(height: int, width: int, rule: PixelRule) -> tuple[int, int] | None:

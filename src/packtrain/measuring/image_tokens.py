@@ -2,9 +2,8 @@
 
 An image of height x width is scaled so that both sides are multiples of `factor = patch * merge`
 and the area lies within the processor's limits; the tower sees (H / patch) * (W / patch) patches and
-the language model one token per merge * merge of them. The batch form runs the same IEEE operations
-as the scalar one (round half to even, correctly rounded square root and division), so both agree
-with the processor bit for bit; tests compare all three.
+the language model one token per merge * merge of them. The arithmetic is the processor's own, bit for
+bit; tests compare both.
 
 Trade-off: only this rule is known here. A processor whose real counts differ (a limit it accepts but
 does not read, a subclass with its own rule) is found by `verify_limits`, not by this arithmetic.
@@ -17,13 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..errors import ConfigError, SampleError
 from ..media.knobs import within
-
-I64 = NDArray[np.int64]
 
 #: The processors refuse images whose longer side is more than this many times the shorter one.
 MAX_ASPECT = 200
@@ -97,60 +91,13 @@ def smart_resize(height: int, width: int, rule: PixelRule) -> tuple[int, int]:
     """
     problem = _refusal(height, width, rule)
     if problem is not None:
-        raise SampleError("unsupported_media", problem, hint=_HINT)
+        raise SampleError("unsupported_media", problem, hint="crop or drop the image")
     if not rule.resize:
         return height, width
     factor = rule.factor
     high = round(height / factor) * factor
     wide = round(width / factor) * factor
     return within(height, width, factor, high * wide, rule.minimum, rule.maximum) or (high, wide)
-
-
-def grids(
-    heights: Sequence[int] | I64, widths: Sequence[int] | I64, rule: PixelRule
-) -> tuple[I64, list[str | None]]:
-    """Patch grids of many images at once.
-
-    Args:
-        heights, widths: sizes in pixels as displayed (EXIF orientation applied), int[n].
-
-    Returns:
-        int64[n,2] patches along height and width (0 where refused), and per image why it is refused
-        or None. Tokens of image i are `grid[i,0] * grid[i,1] // merge**2`.
-    """
-    h = np.asarray(heights, dtype=np.int64)
-    w = np.asarray(widths, dtype=np.int64)
-    problems = [_refusal(int(a), int(b), rule) for a, b in zip(h, w, strict=True)]
-    bad = np.fromiter((p is not None for p in problems), dtype=bool, count=len(problems))
-    h = np.where(bad, rule.factor, h)
-    w = np.where(bad, rule.factor, w)
-    if rule.resize:
-        h, w = _resize(h, w, rule)
-    grid = np.stack([h, w], axis=1) // rule.patch
-    grid[bad] = 0
-    return grid, problems
-
-
-def _resize(h: I64, w: I64, rule: PixelRule) -> tuple[I64, I64]:
-    """`smart_resize` on arrays, the same operations in the same order."""
-    f = rule.factor
-    high = np.rint(h / f).astype(np.int64) * f
-    wide = np.rint(w / f).astype(np.int64) * f
-    area = high * wide
-    over = np.flatnonzero(area > rule.maximum)
-    if len(over):
-        scale = np.sqrt((h[over] * w[over]) / rule.maximum)
-        high[over] = np.maximum(f, np.floor(h[over] / scale / f).astype(np.int64) * f)
-        wide[over] = np.maximum(f, np.floor(w[over] / scale / f).astype(np.int64) * f)
-    under = np.flatnonzero(area < rule.minimum)
-    if len(under):
-        scale = np.sqrt(rule.minimum / (h[under] * w[under]))
-        high[under] = np.ceil(h[under] * scale / f).astype(np.int64) * f
-        wide[under] = np.ceil(w[under] * scale / f).astype(np.int64) * f
-    return high, wide
-
-
-_HINT = "crop or drop the image"
 
 
 def _refusal(height: int, width: int, rule: PixelRule) -> str | None:

@@ -1,8 +1,7 @@
 """Media of chat samples as expansions, from their headers: one object per processor, many samples a call.
 
 It holds the rules of a family, bound to one processor, and asks the oracle for whatever the family has no
-rule for. Sizes of all images of a call are worked out together. A sample with a medium that cannot be used
-gets its `SampleError`; the others are not touched by it.
+rule for. A sample with a medium that cannot be used gets its `SampleError`; the others are not touched by it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ..media.knobs import chosen_frames, sized, stretch
 from .audio_tokens import AudioRule
 from .crops import AnyresRule, SquareRule, TileRule
 from .expansion import Block, Expansion
-from .image_tokens import PixelRule, grids
+from .image_tokens import PixelRule, smart_resize
 from .video_tokens import Clip, VideoRule
 
 I64 = NDArray[np.int64]
@@ -106,34 +105,24 @@ class MediaRules:
             samples: any key -> the media parts of one sample.
             trusted: False looks at the media even where hints are trusted.
         """
-        trust = self.trust_hints and trusted
         out: dict[int, Expansions | SampleError] = {}
-        images: list[tuple[int, int]] = []  # (height, width) of all images of the call
-        where: dict[int, tuple[int, int]] = {}
         for place, parts in samples.items():
-            found: Expansions = {kind: [] for kind in self.tokens}
-            sizes: list[tuple[int, int]] = []
             try:
-                for part in parts:
-                    self._one(part, found, sizes, trust)
-                self._check(found)
+                out[place] = self._expansions(parts, self.trust_hints and trusted)
             except SampleError as error:
                 out[place] = error
-                continue
-            out[place] = found
-            if sizes:
-                where[place] = (len(images), len(images) + len(sizes))
-                images += sizes
-        if images:
-            done = self._images(images, where)
-            for place, (first, last) in where.items():
-                mine = done[first:last]
-                broken = next((item for item in mine if isinstance(item, SampleError)), None)
-                if broken is not None:
-                    out[place] = broken
-                else:
-                    out[place]["image"] = mine  # type: ignore[index]
         return out
+
+    def _expansions(self, parts: Sequence[Part], trust: bool) -> Expansions:
+        """Those of one sample."""
+        found: Expansions = {kind: [] for kind in self.tokens}
+        sizes: list[tuple[int, int]] = []
+        for part in parts:
+            self._one(part, found, sizes, trust)
+        self._check(found)
+        if sizes:
+            found["image"] = [self._image(height, width, len(sizes)) for height, width in sizes]
+        return found
 
     def _one(self, part: Part, found: Expansions, sizes: list[tuple[int, int]], trust: bool) -> None:
         kind = part["type"]
@@ -216,39 +205,19 @@ class MediaRules:
                 hint="this processor takes several videos in a sample only with equally many frames each",
             )
 
-    def _images(self, sizes: Sequence[tuple[int, int]], where: Mapping[int, tuple[int, int]]) -> list[Any]:
-        """An expansion, or the SampleError, of each image."""
-        if isinstance(self.image, PixelRule):
-            table, problems = grids([h for h, _ in sizes], [w for _, w in sizes], self.image)
-            rows = table.tolist()
-            return [
-                self._grid(row[0], row[1])
-                if problem is None
-                else SampleError("unsupported_media", problem, hint="crop or drop the image")
-                for row, problem in zip(rows, problems, strict=True)
-            ]
-        out: list[Any] = []
-        for first, last in where.values():
-            for height, width in sizes[first:last]:
-                out.append(self._image(height, width, last - first))
-        return out
-
-    def _image(self, height: int, width: int, together: int) -> Expansion | SampleError:
+    def _image(self, height: int, width: int, together: int) -> Expansion:
+        """One image; `together` is how many its sample has."""
+        rule = self.image
+        if isinstance(rule, PixelRule):
+            high, wide = smart_resize(height, width, rule)
+            return self._grid(high // rule.patch, wide // rule.patch, rule.merge)
         if height < 1 or width < 1:
-            return SampleError("unsupported_media", f"image of {width}x{height} pixels is empty")
-        try:
-            if self.image is None:
-                asked: Expansion = self.oracle.image(height, width)
-                return asked
-            return self.image.expand(height, width, together)  # type: ignore[union-attr]
-        except SampleError as error:
-            return error
+            raise SampleError("unsupported_media", f"image of {width}x{height} pixels is empty")
+        return self.oracle.image(height, width) if rule is None else rule.expand(height, width, together)
 
-    def _grid(self, high: int, wide: int) -> Expansion:
+    def _grid(self, high: int, wide: int, merge: int) -> Expansion:
         found = self._by_grid.get((high, wide))
         if found is None:
-            assert isinstance(self.image, PixelRule)
-            merge = self.image.merge
             rows, columns = high // merge, wide // merge
             found = self._by_grid[high, wide] = Expansion(
                 self.tokens["image"],

@@ -24,7 +24,7 @@ from ..errors import SampleError
 from ..extend import Measured
 from ..families import Family
 from ..measuring.expansion import Expansion, Spliced, splice
-from ..measuring.image_tokens import PixelRule, grids, verify_limits
+from ..measuring.image_tokens import PixelRule, smart_resize, verify_limits
 from ..measuring.text import TokenizedText, check_text, tokenize
 from ..media.hints import header_of
 from ._torchvision_shim import ensure_torchvision
@@ -291,9 +291,7 @@ class HFTemplate:
         whole = header.height, header.width
         if self.media is None or not isinstance(self.rule, PixelRule):
             return whole, whole
-        high, wide = self.media.size_of(part, *whole)
-        rows, columns = grids([high], [wide], self.rule)[0][0].tolist()
-        return whole, (rows * self.rule.patch, columns * self.rule.patch)
+        return whole, smart_resize(*self.media.size_of(part, *whole), self.rule)
 
     def expansions(self, media: Mapping[int, Sequence[Any]], *, trusted: bool = True) -> dict[int, Any]:
         """Of each sample its media as expansions by kind, or its `SampleError`."""
