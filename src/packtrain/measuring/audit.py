@@ -45,13 +45,8 @@ def audit_hints(source: Source) -> int:
     Raises:
         DriftError: a hint differs from its medium; names records and values.
     """
-    total = len(source)
-    chosen = range(total)
-    if total > _HINTED:
-        generator = np.random.Generator(np.random.PCG64(0))
-        chosen = np.sort(generator.choice(total, size=_HINTED, replace=False), kind="stable").tolist()
     compared, unread, wrong = 0, 0, []
-    for index in chosen:
+    for index in _drawn(np.arange(len(source)), _HINTED, 0):
         for part in _hinted_parts(source, index):
             try:
                 found = differences(part)
@@ -69,6 +64,15 @@ def audit_hints(source: Source) -> int:
     if unread and not compared:
         logger.warning("sizes in the data are trusted, but none of %d media could be read to compare", unread)
     return compared
+
+
+def _drawn(ids: NDArray[Any], count: int | None, seed: int) -> list[int]:
+    """So many of these ids, ascending; all of them where there are no more, or for None."""
+    if count is not None and count < len(ids):
+        generator = np.random.Generator(np.random.PCG64(seed))
+        ids = np.sort(generator.choice(ids, size=count, replace=False), kind="stable")
+    found: list[int] = ids.tolist()
+    return found
 
 
 def _hinted_parts(source: Source, index: int) -> Iterator[Mapping[str, Any]]:
@@ -154,28 +158,24 @@ def audit(
             hint="measure this source again",
         )
     status = np.zeros(len(lengths.tokens), np.uint8) if lengths.status is None else np.asarray(lengths.status)
-    usable = np.flatnonzero((status == 0) | (status == 3))
-    chosen = usable
-    if count is not None and count < len(usable):
-        generator = np.random.Generator(np.random.PCG64(seed))
-        chosen = np.sort(generator.choice(usable, size=count, replace=False), kind="stable")
+    chosen = _drawn(np.flatnonzero((status == 0) | (status == 3)), count, seed)
     drifts: list[Drift] = []
     failed: dict[int, str] = {}
     total = 0
-    for number, place in enumerate(chosen.tolist()):
+    for number, place in enumerate(chosen):
         i = first + place
         if progress is not None:
             progress(number, len(chosen))
         try:
             sample = source[i]
             encoded = encode(sample)
+            if check is not None:
+                check(sample, encoded)
         except SampleError as error:
             failed[i] = error.reason
             continue
-        except DriftError as error:
-            raise DriftError(f"{source.where(i)} (id {i}): {error.message}", hint=error.hint) from error
-        if check is not None:
-            _checked(check, source, i, sample, encoded)
+        except (DriftError, ConfigError) as error:
+            raise error.at(f"{source.where(i)} (id {i})") from error
         found = encoded_costs(encoded)
         total += found["tokens"]
         drifts += _compare(i, place, lengths, found)
@@ -183,14 +183,7 @@ def audit(
         raise DriftError(
             _message(source, drifts, len(chosen)), hint="measure again with the processor used for training"
         )
-    return AuditReport(ids=chosen.astype(np.int64) + first, tokens=total, failed=failed)
-
-
-def _checked(check: Any, source: Source, i: int, sample: Any, encoded: Any) -> None:
-    try:
-        check(sample, encoded)
-    except ConfigError as error:
-        raise ConfigError(f"{source.where(i)} (id {i}): {error.message}", hint=error.hint) from error
+    return AuditReport(ids=np.asarray(chosen, dtype=np.int64) + first, tokens=total, failed=failed)
 
 
 def encoded_costs(encoded: Mapping[str, Any]) -> dict[str, int]:
@@ -220,13 +213,13 @@ def encoded_costs(encoded: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _compare(i: int, place: int, lengths: Any, found: Mapping[str, int]) -> list[Drift]:
-    out: list[Drift] = []
     measured = {"tokens": int(lengths.tokens[place])}
     measured.update({name: int(values[place]) for name, values in (lengths.costs or {}).items()})
-    for name, value in found.items():
-        if name in measured and measured[name] != value:
-            out.append(Drift(i, name, measured[name], value))
-    return out
+    return [
+        Drift(i, name, measured[name], value)
+        for name, value in found.items()
+        if measured.get(name, value) != value
+    ]
 
 
 def _message(source: Source, drifts: list[Drift], checked: int) -> str:

@@ -66,3 +66,11 @@ def fault_of(error: Exception) -> SampleError:
     if isinstance(error, PacktrainError | MemoryError) or getattr(error, "errno", None) in _MACHINE:
         raise error
     return SampleError(FAILED, f"cannot be encoded: {described(error)}")
+
+
+def tried(work: Callable[..., Any], *given: Any) -> Any:
+    """What `work` makes of these, or the `SampleError` that it raises."""
+    try:
+        return work(*given)
+    except SampleError as error:
+        return error

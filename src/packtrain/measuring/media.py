@@ -19,6 +19,7 @@ from ..media.hints import header_of
 from ..media.knobs import chosen_frames, sized, stretch
 from .audio_tokens import AudioRule
 from .crops import AnyresRule, SquareRule, TileRule
+from .encoding import tried
 from .expansion import Block, Expansion
 from .image_tokens import PixelRule, smart_resize
 from .video_tokens import Clip, VideoRule
@@ -105,13 +106,8 @@ class MediaRules:
             samples: any key -> the media parts of one sample.
             trusted: False looks at the media even where hints are trusted.
         """
-        out: dict[int, Expansions | SampleError] = {}
-        for place, parts in samples.items():
-            try:
-                out[place] = self._expansions(parts, self.trust_hints and trusted)
-            except SampleError as error:
-                out[place] = error
-        return out
+        trust = self.trust_hints and trusted
+        return {place: tried(self._expansions, parts, trust) for place, parts in samples.items()}
 
     def _expansions(self, parts: Sequence[Part], trust: bool) -> Expansions:
         """Those of one sample."""
@@ -119,7 +115,13 @@ class MediaRules:
         sizes: list[tuple[int, int]] = []
         for part in parts:
             self._one(part, found, sizes, trust)
-        self._check(found)
+        counts = {item.costs.get("video_frames") for item in found.get("video", ())}
+        if len(counts) > 1 and not self._unequal_videos:
+            raise SampleError(
+                "unsupported_media",
+                f"the videos of the sample have {sorted(c or 0 for c in counts)} frames",
+                hint="this processor takes several videos in a sample only with equally many frames each",
+            )
         if sizes:
             found["image"] = [self._image(height, width, len(sizes)) for height, width in sizes]
         return found
@@ -195,15 +197,6 @@ class MediaRules:
         heard: Any = header_of({"type": "audio", "audio": sound})
         first, last = stretch(part, heard.frames, heard.sample_rate)
         return self.video.expand_with_sound(clip, taken, self.audio.expand(last - first, heard.sample_rate))
-
-    def _check(self, found: Expansions) -> None:
-        counts = {item.costs.get("video_frames") for item in found.get("video", ())}
-        if len(counts) > 1 and not self._unequal_videos:
-            raise SampleError(
-                "unsupported_media",
-                f"the videos of the sample have {sorted(c or 0 for c in counts)} frames",
-                hint="this processor takes several videos in a sample only with equally many frames each",
-            )
 
     def _image(self, height: int, width: int, together: int) -> Expansion:
         """One image; `together` is how many its sample has."""

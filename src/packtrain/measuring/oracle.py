@@ -23,6 +23,7 @@ import numpy as np
 
 from ..errors import ConfigError, SampleError, one_line
 from .expansion import Expansion
+from .video_tokens import Clip, facts_of, handed_over
 
 logger = logging.getLogger(__name__)
 
@@ -67,36 +68,28 @@ class Oracle:
     # ------------------------------------------------------------------------------------------
     def image(self, height: int, width: int) -> Expansion:
         """One image."""
-        if self.mode == "encode":
-            return self._expansion("image", 1, {"images": 1})
-        if self.mode == "api":
-            key = ("image", height, width)
-            if key not in self._known:
-                self._known[key] = self._asked(height, width) + self._constant
-            count = self._known[key]
-        else:
-            count = self._probed("image", (height, width))
-        return self._expansion("image", count, {"images": 1})
+        return self._expansion("image", (height, width), {"images": 1})
 
-    def video(self, clip: Any, taken: Any) -> Expansion:
-        """One video (a `Clip`) of which the frames `taken` go to the processor."""
-        if self.mode == "encode":
-            return self._expansion("video", 1, {"video_frames": len(taken)})
-        count = self._probed("video", (clip.height, clip.width, clip.frames, clip.fps, tuple(taken.tolist())))
-        return self._expansion("video", count, {"video_frames": len(taken)})
+    def video(self, clip: Clip, taken: Any) -> Expansion:
+        """One video of which the frames `taken` go to the processor."""
+        shape = (clip.height, clip.width, clip.frames, clip.fps, tuple(taken.tolist()))
+        return self._expansion("video", shape, {"video_frames": len(taken)})
 
     def audio(self, header: Any) -> Expansion:
         """One clip, told by its header."""
         samples = -(-header.frames * self.rate // header.sample_rate)
-        count = 1 if self.mode == "encode" else self._probed("audio", (samples,))
-        return self._expansion("audio", count, {"audio_samples": samples})
+        return self._expansion("audio", (samples,), {"audio_samples": samples})
 
     @property
     def rate(self) -> int:
         """Hz the processor takes audio in."""
         return int(getattr(getattr(self.processor, "feature_extractor", None), "sampling_rate", 16_000))
 
-    def _expansion(self, kind: str, count: int, costs: dict[str, int]) -> Expansion:
+    def _expansion(self, kind: str, shape: tuple[Any, ...], costs: dict[str, int]) -> Expansion:
+        key = (kind, *shape)
+        if self.mode == "api" and kind == "image" and key not in self._known:
+            self._known[key] = self._asked(*shape) + self._constant
+        count = 1 if self.mode == "encode" else self._probed(kind, shape)
         return Expansion(self.tokens[kind], (count,), costs)
 
     # ------------------------------------------------------------------------------------------
@@ -165,7 +158,8 @@ class Oracle:
         if kind == "image" and self.nested:
             inputs["images"] = [inputs["images"]]
         if kind == "video":
-            inputs["videos_kwargs"] = _facts(shapes)
+            clips = ((Clip(frames, fps, high, wide), taken) for high, wide, frames, fps, taken in shapes)
+            inputs["videos_kwargs"] = handed_over([facts_of(*one) for one in clips])
         if kind == "audio":
             inputs["sampling_rate"] = self.rate
         try:
@@ -193,19 +187,3 @@ def _empty(kind: str, shape: tuple[Any, ...]) -> Any:
     from PIL import Image
 
     return Image.new("RGB", (shape[1], shape[0]), (127, 127, 127))
-
-
-def _facts(shapes: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-    """How frames that were chosen before are handed over."""
-    metadata = [
-        {
-            "total_num_frames": frames,
-            "fps": fps,
-            "duration": None if fps is None else frames / fps,
-            "width": width,
-            "height": height,
-            "frames_indices": list(taken),
-        }
-        for height, width, frames, fps, taken in shapes
-    ]
-    return {"do_sample_frames": False, "video_metadata": metadata, "input_data_format": "channels_last"}

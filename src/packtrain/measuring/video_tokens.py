@@ -13,7 +13,7 @@ times as text, Qwen3-VL), `omni` (as frames; sound may stand between them), `poo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -28,9 +28,6 @@ from .image_tokens import MAX_ASPECT, PixelRule, rule_of, smart_resize
 
 I64 = NDArray[np.int64]
 
-#: (frames, frames per second) -> frame numbers the processor takes, or None for all of them.
-Sampler = Callable[[int, float], Any]
-
 #: Frame rate that Qwen3-VL assumes of frames that come without one.
 _ASSUMED_FPS = 24.0
 
@@ -43,6 +40,23 @@ class Clip:
     fps: float | None
     height: int
     width: int
+
+
+def facts_of(clip: Clip, taken: Sequence[int]) -> dict[str, Any]:
+    """What a processor is told of a video of which it gets the frames `taken`."""
+    return {
+        "total_num_frames": clip.frames,
+        "fps": clip.fps,
+        "duration": None if clip.fps is None else clip.frames / clip.fps,
+        "width": clip.width,
+        "height": clip.height,
+        "frames_indices": list(taken),
+    }
+
+
+def handed_over(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """`videos_kwargs` for videos whose frames were chosen before."""
+    return {"do_sample_frames": False, "video_metadata": list(facts), "input_data_format": "channels_last"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from ..errors import DriftError
 from ..families import Family
 from ..measuring.expansion import Expansion
 from ..measuring.media import MediaRules, Part
+from ..measuring.video_tokens import Clip, facts_of, handed_over
 from ..media.audio import open_audio
 from ..media.image import open_image
 from ..media.knobs import stretch
@@ -96,11 +97,7 @@ def processor_inputs(parts: Sequence[Part], rules: MediaRules, family: Family) -
         inputs["images"] = [images] if nested else images
     if frames:
         inputs["videos"] = frames
-        inputs["videos_kwargs"] = {
-            "do_sample_frames": False,
-            "video_metadata": metadata,
-            "input_data_format": "channels_last",
-        }
+        inputs["videos_kwargs"] = handed_over(metadata)
     if sounds:
         inputs["audio"] = sounds
         inputs["sampling_rate"] = rules.rate
@@ -120,14 +117,9 @@ def _video(part: Part, rules: MediaRules) -> tuple[NDArray[np.uint8], dict[str, 
         from PIL import Image
 
         array = np.stack([np.asarray(_resized(Image.fromarray(frame), height, width)) for frame in array])
-    facts = {
-        "total_num_frames": frames,
-        "fps": fps,
-        "duration": header.duration if frames == header.frames or not fps else frames / fps,
-        "width": width,
-        "height": height,
-        "frames_indices": taken.tolist(),
-    }
+    facts = facts_of(Clip(frames, fps, height, width), taken.tolist())
+    if frames == header.frames or not fps:
+        facts["duration"] = header.duration
     return array, facts
 
 
