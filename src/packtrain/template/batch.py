@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import SampleError
 from ..extend import Measured
 from ..measuring.counter import TextCounter, open_counter
+from ..measuring.encoding import tried
 from ..measuring.expansion import Expansion, Spliced
 from .layout import Layout, check_supervised, cut_answers, runs_mismatch
 from .render import Rendered
@@ -34,31 +35,10 @@ _COSTS = {
 _CUT = ("truncated", "answers_removed", "answers_cut")
 
 
-class Measurable(Protocol):
-    """What is asked of a template, which stands above: the steps of measuring."""
-
-    family: Any
-    media: Any
-    media_ids: Any
-    tokenizer: Any
-    text_counter: str
-    truncation: str
-
-    @property
-    def by_encoding(self) -> bool: ...
-    def rendered(self, sample: Mapping[str, Any]) -> Rendered: ...
-    def expansions(self, media: Mapping[int, Sequence[Any]]) -> dict[int, Any]: ...
-    def spliced(self, rendered: Rendered, expansions: Any) -> Spliced: ...
-    def layouts(self, items: Sequence[Spliced]) -> list[Layout | SampleError]: ...
-    def adds_special_tokens(self, text: str) -> bool: ...
-    def cut(self, layout: Layout) -> tuple[int, int]: ...
-    def run(self, rendered: Rendered, layout: Layout, expansions: Any) -> tuple[Layout, dict[str, Any]]: ...
-
-
 class Measurer:
-    """Measures samples of one template; holds its fast counter once there is one."""
+    """Measures samples of one `HFTemplate`; holds its fast counter once there is one."""
 
-    def __init__(self, template: Measurable) -> None:
+    def __init__(self, template: Any) -> None:
         self.template = template
         self._counter: TextCounter | None = None
         self._opened = False
@@ -75,34 +55,17 @@ class Measurer:
     def measure(self, samples: Sequence[Mapping[str, Any]]) -> list[Measured | SampleError]:
         """A `Measured` or the `SampleError` of each sample."""
         template = self.template
-        out: list[Any] = [None] * len(samples)
-        rendered: dict[int, Rendered] = {}
-        for place, sample in enumerate(samples):
-            try:
-                rendered[place] = template.rendered(sample)
-            except SampleError as error:
-                out[place] = error
+        out = {place: tried(template.rendered, sample) for place, sample in enumerate(samples)}
+        rendered = _good(out)
         expansions = template.expansions({place: item.media for place, item in rendered.items()})
-        spliced: dict[int, Spliced] = {}
-        for place, item in rendered.items():
-            try:
-                spliced[place] = template.spliced(item, expansions[place])
-            except SampleError as error:
-                out[place] = error
+        out |= {place: tried(template.spliced, item, expansions[place]) for place, item in rendered.items()}
+        spliced = _good(out)
         quick = self._quick(spliced)
-        for place, outcome in self._count(quick, spliced, expansions).items():
-            out[place] = outcome
+        out |= self._count(quick, spliced, expansions)
         slow = [place for place in spliced if place not in quick]
         for place, layout in zip(slow, template.layouts([spliced[p] for p in slow]), strict=True):
-            try:
-                if isinstance(layout, SampleError):
-                    raise layout
-                if template.by_encoding and rendered[place].media:
-                    layout, _ = template.run(rendered[place], layout, expansions[place])
-                out[place] = self._measured(layout, expansions[place])
-            except SampleError as error:
-                out[place] = error
-        return out
+            out[place] = tried(self._measured, rendered[place], layout, expansions[place])
+        return [out[place] for place in range(len(samples))]
 
     # ------------------------------------------------------------------------------------------
     def _quick(self, spliced: Mapping[int, Spliced]) -> set[int]:
@@ -155,7 +118,11 @@ class Measurer:
             out[place] = Measured(tokens, **costs)
         return out
 
-    def _measured(self, layout: Layout, expansions: Any) -> Measured:
+    def _measured(self, rendered: Rendered, layout: Any, expansions: Any) -> Measured:
+        if isinstance(layout, SampleError):
+            raise layout
+        if self.template.by_encoding and rendered.media:
+            layout, _ = self.template.run(rendered, layout, expansions)
         begin, end = self.template.cut(layout)
         costs = self._costs(expansions)
         costs["supervised"] = int(layout.expand(layout.trained)[begin:end][1:].sum())
@@ -181,6 +148,10 @@ class Measurer:
                 "some audio is longer than the processor takes and gets cut (cost audio_cut counts the clips)"
             )
         return costs
+
+
+def _good(outcomes: Mapping[int, Any]) -> dict[int, Any]:
+    return {place: one for place, one in outcomes.items() if not isinstance(one, SampleError)}
 
 
 def _inside(item: Spliced) -> bool:

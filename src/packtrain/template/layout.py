@@ -96,14 +96,8 @@ class Layout:
         )
 
 
-def text_layout(ids: I64, trained: Mask) -> Layout:
-    """Layout of a sample without media."""
-    none = np.zeros(0, dtype=np.int64)
-    return Layout(ids, np.ones(len(ids), dtype=np.int64), trained, np.zeros(len(ids), dtype=bool), none)
-
-
 def media_layout(tokens: TokenizedText, spliced: Spliced, media_ids: Collection[int]) -> Layout:
-    """Layout of a sample whose runs of media tokens stand once each in the text.
+    """Layout of a sample; runs of media tokens stand once each in the text.
 
     Args:
         tokens: the text of `spliced` as tokens.
@@ -124,15 +118,11 @@ def media_layout(tokens: TokenizedText, spliced: Spliced, media_ids: Collection[
         owner = np.full(len(tokens.ids), -1, dtype=np.int64)
         for span, message in zip(spliced.spans, spliced.owners, strict=True):
             owner[supervised_mask(tokens, [span])] = message
-    if not media_ids:
-        return replace(text_layout(tokens.ids, trained), scale=scale, owner=owner)
     is_run = np.isin(tokens.ids, list(media_ids))
     runs = np.flatnonzero(is_run)
     if len(runs) != len(spliced.widths):
         raise runs_mismatch(len(runs), len(spliced.widths))
-    media = is_run
-    if spliced.inserted:
-        media = is_run | supervised_mask(tokens, spliced.inserted)
+    media = is_run | supervised_mask(tokens, spliced.inserted)
     width = np.ones(len(tokens.ids), dtype=np.int64)
     width[runs] = spliced.widths
     return Layout(tokens.ids, width, trained & ~media, media, runs, spliced.blocks, scale, owner)

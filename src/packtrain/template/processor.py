@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from ..errors import SampleError
 from ..extend import Measured
 from ..families import Family
+from ..measuring.encoding import tried
 from ..measuring.expansion import Expansion, Spliced, splice
 from ..measuring.image_tokens import PixelRule, smart_resize, verify_limits
 from ..measuring.text import TokenizedText, check_text, tokenize
@@ -220,11 +221,9 @@ class HFTemplate:
             media["loss_scale"] = torch.from_numpy(layout.expand(layout.scale)[begin:end])
         if self.family.position_rows == 1:
             positions = text_positions(len(ids))
-        elif end - begin < layout.total:  # a cut keeps all media
+        else:  # a cut keeps all media
             positions = layout_positions(layout, behind_time=self.family.time_unit == "omni")[:, begin:end]
             positions = positions - positions[:, :1]
-        else:
-            positions = layout_positions(layout, behind_time=self.family.time_unit == "omni")
         return {
             "input_ids": torch.from_numpy(ids),
             "labels": torch.from_numpy(np.where(trained, ids, IGNORED)),
@@ -250,18 +249,7 @@ class HFTemplate:
         self, rendered: Rendered, layout: Layout, expansions: Mapping[str, Sequence[Expansion]]
     ) -> tuple[Layout, dict[str, Any]]:
         """The media tensors of a sample, and its layout (another one where only the processor knows it)."""
-        if self.media is None:
-            return layout, {}
-        return run_processor(
-            self.processor,
-            rendered.text,
-            rendered.media,
-            self.media,
-            self.family,
-            layout=layout,
-            expansions=expansions,
-            add_special_tokens=self.adds_special_tokens(rendered.text),
-        )
+        return (layout, {}) if self.media is None else run_processor(self, rendered, layout, expansions)
 
     @property
     def by_encoding(self) -> bool:
@@ -311,13 +299,8 @@ class HFTemplate:
 
     def layouts(self, items: Sequence[Spliced]) -> list[Layout | SampleError]:
         """Texts as tokens."""
-        out: list[Layout | SampleError] = []
-        for item, tokens in zip(items, self._tokenize([item.text for item in items]), strict=True):
-            try:
-                out.append(media_layout(tokens, item, self.media_ids))
-            except SampleError as error:
-                out.append(error)
-        return out
+        found = zip(self._tokenize([item.text for item in items]), items, strict=True)
+        return [tried(media_layout, tokens, item, self.media_ids) for tokens, item in found]
 
     def _tokenize(self, texts: Sequence[str]) -> list[TokenizedText]:
         out: list[Any] = [None] * len(texts)

@@ -142,21 +142,13 @@ def _sound(reference: Any, rules: MediaRules, part: Part) -> NDArray[np.float32]
 
 
 def run_processor(
-    processor: Any,
-    text: str,
-    parts: Sequence[Part],
-    rules: MediaRules,
-    family: Family,
-    *,
-    layout: Layout,
-    expansions: Mapping[str, Sequence[Expansion]],
-    add_special_tokens: bool,
+    template: Any, rendered: Any, layout: Layout, expansions: Mapping[str, Sequence[Expansion]]
 ) -> tuple[Layout, dict[str, Any]]:
     """Layout and media tensors of a sample, after checking the processor's tokens and grids against ours.
 
     Args:
-        text: rendered text with its placeholders.
-        parts: the media in order.
+        template: an `HFTemplate` with media.
+        rendered: its rendering of the sample.
         layout: the tokens that were measured.
         expansions: what each medium was measured as.
 
@@ -164,13 +156,14 @@ def run_processor(
         DriftError: the processor's tokens or grids are not those.
         SampleError: a medium cannot be decoded.
     """
-    inputs = processor_inputs(parts, rules, family)
-    if not add_special_tokens:
+    processor, rules, family = template.processor, template.media, template.family
+    inputs = processor_inputs(rendered.media, rules, family)
+    if not template.adds_special_tokens(rendered.text):
         inputs["add_special_tokens"] = False
-    batch = processor(text=[text], return_tensors="pt", **inputs)
+    batch = processor(text=[rendered.text], return_tensors="pt", **inputs)
     theirs = batch["input_ids"][0].numpy()
     if rules.oracle is not None:
-        if rules.oracle.mode == "encode" and parts:
+        if rules.oracle.mode == "encode" and rendered.media:
             layout = aligned(layout, theirs)
         return layout, _as_it_is(batch, layout.total, type(processor).__name__)
     expected = layout.expand(layout.ids)

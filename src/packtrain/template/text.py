@@ -12,6 +12,7 @@ from ..checks import one_of
 from ..errors import ConfigError, SampleError
 from ..extend import Measured
 from ..families import Family
+from ..measuring.encoding import tried
 from ..measuring.text import check_text, tokenize
 from .control import control_tokens as written
 from .load import processor_identity
@@ -81,21 +82,12 @@ class TextTemplate:
 
     def measure_batch(self, samples: Sequence[Mapping[str, Any]]) -> list[Measured | SampleError]:
         """`measure` of several documents; one that cannot be used gives its `SampleError`."""
-        out: list[Measured | SampleError] = []
-        good: list[str] = []
-        for sample in samples:
-            try:
-                self._check(sample["text"])
-                good.append(sample["text"])
-                out.append(Measured(0))
-            except SampleError as error:
-                out.append(error)
-        counted = iter(self._ids(good))
-        for place, outcome in enumerate(out):
-            if not isinstance(outcome, SampleError):
-                count = len(next(counted))
-                out[place] = Measured(count, supervised=max(count - 1, 0))
-        return out
+        out = [tried(self._checked, sample) for sample in samples]
+        counted = iter(self._ids([text for text in out if isinstance(text, str)]))
+        return [self._measured(next(counted)) if isinstance(text, str) else text for text in out]
+
+    def _measured(self, ids: NDArray[np.int64]) -> Measured:
+        return Measured(len(ids), supervised=max(len(ids) - 1, 0))
 
     def encode(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """torch tensors `input_ids` int64[T], `labels` int64[T] (the first -100), `position_ids` int64[T], or
@@ -106,8 +98,7 @@ class TextTemplate:
         """
         import torch
 
-        self._check(sample["text"])
-        (ids,) = self._ids([sample["text"]])
+        (ids,) = self._ids([self._checked(sample)])
         labels = ids.copy()
         labels[:1] = IGNORED
         positions = np.arange(len(ids), dtype=np.int64)
@@ -128,7 +119,9 @@ class TextTemplate:
             "model_limit": self.model_limit,
         }
 
-    def _check(self, text: str) -> None:
+    def _checked(self, sample: Mapping[str, Any]) -> str:
+        """The text of a sample, which can be trained."""
+        text: str = sample["text"]
         check_text(text)
         found = None if self._control is None or self.control_tokens == "keep" else self._control.search(text)
         if found is not None:
@@ -137,6 +130,7 @@ class TextTemplate:
                 f"the text holds the control token {found.group()!r}, which the model would read as such",
                 hint="take it out of the data, or train it as it is: text_options: {control_tokens: keep}",
             )
+        return text
 
     def _ids(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         begin = [self.tokenizer.bos_token_id] if self.bos else []
