@@ -16,7 +16,7 @@ from ..extend import Measured
 from ..measuring.counter import TextCounter, open_counter
 from ..measuring.encoding import tried
 from ..measuring.expansion import Expansion, Spliced
-from .layout import Layout, check_supervised, cut_answers, runs_mismatch
+from .layout import check_supervised, cut_answers, runs_mismatch
 from .render import Rendered
 
 logger = logging.getLogger(__name__)
