@@ -26,22 +26,10 @@ _METHODS = {
     *("keys", "values", "append", "update", "upper", "lower", "capitalize", "title", "format"),
 }
 _FILTERS = {
-    *(
-        "trim",
-        "tojson",
-        "length",
-        "count",
-        "default",
-        "d",
-        "string",
-        "safe",
-        "items",
-        "first",
-        "last",
-        "list",
-    ),
-    *("reverse", "join", "map", "select", "reject", "selectattr", "rejectattr", "upper", "lower", "replace"),
-    *("capitalize", "title", "indent", "e", "escape", "dictsort", "sort", "unique", "from_json", "int"),
+    *("trim", "tojson", "length", "count", "default", "d", "string", "safe", "items", "first", "last"),
+    *("list", "reverse", "join", "map", "select", "reject", "selectattr", "rejectattr", "upper", "lower"),
+    *("replace", "capitalize", "title", "indent", "e", "escape", "dictsort", "sort", "unique", "from_json"),
+    "int",
 }
 _NAMES = ("role", "type", "name", "recipient")  # what is compared with constants beside texts
 
@@ -75,14 +63,8 @@ class Placed:
 def with_marks(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Leaf]] | None:
     """The conversation with marks around its texts, and what was marked; None where a text holds marks."""
     leaves: list[Leaf] = []
-    try:
-        return [_Marker(leaves, n, m["role"]).message(m) for n, m in enumerate(messages)], leaves
-    except _HeldMarks:
-        return None
-
-
-class _HeldMarks(Exception):
-    """A text holds characters that marks are made of."""
+    marked = [_Marker(leaves, n, m["role"]).message(m) for n, m in enumerate(messages)]
+    return None if any(_RESERVED.search(leaf.text) for leaf in leaves) else (marked, leaves)
 
 
 class _Marker:
@@ -103,8 +85,6 @@ class _Marker:
         return copy
 
     def mark(self, text: str, kind: str) -> str:
-        if _RESERVED.search(text):
-            raise _HeldMarks
         number = len(self.leaves)
         self.leaves.append(Leaf(kind, self.place, self.role, text))
         return f"\ue000{number}\ue002{text}\ue001{number}\ue002"

@@ -26,8 +26,8 @@ from typing import Any
 
 from ..errors import ConfigError, SampleError, one_line
 from .account import Piece, dropped, missing, pieces_of
-from .conversation import Conversation, read_conversation, with_text_arguments, without_history
-from .marked import Placed, Traits, placed, traits, with_marks
+from .conversation import Conversation, Message, read_conversation, with_text_arguments, without_history
+from .marked import Placed, placed, traits, with_marks
 from .skeleton import Skeleton, copies_texts, cut, slot
 from .turns import (
     Span,
@@ -101,7 +101,7 @@ class ChatRenderer:
         self._copies = copies_texts(self.templates["plain"], parts=bool(self.takes))
         self._marked = _MARKS.search(self.templates["plain"]) is not None
         self._skeletons: dict[Shape, Skeleton | None] = {}
-        self._traits: dict[str, Traits] = {}
+        self._traits = {template: traits(template) for template in self.templates.values()}
         self._vouched: set[Any] = set()
         self._media_marks: re.Pattern[str] | None = None
         self._tokens = {str(k): v for k, v in tokenizer.special_tokens_map.items()}
@@ -117,15 +117,12 @@ class ChatRenderer:
             ConfigError: the template drops something that `allow_dropped` does not name, or its marks
                 are not those of the assistant's texts.
         """
-        quick = self._quick(sample)
-        if quick is not None:
-            return quick
-        return self._whole(sample)
+        return self._quick(sample) or self._whole(sample)
 
     def said(self, sample: Mapping[str, Any]) -> tuple[list[Piece], set[int]]:
         """(what has to appear of a sample, messages of it that are trained)."""
         talk = read_conversation(sample, self.takes, self.system)
-        messages = without_history(talk.messages) if self.reasoning == "drop_history" else talk.messages
+        messages = self._kept(talk)
         pieces = [p for p in pieces_of(messages, talk.tools) if p.kind not in self.allow_dropped]
         spoke = spoken([message["role"] for message in messages], self.train_on)
         weights = self._weights(talk, messages, spoke, pieces, ())
@@ -137,26 +134,26 @@ class ChatRenderer:
         """Run the template on the sample."""
         talk = read_conversation(sample, self.takes, self.system)
         tools = talk.tools
-        template = self.templates["tools" if tools else "plain"]
+        template = self._template(tools)
         marked = _MARKS.search(template) is not None
-        messages, text, ranges = self._written(template, talk, marks=marked)
+        messages, text, ranges = self._written(talk, marked)
         pieces = pieces_of(messages, tools)
         lost = missing(text, pieces)
         self._refuse(lost)
         said = spoken([message["role"] for message in messages], self.train_on)
         weights = self._weights(talk, messages, said, pieces, lost)
         others = any(w > 0 and messages[place]["role"] != "assistant" for place, w in weights.items())
-        key = self._key(template, messages, tools)
+        key = self._traits[template].key(messages, bool(tools))
         found: Placed | None = None
         if others or key is None or key not in self._vouched or self.reasoning == "mask":
-            found = self._located(template, messages, tools, text=text)
+            found = self._located(messages, tools, text)
         if marked:
             spans = owners_of(ranges, messages, found)
             if any(span.owner < 0 for span in spans):
-                found = found or self._located(template, messages, tools, text=text)
+                found = found or self._located(messages, tools, text)
                 spans = owners_of(ranges, messages, found)
         else:
-            spans = self._turns(template, messages, tools, text)
+            spans = self._turns(messages, tools, text)
         if found is not None:
             self._refuse([p for p in _unplaced(found) if p not in lost])
             check_spans(spans, found, {place for place, one in enumerate(said) if one}, self.name)
@@ -169,23 +166,28 @@ class ChatRenderer:
             spans = without_media(spans, text, self._around_media())
         return self._finished(talk, messages, text, spans, weights, found)
 
-    def _written(
-        self, template: str, talk: Conversation, *, marks: bool
-    ) -> tuple[list[dict[str, Any]], str, list[tuple[int, int]]]:
+    def _template(self, tools: Any) -> str:
+        return self.templates["tools" if tools else "plain"]
+
+    def _kept(self, talk: Conversation) -> list[Message]:
+        """The messages that are rendered."""
+        return without_history(talk.messages) if self.reasoning == "drop_history" else talk.messages
+
+    def _written(self, talk: Conversation, marks: bool) -> tuple[list[Message], str, list[tuple[int, int]]]:
         """(messages as the template takes them, their text, its marked ranges)."""
-        messages = without_history(talk.messages) if self.reasoning == "drop_history" else talk.messages
+        messages = self._kept(talk)
         try:
-            return messages, *self._run(template, messages, talk.tools, marks=marks)
+            return messages, *self._run(messages, talk.tools, marks=marks)
         except SampleError:
             if not any(message.get("tool_calls") for message in messages):
                 raise
         messages = with_text_arguments(messages)
-        return messages, *self._run(template, messages, talk.tools, marks=marks)
+        return messages, *self._run(messages, talk.tools, marks=marks)
 
     def _finished(
         self,
         talk: Conversation,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Message],
         text: str,
         spans: list[Span],
         weights: Mapping[int, float],
@@ -214,7 +216,7 @@ class ChatRenderer:
     def _weights(
         self,
         talk: Conversation,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Message],
         said: Sequence[bool],
         pieces: Sequence[Piece],
         lost: Sequence[Piece],
@@ -245,13 +247,12 @@ class ChatRenderer:
         """
         if self._media_marks is None:
             written: list[str] = []
-            template = self.templates["plain"]
             for kind in self.takes:
                 texts = [{"type": "text", "text": mark} for mark in ("\ue010", "\ue011")]
                 question = {"role": "user", "content": texts[:1]}
                 try:
                     plain, held = (
-                        self._run(template, [question, {"role": "assistant", "content": parts}], None)[0]
+                        self._run([question, {"role": "assistant", "content": parts}], None)[0]
                         for parts in (texts, [texts[0], {"type": kind, kind: kind}, texts[1]])
                     )
                 except SampleError:
@@ -268,20 +269,8 @@ class ChatRenderer:
         if refused:
             raise dropped(self.name, refused)
 
-    def _key(self, template: str, messages: Sequence[Mapping[str, Any]], tools: Any) -> Any:
-        found = self._traits.get(template)
-        if found is None:
-            found = self._traits[template] = traits(template)
-        return found.key(messages, bool(tools))
-
     def _located(
-        self,
-        template: str,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Any,
-        *,
-        text: str | None = None,
-        prompt: bool = False,
+        self, messages: Sequence[Message], tools: Any, text: str | None = None, *, prompt: bool = False
     ) -> Placed | None:
         """The rendering of messages located; None where marks would change it.
 
@@ -293,39 +282,35 @@ class ChatRenderer:
             return None
         try:
             if text is None:
-                text, _ = self._run(template, messages, tools, prompt=prompt)
-            rendered, _ = self._run(template, marked[0], tools, prompt=prompt)
+                text, _ = self._run(messages, tools, prompt=prompt)
+            rendered, _ = self._run(marked[0], tools, prompt=prompt)
         except SampleError:
             return None
         found = placed(rendered, marked[1])
         return found if found is not None and found.text == text else None
 
-    def _turns(
-        self, template: str, messages: list[dict[str, Any]], tools: list[Any] | None, text: str
-    ) -> list[Span]:
+    def _turns(self, messages: list[Message], tools: Any, text: str) -> list[Span]:
         """Ranges of the assistant turns of a template without marks."""
-        spans = self._by_beginnings(template, messages, tools, text)
+        spans = self._by_beginnings(messages, tools, text)
         if spans is not None:
             return spans
         return locate(
-            lambda count, prompt: self._located(template, messages[:count], tools, prompt=prompt),
+            lambda count, prompt: self._located(messages[:count], tools, prompt=prompt),
             messages,
-            self._located(template, messages, tools, text=text),
+            self._located(messages, tools, text),
             self._end_marks,
         )
 
-    def _by_beginnings(
-        self, template: str, messages: list[dict[str, Any]], tools: list[Any] | None, text: str
-    ) -> list[Span] | None:
+    def _by_beginnings(self, messages: list[Message], tools: Any, text: str) -> list[Span] | None:
         """The turns by rendering the conversation up to each; None where it is then rendered otherwise."""
         spans: list[Span] = []
         for place, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before, _ = self._run(template, messages[:place], tools, prompt=True)
+            before, _ = self._run(messages[:place], tools, prompt=True)
             through = text
             if place + 1 < len(messages):
-                through, _ = self._run(template, messages[: place + 1], tools)
+                through, _ = self._run(messages[: place + 1], tools)
             if not (text.startswith(through) and through.startswith(before)):
                 return None
             end = len(through)
@@ -412,13 +397,7 @@ class ChatRenderer:
         return cut(whole.text, whole.spans, whole.owners)
 
     def _run(
-        self,
-        template: str,
-        messages: Sequence[Mapping[str, Any]],
-        tools: list[Any] | None,
-        *,
-        marks: bool = False,
-        prompt: bool = False,
+        self, messages: Sequence[Message], tools: Any, *, marks: bool = False, prompt: bool = False
     ) -> tuple[str, list[tuple[int, int]]]:
         import jinja2
         from transformers.utils.chat_template_utils import render_jinja_template
@@ -427,7 +406,7 @@ class ChatRenderer:
             texts, ranges = render_jinja_template(
                 conversations=[list(messages)],
                 tools=tools,
-                chat_template=template,
+                chat_template=self._template(tools),
                 return_assistant_tokens_mask=marks,
                 add_generation_prompt=prompt,
                 **{**self._tokens, **self.variables},
