@@ -2,8 +2,8 @@
 
 from ._torchvision_shim import ensure_torchvision
 from .dummy import dummy_samples
+from .layout import mrope_positions, text_positions
 from .load import load_processor
-from .positions import mrope_positions, text_positions
 from .processor import HFTemplate
 
 __all__ = [

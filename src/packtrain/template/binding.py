@@ -1,4 +1,4 @@
-"""The media rules of a family, bound to one loaded processor.
+"""The family of a loaded processor, and the media rules of that family bound to it.
 
 Every number comes from the processor object that will be used, with the precedence it has itself: what a
 processor class hands to its parts (`videos_kwargs` …) goes before the attributes of those parts.
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, SampleError, one_line
-from ..families import Family
+from ..errors import ConfigError, SampleError, UnknownNameError, one_line
+from ..families import BACKENDS, Family, family_of
 from ..measuring.audio_tokens import audio_rule
 from ..measuring.crops import crop_rule
 from ..measuring.image_tokens import rule_of
@@ -26,8 +26,47 @@ logger = logging.getLogger(__name__)
 
 #: Settings of a video processor that say nothing of which frames are taken.
 _NOT_SAMPLED_BY = ("input_data_format", "do_convert_rgb", "do_sample_frames", "device", "video_metadata")
-_KINDS = ("image", "video", "audio")
 _UNEQUAL = ("frames", "clip", "omni")  # video rules whose processors take videos of unlike lengths
+
+
+#: What a processor needs for each modality.
+_PARTS = {"image": "image_processor", "video": "video_processor", "audio": "feature_extractor"}
+
+
+def choose_family(family: Family | str | None, processor: Any) -> Family:
+    """The family that was named, or the one the processor's class belongs to."""
+    if isinstance(family, Family):
+        return family
+    if family is not None:
+        found = family_of(name=family)
+    else:
+        try:
+            found = family_of(processor=processor)
+        except UnknownNameError:
+            found = _unknown(processor)
+    for kind in found.modalities:
+        if not hasattr(processor, _PARTS[kind]):
+            raise ConfigError(
+                f"family {found.name} needs a processor with an {_PARTS[kind].replace('_', ' ')}, "
+                f"got {type(processor).__name__}",
+                hint="load the processor, not the tokenizer alone",
+            )
+    return found
+
+
+def _unknown(processor: Any) -> Family:
+    """A family for a processor that none describes: it can be measured and encoded, not packed.
+
+    Its media are counted by asking the processor; which attention keeps its packed samples apart, and
+    what shape its positions have, is not known, so every backend is refused.
+    """
+    kinds = [kind for kind, part in _PARTS.items() if getattr(processor, part, None) is not None]
+    if not kinds or getattr(processor, "tokenizer", None) is None:
+        return family_of(processor=processor)  # raises, naming what is known
+    why = f"no family describes {type(processor).__name__}"
+    return Family(
+        name="oracle", model_types=(), modalities=tuple(kinds), refused=dict.fromkeys(BACKENDS, why)
+    )
 
 
 def bind_media(
@@ -36,11 +75,13 @@ def bind_media(
     family: Family,
     *,
     tokens_per_second: float | None = None,
-    trust_hints: bool = False,
     sampling: Mapping[str, Any] | None = None,
-    max_aspect_ratio: float | None = None,
+    **options: Any,
 ) -> MediaRules | None:
     """The rules by which this processor's media are counted; None for a family of text.
+
+    Args:
+        options: of `MediaRules`.
 
     Raises:
         ConfigError: the processor lacks a setting or the tokenizer a placeholder of the family.
@@ -50,21 +91,21 @@ def bind_media(
     tokens = {kind: _token(processor, tokenizer, family, kind) for kind in family.modalities}
     image: Any = None
     video = audio = oracle = None
-    options = {kind: processor_options(processor, f"{kind}s_kwargs") for kind in ("image", "video")}
+    own = {kind: processor_options(processor, f"{kind}s_kwargs") for kind in ("image", "video")}
     if family.image_rule == "pixels":
         held = getattr(processor, "image_processor", None)
-        image = rule_of(held, size=options["image"].get("size")).check("image")
+        image = rule_of(held, size=own["image"].get("size")).check("image")
     elif family.image_rule is not None:
         try:
-            image = crop_rule(processor, family.image_rule, tokens["image"], options["image"])
+            image = crop_rule(processor, family.image_rule, tokens["image"], own["image"])
         except ConfigError as error:
             logger.warning("%s; images are counted by asking or probing it", error.message)
     if family.video_rule is not None and "video" in tokens:
-        video = video_rule(processor, family.video_rule, tokens, options["video"])
+        video = video_rule(processor, family.video_rule, tokens, own["video"])
         if family.time_unit == "seconds":
             clock = family.tokens_per_second if tokens_per_second is None else tokens_per_second
             video = replace(video, clock=clock)
-    sampler = _sampler(processor, tokens, options["video"], sampling)
+    sampler = _sampler(processor, tokens, own["video"], sampling)
     if family.audio_rule is not None:
         audio = audio_rule(processor, tokens["audio"])
     rules = {"image": image, "video": video, "audio": audio}
@@ -79,10 +120,9 @@ def bind_media(
         audio=audio,
         sampler=sampler,
         sampling=sampling,
-        max_aspect_ratio=max_aspect_ratio,
         oracle=oracle,
-        trust_hints=trust_hints,
         unequal_videos=family.video_rule in _UNEQUAL,
+        **options,
     )
 
 

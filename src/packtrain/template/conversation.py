@@ -9,16 +9,16 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import SampleError
 from ..families import Family
 from ..sources._account import Account
 from ..sources._beside import BOX, REF
-from .account import with_texts
+from .account import texts_of, with_texts
 from .turns import loss_of
 
 #: Kinds of parts besides text.
@@ -274,3 +274,84 @@ def _box(notation: str, edges: Sequence[int]) -> str:
     """`{points}`: `(x1,y1),(x2,y2)`; `{list}`: `[x1, y1, x2, y2]`."""
     points = ",".join(f"({x},{y})" for x, y in zip(edges[::2], edges[1::2], strict=True))
     return notation.format(points=points, list=list(edges))
+
+
+# --------------------------------------------------------------------------------------------
+# Control tokens inside of a text: `<|im_end|>` in what a user wrote would end the turn there
+# --------------------------------------------------------------------------------------------
+# A tokenizer reads such a text as the token, wherever it stands. A sample that holds one is refused. Control
+# tokens are special tokens that the chat template writes itself or that the tokenizer begins, ends and pads
+# with; tokens that only data use (`<|box_start|>` and others of grounding, `<think>`, `<tool_call>`) stay
+# what they are. Placeholders of media are counted elsewhere (`placeholder_mismatch`).
+_NAMED = ("bos_token", "eos_token", "pad_token", "cls_token", "sep_token")
+
+
+class Control(NamedTuple):
+    """The control tokens of a tokenizer: what matches them, and what all of them begin with."""
+
+    pattern: re.Pattern[str]
+    lead: str
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """The first control token in a text."""
+        return self.pattern.search(text) if self.lead in text else None
+
+
+def control_tokens(tokenizer: Any, templates: Iterable[str], media: Any) -> Control | None:
+    """The control tokens of a tokenizer under a chat template; None: there are none."""
+    written = "\n".join(templates)
+    named = {getattr(tokenizer, name, None) for name in _NAMED}
+    placeholders = set() if media is None else set(media.tokens.values())
+    found = sorted(
+        token.content
+        for token in tokenizer.added_tokens_decoder.values()
+        if token.special
+        and token.content.strip()
+        and (token.content in written or token.content in named)
+        and token.content not in placeholders
+    )
+    if not found:
+        return None
+    first, last = found[0], found[-1]  # sorted: what these share, all share
+    same = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return Control(re.compile("|".join(map(re.escape, found))), first[:same])
+
+
+def check_control(sample: Mapping[str, Any], control: Control) -> None:
+    """Refuse a sample one of whose texts holds a control token.
+
+    Raises:
+        SampleError: `control_token`.
+    """
+    for place, message in enumerate(sample["messages"]):
+        held = texts_of(message.get("content"))
+        if len(message) > 2:
+            held.extend(_strings([message.get("reasoning_content"), message.get("tool_calls")]))
+        _refuse(held, control, place, message)
+    _refuse(_strings(sample.get("tools")), control)
+
+
+def _refuse(
+    texts: Iterable[str], control: Control, place: int = -1, message: Mapping[str, Any] | None = None
+) -> None:
+    found = next(filter(None, map(control.search, texts)), None)
+    if found is not None:
+        what = "the tools" if message is None else f"message {place} ({message['role']})"
+        raise SampleError(
+            "control_token",
+            f"the text of {what} holds the control token {found.group()!r}, which the "
+            "model would read as such",
+            hint="take the marks of the chat template out of the data",
+        )
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _strings(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _strings(inner)

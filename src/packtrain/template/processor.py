@@ -12,6 +12,7 @@ processor's own.
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import SampleError
+from ..checks import one_of, whole
+from ..errors import ConfigError, SampleError
 from ..extend import Measured
 from ..families import Family
 from ..measuring.encoding import tried
@@ -29,15 +31,12 @@ from ..measuring.image_tokens import PixelRule, smart_resize, verify_limits
 from ..measuring.text import TokenizedText, check_text, tokenize
 from ..media.hints import header_of
 from ._torchvision_shim import ensure_torchvision
-from .account import check_decoded
+from .account import DROPPABLE, check_decoded
 from .batch import Measurer
-from .binding import bind_media, media_ids
-from .control import check_control, control_tokens
-from .conversation import check_closed, grounded
-from .layout import Layout, check_supervised, media_layout
+from .binding import bind_media, choose_family, media_ids
+from .conversation import check_closed, check_control, control_tokens, grounded
+from .layout import TRUNCATIONS, Layout, check_supervised, layout_positions, media_layout, text_positions
 from .load import chat_template_of, load_processor, processor_identity
-from .options import check_options, choose_family, positive
-from .positions import layout_positions, text_positions
 from .render import ChatRenderer, Rendered
 from .running import run_processor
 
@@ -51,6 +50,47 @@ _KEPT = (
     *("text_counter", "variables", "long_audio", "chat_template", "allow_dropped", "train_on", "reasoning"),
     *("answer_end", "max_aspect_ratio"),
 )
+
+
+#: Option -> what it may be.
+_CHOICES = {
+    "long_audio": ("error", "cut", "drop"),  # what becomes of a clip that the processor would cut
+    "truncation": TRUNCATIONS,
+    "train_on": ("all", "last"),  # which answers
+    "reasoning": ("keep", "mask", "drop_history"),
+    "answer_end": ("mark", "line"),  # where what is trained of an answer ends
+}
+
+
+def positive(name: str, value: int | None) -> int | None:
+    """`value` if it is a positive integer or None."""
+    if value is None:
+        return None
+    return whole(name, value, 1, hint=f"give {name} in tokens", error=ConfigError)
+
+
+def check_options(template: Any) -> None:
+    """Refuse variables, truncation and tokenizers that cannot hold."""
+    try:
+        json.dumps(template.variables)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"template variables are not plain values: {error}",
+            hint="use strings, numbers, lists and mappings",
+        ) from None
+    for name, known in _CHOICES.items():
+        one_of(name, getattr(template, name), known)
+    if template.truncation != "error" and template.max_length is None:
+        raise ConfigError(
+            f"truncation {template.truncation!r} has no max_length to cut to", hint="set template.max_length"
+        )
+    for kind in template.allow_dropped:
+        one_of("allow_dropped", kind, DROPPABLE)
+    if not getattr(template.tokenizer, "is_fast", False):
+        raise ConfigError(
+            f"{type(template.tokenizer).__name__} cannot say which characters a token covers",
+            hint="use a tokenizer backed by tokenizer.json (use_fast=True)",
+        )
 
 
 class HFTemplate:

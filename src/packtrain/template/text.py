@@ -14,9 +14,10 @@ from ..extend import Measured
 from ..families import Family
 from ..measuring.encoding import tried
 from ..measuring.text import check_text, tokenize
-from .control import control_tokens as written
+from .binding import choose_family
+from .conversation import control_tokens as written
 from .load import processor_identity
-from .options import choose_family, positive
+from .processor import positive
 
 IGNORED = -100
 
