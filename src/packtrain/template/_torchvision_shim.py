@@ -47,15 +47,13 @@ def ensure_torchvision() -> bool:
     spec = importlib.util.find_spec("torchvision")
     if spec is None or not spec.submodule_search_locations or importlib.util.find_spec("torch") is None:
         return False
-    if (
-        _library is not None
-    ):  # the finder of scripts/torchvision_beside_cpu_torch.py did it while it was looked for
+    if _library is not None:  # scripts/torchvision_beside_cpu_torch.py did it while it was looked for
         return True  # type: ignore[unreachable]
     import torch
 
     if _extension_loads(torch, Path(next(iter(spec.submodule_search_locations)))):
         return False
-    missing = [name for name in _OPERATORS if not _is_declared(torch, name)]
+    missing = [name for name in _OPERATORS if not hasattr(torch.ops.torchvision, name)]
     if not missing:
         return False
     _library = torch.library.Library("torchvision", "FRAGMENT")
@@ -66,16 +64,10 @@ def ensure_torchvision() -> bool:
 
 
 def _extension_loads(torch: Any, folder: Path) -> bool:
-    for path in sorted(folder.glob("_C*")):
-        if path.suffix not in (".so", ".pyd", ".dylib"):
-            continue
+    for path in sorted(one for end in (".so", ".pyd", ".dylib") for one in folder.glob(f"_C*{end}")):
         try:
             torch.ops.load_library(str(path))
         except (OSError, RuntimeError):
             continue
         return True
     return False
-
-
-def _is_declared(torch: Any, name: str) -> bool:
-    return hasattr(torch.ops.torchvision, name)

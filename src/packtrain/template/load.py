@@ -50,35 +50,33 @@ def load_processor(
         ConfigError: a pixel limit for something without an image processor, or an impossible one.
     """
     name = str(name_or_path)
-    if not name.strip():
-        raise InputError("no processor is named", hint="processor=NAME, a folder or a hub name")
     folder = Path(name).expanduser()
     is_folder = folder.is_dir()
-    if folder.is_file():
-        raise InputError(
-            f"processor {name} is a file", hint="give the folder that holds processor_config.json"
-        )
-    if name.startswith("demo:"):
-        made = "from packtrain.testing.demo.resolve import resolve_demo"
-        raise InputError(
-            f"{name} is made on first use", hint=f"load_processor(resolve_demo({name!r})), {made}"
-        )
-    if name.startswith("tiny:"):
-        raise InputError(f"{name} is a network alone", hint="set template.processor, a folder or a hub name")
-    if not is_folder and _looks_like_path(name):
-        raise InputError(
-            f"processor folder {name} does not exist",
-            hint="give a folder with processor_config.json or tokenizer_config.json, or a hub name",
-        )
+    _check_name(name, folder)
     processor = _load(str(folder) if is_folder else name, folder if is_folder else None, trust_remote_code)
     if min_pixels is not None or max_pixels is not None:
         _set_pixel_limits(processor, name, min_pixels, max_pixels)
     return processor
 
 
-def _looks_like_path(name: str) -> bool:
+def _check_name(name: str, folder: Path) -> None:
     """A hub name has at most one slash and none of a path's marks."""
-    return name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+    hint = "give a folder with processor_config.json or tokenizer_config.json, or a hub name"
+    if not name.strip():
+        fault, hint = "no processor is named", "processor=NAME, a folder or a hub name"
+    elif folder.is_file():
+        fault = f"processor {name} is a file"
+    elif name.startswith("demo:"):
+        made = "from packtrain.testing.demo.resolve import resolve_demo"
+        fault, hint = f"{name} is made on first use", f"load_processor(resolve_demo({name!r})), {made}"
+    elif name.startswith("tiny:"):
+        fault, hint = f"{name} is a network alone", "set template.processor, a folder or a hub name"
+    elif is_path and not folder.is_dir():
+        fault = f"processor folder {name} does not exist"
+    else:
+        return
+    raise InputError(fault, hint=hint)
 
 
 def _load(name: str, folder: Path | None, trust_remote_code: bool) -> Any:
