@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -89,20 +90,7 @@ _COMPARED = 8
     help="Cap of a pack; by default a power of two over the longest sample seen and eight times the mean.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace files that differ.")
-def command(
-    data: Path,
-    model: str,
-    host: str,
-    template: str | None,
-    out: Path,
-    media_root: str | None,
-    allow_remote: bool,
-    ignore_keys: tuple[str, ...],
-    allow_dropped: tuple[str, ...],
-    pack_length: int | None,
-    overwrite: bool,
-    as_json: bool,
-) -> None:
+def command(data: Path, model: str, host: str, out: Path, as_json: bool, **options: Any) -> None:
     """Look at DATA, compare the host's template with ours, write a YAML and a launch script.
 
     M may be a tiny model, such as tiny:qwen2_5_vl or tiny:qwen3: small, random, made in the folder of --out.
@@ -111,55 +99,53 @@ def command(
     Example:
       packtrain init train.jsonl --model Qwen/Qwen2.5-VL-3B-Instruct --host hf
     """
-    if pack_length is not None:
-        whole("--pack-length", pack_length, 1, hint="for example 4096")
+    asked = SimpleNamespace(**options)
+    if asked.pack_length is not None:
+        whole("--pack-length", asked.pack_length, 1, hint="for example 4096")
     if host != "swift":
         without_effect(f"with --host {host}", "template")
     from ..hosts._scaffold import command_line, files_for, places_of
     from ..sources import open_source
     from ..sources.chat import ChatSource
 
-    options = {"template": template, "media-root": media_root, "pack-length": pack_length}
-    lists = {"ignore-key": ignore_keys, "allow-dropped": allow_dropped}
-    given = _given(options, allow_remote, lists)
-    by = command_line(str(data.resolve()), "--model", model, "--host", host, *given)
-    if not overwrite:
+    by = command_line(str(data.resolve()), "--model", model, "--host", host, *_given(asked))
+    if not asked.overwrite:
         _refuse_others(places_of(host, out), by)
     if host == "swift":
         _swift_library()
 
-    reads = _reads(ignore_keys, allow_remote, media_root)
+    reads = _reads(asked)
     source = ChatSource(open_source(data), **reads)
     with _model(model, out) as (folder, model):
-        seen = _look(source, folder, model, allow_dropped)
+        seen = _look(source, folder, model, asked.allow_dropped)
         lengths = seen.lengths
         values = {
             "data": str(data.resolve()),
             "model": str(Path(model).resolve()) if folder != model or Path(model).exists() else model,
             "out": str((out / "runs").resolve()),
-            "pack_length": pack_length or _cap(lengths),
+            "pack_length": asked.pack_length or _cap(lengths),
             "samples": len(source),
             "kinds": " and ".join(sorted(seen.kinds)) or "text",
             "looked": len(lengths),
             "mean": round(sum(lengths) / len(lengths)),
             "longest": max(lengths),
-            "template": template,
+            "template": asked.template,
             "options": reads,
-            "allow_dropped": list(allow_dropped),
+            "allow_dropped": list(asked.allow_dropped),
             "sees": seen.template.media is not None,
             "by": by,
         }
-        _warn_of_processor(folder, str(values["model"]))
-        agreed, values["answer_end"] = _agree(host, folder, seen, template)
+        _warn_of_processor(Path(folder), str(values["model"]))
+        agreed, values["answer_end"] = _agree(host, folder, seen, asked.template)
         texts = files_for(host, out, values)
-        if not overwrite:
-            _refuse_edited(texts)
+        edited = [path for path, text in texts.items() if path.exists() and path.read_text("utf-8") != text]
+        if edited and not asked.overwrite:
+            raise _differs(edited[0])
         if folder != model:
             _keep(Path(folder), Path(model))
     for path, text in texts.items():
         files.publish_text(path, text)
-    written = list(map(str, texts))
-    found = {"failed": seen.failed, "keys": seen.keys, "written": written}
+    found = {"failed": seen.failed, "keys": seen.keys, "written": list(map(str, texts))}
     figures = {**values, "host": host, "agreed_tokens": agreed, **found}
     if as_json:
         emit(figures)
@@ -168,23 +154,28 @@ def command(
         click.echo(line)
 
 
-def _given(options: Mapping[str, Any], remote: bool, lists: Mapping[str, tuple[str, ...]]) -> list[str]:
+def _given(asked: Any) -> list[str]:
     """The options as words."""
-    one = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
-    many = [word for name, held in lists.items() for value in held for word in (f"--{name}", value)]
-    return [*one, *["--allow-remote"] * remote, *many]
+    one = {"template": asked.template, "media-root": asked.media_root, "pack-length": asked.pack_length}
+    many = {"ignore-key": asked.ignore_keys, "allow-dropped": asked.allow_dropped}
+    return [
+        *(word for name, held in one.items() if held is not None for word in (f"--{name}", str(held))),
+        *["--allow-remote"] * asked.allow_remote,
+        *(word for name, held in many.items() for value in held for word in (f"--{name}", value)),
+    ]
 
 
-def _reads(ignore_keys: tuple[str, ...], allow_remote: bool, media_root: str | None) -> dict[str, Any]:
+def _reads(asked: Any) -> dict[str, Any]:
     """How the source reads records; the script carries what is not the default."""
-    reads: dict[str, Any] = {}
-    if ignore_keys:
-        reads["ignore_keys"] = list(ignore_keys)
-    if allow_remote:
-        reads["allow_remote"] = True
-    if media_root is not None:
-        reads["media_root"] = str(Path(media_root).resolve()) if Path(media_root).exists() else media_root
-    return reads
+    root = asked.media_root
+    if root is not None and Path(root).exists():
+        root = str(Path(root).resolve())
+    chosen = {
+        "ignore_keys": list(asked.ignore_keys) or None,
+        "allow_remote": asked.allow_remote or None,
+        "media_root": root,
+    }
+    return {name: value for name, value in chosen.items() if value is not None}
 
 
 def _lines(figures: dict[str, Any], seen: _Seen) -> Iterator[str]:
@@ -217,26 +208,18 @@ def _refuse_others(places: list[Path], by: str) -> None:
         if by in lines:
             continue
         before = next((line for line in lines if line.startswith(command_line())), None)
-        told = f"it was not written by {by.removeprefix('# ')}"
-        if before is not None:
-            told = f"it was written {_unlike(before, by)}"
-        told = f"{path} is there and differs: {told}"
-        raise ForeignArtefactError(told, hint="--overwrite, or another --out")
+        told = f": it was not written by {by.removeprefix('# ')}"
+        raise _differs(path, told if before is None else f": it was written {_unlike(before, by)}")
 
 
-def _refuse_edited(texts: dict[Path, str]) -> None:
-    """Refuse to write over files that hold something else by now."""
-    for path, text in texts.items():
-        if path.exists() and path.read_text(encoding="utf-8") != text:
-            raise ForeignArtefactError(f"{path} is there and differs", hint="--overwrite, or another --out")
+def _differs(path: Path, told: str = "") -> ForeignArtefactError:
+    return ForeignArtefactError(f"{path} is there and differs{told}", hint="--overwrite, or another --out")
 
 
-def _warn_of_processor(folder: str, model: str) -> None:
-    if Path(folder).is_dir() and not (Path(folder) / "config.json").is_file():
-        click.echo(
-            f"warning: {model} holds no config.json, it is a processor alone, and the script loads a model",
-            err=True,
-        )
+def _warn_of_processor(folder: Path, model: str) -> None:
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        lacks = "it is a processor alone, and the script loads a model"
+        click.echo(f"warning: {model} holds no config.json, {lacks}", err=True)
 
 
 def _unlike(before: str, now: str) -> str:
@@ -301,8 +284,9 @@ class _Seen:
         failed: where and why of the samples that cannot be used.
         unmeasured: how many of them could be read.
         why: the first of their messages.
-        chosen: index and sample that are compared with the host's template: one with media, if there is one.
-        usable: further ones.
+        sample: the one that is compared with the host's template, with media, if there is one; None: none.
+        where: where it stands.
+        usable: further ones, by where they stand.
         forms: `_form` of the samples so far; the first of each is measured: a template may refuse it.
     """
 
@@ -315,8 +299,9 @@ class _Seen:
     why: str = ""
     kinds: set[str] = field(default_factory=set)
     has_media: bool = False
-    chosen: tuple[int, Any] | None = None
-    usable: dict[int, Any] = field(default_factory=dict)
+    sample: Any = None
+    where: str = ""
+    usable: dict[str, Any] = field(default_factory=dict)
     keys: dict[str, Any] = field(default_factory=dict)
     forms: set[Any] = field(default_factory=set)
 
@@ -333,23 +318,24 @@ class _Seen:
         if media and self.template.media is None:
             self.failed.append((self.source.where(index), "unsupported_media"))
             return
-        better = self.chosen is None or (bool(media) and not self.has_media)
+        better = self.sample is None or (bool(media) and not self.has_media)
         known, form = len(self.forms), _form(sample)
         self.forms.add(form)
-        if not (measured or len(self.forms) > known or (self.chosen is not None and better)):
+        if not (measured or len(self.forms) > known or (self.sample is not None and better)):
             return
+        where = str(self.source.where(index))
         try:
             self.lengths.append(int(self.template.measure(sample)))
         except ConfigError as error:
-            raise error.at(self.source.where(index)) from None
+            raise error.at(where) from None
         except SampleError as error:
             self._fail(index, error)
             self.unmeasured += 1
             return
         if len(self.usable) < _COMPARED:
-            self.usable[index] = sample
+            self.usable[where] = sample
         if better:
-            self.chosen, self.has_media = (index, sample), bool(media)
+            self.sample, self.where, self.has_media = sample, where, bool(media)
 
     def _fail(self, index: int, error: SampleError) -> None:
         self.failed.append((self.source.where(index), error.reason))
@@ -364,46 +350,25 @@ class _Seen:
         count = len(self.source)
         refuse_unread(self.unread, count)
         blind = [where for where, reason in self.failed if reason == "unsupported_media"]
-        if len(blind) > MISSING * count:
-            raise InputError(
-                f"{len(blind):,} of {counted(count, 'samples')} hold {' and '.join(sorted(self.kinds))} that "
-                f"{model} does not take, the first {blind[0]}",
-                hint="name a model that takes them, or leave these rows out",
-            )
         absent = [where for where, reason in self.failed if reason == "missing_media"]
-        looked = self.unmeasured + len(self.lengths)
-        if self.chosen is not None and len(absent) > MISSING * looked:
-            raise InputError(
-                f"media of {len(absent):,} of {_looked(looked, count)} are not there, the first at "
-                f"{absent[0]}: {self.why}",
-                hint="--media-root names the folder of relative media paths",
+        root = "--media-root names the folder of relative media paths"
+        if len(blind) > MISSING * count:
+            told = (
+                f"{len(blind):,} of {counted(count, 'samples')} hold {' and '.join(sorted(self.kinds))} that "
+                f"{model} does not take, the first {blind[0]}"
             )
-        if self.chosen is None and not self.failed:
-            raise InputError("the data hold no sample", hint=_ASK_MEASURE)
-        if self.chosen is None:
-            (where, reason), every = self.failed[0], {reason for _, reason in self.failed}
-            raise InputError(
-                f"none of {_looked(len(self.failed), count)} can be used: {reason} at {where}: "
-                + str(self.why).removeprefix(f"{where}: "),
-                hint="--media-root names the folder of relative media paths"
-                if every == {"missing_media"}
-                else _ASK_MEASURE,
-            )
-
-    @property
-    def sample(self) -> Any:
-        """The sample that is compared."""
-        return self.chosen[1] if self.chosen else None
-
-    @property
-    def where(self) -> str:
-        return str(self.source.where(self.chosen[0])) if self.chosen else ""
-
-    @property
-    def compared(self) -> dict[str, Any]:
-        """Some samples by where they stand, `sample` among them."""
-        first = {} if self.chosen is None else {self.chosen[0]: self.chosen[1]}
-        return {self.source.where(at): one for at, one in (first | self.usable).items()}
+            raise InputError(told, hint="name a model that takes them, or leave these rows out")
+        if self.sample is not None and len(absent) > MISSING * self.measured:
+            told = f"media of {len(absent):,} of {_looked(self.measured, count)} are not there, the first at "
+            raise InputError(f"{told}{absent[0]}: {self.why}", hint=root)
+        if self.sample is None:
+            told, hint = "the data hold no sample", _ASK_MEASURE
+            if self.failed:
+                where, reason = self.failed[0]
+                why = str(self.why).removeprefix(f"{where}: ")
+                told = f"none of {_looked(len(self.failed), count)} can be used: {reason} at {where}: {why}"
+                hint = root if len(absent) == len(self.failed) else _ASK_MEASURE
+            raise InputError(told, hint=hint)
 
     @property
     def measured(self) -> int:
@@ -475,14 +440,15 @@ def _agree(host: str, model: str, seen: _Seen, kind: str | None) -> tuple[int, s
         return theirs, "mark"
     from ..template import HFTemplate
 
-    held = _swift(model, list(seen.compared.values()), kind)
+    compared = {seen.where: seen.sample} | seen.usable
+    held = _swift(model, list(compared.values()), kind)
     faults: list[DriftError] = []
     for end in ("mark", "line"):
         template = HFTemplate(
             seen.template.processor, answer_end=end, allow_dropped=seen.template.allow_dropped
         )
         fault = None
-        for (where, sample), (count, labels) in zip(seen.compared.items(), held, strict=True):
+        for (where, sample), (count, labels) in zip(compared.items(), held, strict=True):
             fault = fault or _difference(template, where, sample, count, labels)
         if fault is None:
             return ours, end
@@ -515,26 +481,18 @@ def _difference(template: Any, where: str, sample: Any, count: int, labels: list
 
 def _by_processor(seen: _Seen) -> int:
     """What transformers (and TRL, which calls it) makes of the chat."""
-    template = seen.template
     from ..media.image import open_image
 
-    chat = [
-        {
-            **turn,
-            "content": [
-                {"type": "image", "image": open_image(part["image"])} if part["type"] == "image" else part
-                for part in turn["content"]
-            ],
-        }
-        for turn in seen.sample["messages"]
-    ]
-    if template.media is None:
-        chat = [
-            {**turn, "content": "".join(part["text"] for part in turn["content"])}
-            for turn in seen.sample["messages"]
+    def content(parts: Sequence[Any]) -> Any:
+        if template.media is None:
+            return "".join(part["text"] for part in parts)
+        return [
+            {"type": "image", "image": open_image(part["image"])} if part["type"] == "image" else part
+            for part in parts
         ]
-    for turn, given in zip(chat, seen.sample["messages"], strict=True):
-        turn.update({key: value for key, value in given.items() if key not in ("content", "loss")})
+
+    template = seen.template
+    chat = [{**turn, "content": content(turn["content"])} for turn in seen.sample["messages"]]
     more = {"tools": seen.sample["tools"]} if seen.sample.get("tools") else {}
     made = template.processor.apply_chat_template(chat, tokenize=True, return_dict=True, **more)
     ids = made["input_ids"]
