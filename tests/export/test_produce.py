@@ -17,7 +17,7 @@ import words_in
 from words_in import lengths_of, producer, put
 
 from packtrain import files
-from packtrain.cli._stream import stream_figures
+from packtrain.cli._show import stream_figures
 from packtrain.data import EncodeCache, LazyShardedDataset
 from packtrain.errors import (
     ConfigError,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from packtrain.cli._show import lengths_figures
-from packtrain.cli._stream import ledger_of, verify_stream
+from packtrain.cli._show import ledger_of, lengths_figures
+from packtrain.cli.verify import verify_stream
 from packtrain.data import StreamingPackedDataset
 from packtrain.errors import SampleError
 from packtrain.export import PackingProducer

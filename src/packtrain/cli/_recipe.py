@@ -15,8 +15,7 @@ from ..version import __version__
 from ..workers import own_process
 from ..world import World, world
 from ._app import emit, end_of_training, progress
-from ._show import plan_rows, print_run, table
-from ._stream import stream_figures, stream_rows
+from ._show import plan_rows, print_run, stream_figures, stream_rows, table
 
 if TYPE_CHECKING:
     from ..pipeline.prepare import Stage

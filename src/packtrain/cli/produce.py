@@ -13,8 +13,7 @@ from ..errors import InputError
 from ..remote.outputs import writable
 from ._app import PATH, completed, emit, progress, verb, without_effect
 from ._reading import inputs_of, limits_of, reading_options
-from ._show import table
-from ._stream import stream_rows
+from ._show import stream_rows, table
 
 
 @verb("produce")

@@ -25,14 +25,18 @@ from ._app import PATH, emit, spoken, verb, without_effect
 from ._show import (
     artefact_kind,
     folder_of_run,
+    follow_stream,
+    kind_to_follow,
+    ledger_of,
     lengths_figures,
     of_host,
     print_lengths,
     print_plan,
     print_run,
+    stream_figures,
+    stream_rows,
     table,
 )
-from ._stream import follow_stream, kind_to_follow, ledger_of, stream_figures, stream_rows
 from .export import show_export
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
+from .. import files
 from ..errors import FormatError, InputError, LawError, counted
+from ..measuring.run import CUT
+from ..store.growing import View, chunk_name
 from ._app import PATH, emit, progress, verb, without_effect
-from ._show import artefact_kind, folder_of_run, of_host, table, validation_folders
-from ._stream import Progress, verify_stream
+from ._show import artefact_kind, folder_of_run, ledger_of, of_host, stream_of, table, validation_folders
+
+Progress = Callable[[int, int], None]
 
 #: Tokens of the proof's row; of longer samples the shortest, or their first text, are taken.
 _PROOF_TOKENS = 4096
@@ -249,3 +253,67 @@ def _proof_rows(backend: str, samples: int, rows: Sequence[Any]) -> dict[str, st
             worst = max(held, key=lambda row: row.worst)
             done[f"{check} ({backend})"] = f"differ by at most {worst.worst:.2g} (limit {worst.limit:.2g})"
     return done
+
+
+def verify_stream(folder: Path, progress: Progress = lambda done, total: None) -> dict[str, str]:
+    """Hash every chunk and check the laws over all of them.
+
+    Args:
+        progress: called with (chunks done, chunks in all).
+
+    Raises:
+        LawError: a sample is in two packs, a pack is over its cap, or the counts do not add up.
+    """
+    with files.reading(folder, "a growing directory as it was written", "produce it again"):
+        return _verified(folder, progress)
+
+
+def _verified(folder: Path, progress: Progress) -> dict[str, str]:
+    from ..export.producer import Housekeeping
+
+    view = View(folder)
+    stream = stream_of(folder, view)
+    cap = int(stream["config"]["pack_length"])
+    seen: set[Any] = set()
+    chunks = 0
+    if view.end is not None and not view.is_complete:
+        raise FormatError(f"{view.fault}, though the stream has ended", hint="copy it again")
+    used = Housekeeping(folder, stream["stream"], view.counts).used_up()
+    for number in range(len(view.counts)):
+        progress(number, len(view.counts))
+        path = folder / chunk_name(number)
+        if number in used and not path.exists() and not path.with_suffix(".json").exists():
+            continue  # acknowledged and removed
+        chunks += 1
+        _verify_chunk(path, cap, seen)
+    rows = [row for row in ledger_of(folder) if row["reason"] != CUT]
+    left = {row["id"] for row in rows}
+    if left & seen or len(left) != len(rows):
+        raise LawError(f"sample {sorted(left & seen)[:1]} is in a pack and in the ledger")
+    done = {"chunks": f"{chunks:,} equal to their digests", "capacity": f"holds at {cap:,} tokens"}
+    if view.end is None or chunks < len(view.counts):
+        done["partition"] = f"no sample of {len(seen):,} twice; the stream is not all here"
+        return done
+    if seen | left != set(range(int(view.end["stats"]["read"]))):
+        raise LawError(
+            f"{folder} holds {counted(len(seen), 'samples')} and {len(left)} in its ledger, "
+            f"{view.end['stats']['read']} were read"
+        )
+    done["partition"] = f"{len(seen):,} packed and {len(left):,} in the ledger are all that was read"
+    return done
+
+
+def _verify_chunk(path: Path, cap: int, seen: set[Any]) -> None:
+    """Hash a chunk and hold its packs against the cap and the samples `seen` so far; its own join them."""
+    from ..store.chunks import ChunkReader
+
+    reader = ChunkReader(path)
+    reader.verify()
+    for row in range(len(reader)):
+        lengths = reader.lengths(row)
+        if len(lengths) > 1 and int(lengths.sum()) > cap:
+            raise LawError(f"pack {row} of {path.name} holds {int(lengths.sum())} tokens, the cap is {cap}")
+        for one in reader.sample_ids(row):
+            if one in seen:
+                raise LawError(f"sample {one} is in two packs, one of them pack {row} of {path.name}")
+            seen.add(one)
