@@ -147,7 +147,7 @@ def open_lengths(path: Path) -> Lengths:
 
 
 def table(title: str, rows: Mapping[str, Any]) -> None:
-    """Two columns on standard output."""
+    """Two columns on standard output; a row whose value is None is left out."""
     from rich.console import Console
     from rich.table import Table
 
@@ -155,27 +155,28 @@ def table(title: str, rows: Mapping[str, Any]) -> None:
     grid.add_column(style="cyan")
     grid.add_column(overflow="fold")
     for name, value in rows.items():
-        grid.add_row(name, spelled(str(value)))
+        if value is not None:
+            grid.add_row(name, spelled(str(value)))
     Console(markup=False, emoji=False).print(grid)
 
 
 def print_lengths(folder: Path, lengths: Lengths, *, audited: int | None = None) -> None:
     sums, spread = _usable(lengths)
-    rows: dict[str, Any] = {"samples": f"{len(lengths):,}", "usable": f"{sums['usable']:,}"}
-    rows.update({f"  {reason}": f"{count:,}" for reason, count in lengths.unusable().items()})
-    if spread:
-        rows["tokens"] = f"{sums['tokens']:,}"
-        rows["length"] = ", ".join(f"{name} {value:,.0f}" for name, value in spread.items())
-    rows.update({name: f"{value:,}" for name, value in sums["costs"].items()})
-    if audited is not None:
-        rows["audit"] = (
-            f"{counted(audited, 'samples')} encoded for real: 0 mismatches" if audited else "not run"
-        )
-    if keys := told(read_keys(folder)):
-        rows["keys"] = keys
-    if cut := told_truncated(folder, lengths):
-        rows["truncation"] = cut
-    rows["digest"] = lengths.digest[:16]
+    audit = None if audited is None else "not run"
+    if audited:
+        audit = f"{counted(audited, 'samples')} encoded for real: 0 mismatches"
+    rows = {
+        "samples": f"{len(lengths):,}",
+        "usable": f"{sums['usable']:,}",
+        **{f"  {reason}": f"{count:,}" for reason, count in lengths.unusable().items()},
+        "tokens": f"{sums['tokens']:,}" if spread else None,
+        "length": ", ".join(f"{name} {value:,.0f}" for name, value in spread.items()) or None,
+        **{name: f"{value:,}" for name, value in sums["costs"].items()},
+        "audit": audit,
+        "keys": told(read_keys(folder)) or None,
+        "truncation": told_truncated(folder, lengths) or None,
+        "digest": lengths.digest[:16],
+    }
     table(f"Lengths in {folder}", rows)
 
 
@@ -211,7 +212,7 @@ def print_plan(folder: Path, plan: PackPlan) -> None:
     table(f"Plan in {folder}", plan_rows(plan))
 
 
-def plan_rows(plan: PackPlan) -> dict[str, str]:
+def plan_rows(plan: PackPlan) -> dict[str, str | None]:
     """The figures of a plan, as text.
 
     Raises:
@@ -221,12 +222,21 @@ def plan_rows(plan: PackPlan) -> dict[str, str]:
         return _plan_rows(plan, plan.stats())
 
 
-def _plan_rows(plan: PackPlan, stats: Mapping[str, Any]) -> dict[str, str]:
+def _plan_rows(plan: PackPlan, stats: Mapping[str, Any]) -> dict[str, str | None]:
     proven = "proven optimal" if stats["optimal"] else f"gap {stats['gap']:.4%}"
-    rows = {}
-    if long := over_long_words(stats, plan.spec.pack_length):
-        rows["over-long"] = long
-    rows |= {
+    sources = steps = slowest = None
+    if stats.get("sources"):
+        drawn = f"({stats['sources_per_pack_at_random']:.2f} if drawn at random)"
+        sources = f"{stats['sources_per_pack']:.2f} of {stats['sources']:,} {drawn}"
+    if "steps" in stats:
+        fillers = f", {counted(stats['fillers'], 'fillers')}" if stats["fillers"] else ""
+        samples = counted(min(stats["samples_per_step"], stats["samples"]), "samples")
+        each = f"{counted(stats['packs_per_step'], 'packs')} each"
+        steps = f"{stats['steps']:,} of {samples}, {each}{fillers}"
+        ranks = counted(plan.spec.packs_multiple, "ranks")
+        slowest = f"{stats['step_imbalance']:.3f} x the mean on {ranks} (predicted)"
+    return {
+        "over-long": over_long_words(stats, plan.spec.pack_length) or None,
         "samples": f"{stats['samples']:,} of {stats['read']:,} read",
         "packs": f"{stats['packs']:,} of {plan.spec.pack_length:,} tokens",
         "efficiency": f"{stats['efficiency']:.2%} of slots are real tokens",
@@ -236,24 +246,11 @@ def _plan_rows(plan: PackPlan, stats: Mapping[str, Any]) -> dict[str, str]:
         "packer": stats["packer"],
         "checksum": plan.checksum[:16],
         "ledger": f"{counted(stats['dropped'], 'samples')}",
+        **{f"  {reason}": f"{count:,}" for reason, count in stats["dropped_by_reason"].items()},
+        "sources per pack": sources,
+        "steps": steps,
+        "slowest rank": slowest,
     }
-    rows.update({f"  {reason}": f"{count:,}" for reason, count in stats["dropped_by_reason"].items()})
-    if stats.get("sources"):
-        rows["sources per pack"] = (
-            f"{stats['sources_per_pack']:.2f} of {stats['sources']:,} "
-            f"({stats['sources_per_pack_at_random']:.2f} if drawn at random)"
-        )
-    if "steps" in stats:
-        rows["steps"] = (
-            f"{stats['steps']:,} of {counted(min(stats['samples_per_step'], stats['samples']), 'samples')}, "
-            f"{counted(stats['packs_per_step'], 'packs')} each"
-            + (f", {counted(stats['fillers'], 'fillers')}" if stats["fillers"] else "")
-        )
-        rows["slowest rank"] = (
-            f"{stats['step_imbalance']:.3f} x the mean on "
-            f"{counted(plan.spec.packs_multiple, 'ranks')} (predicted)"
-        )
-    return rows
 
 
 def print_run(
@@ -282,50 +279,49 @@ def _run_rows(
 ) -> dict[str, Any]:
     from ..report.contents import consumed_words, plan_words
 
-    rows: dict[str, Any] = {} if config is None else _named(config)
-    if plan is None:
-        rows |= {name: figures[name] for name in ("source", "dataset") if name in figures}
-    else:
-        rows |= plan_rows(plan)
-    rows |= consumed_words(figures.get("consumed"), plan is not None)
-    rows |= _shown_before(figures)
+    source = {name: figures.get(name) for name in ("source", "dataset")}
     metrics = figures.get("metrics") or {}
-    rows |= _training_rows(folder, figures, metrics)
-    rows |= {f"validation {name}": told for name, told in plan_words(figures.get("eval") or {})}
-    rows |= _validation_rows(metrics)
+    told_out = None
     if figures.get("left_out"):
-        told_out = ", ".join(f"{reason} {count:,}" for reason, count in figures["left_out"].items())
-        rows["left out"] = f"{told_out} ({figures.get('ledger_file', 'left_out.jsonl')})"
-    if config is not None and figures.get("warnings"):
-        rows["warnings"] = "\n".join(figures["warnings"])
-    return rows
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in figures["left_out"].items())
+        told_out = f"{reasons} ({figures.get('ledger_file', 'left_out.jsonl')})"
+    return {
+        **({} if config is None else _named(config)),
+        **(source if plan is None else plan_rows(plan)),
+        **dict(consumed_words(figures.get("consumed"), plan is not None)),
+        **_shown_before(figures),
+        **_training_rows(folder, figures, metrics),
+        **{f"validation {name}": told for name, told in plan_words(figures.get("eval") or {})},
+        **_validation_rows(metrics),
+        "left out": told_out,
+        "warnings": None if config is None else "\n".join(figures.get("warnings") or ()) or None,
+    }
 
 
 def _shown_before(figures: Mapping[str, Any]) -> dict[str, Any]:
     """What was saved, audited and proven before the first step, and the loss that came of it."""
-    rows: dict[str, Any] = {}
+    saved = difference = None
     if "padding_saved" in figures:
-        rows["padding saved"] = (
+        saved = (
             f"{figures['padding_saved']:.1%} of the slots of padded batches, "
             f"{figures['padding_saved_to_cap']:.1%} of one padded sample a row"
         )
         if "padded_to" in figures:  # an older version did not write it
-            rows["padding saved"] += f"; {rows_words(figures)}"
-    if "audited" in figures:
-        rows["lengths audited"] = f"{counted(figures['audited'], 'samples')} encoded for real: 0 mismatches"
-    if keys := told(figures.get("keys") or {}):
-        rows["keys"] = keys
-    if figures.get("truncation"):
-        rows["truncation"] = figures["truncation"]
-    if figures.get("proof") is not None:
-        rows["isolation"] = f"proven before training ({counted(figures['proof'], 'comparisons')})"
-    if figures.get("loss") is not None:
-        loss = figures["loss"]
-        rows["packed - unpacked loss"] = (
-            f"{loss['difference']:+.1e} ({loss['packed']:.5f} - {loss['unpacked']:.5f}) "
-            f"over {counted(loss['packs'], 'packs')}"
-        )
-    return rows
+            saved += f"; {rows_words(figures)}"
+    if (loss := figures.get("loss")) is not None:
+        means = f"({loss['packed']:.5f} - {loss['unpacked']:.5f})"
+        difference = f"{loss['difference']:+.1e} {means} over {counted(loss['packs'], 'packs')}"
+    audited, proof = figures.get("audited"), figures.get("proof")
+    return {
+        "padding saved": saved,
+        "lengths audited": None
+        if audited is None
+        else f"{counted(audited, 'samples')} encoded for real: 0 mismatches",
+        "keys": told(figures.get("keys") or {}) or None,
+        "truncation": figures.get("truncation") or None,
+        "isolation": None if proof is None else f"proven before training ({counted(proof, 'comparisons')})",
+        "packed - unpacked loss": difference,
+    }
 
 
 def _training_rows(folder: Path, figures: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -368,7 +364,7 @@ def _validation_rows(metrics: Mapping[str, Any]) -> dict[str, str]:
 def _named(config: Mapping[str, Any]) -> dict[str, Any]:
     """Model, samples and learning of a run."""
     data, training = config.get("data") or {}, config.get("training") or {}
-    held = {
+    return {
         "model": (config.get("model") or {}).get("name_or_path"),
         "samples of": data.get("path"),
         "validation": data.get("val"),
@@ -376,7 +372,6 @@ def _named(config: Mapping[str, Any]) -> dict[str, Any]:
         "learning rate": training.get("learning_rate"),
         "seed": training.get("seed"),
     }
-    return {name: value for name, value in held.items() if value is not None}
 
 
 def _spark(values: list[float], width: int = 48) -> str:
@@ -444,8 +439,13 @@ def _doing(folder: Path) -> str:
     return "gone without a word" if held.owner.is_dead else f"{held.owner}: {held.beat.get('stage', state)}"
 
 
-def stream_rows(figures: dict[str, Any]) -> dict[str, str]:
+def stream_rows(figures: dict[str, Any]) -> dict[str, str | None]:
     """Figures as text."""
+    dropped = figures.get("dropped", {})
+    shards = f"{figures.get('shards', 0):,}"
+    for name, what in (("duplicates", "twice"), ("faulty", "unreadable")):
+        if figures.get(name):
+            shards += f", {figures[name]:,} {what}"
     rows = {
         "samples": f"{figures.get('packed', 0):,} packed of {figures.get('read', 0):,} read, "
         f"{figures['lag_samples']:,} waiting",
@@ -454,18 +454,15 @@ def stream_rows(figures: dict[str, Any]) -> dict[str, str]:
         "tokens": f"{figures.get('tokens', 0):,}",
         "efficiency": f"{figures['efficiency']:.2%} of slots are real tokens",
         "samples per pack": f"{figures['samples_per_pack']:.2f}",
-        "raw shards": f"{figures.get('shards', 0):,}"
-        + (f", {figures['duplicates']:,} twice" if figures.get("duplicates") else "")
-        + (f", {figures['faulty']:,} unreadable" if figures.get("faulty") else ""),
-        "ledger": f"{sum(figures.get('dropped', {}).values()):,} samples",
+        "raw shards": shards,
+        "ledger": f"{sum(dropped.values()):,} samples",
+        **{f"  {reason}": f"{count:,}" for reason, count in dropped.items()},
+        "keys": told(figures.get("keys", {})) or None,
+        "truncation": None,
     }
-    rows.update({f"  {reason}": f"{count:,}" for reason, count in figures.get("dropped", {}).items()})
-    if keys := told(figures.get("keys", {})):
-        rows["keys"] = keys
     if figures.get("truncated"):
-        rows["truncation"] = (
-            f"{counted(figures['truncated'], 'samples')} lost answers, or a part of one: show --ledger"
-        )
+        cut = counted(figures["truncated"], "samples")
+        rows["truncation"] = f"{cut} lost answers, or a part of one: show --ledger"
     if "producer" in figures:
         rows["readers"] = (
             f"{figures['readers']:,}; "

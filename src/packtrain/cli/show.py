@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -101,23 +101,6 @@ def _need_plan(hint: str, **given: Any) -> None:
         raise InputError(f"{' and '.join(named)} of what has no plan", hint=hint)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """The options of the verb."""
-
-    html: Path | None
-    table_file: Path | None
-    pack: int | None
-    sample: int | None
-    profile: Path | None
-    ledger: bool
-    distribution: bool
-    pack_length: int | None
-    follow: bool
-    interval: float
-    as_json: bool
-
-
 @verb("show")
 @click.argument("artefact", type=PATH, metavar="ARTEFACT")
 @click.option("--html", type=PATH, help="Write the page of a plan or run.")
@@ -170,7 +153,7 @@ def command(artefact: Path, **options: Any) -> None:
       packtrain show lengths --distribution -n 8192
       packtrain show packed/ --follow
     """
-    asked = _Asked(**options)
+    asked = SimpleNamespace(**options)
     artefact = of_host(artefact)
     kind = kind_to_follow(artefact) if asked.follow else artefact_kind(artefact)
     if not asked.distribution:
@@ -190,7 +173,7 @@ def command(artefact: Path, **options: Any) -> None:
         shown.get(kind, _show_plan)(artefact, asked)
 
 
-def _show_export(out: Path, asked: _Asked) -> None:
+def _show_export(out: Path, asked: Any) -> None:
     from ..pipeline.export import export_figures
 
     _need_plan("name the plan of the export", html=asked.html, pack=asked.pack, ledger=asked.ledger)
@@ -198,7 +181,7 @@ def _show_export(out: Path, asked: _Asked) -> None:
     emit(figures) if asked.as_json else show_export(figures)
 
 
-def _show_lengths(folder: Path, asked: _Asked) -> None:
+def _show_lengths(folder: Path, asked: Any) -> None:
     _need_plan("plan these lengths first", html=asked.html, pack=asked.pack)
     lengths = Lengths.load(folder)
     if asked.ledger:
@@ -210,7 +193,7 @@ def _show_lengths(folder: Path, asked: _Asked) -> None:
     emit(lengths_figures(folder, lengths)) if asked.as_json else print_lengths(folder, lengths)
 
 
-def _show_run(folder: Path, asked: _Asked) -> None:
+def _show_run(folder: Path, asked: Any) -> None:
     report = read_run(folder)  # checked
     run = files.read_json(folder / "run.json")
     if (folder / "plan").is_dir() or "plan_folder" in run.get("result", {}):
@@ -232,7 +215,7 @@ def _show_run(folder: Path, asked: _Asked) -> None:
         click.echo(f"page: {asked.html}")
 
 
-def _show_plan(artefact: Path, asked: _Asked, run: dict[str, Any] | None = None) -> None:
+def _show_plan(artefact: Path, asked: Any, run: dict[str, Any] | None = None) -> None:
     """Of a plan folder, or of the plan of a `run`."""
     folder = artefact if run is None else folder_of_run(artefact, "plan")
     reads = asked.pack is not None or asked.ledger or asked.table_file is not None
@@ -241,9 +224,13 @@ def _show_plan(artefact: Path, asked: _Asked, run: dict[str, Any] | None = None)
         _print_pack(plan, asked.pack, asked.as_json)
         return
     if asked.ledger:
+        from ..pipeline.inputs import lengths_of_plan
         from ..pipeline.plan import ledger_rows
 
-        held = ledger_rows(plan, _place_of_lengths(folder), where_of(folder, source_of(folder)))
+        measured = None
+        with contextlib.suppress(FormatError):  # the lengths are gone
+            measured = lengths_of_plan(folder)
+        held = ledger_rows(plan, measured, where_of(folder, source_of(folder)))
         _print_ledger(held, asked.as_json, run is not None)
         return
     if run is None or not (asked.html or asked.as_json):
@@ -285,24 +272,19 @@ def _print_sample(artefact: Path, kind: str, sample: int, as_json: bool) -> None
     folder = folder_of_run(artefact, "plan") if kind == "run" else artefact
     plan = None if kind == "lengths" else undamaged(folder)
     lengths = Lengths.load(folder) if plan is None else lengths_of(folder)
-    if not 0 <= sample < len(lengths):
-        raise InputError(
-            f"sample {sample} of {counted(len(lengths), 'samples')}", hint=f"0 to {len(lengths) - 1}"
-        )
+    _refuse_beyond("sample", sample, len(lengths))
     found = sample_figures(folder, plan, lengths, sample)
     if as_json:
         emit(found)
         return
     record = found.pop("record")
     found["detail"] = _as_measured(found.get("detail") or "", kind == "run") or None
-    table(
-        f"Sample {sample} of {artefact}", {name: value for name, value in found.items() if value is not None}
-    )
+    table(f"Sample {sample} of {artefact}", found)
     if record is not None:
         click.echo(json.dumps(record, ensure_ascii=False, indent=2))
 
 
-def _show_stream(folder: Path, asked: _Asked) -> None:
+def _show_stream(folder: Path, asked: Any) -> None:
     _need_plan("a stream of chunks has none", html=asked.html, pack=asked.pack)
     if asked.ledger:
         rows = [_placed(row) for row in ledger_of(folder)]
@@ -327,9 +309,13 @@ def _placed(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "where": f"{row['shard']}, record {row['row'] + 1}"}
 
 
+def _refuse_beyond(what: str, number: int, count: int) -> None:
+    if not 0 <= number < count:
+        raise InputError(f"{what} {number} of {counted(count, f'{what}s')}", hint=f"0 to {count - 1}")
+
+
 def _print_pack(plan: PackPlan, pack: int, as_json: bool) -> None:
-    if not 0 <= pack < len(plan):
-        raise InputError(f"pack {pack} of {counted(len(plan), 'packs')}", hint=f"0 to {len(plan) - 1}")
+    _refuse_beyond("pack", pack, len(plan))
     ids = plan[pack].tolist()
     if as_json:
         emit({"pack": pack, "ids": ids, "tokens": int(plan.pack_tokens[pack])})
@@ -353,12 +339,3 @@ def _print_ledger(rows: list[dict[str, Any]], as_json: bool, of_run: bool = Fals
         click.echo("the ledger is empty: no sample was left out", err=True)
     for row in rows:
         click.echo(f"{row['id']}\t{row['reason']}\t{row['where']}\t{_as_measured(row['detail'], of_run)}")
-
-
-def _place_of_lengths(folder: Path) -> Path | None:
-    from ..pipeline.inputs import lengths_of_plan
-
-    try:
-        return lengths_of_plan(folder)
-    except FormatError:
-        return None

@@ -116,9 +116,8 @@ def _dry_run(settings: RunConfig, place: World, overwrite: bool, as_json: bool) 
     if as_json:
         emit(values)
         return
-    table(
-        f"{settings.training.output_dir} on {counted(place.size, 'ranks')}",
-        {name.replace("_", " "): value for name, value in values.items() if name not in ("warnings", "eval")},
-    )
+    shown = {name: str(value) for name, value in values.items() if name not in ("warnings", "eval")}
+    rows = {name.replace("_", " "): value for name, value in shown.items()}
+    table(f"{settings.training.output_dir} on {counted(place.size, 'ranks')}", rows)
     for warning in runtime.warnings:
         click.echo(f"warning: {warning}")

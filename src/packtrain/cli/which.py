@@ -106,8 +106,11 @@ def _print_losses(
         f"step {found['run_step']} of the run: {counted(len(told), 'samples')}, loss and supervised tokens"
     )
     for row in told:
-        loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
-        click.echo(f"  {row['id']}\t{loss}\t{row['tokens']}\t{where.get(row['id'], '')}".rstrip())
+        click.echo(f"  {row['id']}\t{_loss(row)}\t{row['tokens']}\t{where.get(row['id'], '')}".rstrip())
+
+
+def _loss(row: dict[str, Any]) -> str:
+    return "-" if row["loss"] is None else f"{row['loss']:.4f}"
 
 
 def _print_unplanned(
@@ -122,21 +125,11 @@ def _print_unplanned(
         _print_losses(run, {"run_step": int(step or 0), "ids": ids}, rows, rank, as_json)
         return
     without_effect("with --sample", "rank")
-    places, rows = steps_of(run, sample), rows_of(run / "plan", [sample])
-    if as_json:
-        emit({"sample": sample, "steps": places, "row": rows[0] if rows else None})
-        return
-    click.echo(f"sample {sample}" + (f" ({rows[0]})" if rows else ""))
-    if not places:
-        click.echo("  no step of this run holds it")
-    for place in places:
-        loss = "-" if place["loss"] is None else f"{place['loss']:.4f}"
-        told = f"loss {loss}, {counted(place['tokens'], 'supervised tokens')}"
-        click.echo(f"  step {place['run_step']} of the run: rank {place['rank']}, {told}")
+    _print_sample(sample, None, steps_of(run, sample), rows_of(run / "plan", [sample]), as_json)
 
 
 def _print_sample(
-    sample: int, epoch: int | None, places: list[dict[str, int]], rows: list[str] | None, as_json: bool
+    sample: int, epoch: int | None, places: list[dict[str, Any]], rows: list[str] | None, as_json: bool
 ) -> None:
     if as_json:
         emit({"sample": sample, "steps": places, "row": rows[0] if rows else None})
@@ -145,7 +138,10 @@ def _print_sample(
     if not places:
         click.echo("  no step of this run" + ("" if epoch is None else f" in epoch {epoch}") + " holds it")
     for place in places:
-        click.echo(
-            f"  epoch {place['epoch']}, step {place['step']} (step {place['run_step']} of the run): "
-            f"micro step {place['micro_step']}, rank {place['rank']}, pack {place['pack']}"
-        )
+        step, rank = f"step {place['run_step']} of the run", f"rank {place['rank']}"
+        if "pack" in place:
+            step = f"epoch {place['epoch']}, step {place['step']} ({step}): micro step {place['micro_step']}"
+            click.echo(f"  {step}, {rank}, pack {place['pack']}")
+        else:  # as the run wrote it down
+            told = f"loss {_loss(place)}, {counted(place['tokens'], 'supervised tokens')}"
+            click.echo(f"  {step}: {rank}, {told}")
