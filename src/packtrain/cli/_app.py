@@ -141,9 +141,9 @@ def _step(name: str) -> tuple[str, click.Option] | None:
     """The verb, of those that do one step of a run, that has an option for this argument."""
     for verb in ("measure", "plan"):
         command = importlib.import_module(f"{__package__}.{verb}").command
-        for option in command.params:
-            if option.name == name and isinstance(option, click.Option):
-                return f"packtrain {verb}", option
+        for one in command.params:
+            if one.name == name and isinstance(one, click.Option):
+                return f"packtrain {verb}", one
     return None
 
 
@@ -199,6 +199,10 @@ class NamedPath(click.Path):
 
 PATH = NamedPath(path_type=Path)
 
+argument, option = click.argument, click.option
+#: An option without a value.
+flag = functools.partial(option, is_flag=True)
+
 
 def verb(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
     """The command of a verb; the last option of every one is `--json`."""
@@ -252,7 +256,7 @@ class _Verbs(click.Group):
     invoke_without_command=True,
 )
 @click.version_option(__version__, prog_name="packtrain")
-@click.option("-v", "--verbose", is_flag=True, help="Log what is done, in detail.")
+@flag("-v", "--verbose", help="Log what is done, in detail.")
 @click.pass_context
 def app(ctx: click.Context, verbose: bool) -> None:
     """Measure, plan, pack and train: sequence packing that proves what it did.
@@ -481,3 +485,8 @@ def progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[int, int]
         click.echo(f"{label}: {done:,} of {total:,}, {told}", err=True)
 
     yield line
+
+
+def stages(quiet: bool) -> Callable[[str], contextlib.AbstractContextManager[Callable[[int, int], None]]]:
+    """`progress` of the named stages of a run; of many ranks the one that writes shows it."""
+    return functools.partial(progress, quiet=quiet or not world().is_writer)

@@ -9,100 +9,92 @@ from typing import Any
 import click
 
 from ..errors import InputError
-from ._app import completed
+from ._app import completed, flag, option, without_effect
 
 _OPTIONS = (
-    click.option(
+    option(
         "--shape", default="auto", help="Chat shape: `auto`, `messages`, `sharegpt`, `alpaca`, `columns`."
     ),
-    click.option(
+    option(
         "--column",
         "columns",
         multiple=True,
         metavar="NAME=FIELD",
         help="`NAME=FIELD`, for plain pairs; names: prompt, response, images, system; repeatable.",
     ),
-    click.option(
+    option(
         "--placeholder",
         "placeholders",
         multiple=True,
         help="Text that stands for an image, such as `<ImageHere>`, or `video=TEXT`, `audio=TEXT`; "
         "repeatable.",
     ),
-    click.option(
+    option(
         "--kind",
         help="Kind of source; default: by name, then by content.",
         shell_complete=completed("sources"),
     ),
-    click.option(
+    option(
         "--option",
         "source_options",
         multiple=True,
         metavar="NAME=VALUE",
         help="`NAME=VALUE`, an option of that kind; repeatable.",
     ),
-    click.option("--media-root", help="Folder of relative media paths; default the source's folder."),
-    click.option("--media-prefix", help="Cut from the front of relative media paths."),
-    click.option("--allow-outside", is_flag=True, help="Let media paths and links leave the media root."),
-    click.option("--allow-remote", is_flag=True, help="Fetch media that records name by a URL."),
-    click.option(
+    option("--media-root", help="Folder of relative media paths; default the source's folder."),
+    option("--media-prefix", help="Cut from the front of relative media paths."),
+    flag("--allow-outside", help="Let media paths and links leave the media root."),
+    flag("--allow-remote", help="Fetch media that records name by a URL."),
+    option(
         "--media-without-placeholder",
         default="error",
         help="Images listed without any placeholder in the text: `error`, or `prepend`.",
     ),
-    click.option(
+    option(
         "--ignore-key",
         "ignore_keys",
         multiple=True,
         metavar="KEY",
         help="Leave a key of the records out that changes training and is not read; repeatable.",
     ),
-    click.option(
-        "--frame-rate", type=float, help="Frames a second of lists of frames that do not say theirs."
-    ),
-    click.option(
-        "--long-audio", default="error", help="Clips that the model would cut: `error`, `cut` or `drop`."
-    ),
-    click.option(
-        "--prompt", help="What the user says beside the media of a caption, for sources that take one."
-    ),
-    click.option(
+    option("--frame-rate", type=float, help="Frames a second of lists of frames that do not say theirs."),
+    option("--long-audio", default="error", help="Clips that the model would cut: `error`, `cut` or `drop`."),
+    option("--prompt", help="What the user says beside the media of a caption, for sources that take one."),
+    option(
         "--task", default="chat", help="`chat`, or `text`: documents as they are, without a chat template."
     ),
-    click.option("--system", help="System turn for samples that have none."),
-    click.option(
+    option("--system", help="System turn for samples that have none."),
+    option(
         "--chat-template",
         metavar="FILE",
         help="Another chat template (a file), or `trl`: TRL's training template.",
     ),
-    click.option(
+    option(
         "--allow-dropped",
         multiple=True,
         metavar="KIND",
         help="What the chat template may drop: `text`, `system`, `reasoning`, `tools`, `tool_calls`, "
         "`tool_results`; repeatable.",
     ),
-    click.option(
+    option(
         "--train-on", type=click.Choice(["all", "last"]), help="`all` answers, or the `last` [default: all]."
     ),
-    click.option(
+    option(
         "--reasoning",
         type=click.Choice(["keep", "mask", "drop_history"]),
         help="`keep`, `mask` or `drop_history` [default: keep].",
     ),
-    click.option(
+    option(
         "--answer-end",
         type=click.Choice(["mark", "line"]),
         help="Answers are trained up to their end `mark`, or with the `line` break behind it "
         "[default: mark].",
     ),
-    click.option("--min-pixels", type=int, help="Smallest area of an image."),
-    click.option("--max-pixels", type=int, help="Largest area of an image."),
-    click.option("--fps", type=float, help="Frames taken of a second of video."),
-    click.option("--max-frames", type=int, help="The most frames taken of a video."),
-    click.option(
-        "--max-aspect-ratio", type=float, help="Samples with a longer or narrower picture are left out."
-    ),
+    option("--min-pixels", type=int, help="Smallest area of an image."),
+    option("--max-pixels", type=int, help="Largest area of an image."),
+    option("--fps", type=float, help="Frames taken of a second of video."),
+    option("--max-frames", type=int, help="The most frames taken of a video."),
+    option("--max-aspect-ratio", type=float, help="Samples with a longer or narrower picture are left out."),
 )
 
 
@@ -116,8 +108,8 @@ _FORMS = {
 
 def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options on a command; `inputs_of` takes what they gave."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
+    for added in reversed(_OPTIONS):
+        command = added(command)
     return command
 
 
@@ -178,6 +170,13 @@ def pairs(option: str, values: tuple[str, ...]) -> dict[str, str]:
 def limits_of(values: tuple[str, ...]) -> dict[str, int]:
     """What `--limit COST=N` says."""
     return {name: int(cap) for name, cap in pairs("--limit", values).items()}
+
+
+def of_cluster(executor: str, address: str | None) -> dict[str, str]:
+    """Options of an executor."""
+    if executor == "local":
+        without_effect("with --executor local", "address")
+    return {} if address is None or executor == "local" else {"address": address}
 
 
 def shard_of(text: str | None) -> tuple[int, int] | None:

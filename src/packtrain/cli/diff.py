@@ -12,14 +12,14 @@ from ..planning.diff import PlanDiff, diff_plans
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..store.plans import undamaged
-from ._app import PATH, emit, verb
+from ._app import PATH, argument, emit, option, verb
 from ._show import artefact_kind, folder_of_run, of_host, table
 
 
 @verb("diff")
-@click.argument("plan_a", type=PATH, metavar="PLAN_A")
-@click.argument("plan_b", type=PATH, metavar="PLAN_B")
-@click.option("--ids", type=click.IntRange(0), default=10, help="Sample ids shown of each kind.")
+@argument("plan_a", type=PATH, metavar="PLAN_A")
+@argument("plan_b", type=PATH, metavar="PLAN_B")
+@option("--ids", type=click.IntRange(0), default=10, help="Sample ids shown of each kind.")
 def command(plan_a: Path, plan_b: Path, ids: int, as_json: bool) -> int:
     """Compare two plan or run folders: spec, lengths, packs. Exit 0 when equal, 1 when they differ.
 

@@ -12,7 +12,7 @@ import click
 from ..errors import InputError
 from ..files import make_folder
 from ..planning.costs import DeviceProfile
-from ._app import PATH, completed, emit, progress, verb, without_effect
+from ._app import PATH, argument, completed, emit, flag, option, stages, verb, without_effect
 from ._show import table
 
 if TYPE_CHECKING:
@@ -28,29 +28,28 @@ _EXIT = {"safe": 0, "unsafe": 1, "unknown": 2}
 
 
 @verb("doctor")
-@click.argument("config", type=PATH, metavar="[CONFIG]", required=False)
-@click.option(
+@argument("config", type=PATH, metavar="[CONFIG]", required=False)
+@option(
     "--model",
     help="Folder, hub name or `tiny:…`; without CONFIG.",
     shell_complete=completed("families", "tiny:"),
 )
-@click.option("--attn", help="Backend, as `model.attn`; default: auto, or what CONFIG says.")
-@click.option(
+@option("--attn", help="Backend, as `model.attn`; default: auto, or what CONFIG says.")
+@option(
     "--dtype",
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
     help="As `model.dtype`; `auto` attention depends on it. Default: auto, or what CONFIG says.",
 )
-@click.option("--prove", is_flag=True, help="Load the model and run the isolation proof on random text.")
-@click.option(
+@flag("--prove", help="Load the model and run the isolation proof on random text.")
+@option(
     "--calibrate",
     type=PATH,
     metavar="FILE",
     help="Train some packs of CONFIG on this device, fit what they cost in time and memory, and write the "
     "device profile that `forecast --profile` and `training.device_profile` read.",
 )
-@click.option(
+@flag(
     "--overwrite",
-    is_flag=True,
     help="With `--calibrate`: replace what the output folder holds of another run, and what FILE holds.",
 )
 def command(
@@ -108,16 +107,16 @@ def command(
     return _EXIT[found.verdict]
 
 
-def _diagnosis_rows(found: Diagnosis) -> dict[str, str]:
-    rows = {
+def _diagnosis_rows(found: Diagnosis) -> dict[str, str | None]:
+    return {
         "verdict": found.verdict,
         "model type": found.model_type,
         "attention": found.backend,
         "family": found.family or "none",
         "versions": "; ".join(found.versions),
         "why": "; ".join(found.reasons),
+        "fix": found.fix or None,
     }
-    return {**rows, "fix": found.fix} if found.fix else rows
 
 
 def _check_target(path: Path, config: Path | None, overwrite: bool) -> None:
@@ -126,33 +125,36 @@ def _check_target(path: Path, config: Path | None, overwrite: bool) -> None:
     Raises:
         InputError: there is no run, or `path` is a URL, a folder, another file or cannot be written.
     """
+    fault, hint = "", "name another file, or --overwrite"
     if config is None:
-        raise InputError(
-            "--calibrate trains packs of a run, and no CONFIG is given",
-            hint="packtrain doctor run.yaml --calibrate device.json",
-        )
-    if ":/" in str(path) or not path.name:  # a Path makes one slash of two
-        raise InputError(f"--calibrate {str(path)!r} is no file", hint="for example device.json")
-    if path.is_dir():
-        raise InputError(f"--calibrate {path} is a folder", hint=f"for example {path / 'device.json'}")
-    if path.exists() and not overwrite:
-        try:
-            DeviceProfile.load(path)
-        except InputError:
-            raise InputError(
-                f"--calibrate {path} is there and holds no device profile",
-                hint="name another file, or --overwrite",
-            ) from None
-    make_folder(path.parent)
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"--calibrate {path}: {path.parent} cannot be written")
+        fault = " trains packs of a run, and no CONFIG is given"
+        hint = "packtrain doctor run.yaml --calibrate device.json"
+    elif ":/" in str(path) or not path.name:  # a Path makes one slash of two
+        fault, hint = f" {str(path)!r} is no file", "for example device.json"
+    elif path.is_dir():
+        fault, hint = f" {path} is a folder", f"for example {path / 'device.json'}"
+    elif path.exists() and not overwrite and not _is_profile(path):
+        fault = f" {path} is there and holds no device profile"
+    else:
+        make_folder(path.parent)
+        if not os.access(path.parent, os.W_OK):
+            fault, hint = f" {path}: {path.parent} cannot be written", "name another file"
+    if fault:
+        raise InputError(f"--calibrate{fault}", hint=hint)
+
+
+def _is_profile(path: Path) -> bool:
+    try:
+        return bool(DeviceProfile.load(path))
+    except InputError:
+        return False
 
 
 def _calibrated(settings: RunConfig, path: Path, overwrite: bool, quiet: bool) -> Calibration:
     from ..files import publish_json
     from ..pipeline.run import calibrate_run
 
-    made = calibrate_run(settings, overwrite=overwrite, stage=lambda name: progress(name, quiet=quiet))
+    made = calibrate_run(settings, overwrite=overwrite, stage=stages(quiet))
     publish_json(path, made.profile.to_dict())
     return made
 

@@ -5,50 +5,48 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
-
 from ..remote.places import typed
-from ._app import PATH, emit, progress, verb, without_effect
-from ._reading import shard_of
+from ._app import PATH, argument, emit, flag, option, progress, verb
+from ._reading import of_cluster, shard_of
 from ._show import table
 
 
 @verb("export")
-@click.argument("plan", type=PATH, metavar="PLAN")
-@click.argument("out", type=PATH, metavar="OUT")
-@click.option(
+@argument("plan", type=PATH, metavar="PLAN")
+@argument("out", type=PATH, metavar="OUT")
+@option(
     "--format",
     "-f",
     default="webdataset",
     help="`raw`, `webdataset`, `energon`, `chunks`, `mds`, `litdata`, `lance`, `datasets`, `megatron`.",
 )
-@click.option(
+@option(
     "--task",
     default="auto",
     help="Form of the plain fields: `captions`, `vqa`, `multi_turn`; `auto`: the narrowest that holds all.",
 )
-@click.option(
+@option(
     "--maxcount",
     default=1000,
     help="Packs of a part, the unit of work and of resuming, and of a shard at most.",
 )
-@click.option("--maxsize", default=3_000_000_000, help="Bytes after which the next pack opens a new shard.")
-@click.option("--prompts", help="Name of the field of prompts: `prompt` or `prompts`.")
-@click.option("--layout", help="`energon`: `packtrain` or `llava`; `megatron`: `parquet` or `npy`.")
-@click.option("--media", help="`chunks`: `uint8` (default), `tensor`, `source`. Not given: as OUT was begun.")
-@click.option(
+@option("--maxsize", default=3_000_000_000, help="Bytes after which the next pack opens a new shard.")
+@option("--prompts", help="Name of the field of prompts: `prompt` or `prompts`.")
+@option("--layout", help="`energon`: `packtrain` or `llava`; `megatron`: `parquet` or `npy`.")
+@option("--media", help="`chunks`: `uint8` (default), `tensor`, `source`. Not given: as OUT was begun.")
+@option(
     "--context-parallel",
     type=int,
     help="`megatron`: ranks that share a row; samples are padded to twice as many (plan with --multiple-of).",
 )
-@click.option("--workers", type=int, default=1, help="Processes; parts are their unit.")
-@click.option("--executor", default="local", help="Where parts are written: local ray.")
-@click.option("--address", help="Ray cluster [default: the one Ray finds, else processes on this machine].")
-@click.option(
+@option("--workers", type=int, default=1, help="Processes; parts are their unit.")
+@option("--executor", default="local", help="Where parts are written: local ray.")
+@option("--address", help="Ray cluster [default: the one Ray finds, else processes on this machine].")
+@option(
     "--shard", metavar="I/N", help="`I/N`: write only this share; `packtrain merge OUT` completes the export."
 )
-@click.option("--verify-content", is_flag=True, help="Hash media headers instead of trusting size and time.")
-@click.option("--overwrite", is_flag=True, help="Replace another export in OUT.")
+@flag("--verify-content", help="Hash media headers instead of trusting size and time.")
+@flag("--overwrite", help="Replace another export in OUT.")
 def command(
     plan: Path, out: Path, shard: str | None, address: str | None, as_json: bool, **given: Any
 ) -> None:
@@ -66,9 +64,6 @@ def command(
     """
     from ..pipeline.export import export
 
-    if given["executor"] == "local":
-        without_effect("with --executor local", "address")
-        address = None
     options = {name: given.pop(name) for name in ("prompts", "layout", "media", "context_parallel")}
     with progress("exporting", quiet=as_json) as report:
         figures = export(
@@ -76,7 +71,7 @@ def command(
             out,
             options=options,
             shard=shard_of(shard),
-            executor_options={} if address is None else {"address": address},
+            executor_options=of_cluster(given["executor"], address),
             progress=report,
             **given,
         )

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..errors import InputError, counted
-from ._app import PATH, emit, verb
+from ._app import PATH, argument, emit, option, verb
 from ._show import open_lengths
 
 
@@ -25,28 +25,28 @@ def _numbers(option: str, text: str, auto: str) -> list[int | str]:
 
 
 @verb("forecast")
-@click.argument("lengths", type=PATH, metavar="LENGTHS")
-@click.option(
+@argument("lengths", type=PATH, metavar="LENGTHS")
+@option(
     "--pack-lengths",
     "--pack-length",
     help="Pack lengths to compare, such as 4096,8192; `auto`, also beside numbers: the powers of two that "
     "suit the lengths and the device.",
 )
-@click.option("--world-size", default=1, help="Ranks.")
-@click.option("--grad-accum", default=1, help="Micro steps per optimizer step.")
-@click.option(
+@option("--world-size", default=1, help="Ranks.")
+@option("--grad-accum", default=1, help="Micro steps per optimizer step.")
+@option(
     "--samples-per-step",
     type=int,
     help="Plan by steps of exactly this many samples; accumulation follows from the plan.",
 )
-@click.option("--long-samples", default="single", help="single, drop or error.")
-@click.option(
+@option("--long-samples", default="single", help="single, drop or error.")
+@option(
     "--profile",
     type=PATH,
     help="Device profile (JSON): adds step time, hours and peak memory, and leaves out rows that do not fit.",
 )
-@click.option("--seed", default=0, help="Seed of the epoch order that is measured.")
-@click.option("--plot", type=PATH, help="Also draw the choices to a `.svg` or `.png` file.")
+@option("--seed", default=0, help="Seed of the epoch order that is measured.")
+@option("--plot", type=PATH, help="Also draw the choices to a `.svg` or `.png` file.")
 def command(
     lengths: Path, pack_lengths: str | None, plot: Path | None, as_json: bool, **options: Any
 ) -> None:

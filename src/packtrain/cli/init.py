@@ -29,7 +29,7 @@ from ..errors import (
 from ..measuring.run import drained
 from ..pipeline.plan import MISSING
 from ..pipeline.unread import refuse_unread, told
-from ._app import PATH, emit, verb, without_effect
+from ._app import PATH, argument, emit, flag, option, verb, without_effect
 
 HOSTS = ("hf", "trl", "swift")
 
@@ -52,44 +52,44 @@ _COMPARED = 8
 
 
 @verb("init")
-@click.argument("data", metavar="DATA", type=PATH)
-@click.option("--model", "-m", required=True, metavar="M", help="Model folder or hub name.")
-@click.option(
+@argument("data", metavar="DATA", type=PATH)
+@option("--model", "-m", required=True, metavar="M", help="Model folder or hub name.")
+@option(
     "--host",
     type=click.Choice(HOSTS),
     required=True,
     help="`hf` (transformers Trainer), `trl` or `swift` (ms-swift; run it in its environment).",
 )
-@click.option(
+@option(
     "--template",
     metavar="NAME",
     help="Template type of ms-swift, where it cannot tell it from a model folder (`qwen2_5_vl`); "
     "stands in `train.sh` too.",
 )
-@click.option(
+@option(
     "--out", "-o", default=".", show_default=False, type=PATH, help="Folder to write to, by default this one."
 )
-@click.option("--media-root", help="Folder of relative media paths; default the folder of DATA.")
-@click.option("--allow-remote", is_flag=True, help="Fetch media that records name by a URL.")
-@click.option(
+@option("--media-root", help="Folder of relative media paths; default the folder of DATA.")
+@flag("--allow-remote", help="Fetch media that records name by a URL.")
+@option(
     "--ignore-key",
     "ignore_keys",
     multiple=True,
     metavar="KEY",
     help="Leave a key of the records out that changes training and is not read; repeatable.",
 )
-@click.option(
+@option(
     "--allow-dropped",
     multiple=True,
     metavar="KIND",
     help="What the chat template may drop, as for `measure`; repeatable.",
 )
-@click.option(
+@option(
     "--pack-length",
     type=int,
     help="Cap of a pack; by default a power of two over the longest sample seen and eight times the mean.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace files that differ.")
+@flag("--overwrite", help="Replace files that differ.")
 def command(data: Path, model: str, host: str, out: Path, as_json: bool, **options: Any) -> None:
     """Look at DATA, compare the host's template with ours, write a YAML and a launch script.
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import sys
 
-import click
-
-from ._app import NamedPath, emit, end_of_training, verb
+from ._app import NamedPath, argument, emit, end_of_training, verb
 
 
 @verb("llamafactory")
-@click.argument("config", type=NamedPath(exists=True, dir_okay=False))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@argument("config", type=NamedPath(exists=True, dir_okay=False))
+@argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def command(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Train CONFIG of LLaMA-Factory (stage sft) on packs; run it in LLaMA-Factory's environment.
 

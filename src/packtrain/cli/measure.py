@@ -6,16 +6,14 @@ import math
 from pathlib import Path
 from typing import Any
 
-import click
-
 from ..errors import InputError
 from ..measuring.audit import audit as run_audit
 from ..planning.lengths import STATUS_OK, Lengths
 from ..remote.outputs import writable
 from ..remote.places import told_url
 from ..store._folders import refuse_other_kind
-from ._app import PATH, emit, progress, verb, without_effect
-from ._reading import inputs_of, reading_options, shard_of
+from ._app import PATH, argument, emit, flag, option, progress, verb
+from ._reading import inputs_of, of_cluster, reading_options, shard_of
 from ._show import lengths_figures, print_lengths
 
 
@@ -32,56 +30,55 @@ def _audited(text: str, usable: int) -> int:
 
 
 @verb("measure")
-@click.argument("source", metavar="SOURCE")
-@click.option(
+@argument("source", metavar="SOURCE")
+@option(
     "--processor",
     "-p",
     default="",
     show_default=False,
     help="Folder or hub name of the processor or tokenizer; encoded rows need none.",
 )
-@click.option("--out", "-o", required=True, type=PATH, help="Lengths folder to write, or its URL.")
+@option("--out", "-o", required=True, type=PATH, help="Lengths folder to write, or its URL.")
 @reading_options
-@click.option(
+@flag(
     "--trust-hints",
-    is_flag=True,
     help="Take width, height, duration from the data where they give them, after an audit of 64 samples.",
 )
-@click.option(
+@option(
     "--model-limit",
     type=int,
     help="Longest sample the model takes; longer ones go to the ledger as `beyond_model`.",
 )
-@click.option("--workers", type=int, help="Processes; default one per core for more than 2,048 samples.")
-@click.option(
+@option("--workers", type=int, help="Processes; default one per core for more than 2,048 samples.")
+@option(
     "--executor",
     default="local",
     help="Where ranges are measured: `local` (processes of this machine) or `ray`.",
 )
-@click.option(
+@option(
     "--address",
     help="Ray cluster: `auto`, `host:port`; default the one `RAY_ADDRESS` names, else Ray on this machine.",
 )
-@click.option(
+@option(
     "--shard",
     metavar="I/N",
     help="`I/N`: measure shard I (from 0) of N only, for array jobs; `packtrain merge` joins them.",
 )
-@click.option("--append", is_flag=True, help="The source has grown: measure only what is new or changed.")
-@click.option(
+@flag("--append", help="The source has grown: measure only what is new or changed.")
+@option(
     "--audit",
     default="32",
     help="Samples to encode for real and compare with what was measured: a number, a share such "
     "as `1%`, or 0.",
 )
-@click.option("--verify-content", is_flag=True, help="Hash media again instead of trusting size and time.")
-@click.option(
+@flag("--verify-content", help="Hash media again instead of trusting size and time.")
+@option(
     "--max-drop-fraction",
     type=float,
     help="Exit 2 when a larger share of the samples cannot be used; default 0.1 where media are "
     "missing, or not those of the placeholders, or records malformed. The lengths are kept.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace other lengths in `--out`.")
+@flag("--overwrite", help="Replace other lengths in `--out`.")
 def command(out: Path, as_json: bool, audit: str, **options: Any) -> None:
     """Measure every sample of SOURCE (.jsonl or .json) without decoding media.
 
@@ -97,14 +94,11 @@ def command(out: Path, as_json: bool, audit: str, **options: Any) -> None:
 
     given = {name: options.pop(name) for name in ("executor", "workers", "overwrite")}
     check_limit(limit := options.pop("max_drop_fraction"))
-    address, shard = options.pop("address"), shard_of(options.pop("shard"))
+    shard = shard_of(options.pop("shard"))
     append, verify_content = options.pop("append"), options.pop("verify_content")
-    if given["executor"] == "local":
-        without_effect("with --executor local", "address")
-        address = None
     if shard is not None and append:
         raise InputError("--shard measures a whole source, --append a part", hint="leave one of them out")
-    given["executor_options"] = {} if address is None else {"address": address}
+    given["executor_options"] = of_cluster(given["executor"], options.pop("address"))
     _audited(audit, 0)
     local, out = told_url(out) is None, writable(out)
     refuse_other_kind(out, "lengths.json")  # before a processor is loaded

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from ..errors import InputError
-from ._app import PATH, emit, verb
+from ._app import PATH, argument, emit, flag, verb
 from ._show import lengths_figures, print_lengths
 from .export import show_export
 
 
 @verb("merge")
-@click.argument("out", metavar="OUT", type=PATH)
-@click.option("--overwrite", is_flag=True, help="Replace other lengths in `OUT`.")
+@argument("out", metavar="OUT", type=PATH)
+@flag("--overwrite", help="Replace other lengths in `OUT`.")
 def command(out: Path, overwrite: bool, as_json: bool) -> None:
     """Join the shards that `packtrain measure --shard` left in OUT, and remove them; or complete an export
     that was written with `packtrain export --shard`.

@@ -5,39 +5,36 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
-
 from ..errors import InputError
-from ._app import PATH, emit, verb, without_effect
+from ._app import PATH, argument, emit, flag, option, verb, without_effect
 from ._reading import pairs, placeholders
 from ._show import table
 
 
 @verb("pairs")
-@click.argument("source", metavar="SOURCE")
-@click.argument("out", type=PATH, metavar="OUT")
-@click.option("--way", default="split", help="`split`: a folder of pairs; `merge`: a JSONL file.")
-@click.option(
+@argument("source", metavar="SOURCE")
+@argument("out", type=PATH, metavar="OUT")
+@option("--way", default="split", help="`split`: a folder of pairs; `merge`: a JSONL file.")
+@option(
     "--processor",
     "-p",
     default="",
     show_default=False,
     help="merge: folder or hub name; it counts the merged length.",
 )
-@click.option("--max-length", type=int, help="merge: longest merged sample, in tokens.")
-@click.option(
+@option("--max-length", type=int, help="merge: longest merged sample, in tokens.")
+@flag(
     "--skip",
-    is_flag=True,
     help="Leave records out that cannot be used, and say which in a ledger, instead of stopping "
     "at the first.",
 )
-@click.option("--shape", default="auto", help="As for measure.")
-@click.option("--column", "columns", multiple=True, metavar="NAME=FIELD", help="As for measure; repeatable.")
-@click.option("--placeholder", "placeholders", multiple=True, help="As for measure; repeatable.")
-@click.option("--media-root", help="As for measure.")
-@click.option("--allow-outside", is_flag=True, help="As for measure.")
-@click.option("--allow-remote", is_flag=True, help="As for measure.")
-@click.option("--ignore-key", "ignore_keys", multiple=True, metavar="KEY", help="Leave KEY out; repeatable.")
+@option("--shape", default="auto", help="As for measure.")
+@option("--column", "columns", multiple=True, metavar="NAME=FIELD", help="As for measure; repeatable.")
+@option("--placeholder", "placeholders", multiple=True, help="As for measure; repeatable.")
+@option("--media-root", help="As for measure.")
+@flag("--allow-outside", help="As for measure.")
+@flag("--allow-remote", help="As for measure.")
+@option("--ignore-key", "ignore_keys", multiple=True, metavar="KEY", help="Leave KEY out; repeatable.")
 def command(
     source: str, out: Path, way: str, max_length: int | None, skip: bool, as_json: bool, **options: Any
 ) -> None:

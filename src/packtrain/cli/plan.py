@@ -9,78 +9,78 @@ import click
 
 from .. import files
 from ..remote.outputs import writable
-from ._app import PATH, completed, emit, verb
+from ._app import PATH, argument, completed, emit, flag, option, verb
 from ._reading import limits_of
 from ._show import open_lengths, print_plan
 
 
 @verb("plan")
-@click.argument("lengths", type=PATH, metavar="LENGTHS")
-@click.option(
+@argument("lengths", type=PATH, metavar="LENGTHS")
+@option(
     "--pack-length",
     "-n",
     type=int,
     required=True,
     help="Cap of a pack of several samples, in tokens; a longer sample follows `--long-samples`.",
 )
-@click.option("--out", "-o", type=PATH, required=True, help="Plan folder to write, or its URL.")
-@click.option("--packer", default="auto", help="How packs are filled.", shell_complete=completed("packers"))
-@click.option(
+@option("--out", "-o", type=PATH, required=True, help="Plan folder to write, or its URL.")
+@option("--packer", default="auto", help="How packs are filled.", shell_complete=completed("packers"))
+@option(
     "--packer-options",
     metavar="YAML",
     help="Knobs of the packer as YAML, for example `'{max_items: 8}'` of `diverse`.",
 )
-@click.option(
+@option(
     "--long-samples",
     default="single",
     help="A sample that does not fit: `single` (a pack of its own), `drop` (ledger), `error`.",
 )
-@click.option(
+@option(
     "--long-rule",
     default=">",
     help="Long means length `>` or `>=` the pack length; a YAML has `>=` (planning.md, Long samples).",
 )
-@click.option(
+@option(
     "--limit",
     "limits",
     multiple=True,
     metavar="COST=N",
     help="`COST=N`, a further hard cap per pack, such as `images=64`; repeatable.",
 )
-@click.option("--max-samples", type=int, help="Cap on the samples in a pack.")
-@click.option(
+@option("--max-samples", type=int, help="Cap on the samples in a pack.")
+@option(
     "--multiple-of",
     type=int,
     default=1,
     help="Every sample is later padded to a multiple of this; counted into the cap.",
 )
-@click.option("--window", type=int, help="Samples planned together; default all.")
-@click.option(
+@option("--window", type=int, help="Samples planned together; default all.")
+@option(
     "--seed",
     type=int,
     help="Shuffle samples of equal cost among their places; with `--samples-per-step` also which "
     "samples a step holds.",
 )
-@click.option("--samples-per-step", type=int, help="Exactly this many samples in each optimizer step.")
-@click.option(
+@option("--samples-per-step", type=int, help="Exactly this many samples in each optimizer step.")
+@option(
     "--packs-multiple", type=int, help="Packs of such a step are a multiple of this: ranks × accumulation."
 )
-@click.option(
+@option(
     "--last-step",
     help="Samples that do not fill the last step: `keep` (a smaller step) or `drop` (ledger, "
     "`partial_step`) [default: keep].",
 )
-@click.option(
+@option(
     "--skip-samples",
     type=PATH,
     help="File of sample ids to leave out, one a line or a JSON list (ledger, `skipped`).",
 )
-@click.option(
+@option(
     "--max-drop-fraction",
     type=float,
     help="Fail when a larger share of the samples goes to the ledger, naming them.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace another plan in `--out`.")
+@flag("--overwrite", help="Replace another plan in `--out`.")
 def command(
     lengths: Path,
     out: Path,

@@ -7,85 +7,80 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import click
-
 from ..errors import InputError
 from ..remote.outputs import writable
-from ._app import PATH, completed, emit, progress, verb, without_effect
+from ._app import PATH, argument, completed, emit, flag, option, progress, verb, without_effect
 from ._reading import inputs_of, limits_of, reading_options
 from ._show import stream_rows, table
 
 
 @verb("produce")
-@click.argument("inputs", type=PATH, metavar="IN")
-@click.argument("output", type=PATH, metavar="OUT")
-@click.option(
+@argument("inputs", type=PATH, metavar="IN")
+@argument("output", type=PATH, metavar="OUT")
+@option(
     "--processor",
     "-p",
     default="",
     show_default=False,
     help="Folder or hub name of the processor or tokenizer; `--kind encoded` needs none.",
 )
-@click.option("--pack-length", "-n", type=int, required=True, help="Cap of a pack in tokens.")
-@click.option("--watch", is_flag=True, help="Go on until a file `END` lies in IN, then end the stream.")
-@click.option(
+@option("--pack-length", "-n", type=int, required=True, help="Cap of a pack in tokens.")
+@flag("--watch", help="Go on until a file `END` lies in IN, then end the stream.")
+@flag(
     "--once",
     "--end",
     "ends",
-    is_flag=True,
     help="Take what is there and end the stream [default: take it; a later call goes on].",
 )
-@click.option("--packs-per-chunk", default=100, help="Packs of a chunk.")
-@click.option("--chunk-mb", default=1024, help="MiB at which a chunk is full before.")
-@click.option(
+@option("--packs-per-chunk", default=100, help="Packs of a chunk.")
+@option("--chunk-mb", default=1024, help="MiB at which a chunk is full before.")
+@option(
     "--window",
     default="1000",
     help="Samples planned together; those of packs that are not full wait for the next window. "
     "`all`: everything in IN, with `--packer ffd` first fit decreasing over the global view.",
 )
-@click.option("--packer", default="auto", help="How a window is packed.", shell_complete=completed("packers"))
-@click.option("--seed", type=int, help="Shuffle samples of equal length inside a window.")
-@click.option(
-    "--limit", "limits", multiple=True, metavar="COST=CAP", help="Further cap of a pack; repeatable."
-)
-@click.option("--max-samples", type=int, help="Samples of a pack.")
-@click.option("--multiple-of", default=1, help="Later padding of every sample.")
-@click.option("--long-samples", help="single, drop or error [default: as OUT was begun, else single].")
-@click.option(
+@option("--packer", default="auto", help="How a window is packed.", shell_complete=completed("packers"))
+@option("--seed", type=int, help="Shuffle samples of equal length inside a window.")
+@option("--limit", "limits", multiple=True, metavar="COST=CAP", help="Further cap of a pack; repeatable.")
+@option("--max-samples", type=int, help="Samples of a pack.")
+@option("--multiple-of", default=1, help="Later padding of every sample.")
+@option("--long-samples", help="single, drop or error [default: as OUT was begun, else single].")
+@option(
     "--media",
     help="How chunks hold pictures and sound: `uint8` (default), `tensor`, `source`. Not given: "
     "as OUT was begun.",
 )
-@click.option(
+@option(
     "--ready",
     help="When a raw shard is complete: `rename`, `marker` (`NAME.done`, `_SUCCESS`), `stable`; "
     "default `stable` with `--watch`, else `rename`.",
 )
-@click.option("--stable", "stable_s", default=5.0, help="Seconds without change for `stable`.")
-@click.option("--max-age", default=16, help="Windows a sample may wait so.")
-@click.option(
+@option("--stable", "stable_s", default=5.0, help="Seconds without change for `stable`.")
+@option("--max-age", default=16, help="Windows a sample may wait so.")
+@option(
     "--flush",
     "flush_s",
     default=10.0,
     help="Seconds without new shards until a smaller window is planned; packs and a chunk that are not full "
     "wait on.",
 )
-@click.option(
+@option(
     "--max-ahead",
     type=int,
     help="Back-pressure: wait while so many chunks are not acknowledged; at least the number of ranks.",
 )
-@click.option(
+@option(
     "--keep-completed",
     type=int,
     help="Remove acknowledged chunks but the newest so many; default: remove none.",
 )
-@click.option("--workers", default=1, help="Processes that encode; the chunks do not depend on it.")
-@click.option("--poll", "poll_s", default=1.0, help="Seconds between two looks at IN.")
+@option("--workers", default=1, help="Processes that encode; the chunks do not depend on it.")
+@option("--poll", "poll_s", default=1.0, help="Seconds between two looks at IN.")
 @reading_options
-@click.option("--max-length", type=int, help="Cap of a sample with --truncation left or right.")
-@click.option("--truncation", default="error", help="error, left or right.")
-@click.option(
+@option("--max-length", type=int, help="Cap of a sample with --truncation left or right.")
+@option("--truncation", default="error", help="error, left or right.")
+@option(
     "--stop-after-failures",
     default=100,
     help="Stop when the first so many records all fail for one reason, or all records do (0: go on).",

@@ -6,17 +6,18 @@ from pathlib import Path
 
 import click
 
-from ._app import PATH, emit, progress, show_runtime, verb
-from ._recipe import KEYS, no_page, no_proof_option, recipe_of, refuse_streams, show_result
+from ..errors import InputError
+from ._app import PATH, argument, emit, flag, option, show_runtime, stages, verb
+from ._recipe import KEYS, no_page, no_proof_option, recipe_of, show_result
 from .export import show_export
 
 
 @verb("run", context_settings=KEYS)
-@click.argument("config", type=PATH, metavar="CONFIG")
-@click.option("--output-dir", help="Instead of `training.output_dir`.")
-@click.option("--overwrite", is_flag=True, help="Replace what the output folder holds of another run.")
+@argument("config", type=PATH, metavar="CONFIG")
+@option("--output-dir", help="Instead of `training.output_dir`.")
+@flag("--overwrite", help="Replace what the output folder holds of another run.")
 @no_proof_option
-@click.option("--no-html", is_flag=True, help="Write no `report.html`.")
+@flag("--no-html", help="Write no `report.html`.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -43,12 +44,13 @@ def command(
     show_runtime()
     with Heard() as heard:
         settings = load_config(config, recipe_of({"proof": False} if no_proof else {}, ctx.args))
-    refuse_streams(settings)
+    if (kind := settings.data.kind) != "planned":  # those can only be trained on
+        raise InputError(f"data of kind {kind} have no plan to run", hint="use packtrain train CONFIG")
     if output_dir is not None:
         training = settings.training.model_copy(update={"output_dir": output_dir})
         settings = settings.model_copy(update={"training": training})
     if settings.export.format is not None:
-        figures = run_export(settings, overwrite=overwrite, stage=lambda name: progress(name, quiet=as_json))
+        figures = run_export(settings, overwrite=overwrite, stage=stages(as_json))
         emit(figures) if as_json else show_export(figures)
         return
     settings = settings.resumed()
@@ -56,7 +58,7 @@ def command(
         settings,
         overwrite=overwrite,
         html=False if no_html or no_page(settings, heard.lines) else None,
-        stage=lambda name: progress(name, quiet=as_json),
+        stage=stages(as_json),
         told=heard.lines,
     )
     show_result(result.folder, result.figures, as_json, result.plan)

@@ -21,7 +21,7 @@ from ..planning.distribution import distribution, phases_of
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
 from ..store.plans import undamaged
-from ._app import PATH, emit, spoken, verb, without_effect
+from ._app import PATH, argument, emit, flag, option, spoken, verb, without_effect
 from ._show import (
     artefact_kind,
     folder_of_run,
@@ -102,45 +102,39 @@ def _need_plan(hint: str, **given: Any) -> None:
 
 
 @verb("show")
-@click.argument("artefact", type=PATH, metavar="ARTEFACT")
-@click.option("--html", type=PATH, help="Write the page of a plan or run.")
-@click.option(
+@argument("artefact", type=PATH, metavar="ARTEFACT")
+@option("--html", type=PATH, help="Write the page of a plan or run.")
+@option(
     "--export",
     "table_file",
     type=PATH,
     help="Write a plan as a table, one row a sample: `pack`, `position` in the pack, `sample`, "
     "`offset` of its first token, `length`; `.npz`, `.jsonl`, `.csv` or `.parquet`.",
 )
-@click.option("--pack", type=int, help="The sample ids of one pack.")
-@click.option(
+@option("--pack", type=int, help="The sample ids of one pack.")
+@option(
     "--sample",
     type=int,
     help="One sample: where it stands, its length, its pack or why it has none, and its record.",
 )
-@click.option(
+@option(
     "--profile",
     type=PATH,
     help="Of a run with `--html` or `--json`: a device profile (JSON), for a forecast in seconds "
     "of that device.",
 )
-@click.option(
+@flag(
     "--ledger",
-    is_flag=True,
     help="Every sample that is not in the plan, or that no plan of the lengths can hold: id, reason, "
     "where it stands, what is wrong.",
 )
-@click.option(
+@flag(
     "--distribution",
-    is_flag=True,
     help="Lengths against a pack: classes, powers of two, share over half, phases of `diverse`.",
 )
-@click.option(
-    "--pack-length", "-n", type=int, help="The pack length of `--distribution`, for a lengths folder."
-)
-@click.option(
-    "--follow", is_flag=True, help="A directory of chunks: print it whenever it changes, until it has ended."
-)
-@click.option("--interval", default=2.0, help="Seconds between two looks of `--follow`.")
+@option("--pack-length", "-n", type=int, help="The pack length of `--distribution`, for a lengths folder.")
+@flag("--follow", help="A directory of chunks: print it whenever it changes, until it has ended.")
+@option("--interval", default=2.0, help="Seconds between two looks of `--follow`.")
 def command(artefact: Path, **options: Any) -> None:
     """Show a lengths, plan or run folder, an export, or a directory of chunks that grows.
 

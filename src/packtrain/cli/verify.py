@@ -13,7 +13,7 @@ from .. import files
 from ..errors import FormatError, InputError, LawError, counted
 from ..measuring.run import CUT
 from ..store.growing import View, chunk_name
-from ._app import PATH, emit, progress, verb, without_effect
+from ._app import PATH, argument, emit, flag, option, progress, verb, without_effect
 from ._show import artefact_kind, folder_of_run, ledger_of, of_host, stream_of, table, validation_folders
 
 Progress = Callable[[int, int], None]
@@ -23,27 +23,26 @@ _PROOF_TOKENS = 4096
 
 
 @verb("verify")
-@click.argument("artefact", type=PATH, metavar="ARTEFACT")
-@click.option("--model", help="Also prove on this model that packed samples do not read each other.")
-@click.option("--samples", type=click.IntRange(min=2), default=8, help="Samples of the proof.")
-@click.option(
+@argument("artefact", type=PATH, metavar="ARTEFACT")
+@option("--model", help="Also prove on this model that packed samples do not read each other.")
+@option("--samples", type=click.IntRange(min=2), default=8, help="Samples of the proof.")
+@option(
     "--attn",
     "backends",
     multiple=True,
     help="Attention backends of the proof; default `sdpa` and `eager`; repeatable.",
 )
-@click.option(
+@option(
     "--encode",
     default=32,
     help="Packs of an export whose samples are encoded and compared with their planned lengths.",
 )
-@click.option(
+@flag(
     "--energon",
-    is_flag=True,
     help="Read an energon export through Megatron-Energon too, or fail where that is not "
     "installed; without it: where it is installed.",
 )
-@click.option(
+@option(
     "--dtype",
     type=click.Choice(["float32", "float64", "bfloat16", "float16", "auto"]),
     default="float32",

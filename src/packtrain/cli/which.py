@@ -8,28 +8,27 @@ from typing import Any
 import click
 
 from ..errors import InputError, counted
-from ._app import PATH, emit, verb, without_effect
+from ._app import PATH, argument, emit, flag, option, verb, without_effect
 from ._show import of_host
 
 
 @verb("which")
-@click.argument("artefact", type=PATH, metavar="RUN|PLAN")
-@click.option("--step", type=int, help="The optimizer step: over the run, or inside `--epoch`.")
-@click.option(
+@argument("artefact", type=PATH, metavar="RUN|PLAN")
+@option("--step", type=int, help="The optimizer step: over the run, or inside `--epoch`.")
+@option(
     "--sample",
     type=int,
     help="A sample id: print the steps that hold it (of all epochs of a run, else of `--epoch`).",
 )
-@click.option("--rank", type=int, help="Only what this rank takes.")
-@click.option("--epoch", type=int, help="The epoch, from 0.")
-@click.option("--world-size", type=int, help="Ranks, for a plan [default: 1].")
-@click.option("--grad-accum", type=int, help="Micro steps a step, for a plan by packs [default: 1].")
-@click.option("--seed", type=int, help="Seed of the epoch orders, for a plan [default: plan order].")
-@click.option("--balance", help="Balance of the sampler, for a plan: step, window or global.")
-@click.option("--replan", type=click.Choice(["epoch"]), help="For a plan: every epoch has a plan of its own.")
-@click.option(
+@option("--rank", type=int, help="Only what this rank takes.")
+@option("--epoch", type=int, help="The epoch, from 0.")
+@option("--world-size", type=int, help="Ranks, for a plan [default: 1].")
+@option("--grad-accum", type=int, help="Micro steps a step, for a plan by packs [default: 1].")
+@option("--seed", type=int, help="Seed of the epoch orders, for a plan [default: plan order].")
+@option("--balance", help="Balance of the sampler, for a plan: step, window or global.")
+@option("--replan", type=click.Choice(["epoch"]), help="For a plan: every epoch has a plan of its own.")
+@flag(
     "--losses",
-    is_flag=True,
     help="With `--step` of a run: loss and supervised tokens of every sample, the largest loss first.",
 )
 def command(
