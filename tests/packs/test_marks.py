@@ -132,7 +132,7 @@ def test_a_directory_that_cannot_be_written_trains(
     def refuse(*given: Any) -> None:
         raise PermissionError(30, "Read-only file system")
 
-    monkeypatch.setattr("packtrain.packs._waiting_reader.register", refuse)
+    monkeypatch.setattr("packtrain.packs.growing.register", refuse)
     reader = LazyShardedDataset(stream.folder, 0, 1, run=tmp_path / "run")
     with caplog.at_level(logging.WARNING):
         read(reader, FIRST_CHUNKS)

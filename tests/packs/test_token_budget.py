@@ -15,7 +15,7 @@ import packtrain as pt
 from packtrain.collate import PaddingFreeCollator
 from packtrain.data import TokenBudgetDataset, WeightedSources
 from packtrain.errors import InputError, PacktrainError
-from packtrain.packs._batchers import WarmUp
+from packtrain.packs.token_budget import WarmUp
 
 A, B, C, D, E, F, G, H, I, J = range(1, 11)  # noqa: E741 - the letters of the text
 

@@ -1,4 +1,5 @@
-"""Cursors of readers on disk: how far every rank has acknowledged, and which chunks are used up.
+"""A reader and its producer: how far ranks have acknowledged on disk, which chunks are used up, and what a
+waiting reader sees of the producer.
 
 A cursor is published whole, one file for each rank, and only ever counts what a saved checkpoint covers. What
 all ranks of one launch have acknowledged is the least of their cursors: behind that nobody goes back, and
@@ -7,6 +8,7 @@ only chunks that lie wholly before it may be removed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,8 +16,22 @@ from typing import Any
 
 from .. import files
 from ..errors import ForeignArtefactError, FormatError
-from ..store.growing import ACKS, COMPLETED, Order, View, acknowledged, chunk_name, is_cursor
-from ..waiting.poll import fresh_json
+from ..store.growing import (
+    ACKS,
+    COMPLETED,
+    HELD_BACK,
+    PRODUCER,
+    Order,
+    View,
+    acknowledged,
+    chunk_name,
+    is_cursor,
+)
+from ..waiting.claim import STALE_S, Held
+from ..waiting.claim import look as look_at
+from ..waiting.poll import Clock, Watch, fresh_json
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -157,3 +173,65 @@ def mark_completed(
         if own:
             begin = chunk + cursor.world_size
     return begin, marked
+
+
+# --------------------------------------------------------------------------------------------
+# What a waiting reader knows of the producer: its heartbeat by the reader's own clock, and its last word
+# --------------------------------------------------------------------------------------------
+# A producer that stopped is no reason to give up: it may be started again and goes on where it was. The
+# reader says so in its log and waits on, as long as it was told to.
+#: Seconds between two log lines of a waiting reader.
+TELL_S = 30.0
+
+_NEITHER = (
+    "where a rank needs more chunks before its next checkpoint, neither goes on: raise --max-ahead, at least "
+    "to the number of ranks, or save more often"
+)
+
+
+class ProducerWatch:
+    """The producer as it is seen during one wait."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self._folder = folder / PRODUCER
+        self._clock = clock
+        self._watch = Watch(clock)
+        self._told = clock.now()
+        self._held: Held | None = None
+        self._quiet = 0.0
+
+    def look(self, rank: int, what: str) -> None:
+        """Look at the heartbeat; a log line now and then."""
+        self._held = look_at(self._folder)
+        self._quiet = 0.0 if self._held is None else self._watch.quiet(self._held.pulse)
+        if self._clock.now() - self._told >= TELL_S:
+            self._told = self._clock.now()
+            logger.warning("rank %d waits for %s; %s", rank, what, self.said())
+
+    def said(self) -> str:
+        """One line on the producer."""
+        held = self._held
+        if held is None or held.owner is None:
+            home = self._folder.parent
+            return "no producer has begun" + ("" if home.is_dir() else f": there is no folder {home}")
+        who = f"the producer ({held.owner})"
+        beat = held.beat
+        if beat.get("state") == "failed":
+            return f"{who} failed: {(beat.get('error') or {}).get('message', 'no reason given')}"
+        if beat.get("state") == "released":
+            return f"{who} has stopped"
+        if held.owner.is_dead:
+            return f"{who} is gone"
+        if self._quiet >= STALE_S:
+            return f"{who} has given no sign of life for {self._quiet:.0f} s"
+        more = f" ({_NEITHER})" if self.is_held_back else ""
+        return f"{who} is {beat.get('stage', 'working')}{more}"
+
+    @property
+    def is_held_back(self) -> bool:
+        """Does a living producer wait for chunks to be acknowledged?"""
+        held = self._held
+        if held is None or held.owner is None or held.owner.is_dead or self._quiet >= STALE_S:
+            return False
+        working = held.beat.get("state") not in ("failed", "released")
+        return working and str(held.beat.get("stage", "")).startswith(HELD_BACK)

@@ -30,7 +30,6 @@ from ..errors import (
 from ..measuring.eligibility import set_epoch
 from ..planning.permutation import Permutation
 from ._iterable import OfSplits, Places, Wanted, samples_of, shorter
-from ._stream_data import data_of
 
 logger = logging.getLogger(__name__)
 
@@ -121,11 +120,6 @@ class IndexReader:
         """Samples of the source."""
         return len(self.source)
 
-    @property
-    def data(self) -> dict[str, Any] | None:
-        """What a state says of the data it belongs to; None where nothing is known."""
-        return data_of(self.source)
-
     def check_total(self, saved: int | None) -> None:
         """Refuse a source that has another length than when the state was saved.
 
@@ -169,11 +163,6 @@ class IterableReader:
         self._epoch: int | None = None  # that the source was told last
 
     total = None  # nobody knows
-
-    @property
-    def data(self) -> dict[str, Any] | None:
-        """As that of `IndexReader`; of a mixture something is known."""
-        return data_of(self.source)
 
     def check_total(self, saved: int | None) -> None:
         """Nothing to compare."""

@@ -15,50 +15,50 @@ its ranks then read chunks of each other.
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from ..checks import one_of, whole
-from ..errors import InputError
+from ..errors import FormatError, InputError, WaitTimeoutError, counted
 from ..measuring.encoding import encoder_of
 from ..moved import also_named, renamed
 from ..remote.copies import place_of
-from ..store.growing import Order, raw_place
-from ..waiting.poll import Clock
+from ..store.chunks import ChunkReader, OpenChunks
+from ..store.growing import (
+    STREAM,
+    Order,
+    View,
+    acknowledged,
+    check_folder,
+    chunk_name,
+    raw_place,
+    readers,
+    register,
+)
+from ..waiting.poll import Clock, SystemClock
 from ..world import world
-from ._acknowledge import Cursor, check_reachable, mark_completed, publish_cursor
-from ._waiting_reader import SlotReader
+from ._acknowledge import TELL_S, Cursor, ProducerWatch, check_reachable, mark_completed, publish_cursor
 from .handed_out import HandedOut, check_not_sharded
 from .ledger_file import Skipping
 from .loader import SourceLoader
 from .pack import Pack
 
+logger = logging.getLogger(__name__)
+
 
 # --------------------------------------------------------------------------------------------
 # LazyShardedDataset for DataLoaders: a sampler of its slots, and an iterable that workers share
 # --------------------------------------------------------------------------------------------
-class Slots(Protocol):
-    """What the views ask of the dataset, which stands above."""
-
-    world_size: int
-
-    @property
-    def steps(self) -> int: ...
-    def slots(self) -> Iterator[int]: ...
-    def sampled(self, *, all_ranks: bool) -> Iterator[int]: ...
-    def __iter__(self) -> Iterator[Pack]: ...
-    def __getitem__(self, index: int) -> Pack: ...
-
-
 class SlotSampler(Sampler[int]):  # type: ignore[misc]
     """Slots of the dataset's rank (or of all ranks), each when its micro step can be taken by all ranks."""
 
-    def __init__(self, dataset: Slots, all_ranks: bool) -> None:
+    def __init__(self, dataset: LazyShardedDataset, all_ranks: bool) -> None:
         self.dataset, self.all_ranks = dataset, all_ranks
 
     def __iter__(self) -> Iterator[int]:
@@ -72,7 +72,7 @@ class SlotSampler(Sampler[int]):  # type: ignore[misc]
 class SlotStream(IterableDataset[Pack]):  # type: ignore[misc]
     """The packs of the dataset's rank. Worker w of N reads micro steps w, w + N, …: the order stays."""
 
-    def __init__(self, dataset: Slots) -> None:
+    def __init__(self, dataset: LazyShardedDataset) -> None:
         self.dataset = dataset
 
     def __iter__(self) -> Iterator[Pack]:
@@ -96,7 +96,7 @@ class LengthUnknownError(InputError, TypeError):
     """The stream has not ended: nobody knows its length. (A TypeError too, so `list(ds)` does without.)"""
 
 
-class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
+class LazyShardedDataset(Dataset[Pack]):  # type: ignore[misc]
     """Packs of one rank from a directory of chunks.
 
     Iterating yields this rank's packs (`Pack`: a list of encoded samples, whose string keys read `input_ids
@@ -168,19 +168,21 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
                 f"timeout_s {timeout_s}, poll_s {poll_s}, cache_chunks {cache_chunks}",
                 hint="timeout_s >= 0 (0 = for ever), poll_s > 0, cache_chunks >= 1",
             )
-        super().__init__(
-            directory,
-            world(rank, world_size),
-            timeout_s,
-            poll_s,
-            start=start,
-            run=run,
-            cache_chunks=cache_chunks,
-            encode=encoder_of(encode),
-            clock=clock,
-            verify=verify,
-            skipping=Skipping(skip, ledger_file, on_error, max_skip_fraction),
-        )
+        place = world(rank, world_size)
+        self.directory = directory
+        self.run = None if run is None else Path(run)
+        self.rank, self.world_size = place.rank, place.size
+        self.timeout_s, self.poll_s = float(timeout_s), float(poll_s)
+        self.start, self.cache_chunks, self.encode = start, cache_chunks, encoder_of(encode)
+        self.skipping = Skipping(skip, ledger_file, on_error, max_skip_fraction)
+        self._clock = clock or SystemClock()
+        self._view = View(directory, self._clock)
+        self._order: Order | None = None
+        self._cursor: Cursor | None = None
+        self._resumed = False
+        self._open = OpenChunks(self._opened, cache_chunks, verify=verify)
+        self._asked: Mapping[str, Any] | None = None
+        self._resumed_from: Mapping[str, Any] | None = None
         self.total_steps = total_steps
         self.handed = HandedOut(
             "use ds.loader(collate, num_workers=…), or state_dict(step): behind so many micro steps"
@@ -198,7 +200,7 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
         self.handed.begin_pass()
         for slot in self.slots():
             row = self._row(slot)
-            cursor = self._here()
+            cursor = self._begin()
             cursor.step = (slot - cursor.start) // cursor.world_size + 1
             yield row
 
@@ -206,8 +208,7 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
         """This rank's slots (or all), from where a pass begins, when all ranks can take their micro step."""
         if not all_ranks:
             check_not_sharded(self.world_size)
-        self._begin()
-        cursor = self._here()
+        cursor = self._begin()
         step = cursor.step if self._resumed else 0
         self._resumed = False
         while step != self.total_steps and self._wait_for_step(step):
@@ -221,14 +222,14 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
     def __getitem__(self, index: int) -> Pack:
         """Slot `index` of the global order; waits for it. IndexError behind the end of the stream."""
         slot = operator.index(index)
-        self._begin()
+        cursor = self._begin()
         if slot >= 0:
             self._wait_for_slot(slot)
         end = self._end() if self.total_steps is None else len(self)
         if not 0 <= slot < end:
             raise IndexError(f"slot {slot} of {end}")
         self.handed.read()
-        pack, cursor = self._row(slot), self._here()
+        pack = self._row(slot)
         if self._sampled and get_worker_info() is None:  # by a loader without workers, which reads in turn
             cursor.step = (slot - cursor.start) // cursor.world_size + 1
         return pack
@@ -253,8 +254,7 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
             LengthUnknownError: the stream has not ended.
         """
         if self.total_steps is not None:
-            self._begin()
-            return self._here().start + self.total_steps * self.world_size
+            return self._begin().start + self.total_steps * self.world_size
         if not self.has_ended:
             raise LengthUnknownError(
                 f"{self.directory} may still grow: it has no END, or not all its chunks are visible",
@@ -266,7 +266,7 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
     @property
     def steps(self) -> int:
         """Micro steps of a whole pass; equal on every rank. Raises as `len`."""
-        total, cursor = len(self), self._here()
+        total, cursor = len(self), self._begin()
         return (total - cursor.start) // cursor.world_size
 
     @property
@@ -280,8 +280,7 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
     def config(self) -> dict[str, Any]:
         """What the producer was told: `pack_length`, `media`, …; waits for the stream to begin."""
         self._begin()
-        assert self._view.stream is not None
-        return dict(self._view.stream["config"])
+        return dict((self._view.stream or {})["config"])
 
     @property
     def pack_length(self) -> int:
@@ -291,8 +290,8 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
     @property
     def begins_at(self) -> int:
         """The micro step at which the next pass begins."""
-        self._begin()
-        return self._here().step if self._resumed else 0
+        step = self._begin().step
+        return step if self._resumed else 0
 
     def mark_in(self, run: str | Path) -> None:
         """Keep the marks in the folder of a run, where none was named; before anything is read."""
@@ -308,15 +307,14 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
 
         Waits for them, uses none up.
         """
-        self._begin()
-        step = self._here().step if step is None else step
+        cursor = self._begin()
+        step = cursor.step if step is None else step
         steps = range(step, step + count)
-        return [self._row(self._here().slot(one)) for one in steps if self._wait_for_step(one)]
+        return [self._row(cursor.slot(one)) for one in steps if self._wait_for_step(one)]
 
     def locate(self, local: int) -> tuple[int, int]:
         """(chunk, row) of this rank's pack number `local`; waits for it. IndexError where there is none."""
-        self._begin()
-        slot = self._here().slot(local)
+        slot = self._begin().slot(local)
         self._wait_for_slot(slot)
         place = None if local < 0 else self._grown().place(slot)
         if place is None:
@@ -348,25 +346,20 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
         """Raise what `load_state_dict` would; change nothing."""
         was = Cursor.of_dict(state)
         if self._view.stream is not None:
-            Cursor.resumed(state, self._view.stream["stream"], self.world_size, self.rank)
+            Cursor.resumed(state, self._stream(), self.world_size, self.rank)
         if self.has_ended and was.slots:
-            order = Order(was.order_world)  # of its own: nobody may have begun to read here
-            for packs in self._view.counts:
-                order.append(packs)
+            order = self._grown(Order(was.order_world))  # of its own: nobody may have begun to read here
             check_reachable(self.directory, state, order.last_rounds * order.world)
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Where this rank stands: behind `step` micro steps, or behind what was yielded by the last pass."""
-        self._begin()
-        return self.at_step(self.handed.step(self._here().step) if step is None else step)
+        return self.at_step(self.handed.step(self._begin().step) if step is None else step)
 
     def at_step(self, step: int) -> dict[str, Any]:
         """The state after `step` micro steps: for loaders whose workers run ahead."""
-        self._begin()
-        cursor = replace(self._here(), step=step)
+        cursor = replace(self._begin(), step=step)
         place = self._grown().place(cursor.slot(cursor.step))
-        assert self._view.stream is not None
-        told = {"stream": self._view.stream["stream"], "next": place and list(place), "end": self._raw_end()}
+        told = {"stream": self._stream(), "next": place and list(place), "end": self._raw_end()}
         own = {} if self.marks == self.directory else {"registered": True}
         return {**cursor.to_dict(), **told, **own}
 
@@ -391,12 +384,10 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
         Returns:
             The numbers of the chunks that were marked.
         """
-        self._begin()
+        cursor = self._begin()
         self._view.refresh()  # workers may have read what this process has not seen
-        cursor = self._here()
-        assert self._view.stream is not None
         if isinstance(step, Mapping):
-            slots = Cursor.resumed(step, self._view.stream["stream"], cursor.world_size, cursor.rank).slots
+            slots = Cursor.resumed(step, self._stream(), cursor.world_size, cursor.rank).slots
         else:
             slots = cursor.start + cursor.world_size * operator.index(
                 self.handed.step(cursor.step) if step is None else step
@@ -411,7 +402,178 @@ class LazyShardedDataset(SlotReader, Dataset[Pack]):  # type: ignore[misc]
                 hint="acknowledge what state_dict or at_step gave",
             )
         self._register()  # again: an empty directory may have been begun anew
-        publish_cursor(self.marks, self._view.stream["stream"], cursor, slots, self._raw_end())
+        publish_cursor(self.marks, self._stream(), cursor, slots, self._raw_end())
         order = self._grown()
         self._marked, marked = mark_completed(self.marks, self._view, order, cursor, slots, self._marked)
         return marked
+
+    # ------------------------------------------------------------------------------------ waiting
+    def _begin(self) -> Cursor:
+        """Where this rank stands, once the stream has begun."""
+        if self._cursor is not None:
+            return self._cursor
+        if self._view.stream is None:
+            check_folder(self.directory)
+            self._wait(lambda: self._view.stream is not None, str(self.directory / STREAM))
+        stream = self._stream()
+        cursor = Cursor(self.world_size, 0, self.world_size, self.rank, 0)
+        self._resumed_from = self._asked
+        if self._asked is not None:
+            cursor = Cursor.resumed(self._asked, stream, self.world_size, self.rank)
+        elif self.start != "beginning":
+            found = acknowledged(self.marks, stream)
+            if found is None and self.start == "acknowledged":
+                found = self._furthest()
+            if found is not None:
+                self._resumed_from = found
+                cursor = Cursor.resumed(found, stream, self.world_size, self.rank)
+                self._resumed = True
+                logger.warning(
+                    "%s: going on behind %d slots that were acknowledged", self.directory, cursor.slots
+                )
+        self._cursor = cursor
+        self._order = Order(cursor.order_world)
+        self._register()
+        return cursor
+
+    @property
+    def marks(self) -> Path:
+        """The folder of this reader's marks: in the run's own; the directory itself without a run, and for
+        one that goes on from a state of before runs had marks of their own."""
+        if self.run is None or (self._asked is not None and not self._asked.get("registered")):
+            return self.directory
+        return self.run.absolute() / "consumed" / self._stream()[:16]
+
+    def _register(self) -> None:
+        """Tell the producer that this run reads here: it removes no chunk that the run has not used."""
+        if self.rank or self.marks == self.directory or get_worker_info() is not None:
+            return
+        try:
+            register(self.directory, self._stream(), self.marks)
+        except (OSError, InputError) as error:
+            logger.warning(
+                "this run cannot register in %s (%s): its producer may remove chunks that it has not read",
+                self.directory,
+                error,
+            )
+
+    def _furthest(self) -> Mapping[str, Any] | None:
+        """What the reader that got furthest has acknowledged."""
+        told = [told for told in readers(self.directory, self._stream()).values() if told is not None]
+        return max(told, key=lambda one: int(one["slots"]), default=None)
+
+    def _stream(self) -> str:
+        return str((self._view.stream or {}).get("stream"))
+
+    def _grown(self, order: Order | None = None) -> Order:
+        """The order over all chunks that were seen."""
+        order = order or self._order
+        assert order is not None
+        for packs in self._view.counts[order.chunks :]:
+            order.append(packs)
+        return order
+
+    def _end(self) -> int:
+        """One past the last slot, rounded up to whole steps. Only behind END.
+
+        Raises:
+            ForeignArtefactError: the state that was resumed from stands behind it.
+        """
+        cursor, order = self._begin(), self._grown()
+        if self._resumed_from is not None:
+            check_reachable(self.directory, self._resumed_from, order.last_rounds * order.world)
+        left = max(0, order.last_rounds * order.world - cursor.start)
+        return cursor.start + -(-left // cursor.world_size) * cursor.world_size
+
+    def _raw_end(self) -> int | None:
+        """Slots of the stream, fillers of the last steps not counted; None before its end is visible."""
+        return self._grown().last_rounds * self._grown().world if self._view.is_complete else None
+
+    def _is_visible(self, slots: range) -> bool:
+        """Can the packs of all these slots be read (or will they never come)?"""
+        order = self._grown()
+        return slots.stop <= order.whole_rounds * order.world or all(
+            order.place(slot) is not None for slot in slots
+        )
+
+    def _wait_for_slot(self, slot: int) -> None:
+        """Until a slot is visible, or the stream has ended."""
+        slots = range(slot, slot + 1)
+        if not self._is_visible(slots) and not self._view.is_complete:
+            self._wait(lambda: self._is_visible(slots) or self._view.is_complete, f"the pack of slot {slot}")
+
+    def _wait_for_step(self, step: int) -> bool:
+        """Until all ranks can take micro step `step`; False when there is none."""
+        cursor = self._begin()
+        first = cursor.start + step * cursor.world_size
+        slots = range(first, first + cursor.world_size)
+        if not self._is_visible(slots) and not self._view.is_complete:
+            self._wait(
+                lambda: self._is_visible(slots) or self._view.is_complete,
+                f"the packs of micro step {step}",
+                first=first == 0,
+            )
+        return self._is_visible(slots) or first < self._end()
+
+    def _wait(self, ready: Callable[[], bool], what: str, *, first: bool = False) -> None:
+        """Look at the folder until `ready`.
+
+        Args:
+            first: no rank can have used a pack as yet, so none can acknowledge one.
+
+        Raises:
+            WaitTimeoutError: it was not ready within `timeout_s` (0 = for ever), or never will be: the
+                producer waits for readers that cannot begin; says what was seen.
+        """
+        view, clock = self._view, self._clock
+        watch, began = ProducerWatch(view.folder, clock), clock.now()
+        while True:
+            view.refresh()
+            if ready():
+                return
+            waited, there = clock.now() - began, counted(len(view.counts), "chunks")
+            watch.look(self.rank, what)
+            if self.timeout_s and waited >= self.timeout_s:
+                raise WaitTimeoutError(
+                    f"rank {self.rank} waited {waited:.1f} s for {what} in {view.folder}; "
+                    f"{there} are there; {watch.said()}",
+                    hint="raise timeout_s (0 = for ever), or see the producer's output",
+                )
+            if first and waited >= TELL_S and watch.is_held_back:
+                raise WaitTimeoutError(
+                    f"rank {self.rank} cannot begin: {what} need more than the {there} in {view.folder}, and "
+                    "the producer waits until some are acknowledged",
+                    hint="packtrain produce with a larger --max-ahead: at least the number of ranks",
+                )
+            rest = self.timeout_s - waited if self.timeout_s else self.poll_s
+            clock.sleep(max(0.001, min(self.poll_s, rest)))
+
+    def _row(self, slot: int) -> Pack:
+        place = self._grown().place(slot)
+        if place is None:
+            logger.info("slot %d is a filler: one untrained token", slot)
+            return Pack.filler(slot)
+        chunk, row = place
+        members = self._open[chunk][row]
+        stay = self.skipping.kept(one["sample_id"] for one in members)
+        members = self.skipping.without([members[at] for at in stay])
+        if not members:
+            logger.info("slot %d: all its samples are skipped: one untrained token", slot)
+            return Pack.filler(slot)
+        return Pack(members, slot=slot, chunk=chunk, chunk_row=row)
+
+    def _opened(self, chunk: int) -> ChunkReader:
+        path = self.directory / chunk_name(chunk)
+        try:
+            return ChunkReader(path, encode=self.encode, failed=self.skipping.failed_media)
+        except FormatError:
+            told = self._furthest()
+            if path.exists() or told is None:
+                raise
+            if self._grown(Order(int(told["order_world"]))).end_of(chunk) > int(told["slots"]):
+                raise
+            raise FormatError(
+                f"{path} was removed: it had been acknowledged by every run that registered",
+                hint="start: acknowledged goes on behind that; `packtrain produce --keep-completed` keeps "
+                "more chunks",
+            ) from None

@@ -50,14 +50,14 @@ from ..workers import freeze
 from ..world import World, world
 from ._readers import reader_of
 from ._splits import MOST, Reader, Splits, check_divides
-from ._stream_data import check_data
-from ._stream_pass import Slot, StreamPass
-from ._stream_run import Run
+from ._stream_run import Run, Slot, StreamPass
 from ._stream_state import (
     LAST_EPOCH,
     VERSION,
+    check_data,
     check_held,
     check_moment,
+    data_of,
     differing,
     joined,
     of_reader,
@@ -137,13 +137,10 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         skip: Iterable[int] | None = None,
         ledger_file: str | Path | None = None,
     ) -> None:
-        here = world()
-        place = World(here.rank if rank is None else rank, here.size if world_size is None else world_size)
-        max_carry, shuffle_buffer = (
-            whole("max_carry", max_carry, 0),
-            whole("shuffle_buffer", shuffle_buffer, 0),
-        )
-        seed, encode_workers = whole("seed", seed, 0), whole("encode_workers", encode_workers, 0)
+        place = world(rank, world_size)
+        self.max_carry = whole("max_carry", max_carry, 0)
+        self.shuffle_buffer = whole("shuffle_buffer", shuffle_buffer, 0)
+        self.seed = whole("seed", seed, 0)
         if not isinstance(ledger_file, str | Path | None):
             raise InputError(f"ledger_file is {ledger_file!r}", hint="name a JSON lines file")
         check_policy(on_error, max_skip_fraction, ledger_file)
@@ -167,14 +164,14 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         EqualSteps((), exhausted=exhausted)  # refuses an unknown word here, not at the first epoch
         self.name = secrets.token_hex(8)  # the same in all loader workers
         self.source_mark: str | None = None  # of an iterable: the same in all ranks of a node
-        self.reader = reader_of(source, shuffled=shuffle_buffer > 0, seed=seed)
+        self.reader = reader_of(source, shuffled=self.shuffle_buffer > 0, seed=self.seed)
         self.encode = encoder_of(template)
         self.place = World(int(place.rank), int(place.size))
         self.splits = None if splits is None else whole("splits", splits, 1, MOST)
         if self.splits is not None:
             check_divides(self.splits, self.place.size, 1)
-        self.max_carry, self.shuffle_buffer, self.seed = max_carry, shuffle_buffer, seed
-        self.encode_workers, self.cyclic, self.exhausted = encode_workers, flag("cyclic", cyclic), exhausted
+        self.encode_workers, self.cyclic = whole("encode_workers", encode_workers, 0), flag("cyclic", cyclic)
+        self.exhausted = exhausted
         self.on_error, self.max_skip_fraction = on_error, max_skip_fraction
         self.ledger_file = None if ledger_file is None else Path(ledger_file)
         self.epoch = self.passes = 0
@@ -349,16 +346,11 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         return self._told(here, max(one["epoch"] for one in held), held, {})
 
     def _told(self, here: Reader, epoch: int, held: list[Any], ended: dict[str, bool]) -> dict[str, Any]:
-        data, divided = self.reader.data, self._layout(here)
+        data, divided = data_of(self.reader.source), self._layout(here)
         known = {"splits": divided.count, "window": divided.window, "buffer": divided.buffer}
-        of = self._settings(skipped=False)
-        told = {
-            **self._identity(),
-            "of": of,
-            **known,
-            "reader": list(here),
-            **({} if data is None else {"data": data}),
-        }
+        told = {**self._identity(), "of": self._settings(skipped=False), **known, "reader": list(here)}
+        if data is not None:
+            told["data"] = data
         return written({**told, "epoch": epoch, **ended, "held": held})
 
     def _behind(self, step: int | None) -> list[Given | None]:
@@ -378,8 +370,6 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         """The next packs of this reader; read apart, so that it does not move."""
         apart = copy.copy(self)
         apart.encode_workers, apart.left_out, apart.tells = 0, {}, False
-        apart.leave_out = _not_written  # type: ignore[method-assign, assignment]
-        apart.tell_cut = _not_written  # type: ignore[method-assign, assignment]
         apart.load_state_dict(self.state_dict())
         return list(itertools.islice(apart._packs(), count))
 
@@ -505,7 +495,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
 
     def tell_cut(self, sample_id: Any, note: str) -> None:
         """Say of a sample that is trained which of its answers truncation removed, or cut short."""
-        if not self._told_cut:
+        if self.tells and not self._told_cut:
             more = "" if self.ledger_file is None else f"; all of them: {self.ledger_file}"
             logger.warning("sample %s is trained without all of its answers, %s%s", sample_id, note, more)
         self._told_cut = self.ledger_file is not None
@@ -513,14 +503,12 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
             self._write_line(sample_id, CUT, note)
 
     def _write_line(self, sample_id: Any, reason: str, detail: str) -> None:
+        if not self.tells:
+            return  # a look ahead: it is written down when it is read in earnest
         assert self.ledger_file is not None  # checked in __init__
         known = int(sample_id) if isinstance(sample_id, Integral) else str(sample_id)
         row = {"sample_id": known, "reason": reason, "detail": detail}
         append_line(self.ledger_file, json.dumps(row, ensure_ascii=False))
-
-
-def _not_written(sample_id: Any, *told: Any) -> None:
-    """What a look ahead leaves out is written down when it is read in earnest."""
 
 
 def _flat(state: Any) -> list[Any]:

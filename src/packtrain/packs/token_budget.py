@@ -21,15 +21,20 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..checks import flag, number, one_of, whole
-from ..errors import InputError, counted
+from ..errors import InputError, PlanError, counted
 from ..moved import also_named
 from ..planning.build import plan
-from ..planning.window import MAX_AGE, WindowPacker
+from ..planning.lengths import Lengths, as_lengths
+from ..planning.raw_plan import PackerId
+from ..planning.window import MAX_AGE, WindowPacker, WindowPacks
 from ..world import world
-from ._batchers import ArrivalPacker, FixedPacker, WarmUp, WarmUpPacker
 from .ledger_file import need_ledger
 from .pack import Pack
 from .packed import PackedDataset
@@ -38,6 +43,173 @@ from .streaming import States, StreamingPackedDataset
 
 logger = logging.getLogger(__name__)
 
+I64 = NDArray[np.int64]
+
+
+# --------------------------------------------------------------------------------------------
+# Packers of a token-budget stream: the interface of `WindowPacker`, other rules
+# --------------------------------------------------------------------------------------------
+# All are functions of what was pushed; `state_dict` holds numbers, no samples.
+class WarmUp:
+    """The budget of batch b: from `first` to `full` tokens over `steps` batches, then `full`.
+
+    >>> [WarmUp(1000, 10, 200).budget(b) for b in (0, 1, 10, 11)]
+    [200, 280, 1000, 1000]
+    """
+
+    def __init__(self, full: int, steps: int = 0, first: int | None = None) -> None:
+        self.full, self.steps, self.first = full, steps, full if first is None else first
+
+    def budget(self, batch: int) -> int:
+        if batch >= self.steps:
+            return self.full
+        return self.first + (self.full - self.first) * batch // self.steps
+
+
+class ArrivalPacker:
+    """Samples in the order they came, as trainers with dynamic batching do it: from a buffer, whatever still
+    fits the budget is taken in order; under a warm-up the budget grows.
+
+    Args:
+        buffer: samples that are held before batches are made.
+        warm_up: budget of each batch, in counted tokens.
+        cap: hard cap of the tokens of a batch of several samples.
+        counted: cost that the budget counts; None: tokens.
+    """
+
+    def __init__(self, buffer: int, warm_up: WarmUp, cap: int, counted: str | None = None) -> None:
+        self.buffer, self.warm_up, self.cap, self.counted = buffer, warm_up, cap, counted
+        self.batches = 0
+        self._held: list[tuple[int, int, int]] = []  # id, tokens, counted tokens
+
+    @property
+    def waiting(self) -> I64:
+        return np.array([row[0] for row in self._held], dtype=np.int64)
+
+    def push(self, ids: I64, lengths: Lengths, *, last: bool = False) -> WindowPacks:
+        self._held += _rows(ids, lengths, self.counted)
+        batches: list[list[int]] = []
+        while self._held and (last or len(self._held) >= self.buffer):
+            batches.append(self._take())
+        return _packs(batches, "arrival")
+
+    def first_batches(self, ids: I64, lengths: Lengths) -> tuple[list[list[int]], list[tuple[int, int, int]]]:
+        """Batches while the warm-up lasts, and what is left over: (id, tokens, counted tokens)."""
+        self._held += _rows(ids, lengths, self.counted)
+        batches = []
+        while self._held and self.batches < self.warm_up.steps:
+            batches.append(self._take())
+        rest, self._held = self._held, []
+        return batches, rest
+
+    def _take(self) -> list[int]:
+        budget = self.warm_up.budget(self.batches)
+        self.batches += 1
+        taken: list[int] = []
+        rest: list[tuple[int, int, int]] = []
+        total = counted = 0
+        for row in self._held:
+            fits = total + row[1] <= self.cap and counted + row[2] <= budget
+            if not taken or (fits and counted < budget):
+                taken.append(row[0])
+                total, counted = total + row[1], counted + row[2]
+            else:
+                rest.append(row)
+        self._held = rest
+        return taken
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "batches": self.batches,
+            "ids": [row[0] for row in self._held],
+            "tokens": [row[1] for row in self._held],
+            "counted": [row[2] for row in self._held],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.batches = int(state["batches"])
+        self._held = list(zip(state["ids"], state["tokens"], state["counted"], strict=True))
+
+
+class FixedPacker:
+    """So many samples a batch, whatever their length."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self._held: list[tuple[int, int]] = []
+
+    @property
+    def waiting(self) -> I64:
+        return np.array([row[0] for row in self._held], dtype=np.int64)
+
+    def push(self, ids: I64, lengths: Lengths, *, last: bool = False) -> WindowPacks:
+        self._held += list(zip(ids.tolist(), lengths.tokens.tolist(), strict=True))
+        batches = []
+        while len(self._held) >= self.samples or (last and self._held):
+            batches.append([row[0] for row in self._held[: self.samples]])
+            self._held = self._held[self.samples :]
+        return _packs(batches, "fixed")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ids": [row[0] for row in self._held], "tokens": [row[1] for row in self._held]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._held = list(zip(state["ids"], state["tokens"], strict=True))
+
+
+class WarmUpPacker:
+    """The first `warm_up.steps` batches in order of arrival, under their own budgets; then `after`."""
+
+    def __init__(self, before: ArrivalPacker, after: WindowPacker) -> None:
+        self.before, self.after = before, after
+
+    @property
+    def _is_warm(self) -> bool:
+        return self.before.batches >= self.before.warm_up.steps
+
+    @property
+    def waiting(self) -> I64:
+        return self.after.waiting if self._is_warm and not len(self.before.waiting) else self.before.waiting
+
+    def push(self, ids: I64, lengths: Lengths, *, last: bool = False) -> WindowPacks:
+        if self._is_warm and not len(self.before.waiting):
+            return self.after.push(ids, lengths, last=last)
+        made, rest = self.before.first_batches(ids, lengths)
+        counted = self.before.counted
+        further = Lengths([row[1] for row in rest], {counted: [row[2] for row in rest]} if counted else None)
+        done = self.after.push(np.array([row[0] for row in rest], dtype=np.int64), further, last=last)
+        warm = _packs(made, "arrival")
+        offsets = np.concatenate([warm.offsets, done.offsets[1:] + len(warm.ids)])
+        return WindowPacks(offsets, np.concatenate([warm.ids, done.ids]), done.left_out, done.packer)
+
+    def state_dict(self) -> dict[str, Any]:
+        before, after = self.before.state_dict(), self.after.state_dict()
+        merged = {key: [*before[key], *after[key]] for key in ("ids", "tokens")}
+        return {**merged, "before": before, "after": after}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.before.load_state_dict(state["before"])
+        self.after.load_state_dict(state["after"])
+
+
+def _rows(ids: I64, lengths: Lengths, counted: str | None) -> list[tuple[int, int, int]]:
+    tokens = lengths.tokens.tolist()
+    costs = tokens if counted is None else lengths.costs[counted].tolist()
+    return list(zip(ids.tolist(), tokens, costs, strict=True))
+
+
+def _packs(batches: list[list[int]], name: str) -> WindowPacks:
+    ids = [i for batch in batches for i in sorted(batch)]
+    if len(set(ids)) != len(ids):
+        raise PlanError("a sample was put into two batches")
+    sizes = [len(batch) for batch in batches]
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64) if sizes else np.zeros(1, np.int64)
+    return WindowPacks(offsets, np.array(ids, dtype=np.int64), {}, PackerId(name, 1, {}))
+
+
+# --------------------------------------------------------------------------------------------
+# TokenBudgetDataset: micro batches by tokens instead of by samples
+# --------------------------------------------------------------------------------------------
 _COUNT_MODES = ("total", "effective")
 _ORDERS = ("packed", "arrival")
 _EFFECTIVE = "effective"
@@ -106,16 +278,10 @@ class TokenBudgetDataset(StreamingPackedDataset):
         global_batch_size: int | None = None,
         **options: Any,
     ) -> None:
-        pad_packed_input, pad_to_length = _padding(pad_packed_input, pad_to_length)
         micro_batch_size = whole("micro_batch_size", micro_batch_size, 1)
-        idle = max_seq_len is not None and not dyn_bsz and pad_packed_input is not True
-        if idle and world().is_writer:
-            logger.warning(
-                "max_seq_len %s has no effect with dyn_bsz off: a row is so many samples", max_seq_len
-            )
-        max_seq_len = _MAX_SEQ_LEN if max_seq_len is None else whole("max_seq_len", max_seq_len, 1)
         buffer_size = whole("buffer_size", buffer_size, 1)
-        self.budget = micro_batch_size * max_seq_len
+        longest = _MAX_SEQ_LEN if max_seq_len is None else whole("max_seq_len", max_seq_len, 1)
+        self.budget = micro_batch_size * longest
         self.warm_up = _warm_up(self.budget, warmup_steps, warmup_tokens, warmup_ratio, train_steps)
         grad_accum = whole("grad_accum", grad_accum, 1)
         flag("dyn_bsz", dyn_bsz)
@@ -126,7 +292,9 @@ class TokenBudgetDataset(StreamingPackedDataset):
         one_of("order", order, _ORDERS)
         number("overflow_ratio", overflow_ratio, 1)
         cap = math.ceil(self.budget * overflow_ratio) if count_mode == _EFFECTIVE else self.budget
-        self.pad_to_length = _padded(pad_packed_input, pad_to_length, cap if dyn_bsz else None, cap)
+        self.pad_to_length = _padded(pad_packed_input, pad_to_length, cap, dyn_bsz)
+        if max_seq_len is not None and not dyn_bsz and self.pad_to_length is None and world().is_writer:
+            logger.warning("max_seq_len %s has no effect with dyn_bsz off: a row is so many samples", longest)
         if not dyn_bsz and (count_mode != "total" or order != "packed" or self.warm_up.steps):
             raise InputError(
                 "count_mode, order and the warm-up are of the token budget, and dyn_bsz is off",
@@ -146,7 +314,7 @@ class TokenBudgetDataset(StreamingPackedDataset):
         windowed = dyn_bsz and order == "packed"
         super().__init__(source, template, pack_length=cap, window=buffer_size if windowed else 1, **options)
         if count_mode == _EFFECTIVE:
-            self.spec = _with_limit(self.spec, self.budget)
+            self.spec = replace(self.spec, limits={_EFFECTIVE: self.budget})
         self.buffer_size = buffer_size
         self.settings = {
             "dyn_bsz": dyn_bsz,
@@ -246,7 +414,12 @@ class TokenBudgetDataset(StreamingPackedDataset):
 
     def _plan_ahead(self, source: Any, lengths: Any, balance: str | None, grad_accum: int) -> PlannedSource:
         self._check_planned()
-        spec = self.spec
+        spec, checked = self.spec, as_lengths(lengths)
+        if len(checked) != len(source):
+            raise InputError(
+                f"lengths are of {counted(len(checked), 'samples')}, the source has {len(source)}",
+                hint="measure this source",
+            )
         how: dict[str, Any] = {
             "pack_length": spec.pack_length,
             "packer": spec.packer,
@@ -255,15 +428,12 @@ class TokenBudgetDataset(StreamingPackedDataset):
             "max_samples": spec.max_samples,
         }
         if not self.dyn_bsz:
-            tokens = getattr(lengths, "tokens", lengths)
-            how = _rows_of_samples(self.micro_batch_size, int(max(tokens)), self.shuffle_buffer > 0)
-        made = plan(lengths, **how, skip=tuple(self.skip))
-        measured = len(getattr(lengths, "tokens", lengths))
-        if measured != len(source):
-            raise InputError(
-                f"lengths are of {counted(measured, 'samples')}, the source has {len(source)}",
-                hint="measure this source",
-            )
+            how = {  # rows of exactly so many samples (the last one: what is left), of any length
+                "pack_length": self.micro_batch_size * checked.max_tokens + 1,
+                "packer": "random_fit" if self.shuffle_buffer else "sequential",
+                "max_samples": self.micro_batch_size,
+            }
+        made = plan(checked, **how, skip=tuple(self.skip))
         if self.ledger_file is not None and self.place.is_writer:
             for sample_id, reason in zip(made.ledger.ids.tolist(), made.ledger.reasons, strict=True):
                 self.leave_out(sample_id, reason, f"pack_length {spec.pack_length}")
@@ -288,8 +458,12 @@ class TokenBudgetDataset(StreamingPackedDataset):
             raise TypeError("a stream has no length: pass lengths to have the epoch planned")
         return len(self._planned)
 
+    def _source(self) -> Any:
+        """What gives the batches: the planned epoch, or the stream."""
+        return super() if self._planned is None else self._planned
+
     def __iter__(self) -> Iterator[Pack]:
-        return super().__iter__() if self._planned is None else iter(self._planned)
+        return self._source().__iter__()  # type: ignore[no-any-return]
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
@@ -297,51 +471,47 @@ class TokenBudgetDataset(StreamingPackedDataset):
             self._planned.set_epoch(self.epoch)
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
-        return super().state_dict(step) if self._planned is None else self._planned.state_dict(step)
+        return self._source().state_dict(step)  # type: ignore[no-any-return]
 
     def check_state(self, state: States) -> None:
-        if self._planned is None:
-            super().check_state(state)
-        else:
-            self._planned.check_state(_alike(state))
+        self._source().check_state(self._alike(state))
 
     def load_state_dict(self, state: States) -> None:
-        if self._planned is None:
-            super().load_state_dict(state)
-        else:
-            self._planned.load_state_dict(_alike(state))
+        self._source().load_state_dict(self._alike(state))
+        if self._planned is not None:
             self.epoch = self._planned.epoch
 
+    def _alike(self, state: Any) -> Any:
+        """The position of a planned epoch, which every rank saves alike."""
+        planned = self._planned is not None and isinstance(state, list | tuple)
+        return state[0] if planned and state else state
+
     def peek(self, count: int) -> list[Pack]:
-        return super().peek(count) if self._planned is None else self._planned.peek(count)
+        return self._source().peek(count)  # type: ignore[no-any-return]
 
     def loader(self, collate: Any, *, num_workers: int = 0, **options: Any) -> Any:
-        if self._planned is None:
-            return super().loader(collate, num_workers=num_workers, **options)
-        return self._planned.loader(collate, num_workers=num_workers, **options)
+        return self._source().loader(collate, num_workers=num_workers, **options)
 
 
-def _alike(state: Any) -> Any:
-    """The position of a planned epoch, which every rank saves alike."""
-    return state[0] if isinstance(state, list | tuple) and state else state
-
-
-def _padded(pad: bool, length: int | None, least: int | None, inferred: int) -> int | None:
-    """Tokens that rows are padded to.
+def _padded(pad: bool | None, length: int | bool | None, cap: int, is_capped: bool) -> int | None:
+    """Tokens that rows are padded to; None: they are not padded. A length that is a bool says `pad`.
 
     Args:
-        least: the most tokens that a row may have; None: nobody knows.
-        inferred: without `length`.
+        is_capped: no row has more than `cap` tokens; False: nobody knows.
     """
-    if not pad:
+    if isinstance(length, bool):
+        pad, length = pad or length, None
+    if length is not None:
+        length = whole("pad_to_length", length, 1)
+    if not flag("pad_packed_input", length is not None if pad is None else pad):
         if length is not None:
             raise InputError(
                 "pad_to_length has no effect: pad_packed_input is False", hint="keep one of them"
             )
         return None
-    if length is not None and least is not None and length < least:
-        raise InputError(f"pad_to_length is {length}, a batch may have {least} tokens")
-    return inferred if length is None else length
+    if length is not None and is_capped and length < cap:
+        raise InputError(f"pad_to_length is {length}, a batch may have {cap} tokens")
+    return cap if length is None else length
 
 
 def _fitting(long_samples: Any) -> Any:
@@ -361,40 +531,22 @@ def _check_stream(drop_last: bool, ledger_file: Any, balance: str | None, grad_a
         raise InputError("balance and grad_accum need lengths: a stream has no step to rearrange")
 
 
-def _padding(pad: bool | None, length: int | bool | None) -> tuple[bool, int | None]:
-    """(are rows padded, to how many tokens): a length of True or False says the first alone."""
-    if isinstance(length, bool):
-        pad, length = pad or length, None
-    if length is not None:
-        length = whole("pad_to_length", length, 1)
-    if pad is None:
-        return length is not None, length
-    flag("pad_packed_input", pad)
-    return pad, length
-
-
 def _warm_up(budget: int, steps: int, tokens: int | None, ratio: float, train_steps: int | None) -> WarmUp:
     if ratio:
-        steps = _warmup_steps(ratio, train_steps, steps)
+        number("warmup_ratio", ratio, 0, 1, without=(0,))
+        if steps:
+            raise InputError("warmup_steps and warmup_ratio both say how long", hint="keep one of them")
+        if train_steps is None:
+            raise InputError(
+                "warmup_ratio is a share of the run, and nobody says how long that is",
+                hint="give train_steps (batches of the run on a rank), or warmup_steps",
+            )
+        steps = math.ceil(ratio * whole("train_steps", train_steps, 1))
         tokens = min(_FIRST_TOKENS, budget) if tokens is None else tokens
     steps = whole("warmup_steps", steps, 0)
-    if tokens is not None and whole("warmup_tokens", tokens, 1) > budget:
-        raise InputError(f"warmup_tokens is {tokens}, the budget it grows to {budget}")
     if (steps == 0) != (tokens is None):
         raise InputError("warmup_steps and warmup_tokens belong together", hint="give both, or none")
-    return WarmUp(budget, steps, tokens)
-
-
-def _warmup_steps(ratio: float, train_steps: int | None, steps: int) -> int:
-    if steps:
-        raise InputError("warmup_steps and warmup_ratio both say how long", hint="keep one of them")
-    number("warmup_ratio", ratio, 0, 1, without=(0,))
-    if train_steps is None:
-        raise InputError(
-            "warmup_ratio is a share of the run, and nobody says how long that is",
-            hint="give train_steps (batches of the run on a rank), or warmup_steps",
-        )
-    return math.ceil(ratio * whole("train_steps", train_steps, 1))
+    return WarmUp(budget, steps, None if tokens is None else whole("warmup_tokens", tokens, 1, budget))
 
 
 def _accumulation(global_batch_size: int, grad_accum: int, unit: int) -> int:
@@ -408,39 +560,15 @@ def _accumulation(global_batch_size: int, grad_accum: int, unit: int) -> int:
     return steps
 
 
-def _rows_of_samples(samples: int, longest: int, shuffled: bool) -> dict[str, Any]:
-    """Options of a plan whose rows hold exactly so many samples (the last one: what is left), of any length.
-
-    Args:
-        longest: tokens of the longest sample.
-        shuffled: samples that share a row are drawn at random; False: neighbours.
-    """
-    return {
-        "pack_length": samples * longest + 1,
-        "packer": "random_fit" if shuffled else "sequential",
-        "max_samples": samples,
-    }
-
-
 def _refuse_packer_options(options: Mapping[str, Any]) -> None:
     """Batches that are taken in order of arrival, or by number, follow no other rule."""
-    for name, default in (
-        ("packer", "auto"),
-        ("multiple_of", 1),
-        ("max_samples", None),
-        ("long_samples", "single"),
-    ):
+    rules = {"packer": "auto", "multiple_of": 1, "max_samples": None, "long_samples": "single"}
+    for name, default in rules.items():
         if options.get(name, default) != default:
             raise InputError(
                 f"{name} has no effect with dyn_bsz off, order='arrival' or a warm-up",
                 hint="leave it out, or use dyn_bsz=True, order='packed' without warm-up",
             )
-
-
-def _with_limit(spec: Any, budget: int) -> Any:
-    from dataclasses import replace
-
-    return replace(spec, limits={_EFFECTIVE: budget})
 
 
 def _tokens(sample: Mapping[str, Any]) -> int:
@@ -454,6 +582,4 @@ def _supervised(sample: Mapping[str, Any]) -> int:
             f"sample {sample.get('sample_id')} has no labels, which count_mode 'effective' counts",
             hint="use count_mode='total'",
         )
-    import numpy as np
-
     return int((np.asarray(labels) != -100).sum())

@@ -34,8 +34,7 @@ def refuse_changed(job: Job, verify_content: bool) -> None:
     if told.get("source") not in (None, job.source.fingerprint):
         raise ForeignArtefactError(
             f"the source changed since {job.lengths_folder} was "
-            f"measured: {counted(len(job.source), 'samples')} now, "
-            f"{told.get('samples')} then",
+            f"measured: {counted(len(job.source), 'samples')} now, {told.get('samples')} then",
             hint="measure and plan again, or restore the source",
         )
     changed = _changed(job, verify_content=verify_content)

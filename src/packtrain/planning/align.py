@@ -97,8 +97,7 @@ class AlignedPlan:
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({len(self)} of "
-            f"{counted(len(self.plan), 'packs')}, world_size={self.world_size}, "
-            f"drop_last={self.drop_last})"
+            f"{counted(len(self.plan), 'packs')}, world_size={self.world_size}, drop_last={self.drop_last})"
         )
 
     def pack_id(self, position: int) -> int:

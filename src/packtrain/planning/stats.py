@@ -58,8 +58,7 @@ def step_warnings(plan: RawPlan, ranks: int) -> list[str]:
         )
         found.append(
             f"samples_per_step={batch} is small for {counted(ranks, 'ranks')}: "
-            f"the slowest takes {uneven:.2f} times the "
-            f"mean; up to {counted(able, 'ranks')} are even; use "
+            f"the slowest takes {uneven:.2f} times the mean; up to {counted(able, 'ranks')} are even; use "
             f"samples_per_step >= {batch * -(-ranks // able)} for more"
         )
     places = plan.step_count * packs_per_step(plan)
