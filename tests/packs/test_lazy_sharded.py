@@ -157,7 +157,7 @@ def test_no_rank_starts_a_step_that_another_cannot_take(tmp_path: Path) -> None:
                 try:
                     next(passes[rank])
                     done += 1
-                    readers[rank]._here().step = done
+                    readers[rank]._begin().step = done
                 except WaitTimeoutError:
                     passes[rank] = _resumed(readers[rank])
                     break

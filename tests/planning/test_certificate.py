@@ -9,7 +9,7 @@ import pytest
 
 import packtrain as pt
 from packtrain.packers._bounds import dual_feasible, martello_toth, volume
-from packtrain.planning.certificate import Certificate
+from packtrain.planning.raw_plan import Certificate
 
 
 def classes(costs: list[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -84,7 +84,7 @@ def test_bytes_do_not_depend_on_threads(
         with on_threads(count):
             plan = pt.plan(tokens, 2048, packer=packer, seed=seed)
             made[count] = (plan.checksum, plan.pack_sq.tobytes(), plan.long_samples, plan.slots)
-    monkeypatch.setattr(_blocks, "_STAGED", 0)  # one thread, block by block
+    monkeypatch.setattr(_blocks, "_BLOCK", 1 << 9)  # one thread, in many blocks
     with on_threads(1):
         made["staged"] = (pt.plan(tokens, 2048, packer=packer, seed=seed).checksum, *made[1][1:])
     assert len(set(made.values())) == 1

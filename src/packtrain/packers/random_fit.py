@@ -8,6 +8,7 @@ Without a seed it uses seed 0.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..extend import Bins, PackProblem
 from ._first_fit import first_fit, first_fit_needs
@@ -17,7 +18,7 @@ VERSION = 1
 SEEDED = True
 LIMITS = True
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def pack(problem: PackProblem) -> Bins:
@@ -26,7 +27,7 @@ def pack(problem: PackProblem) -> Bins:
     seed = problem.seed or 0
     keys = np.arange(n, dtype=np.uint64)
     while True:
-        keys = _mix(keys + _mix(np.full(1, seed & (1 << 64) - 1, dtype=np.uint64)))
+        keys = mix(keys + mix(np.full(1, seed & (1 << 64) - 1, dtype=np.uint64)))
         seed >>= 64
         if seed == 0:
             break
@@ -41,9 +42,9 @@ def pack(problem: PackProblem) -> Bins:
     return Bins(bin_of=bins, notes={"seed": problem.seed or 0})
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
-    """64-bit integer hash, wrapping."""
-    x = x + _GOLDEN
+def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """64-bit integer hash, wrapping (arrays only: numpy scalars would warn)."""
+    x = x + GOLDEN
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(x ^ (x >> np.uint64(31)))
+    return x ^ (x >> np.uint64(31))

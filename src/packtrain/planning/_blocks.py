@@ -5,8 +5,6 @@
 - The sweep over the samples is a line of three: blocks of samples find their packs, then packs are opened in
   order, then ids are written. Each stage works on another block at the same time, so more than three or four
   threads find nothing to do.
-
-One thread uses the single pass of `_by_class`.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from ..packers._jit import kernel, over_blocks, threads_for
 # --------------------------------------------------------------------------------------------
 # Compiled materialisers; see `_materialise.py` for the rules and the plain forms
 # --------------------------------------------------------------------------------------------
-# The sweep works in blocks with three short loops (place, bin, write) so that cache misses overlap.
+# The sweep works in blocks with short loops (place, bin, write) so that cache misses overlap.
 # Cursors and slots are int32 below 2**31 samples: 8192 classes stay inside the first-level cache.
 @kernel
 def shuffle_block(slot: Any, starts: Any, seed: Any) -> Any:  # pragma: no cover - compiled
@@ -43,55 +41,6 @@ def shuffle_block(slot: Any, starts: Any, seed: Any) -> Any:  # pragma: no cover
             slot[i] = slot[j]
             slot[j] = held
     return 0
-
-
-@kernel
-def _by_class(  # noqa: C901 - a kernel is compiled as one function
-    keys: Any, top: Any, cursor: Any, slot: Any, sizes: Any, n_single: Any, out: Any
-) -> Any:  # pragma: no cover
-    """Canonical (offsets, indices): one pass over the samples, each takes the next place of its class.
-
-    `sizes` becomes the write pointers: -size while a pack is not open, then where its next id goes.
-    """
-    n = len(keys)
-    offsets = np.empty(len(sizes) + n_single + 1, dtype=np.int64)
-    offsets[0] = 0
-    opened = np.int64(0)
-    total = np.int64(0)
-    bins = np.empty(512, dtype=cursor.dtype)
-    for start in range(0, n, 512):
-        width = min(512, n - start)
-        for k in range(width):
-            c = keys[start + k]
-            if c == 0:
-                bins[k] = -1
-            elif c > top:
-                bins[k] = -2
-            else:
-                p = cursor[c]
-                cursor[c] = p + 1
-                bins[k] = p
-        for k in range(width):
-            if bins[k] >= 0:
-                bins[k] = slot[bins[k]]
-        for k in range(width):
-            b = bins[k]
-            if b >= 0:
-                w = np.int64(sizes[b])
-                if w < 0:
-                    size = -w
-                    w = total
-                    total += size
-                    opened += 1
-                    offsets[opened] = total
-                out[w] = start + k
-                sizes[b] = w + 1
-            elif b == -2:
-                out[total] = start + k
-                total += 1
-                opened += 1
-                offsets[opened] = total
-    return offsets, out
 
 
 @kernel
@@ -141,20 +90,6 @@ def _sum_block(values: Any, offsets: Any, indices: Any) -> Any:  # pragma: no co
         total[p] = a
         squares[p] = b
     return total, squares
-
-
-@kernel
-def copy_packs(
-    offsets: Any, indices: Any, packs: Any, ids: Any, out: Any
-) -> Any:  # pragma: no cover - compiled
-    """Write `ids[i]` for the ids i of the named packs one after the other; returns how many."""
-    at = np.int64(0)
-    for k in range(len(packs)):
-        p = packs[k]
-        for q in range(offsets[p], offsets[p + 1]):
-            out[at] = ids[indices[q]]
-            at += 1
-    return at
 
 
 @kernel
@@ -211,7 +146,7 @@ def _deal_rounds(
 
 @kernel
 def _place_block(keys: Any, start: Any, stop: Any, top: Any, cursor: Any, slot: Any, bins: Any) -> Any:
-    """bins[i - start] = raw pack of sample i; -1: left out, -2: alone. First half of `_by_class`."""
+    """bins[i - start] = raw pack of sample i; -1: left out, -2: alone."""
     for low in range(start, stop, 512):
         width = min(512, stop - low)
         at = low - start
@@ -235,7 +170,8 @@ def _place_block(keys: Any, start: Any, stop: Any, top: Any, cursor: Any, slot: 
 def _open_block(bins: Any, count: Any, sizes: Any, offsets: Any, opened: Any) -> Any:
     """Turn the first `count` bins into places of the ids, -1 for none; returns how many packs are open now.
 
-    Blocks come in order: packs are opened as they occur. `sizes` as in `_by_class`.
+    Blocks come in order: packs are opened as they occur. `sizes` becomes the write pointers: -size while a
+    pack is not open, then where its next id goes.
     """
     total = offsets[opened]
     for k in range(count):
@@ -278,9 +214,6 @@ Work = Callable[[int, int, NDArray[Any]], None]
 #: Samples of a block of the sweep: its bins stay in the cache of a core, and a hand-over costs little.
 _BLOCK = 1 << 18
 _BLOCKS = 16  # at least, where there are fewer samples
-
-#: From so many samples on one thread does the stages one after the other: waiting for memory then overlaps.
-_STAGED = 1 << 25
 
 
 def cuts(weights: I64, parts: int) -> list[int]:
@@ -367,9 +300,6 @@ def sweep(
     n = len(keys)
     out = np.empty(len(slot) + n_single, dtype)
     threads = threads_for(n)
-    if threads == 1 and n < _STAGED:
-        offsets, ids = _by_class(keys, top, starts.copy(), slot, sizes, n_single, out)
-        return offsets, ids
     offsets = np.zeros(len(sizes) + n_single + 1, dtype=np.int64)
     cursor = starts.copy()
 
@@ -380,12 +310,8 @@ def sweep(
         _write_block(low, high, bins, out)
 
     opened = 0
-    line = (
-        _line(threads, n, starts.dtype, place, write)
-        if threads > 1
-        else _in_turn(n, starts.dtype, place, write)
-    )
-    for low, high, bins in line:
+    work = (n, starts.dtype, place, write)
+    for low, high, bins in _line(threads, *work) if threads > 1 else _in_turn(*work):
         opened = _open_block(bins, high - low, sizes, offsets, opened)
     return offsets, out
 

@@ -1,4 +1,6 @@
-"""From a packer's answer to the canonical CSR: ids ascend inside a pack, packs ascend by smallest id.
+"""Asks a packer, checks its answer, and makes the canonical CSR of it.
+
+Ids ascend inside a pack, packs ascend by smallest id.
 
 Two materialisers serve all packers. Patterns: "deal" gives every pack its places in the length classes,
 "sweep" walks the samples once, hands each the next place of its class and opens packs as they occur, so
@@ -17,8 +19,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..extend import Patterns
+from .. import extend
+from ..errors import LawError, counted
+from ..extend import Bins, PackProblem, Patterns
 from ..packers._jit import use_jit
+from ..packers._kernels import tally
+from ..packers._multi import needs, types_of
+from . import _blocks
+from .ledger import Ledger
+from .lengths import Lengths
+from .long_samples import Classes
+from .raw_plan import PackerId
+from .spec import PlanSpec
 
 I64 = NDArray[np.int64]
 
@@ -61,13 +73,11 @@ def from_patterns(
     starts = np.zeros(top + 2, dtype=np.int64)
     np.cumsum(packed_by_key, out=starts[1:])
     if use_jit(len(keys)):
-        from . import _blocks
-
         work = starts.astype(np.int32 if len(keys) < (1 << 31) else np.int64)
         slot, sizes = _blocks.deal(patterns, item_key, work, n_packed, rounds, len(keys))
         if seed is not None:
             _blocks.shuffle_classes(slot, starts, np.uint64(seed64(seed)))
-        return _finish(*_blocks.sweep(keys, top, work, slot, sizes, n_single, index_dtype(len(keys))))
+        return Csr(*_blocks.sweep(keys, top, work, slot, sizes, n_single, index_dtype(len(keys))))
     slot = _deal(patterns, item_key, rounds)
     if seed is not None:
         _shuffle_classes(slot, starts, seed64(seed))
@@ -83,11 +93,9 @@ def from_bins(bin_of: I64) -> Csr:
     """Materialise a bin for each sample (-1 = left out). Bin numbers need not be dense or in order."""
     n = len(bin_of)
     if use_jit(n):
-        from . import _blocks
-
         n_bins = int(bin_of.max()) + 1 if n else 0
         if n_bins <= 2 * n:
-            return _finish(*_blocks.by_bin(bin_of, n_bins, np.empty(n, index_dtype(n))))
+            return Csr(*_blocks.by_bin(bin_of, n_bins, np.empty(n, index_dtype(n))))
     ids = np.flatnonzero(bin_of >= 0)
     bins = bin_of[ids]
     order = np.argsort(bins, kind="stable")
@@ -102,15 +110,9 @@ def from_bins(bin_of: I64) -> Csr:
     return Csr(offsets, ids[order[take]].astype(index_dtype(n)))
 
 
-def _finish(offsets: I64, indices: NDArray[Any]) -> Csr:
-    return Csr(offsets, indices)
-
-
 def counts_by_key(item_key: I64, patterns: Patterns, top: int, compiled: bool) -> I64:
     """Samples that the patterns pack, by class key 0..top (int64[top + 1])."""
     if compiled:
-        from ..packers._kernels import tally
-
         held: I64 = tally(item_key, patterns.number, patterns.repeat, patterns.offsets, top + 1)
         return held
     out = np.zeros(top + 1, dtype=np.int64)
@@ -184,8 +186,6 @@ def shuffle_bins(bins: I64, types: tuple[Any, I64, I64], seed: int) -> I64:
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     slot = bins[ids]
     if use_jit(len(bins)):
-        from . import _blocks
-
         _blocks.shuffle_block(slot, starts, np.uint64(seed64(seed)))
     else:
         _shuffle_classes(slot, starts, seed64(seed))
@@ -204,3 +204,112 @@ def _shuffle_classes(slot: I64, starts: I64, seed: int) -> None:
             j = low + mix64(seed ^ i) % (i - low + 1)
             places[i], places[j] = places[j], places[i]
     slot[:] = places
+
+
+# --------------------------------------------------------------------------------------------
+# Asking a packer: its answer, checked against partition and capacity, as canonical packs
+# --------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A checked and materialised answer of a packer."""
+
+    csr: Csr
+    packer: PackerId
+    ledger: Ledger
+
+
+def pack_classes(classes: Classes, lengths: Lengths, spec: PlanSpec) -> Packed:
+    """Ask the packer, check its answer, materialise."""
+    module = extend.lookup("packers", spec.packer)
+    limited = bool(spec.limits) or spec.max_samples is not None
+    members = classes.members() if limited or not getattr(module, "HISTOGRAM", False) else None
+    problem = PackProblem(
+        costs=np.zeros(0, dtype=np.int64) if members is None else classes.costs(),
+        capacity=spec.pack_length,
+        sizes=classes.sizes,
+        counts=classes.counts,
+        limits={
+            name: (lengths.costs[name][members].astype(np.int64), cap) for name, cap in spec.limits.items()
+        },
+        max_samples=spec.max_samples,
+        seed=spec.seed,
+        options=spec.packer_options,
+    )
+    answer = module.pack(problem)
+    notes = dict(answer.notes) if isinstance(answer, Patterns | Bins) else {}
+    packer = PackerId(spec.packer, int(module.VERSION), notes)
+    if isinstance(answer, Patterns):
+        check_patterns(answer, classes, spec)
+        csr = from_patterns(
+            classes.keys, classes.top, answer, classes.key_of_size, classes.singles, spec.seed
+        )
+        return Packed(csr, packer, classes.ledger)
+    bins = np.asarray(answer.bin_of if isinstance(answer, Bins) else answer, dtype=np.int64)
+    if members is None or bins.shape != members.shape:
+        raise LawError(
+            f"packer {spec.packer!r} answered shape {bins.shape} for {counted(len(problem.costs), 'samples')}"
+        )
+    if len(bins) and (int(bins.min()) < -1 or int(bins.max()) >= 1 << 62):
+        raise LawError(f"packer {spec.packer!r} answered a bin outside -1..2**62")
+    if spec.seed is not None and not getattr(module, "SEEDED", False):
+        bins = shuffle_bins(bins, types_of(needs(problem)[0]), spec.seed)
+    csr = from_bins(_full_bins(bins, members, classes))
+    _check_packs(csr, classes, lengths, spec)
+    left_out = members[bins < 0]
+    ledger = classes.ledger.with_more(left_out, "left_out") if len(left_out) else classes.ledger
+    return Packed(csr, packer, ledger)
+
+
+def _full_bins(bins: I64, members: I64, classes: Classes) -> I64:
+    """Bins of all samples from the bins of the members; samples that stand alone get bins of their own."""
+    out = np.full(len(classes.keys), -1, dtype=np.int64)
+    out[members] = bins
+    alone = np.flatnonzero(classes.keys > classes.top)
+    out[alone] = np.arange(len(alone)) + (int(bins.max(initial=-1)) + 1)
+    return out
+
+
+def check_patterns(answer: Patterns, classes: Classes, spec: PlanSpec) -> None:
+    """Law 1 and law 2 on patterns: every class is used up exactly and no pattern exceeds the cap."""
+    if len(answer.repeat) == 0 and len(classes.sizes) == 0:
+        return
+    ok = len(answer.repeat) > 0 and bool((answer.repeat > 0).all()) and bool((answer.number > 0).all())
+    if ok:
+        totals = np.add.reduceat(answer.size * answer.number, answer.offsets[:-1])
+        ok = int(totals.max()) <= spec.pack_length and bool((np.diff(answer.offsets) > 0).all())
+    if ok and not classes.sparse:
+        ok = int(answer.size.min()) > 0 and int(answer.size.max()) <= classes.top
+        if ok:
+            used = counts_by_key(answer.size, answer, classes.top, use_jit(len(classes.keys)))
+            ok = bool((used[classes.sizes] == classes.counts).all()) and used.sum() == classes.counts.sum()
+    elif ok:
+        at = np.minimum(np.searchsorted(classes.sizes, answer.size), len(classes.sizes) - 1)
+        ok = bool((classes.sizes[at] == answer.size).all())
+        used = counts_by_key(at, answer, len(classes.sizes) - 1, use_jit(len(classes.keys)))
+        ok = ok and bool((used == classes.counts).all())
+    if not ok:
+        raise LawError(f"packer {spec.packer!r} answered patterns that break partition or capacity")
+
+
+def _check_packs(csr: Csr, classes: Classes, lengths: Lengths, spec: PlanSpec) -> None:
+    """Law 2 on packs: a pack of two or more samples is within the cap and every limit."""
+    shared = np.diff(csr.offsets) > 1
+    if not shared.any():
+        return
+    keys = classes.keys[csr.indices]
+    if classes.sparse:
+        costs = np.append(classes.sizes, spec.pack_length + 1)[np.minimum(keys - 1, len(classes.sizes))]
+    else:
+        costs = keys.astype(np.int64)
+    checks = [("tokens", costs, spec.pack_length)]
+    checks += [
+        (name, lengths.costs[name][csr.indices].astype(np.int64), cap) for name, cap in spec.limits.items()
+    ]
+    if spec.max_samples is not None:
+        checks.append(("samples", np.ones(len(costs), dtype=np.int64), spec.max_samples))
+    for name, values, cap in checks:
+        held = np.where(shared, np.add.reduceat(values, csr.offsets[:-1]), 0)
+        if int(held.max()) > cap:
+            raise LawError(
+                f"packer {spec.packer!r} put {int(held.max())} {name} into a pack, the limit is {cap}"
+            )

@@ -12,7 +12,6 @@ the packs of an epoch. Integers only.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +21,8 @@ from numpy.typing import NDArray
 from ..checks import one_of, whole
 from ..packers._jit import kernel
 from .costs import FlopsCost
+from .spec import without_effect
 
-logger = logging.getLogger(__name__)
 I64 = NDArray[np.int64]
 
 _MODES = ("step", "window", "global")
@@ -60,15 +59,10 @@ class Balance:
         one_of("balance mode", self.mode, _MODES)
         one_of("sync", self.sync, _SYNCS)
         if self.mode != "step":
-            self._without_effect("sync", "micro", f"in mode {self.mode!r}")
-            self._without_effect("even", None, f"in mode {self.mode!r}")
+            without_effect(self, "sync", "micro", f"in mode {self.mode!r}")
+            without_effect(self, "even", None, f"in mode {self.mode!r}")
         if self.sync == "step":
-            self._without_effect("even", None, "with sync='step'")
-
-    def _without_effect(self, name: str, default: Any, why: str) -> None:
-        if (value := getattr(self, name)) != default:
-            logger.warning("%s=%r has no effect %s", name, value, why)
-            object.__setattr__(self, name, default)
+            without_effect(self, "even", None, "with sync='step'")
 
 
 def cut(costs: I64, world_size: int, first: NDArray[np.bool_] | None = None) -> I64:

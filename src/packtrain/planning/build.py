@@ -17,14 +17,12 @@ from ..errors import InputError, PlanError, counted
 from ..extend import Patterns
 from ..moved import also_named
 from ..packers._bounds import best_bound
-from ._materialise import from_patterns
-from .asking import Packed, check_patterns, pack_classes
-from .certificate import Certificate, certify
+from ._materialise import Packed, check_patterns, from_patterns, pack_classes
 from .ledger import without_skipped
 from .lengths import Lengths, as_lengths
 from .long_samples import Classes, classify
 from .packplan import PackPlan
-from .raw_plan import PackerId, Sums, pack_sums
+from .raw_plan import Certificate, PackerId, Sums, pack_sums
 from .spec import PlanSpec
 from .stats import SOURCE, report_steps, source_mixing
 from .stepwise import plan_steps
@@ -160,7 +158,8 @@ def _certify(packs: int, classes: Classes, lengths: Lengths, spec: PlanSpec, pac
     notes = packed.packer.notes if spec.window is None else {}
     if packed.ledger is not classes.ledger:
         return Certificate.of(packs, min(packs, classes.singles), "singles")
-    best = certify(packs, classes.sizes, classes.counts, spec.pack_length, classes.singles)
+    bound, name = best_bound(classes.sizes, classes.counts, spec.pack_length, packs - classes.singles)
+    best = Certificate.of(packs, bound + classes.singles, name)
     proven = int(notes.get("bound", 0)) + classes.singles
     if "bound" in notes and proven > best.bound:
         best = Certificate.of(packs, proven, str(notes["bound_name"]))

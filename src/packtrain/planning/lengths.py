@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from .. import extend
 from ..errors import LengthError, counted
-from ..files import canonical_json
-from .digests import block_digests
+from ..files import BLOCK, canonical_json
 
 STATUS_OK, STATUS_EMPTY, STATUS_FAILED, STATUS_BEYOND = 0, 1, 2, 3
 
@@ -150,6 +149,19 @@ class Lengths:
         """Open a lengths folder, memory-mapped."""
         loaded: Lengths = extend.lookup("store", "lengths").load(folder)
         return loaded
+
+
+def block_digests(array: NDArray[Any]) -> Iterator[bytes]:
+    """SHA-256 of each 64 MiB block of `array`'s little-endian bytes (none for an empty array).
+
+    The unit in which plans and lengths are vouched for: it does not depend on the machine, and can be checked
+    block by block, in any order, against a memory map.
+    """
+    little = array.dtype.newbyteorder("<")
+    rows = BLOCK // array.dtype.itemsize
+    for start in range(0, len(array), rows):
+        block = np.ascontiguousarray(array[start : start + rows]).astype(little, copy=False)
+        yield hashlib.sha256(block.data.cast("B")).digest()
 
 
 def as_lengths(lengths: Any) -> Lengths:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..errors import PlanError, counted
 from ..packers._jit import DENSE_LIMIT, use_jit
+from ._blocks import count_costs
 from .ledger import Ledger
 from .lengths import STATUS_NAMES, Lengths
 from .spec import PlanSpec
@@ -156,8 +157,6 @@ def _cost_of(lengths: Lengths, name: str) -> NDArray[Any]:
 def _count(costs: NDArray[Any], largest: int, cap: int, ledger: Ledger) -> Classes:
     sparse = cap > DENSE_LIMIT
     if not sparse and use_jit(len(costs)):
-        from ._blocks import count_costs
-
         counts, singles, single_slots = count_costs(costs, min(cap, largest))
         counts[0] = 0
         sizes = np.flatnonzero(counts)

@@ -18,9 +18,8 @@ from ..errors import PlanError, counted
 from ..moved import also_named
 from .align import AlignedPlan, align
 from .balance import Balance
-from .certificate import Certificate
 from .epoch_order import EpochOrder
-from .raw_plan import PackerId, RawPlan, Sums
+from .raw_plan import Certificate, PackerId, RawPlan, Sums
 from .stats import plan_stats
 
 I64 = NDArray[np.int64]

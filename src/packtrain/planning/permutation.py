@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import whole
+from ..packers.random_fit import GOLDEN, mix
 
 I64 = NDArray[np.int64]
 _ROUNDS = 8
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Permutation:
@@ -41,8 +41,8 @@ class Permutation:
         )
         key = np.zeros(1, dtype=np.uint64)
         for word in words:
-            key = _mix(key ^ word)
-        self._keys = _mix(key + np.arange(1, _ROUNDS + 1, dtype=np.uint64) * _GOLDEN)
+            key = mix(key ^ word)
+        self._keys = mix(key + np.arange(1, _ROUNDS + 1, dtype=np.uint64) * GOLDEN)
 
     def __len__(self) -> int:
         return self.n
@@ -68,16 +68,8 @@ class Permutation:
         left, right = np.divmod(values.astype(np.uint64), b)  # left < a, right < b
         for round_, key in enumerate(self._keys):
             if round_ % 2 == 0:
-                left = (left + _mix(right ^ key) % a) % a
+                left = (left + mix(right ^ key) % a) % a
             else:
-                right = (right + _mix(left ^ key) % b) % b
+                right = (right + mix(left ^ key) % b) % b
         out: I64 = (left * b + right).astype(np.int64)
         return out
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """64-bit integer hash, wrapping (arrays only: numpy scalars would warn)."""
-    x = x + _GOLDEN
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ChecksumError, counted
+from ..files import canonical_json
 from ..packers._jit import use_jit
-from .certificate import Certificate
-from .digests import block_digests, checksum_of
+from ._blocks import sum_packs
 from .ledger import Ledger
-from .lengths import Lengths
+from .lengths import Lengths, block_digests
 from .spec import PlanSpec
 
 # --------------------------------------------------------------------------------------------
@@ -41,8 +42,6 @@ def sum_over_packs(values: NDArray[Any], offsets: I64, indices: NDArray[Any]) ->
     if len(offsets) == 1:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     if use_jit(len(values)):
-        from ._blocks import sum_packs
-
         return sum_packs(values, offsets, indices)
     gathered = values[indices].astype(np.int64)
     return np.add.reduceat(gathered, offsets[:-1]), np.add.reduceat(gathered * gathered, offsets[:-1])
@@ -88,6 +87,28 @@ class Sums:
     squares: I64
     costs: dict[str, I64]
     mixing: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The best proven lower bound: `bound` packs are needed at least, `name` says why, `gap` = packs / bound - 1.
+
+    Bounds are those of `packers/_bounds.py` (volume, l2, uk). Samples longer than a pack each take a pack of
+    their own and are added to every bound. `optimal` is True only when proven (packs == bound).
+    """
+
+    bound: int
+    name: str
+    gap: float
+    optimal: bool
+
+    @classmethod
+    def of(cls, packs: int, bound: int, name: str) -> Certificate:
+        gap = packs / bound - 1.0 if bound else 0.0
+        return cls(bound=bound, name=name, gap=gap, optimal=packs == bound)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 class RawPlan:
@@ -267,7 +288,11 @@ class RawPlan:
 
 
 def _checksum(header: Mapping[str, Any], blocks: Mapping[str, list[str]]) -> str:
-    return checksum_of(header, [bytes.fromhex(d) for name in ("offsets", "indices") for d in blocks[name]])
+    digest = hashlib.sha256(canonical_json(dict(header)))
+    for name in ("offsets", "indices"):
+        for block in blocks[name]:
+            digest.update(bytes.fromhex(block))
+    return digest.hexdigest()
 
 
 def _reopen(kind: Any, folder: Path, checksum: str) -> RawPlan:

@@ -7,9 +7,9 @@ equal lengths and equal specs are equal byte for byte. A value that has no effec
 from __future__ import annotations
 
 import logging
-import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from numbers import Integral
 from typing import Any
 
 from .. import extend
@@ -21,7 +21,19 @@ logger = logging.getLogger(__name__)
 _LONG_POLICIES = ("single", "drop", "error")
 _LONG_RULES = (">", ">=")
 _LAST_STEPS = ("keep", "drop")
-_LARGEST_LIMIT = 1 << 40
+_MOST = (1 << 63) - 1
+
+#: Fields that are integers, the limits of each, and what it means. None is one without it, where it may be.
+_INTEGERS: tuple[tuple[str, int, int | None, str], ...] = (
+    ("pack_length", 1, 1 << 31, "the cap of a pack in tokens"),
+    ("multiple_of", 1, _MOST, "1 = no rounding"),
+    ("packs_multiple", 1, _MOST, "1 = no rounding"),
+    ("max_samples", 1, _MOST, "leave it out for no limit"),
+    ("window", 1, _MOST, "leave it out for no limit"),
+    ("samples_per_step", 1, _MOST, "leave it out for no limit"),
+    ("packs_per_step", 1, _MOST, "leave it out for no limit"),
+    ("seed", 0, None, "leave it out for no shuffle"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,16 +79,9 @@ class PlanSpec:
     packer_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._check_integer("pack_length", 1, "the cap of a pack in tokens")
-        if self.pack_length > (1 << 31):
-            raise PlanError(f"pack_length is {self.pack_length}, limit is 2**31")
-        self._check_integer("multiple_of", 1, "1 = no rounding")
-        self._check_integer("packs_multiple", 1, "1 = no rounding")
-        for name in ("max_samples", "window", "samples_per_step", "packs_per_step"):
-            if getattr(self, name) is not None:
-                self._check_integer(name, 1, "leave it out for no limit")
-        if self.seed is not None:
-            self._check_integer("seed", 0, "leave it out for no shuffle")
+        for name, low, high, meaning in _INTEGERS:
+            if getattr(self, name) is not None or name in ("pack_length", "multiple_of", "packs_multiple"):
+                object.__setattr__(self, name, _integer(name, getattr(self, name), low, high, meaning))
         one_of("long_rule", self.long_rule, _LONG_RULES)
         one_of("last_step", self.last_step, _LAST_STEPS)
         object.__setattr__(self, "skip", _checked_skip(self.skip))
@@ -86,9 +91,6 @@ class PlanSpec:
             raise ConfigError(f"packer is {self.packer!r}, expected a name", hint="for example 'auto'")
         extend.lookup("packers", self.packer)
         self._check_effects()
-
-    def _check_integer(self, name: str, low: int, meaning: str) -> None:
-        object.__setattr__(self, name, _at_least(name, getattr(self, name), low, meaning))
 
     def _check_long_samples(self) -> None:
         policies = self.long_samples
@@ -107,7 +109,7 @@ class PlanSpec:
         if self.samples_per_step is None:
             given = {"packs_multiple": 1, "packs_per_step": None, "last_step": "keep"}
             for name, default in given.items():
-                self._without_effect(name, default, "without samples_per_step")
+                without_effect(self, name, default, "without samples_per_step")
         else:
             self._check_steps()
         module = extend.lookup("packers", self.packer)
@@ -125,16 +127,10 @@ class PlanSpec:
                 hint=f"packers that do: {', '.join(_packers_with_limits())}",
             )
 
-    def _without_effect(self, name: str, default: Any, why: str) -> None:
-        """A value that changes nothing is told, and is not part of the spec."""
-        if (value := getattr(self, name)) != default:
-            logger.warning("%s=%r has no effect %s", name, value, why)
-            object.__setattr__(self, name, default)
-
     def _check_steps(self) -> None:
-        self._without_effect("window", None, "with samples_per_step: each step is planned alone")
+        without_effect(self, "window", None, "with samples_per_step: each step is planned alone")
         why = "with samples_per_step: the samples of a step are spread evenly over its packs"
-        self._without_effect("packer", "auto", why)
+        without_effect(self, "packer", "auto", why)
         if self.packs_per_step is not None and self.packs_per_step % self.packs_multiple:
             raise PlanError(
                 f"packs_per_step {self.packs_per_step} is not a multiple of {self.packs_multiple}",
@@ -170,30 +166,33 @@ class PlanSpec:
         return cls(**dict(values))
 
 
+def without_effect(settings: Any, name: str, default: Any, why: str) -> None:
+    """A value that changes nothing is told, and is not part of the settings (a frozen dataclass)."""
+    if (value := getattr(settings, name)) != default:
+        logger.warning("%s=%r has no effect %s", name, value, why)
+        object.__setattr__(settings, name, default)
+
+
 def _packers_with_limits() -> list[str]:
     return [
         name for name in extend.names("packers") if getattr(extend.lookup("packers", name), "LIMITS", False)
     ]
 
 
-def _at_least(name: str, value: Any, low: int, meaning: str) -> int:
-    try:
-        number = operator.index(value) if not isinstance(value, bool) else None
-    except TypeError:
-        number = None
+def _integer(name: str, value: Any, low: int, most: int | None, meaning: str) -> int:
+    number = None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
     if number is None:
         raise PlanError(f"{name} is {value!r}, expected an integer >= {low}", hint=meaning)
-    if number < low:
-        raise PlanError(f"{name} is {number}, expected >= {low}", hint=meaning)
-    if number >= 1 << 63 and name != "seed":
-        raise PlanError(f"{name} is {number}, limit is 2**63 - 1", hint=meaning)
+    if number < low or (most is not None and number > most):
+        wanted = f"expected >= {low}" if number < low else f"limit is {most}"
+        raise PlanError(f"{name} is {number}, {wanted}", hint=meaning)
     return number
 
 
 def _checked_skip(skip: object) -> tuple[int, ...]:
     if not isinstance(skip, Iterable) or isinstance(skip, str | bytes | Mapping):
         raise PlanError(f"skip is {skip!r}, expected sample ids")
-    return tuple(sorted({_at_least("an id in skip", value, 0, "ids are 0..n-1") for value in skip}))
+    return tuple(sorted({_integer("an id in skip", value, 0, _MOST, "ids are 0..n-1") for value in skip}))
 
 
 def _checked_limits(limits: object) -> dict[str, int]:
@@ -208,7 +207,6 @@ def _checked_limits(limits: object) -> dict[str, int]:
             raise PlanError(f"limits holds {name!r}", hint=f"use {option}")
         if not isinstance(name, str):
             raise PlanError(f"limits holds the name {name!r}, expected a cost name")
-        out[name] = _at_least(f"limits[{name!r}]", limits[name], 0, "cap of the sum over a pack")
-        if out[name] > _LARGEST_LIMIT:
-            raise PlanError(f"limits[{name!r}] is {out[name]}, limit is 2**40", hint="leave it out")
+        meaning = "cap of the sum over a pack; leave it out for no limit"
+        out[name] = _integer(f"limits[{name!r}]", limits[name], 0, 1 << 40, meaning)
     return out

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .. import files
 from ..errors import ChecksumError, ForeignArtefactError, FormatError, InputError
-from ..planning.digests import block_digests
+from ..planning.lengths import block_digests
 from ..waiting.claim import PLACE
 
 #: Marker of a folder -> what such a folder holds.

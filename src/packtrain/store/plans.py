@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from .. import files
 from ..errors import ChecksumError, ForeignArtefactError, FormatError, counted
-from ..planning.certificate import Certificate
-from ..planning.digests import block_digests
 from ..planning.ledger import Ledger
+from ..planning.lengths import block_digests
 from ..planning.packplan import PackPlan
-from ..planning.raw_plan import SCHEMA, PackerId, Sums
+from ..planning.raw_plan import SCHEMA, Certificate, PackerId, Sums
 from ..planning.spec import PlanSpec
 from ..remote.copies import opened
 from ..remote.outputs import output

@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 from transformers import TrainerCallback
 
 from ..errors import InputError, counted
-from ..planning.certificate import Certificate
 from ..planning.costs import L_STAR, DeviceProfile
 from ..planning.packplan import PackPlan
-from ..planning.raw_plan import PackerId, Sums
+from ..planning.raw_plan import Certificate, PackerId, Sums
 from ..world import World
 from .config import RunConfig, load_config
 from .runtime import accumulation_of
