@@ -91,7 +91,9 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """The best proven lower bound: `bound` packs are needed at least, `name` says why, `gap` = packs / bound - 1.
+    """The best proven lower bound: `bound` packs are needed at least, `name` says why.
+
+    `gap` = packs / bound - 1.
 
     Bounds are those of `packers/_bounds.py` (volume, l2, uk). Samples longer than a pack each take a pack of
     their own and are added to every bound. `optimal` is True only when proven (packs == bound).
