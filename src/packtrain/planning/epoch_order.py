@@ -432,75 +432,52 @@ class EpochOrder:
         # whole steps hold the same packs on any number of ranks
         whole = 1 if view.multiple == 1 else int(state["grad_accum"])
         plain = view_checksum(view.plan, was, view.drop_last, whole)
-        if view.is_balanced or state["plan"] != plain:
-            raise _refused(
-                "the plan is balanced for that many ranks", f"resume with {counted(was, 'ranks')}", was
-            )
         rearranged = [name for name in (state["balance"], own["balance"]) if name is not None]
-        if any(not name.startswith("step/") for name in rearranged):
-            raise _refused(
-                f"balance {rearranged[0]!r} arranges an epoch for {counted(was, 'ranks')}",
-                f"resume with {counted(was, 'ranks')}",
-                was,
-            )
-        able = self._sizes_that_work(state)
-        works = (
-            "these go on exactly: "
-            + ", ".join(f"{counted(w, 'ranks')} with grad_accum {width // w}" for w in able)
-            if able
-            else f"only {counted(was, 'ranks')} go on exactly from inside a step"
-        )
-        if self.width != width:
-            what = (
-                f"a step of the saved run has {counted(width, 'packs')} ({counted(was, 'ranks')}, "
-                f"grad_accum {state['grad_accum']}), "
-            )
-            raise _refused(what + f"one of this run {self.width}", works, was)
-        if int(state["packs"]) != view.kept and view.block == 1:
-            what = (
-                f"under drop_last an epoch of {counted(was, 'ranks')} has "
-                f"{counted(state['packs'], 'packs')}, one of {now} "
-            )
-            raise _refused(f"{what}{view.kept}", works, was)
-        if int(state["micro_step"]) >= int(state["steps"]):
-            return self.micro_steps
-        if consumed % now or (consumed % width and (rearranged or view.block > 1)):
-            raise _refused(
-                f"{consumed % width} of the {counted(width, 'packs')} of the current step are consumed",
-                works,
-                was,
-            )
-        return consumed // now
+        others = [name for name in rearranged if not name.startswith("step/")]
+        ranks, hint = counted(was, "ranks"), f"resume with {counted(was, 'ranks')}"
+        if view.is_balanced or state["plan"] != plain:
+            what = "the plan is balanced for that many ranks"
+        elif others:
+            what = f"balance {others[0]!r} arranges an epoch for {ranks}"
+        else:
+            hint = self._sizes_that_work(state)
+            if self.width != width:
+                saved = f"({ranks}, grad_accum {state['grad_accum']}), one of this run {self.width}"
+                what = f"a step of the saved run has {counted(width, 'packs')} {saved}"
+            elif int(state["packs"]) != view.kept and view.block == 1:
+                saved = f"{counted(state['packs'], 'packs')}, one of {now} {view.kept}"
+                what = f"under drop_last an epoch of {ranks} has {saved}"
+            elif int(state["micro_step"]) >= int(state["steps"]):
+                return self.micro_steps
+            elif consumed % now or (consumed % width and (rearranged or view.block > 1)):
+                what = f"{consumed % width} of the {counted(width, 'packs')} of the current step are consumed"
+            else:
+                return consumed // now
+        raise ForeignArtefactError(f"the position was saved by {ranks}: {what}", hint=hint)
 
-    def _sizes_that_work(self, state: Mapping[str, Any]) -> list[int]:
-        """World sizes that can go on where `state` stands: ascending, at most 12."""
-        was, block = int(state["world_size"]), self.aligned.block
+    def _sizes_that_work(self, state: Mapping[str, Any]) -> str:
+        """World sizes that can go on where `state` stands, for people: ascending, at most 12."""
+        was, view = int(state["world_size"]), self.aligned
         width, consumed = was * int(state["grad_accum"]), int(state["micro_step"]) * was
         inside = consumed % width if int(state["micro_step"]) < int(state["steps"]) else 0
-        if inside and (state["balance"] is not None or block > 1):
-            return []
-        total, kept = len(self.aligned.plan), int(state["packs"])
-        able = []
-        for size in divisors(width):
-            same_packs = (
-                block > 1
-                or self.aligned.multiple > 1
-                or not state["drop_last"]
-                or total // size * size == kept
-            )
-            if inside % size == 0 and same_packs:
-                able.append(size)
-        return able if len(able) <= _NAMED else [*able[: _NAMED - 1], able[-1]]
+        total, kept = len(view.plan), int(state["packs"])
+        any_size = view.block > 1 or view.multiple > 1 or not state["drop_last"]
+        able = [
+            size
+            for size in divisors(width)
+            if inside % size == 0 and (any_size or total // size * size == kept)
+        ]
+        if not able or (inside and (state["balance"] is not None or view.block > 1)):
+            return f"only {counted(was, 'ranks')} go on exactly from inside a step"
+        able = able if len(able) <= _NAMED else [*able[: _NAMED - 1], able[-1]]
+        told = ", ".join(f"{counted(size, 'ranks')} with grad_accum {width // size}" for size in able)
+        return f"these go on exactly: {told}"
 
 
 def view_checksum(plan: RawPlan, world_size: int, drop_last: bool, multiple: int = 1) -> str:
     """SHA-256 (hex) over (plan checksum, world_size, drop_last), and `multiple` where it is not 1."""
     more = {} if multiple == 1 else {"grad_accum": multiple}
     return digest_json({"plan": plan.checksum, "world_size": world_size, "drop_last": drop_last, **more})
-
-
-def _refused(what: str, hint: str, was: int) -> ForeignArtefactError:
-    return ForeignArtefactError(f"the position was saved by {counted(was, 'ranks')}: {what}", hint=hint)
 
 
 def _whole(state: Mapping[str, Any], key: str) -> int:
