@@ -30,7 +30,7 @@ MODULES: dict[str, str] = {
     "packtrain.data.loader": "packtrain.packs.loader",
     "packtrain.data.pack_row": "packtrain.packs.pack",
     "packtrain.data.packed": "packtrain.packs.packed",
-    "packtrain.data.sampler": "packtrain.packs.sampler",
+    "packtrain.data.sampler": "packtrain.packs.loader",
     "packtrain.data.shards": "packtrain.packs.exported",
     "packtrain.data.streaming": "packtrain.packs.streaming",
     "packtrain.data.token_budget": "packtrain.packs.token_budget",

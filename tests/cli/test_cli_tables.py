@@ -18,9 +18,9 @@ import packtrain as pt
 from packtrain.cli import main
 from packtrain.errors import FormatError, InputError, LengthError
 from packtrain.pipeline.length_files import SUFFIXES, read_lengths
+from packtrain.pipeline.page import read_history
 from packtrain.pipeline.plan_table import SUFFIXES as TABLES
 from packtrain.pipeline.plan_table import plan_table, write_plan_table
-from packtrain.pipeline.step_times import read_history
 
 TOKENS = [30, 30, 20, 60, 50, 10, 40, 30]
 IMAGES = [1, 0, 2, 0, 0, 1, 0, 3]

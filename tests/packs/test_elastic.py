@@ -23,7 +23,7 @@ from packtrain.data import (
     loader_position,
 )
 from packtrain.errors import ForeignArtefactError, InputError
-from packtrain.packs._splits import Splits
+from packtrain.packs._readers import Splits
 
 LENGTHS = [int(n) for n in np.random.default_rng(5).integers(1, 33, 160)]
 ROWS = [{"input_ids": [1] * n, "labels": [-100] * (n // 2) + [7] * (n - n // 2)} for n in LENGTHS]

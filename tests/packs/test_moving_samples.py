@@ -15,7 +15,7 @@ import packtrain as pt
 from packtrain.data import PackedDataset, TokenBudgetDataset, open_packs, pack_source
 from packtrain.errors import InputError
 from packtrain.measuring import eligibility
-from packtrain.packs.planned import PlannedSource
+from packtrain.packs.source import PlannedSource
 from packtrain.pipeline.export import export
 
 COUNT = 24

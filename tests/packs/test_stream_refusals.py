@@ -66,7 +66,7 @@ def test_planned_batches_are_shared_by_workers(monkeypatch: pytest.MonkeyPatch) 
     whole = [pack.ids for pack in TokenBudgetDataset(SAMPLES, max_seq_len=20, lengths=LENGTHS)]
     for worker in range(2):
         info = type("Info", (), {"num_workers": 2, "id": worker})
-        monkeypatch.setattr("packtrain.packs.planned.get_worker_info", info)
+        monkeypatch.setattr("packtrain.packs.source.get_worker_info", info)
         data = TokenBudgetDataset(SAMPLES, max_seq_len=20, lengths=LENGTHS)
         assert [pack.ids for pack in data] == whole[worker::2]
 

@@ -13,7 +13,7 @@ import pytest
 from browser import CHROMIUM, Browser
 
 import packtrain as pt
-from packtrain.pipeline.step_times import step_figures
+from packtrain.pipeline.page import step_figures
 from packtrain.planning.balance import Balance
 from packtrain.planning.epoch_order import EpochOrder
 from packtrain.report.html import write_report

@@ -16,8 +16,7 @@ from packtrain.errors import SampleError
 from packtrain.export import PackingProducer
 from packtrain.measuring.run import CUT
 from packtrain.pipeline.measure import measure
-from packtrain.pipeline.plan import ledger_rows, plan_lengths
-from packtrain.pipeline.truncated import told_truncated
+from packtrain.pipeline.plan import ledger_rows, plan_lengths, told_truncated
 from packtrain.report.html import write_report
 from packtrain.sources import open_source
 from packtrain.sources.chat import ChatSource

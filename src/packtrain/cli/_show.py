@@ -13,7 +13,7 @@ import numpy as np
 from .. import files
 from ..errors import FormatError, counted
 from ..pipeline.length_files import read_lengths
-from ..pipeline.truncated import told_truncated, truncated_figures, truncated_rows
+from ..pipeline.plan import told_truncated, truncated_figures, truncated_rows
 from ..pipeline.unread import read_keys, told
 from ..pipeline.which import read_run, unplanned_kind
 from ..planning.distribution import median_of, quantiles
@@ -326,7 +326,7 @@ def _shown_before(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 def _training_rows(folder: Path, figures: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Steps, their time and the curve of the loss, by the log in the run's folder."""
-    from ..pipeline.step_times import read_history
+    from ..pipeline.page import read_history
     from ..report.contents import loss_words, speed_words
     from ..report.numbers import curves
 

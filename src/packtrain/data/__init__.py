@@ -8,12 +8,10 @@ from ..packs.encode_cache import EncodeCache
 from ..packs.equal_steps import EqualSteps
 from ..packs.exported import ChunkedPacks, ShardedPacks, open_packs, pack_of_row
 from ..packs.growing import LazyShardedDataset
-from ..packs.loader import PackLoader, loader_position
+from ..packs.loader import PackLoader, PackSampler, loader_position
 from ..packs.pack import Pack
 from ..packs.packed import PackedDataset
-from ..packs.planned import PlannedSource
-from ..packs.sampler import PackSampler
-from ..packs.source import PackSource, pack_source
+from ..packs.source import PackSource, PlannedSource, pack_source
 from ..packs.streaming import StreamingPackedDataset
 from ..packs.token_budget import TokenBudgetDataset
 from ..packs.weighted import WeightedSources

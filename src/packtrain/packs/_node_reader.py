@@ -34,8 +34,7 @@ from ..files import digest_json, private_folder
 from ..workers import check_script
 from ..world import environment, node
 from ._iterable import FIRST, Places, Wanted, mark
-from ._readers import IterableReader, is_indexed
-from ._splits import Reader
+from ._readers import IterableReader, Reader, is_indexed
 
 logger = logging.getLogger(__name__)
 

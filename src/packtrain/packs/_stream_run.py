@@ -34,8 +34,7 @@ from ..planning._materialise import mix64, seed64
 from ..planning.ledger import cap_words
 from ..planning.lengths import Lengths
 from ._node_reader import node_reader
-from ._readers import SharedRead
-from ._splits import Record, Splits
+from ._readers import Record, SharedRead, Splits
 from .ledger_file import SKIPS, Tally
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ import numpy as np
 
 from ..errors import ForeignArtefactError, counted
 from ..planning.window import WindowPacker
-from ._splits import MOST, Reader, Record, check_divides, deal
+from ._readers import MOST, Reader, Record, check_divides, deal
 
 VERSION = 3
 

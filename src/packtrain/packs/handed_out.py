@@ -114,9 +114,8 @@ class HandedOut:
 
     def __init__(self, hint: str) -> None:
         self.hint = hint  # what gives a state where this process did not read
-        self._elsewhere = torch.zeros(
-            1, dtype=torch.int64
-        ).share_memory_()  # reads of copies in other processes
+        # reads of copies in other processes
+        self._elsewhere = torch.zeros(1, dtype=torch.int64).share_memory_()
         self._seen = 0
         self._from = 0
         self._given: int | None = None  # None: nobody counts

@@ -104,13 +104,9 @@ class Pack(list[Sample]):
         """Fields and values of the row."""
         return self.row.items()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        place = {"slot": self.slot, "pack_id": self.pack_id, "chunk": self.chunk, "chunk_row": self.chunk_row}
-        return (_rebuilt, (type(self), list(self), place))
-
-
-def _rebuilt(kind: type[Pack], samples: list[Sample], place: dict[str, Any]) -> Pack:
-    return kind(samples, **place)
+    def __getstate__(self) -> dict[str, Any]:
+        """The row is made anew where the pack arrives."""
+        return {**self.__dict__, "_row": None}
 
 
 def _row(pack: Pack) -> dict[str, Any]:

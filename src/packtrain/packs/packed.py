@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -325,7 +325,8 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         return {**self.__dict__, **sent}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, lengths=_as_array(state["lengths"]))
+        held = state["lengths"]
+        self.__dict__.update(state, lengths=held() if isinstance(held, partial) else held)
 
     def _fetch(self, sample_id: int) -> dict[str, Any]:
         try:
@@ -338,10 +339,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
             raise InputError(f"{self._where(sample_id)} has no input_ids", hint="pass encode=template.encode")
         carried = made.setdefault("sample_id", sample_id)
         if carried != sample_id:
-            raise DriftError(
-                f"{self._where(sample_id)} came back as sample {carried}",
-                hint="the source changed its order since it was measured; measure it again",
-            )
+            raise DriftError(f"{self._where(sample_id)} came back as sample {carried}", hint=_DRIFT)
         self._check_one(sample_id, _length(made))
         return made
 
@@ -382,29 +380,15 @@ def _length(encoded: Mapping[str, Any]) -> int:
     return int(np.shape(encoded["input_ids"])[-1])
 
 
-@dataclass(frozen=True)
-class _MappedFile:
-    """Where a mapped array lies. numpy pickles a map as a copy: for each worker, of what all could map."""
-
-    name: str
-    offset: int
-    dtype: str
-    shape: tuple[int, ...]
-
-
 def _as_file(array: Any) -> Any:
-    """The file of an array that maps all of one, read-only; anything else as it is."""
+    """What maps an array again that maps all of a file, read-only; anything else as it is.
+
+    numpy pickles a map as a copy: for each worker, of what all could map.
+    """
     if not isinstance(array, np.memmap) or array.filename is None or array.flags.writeable:
         return array
     base = array.base
     whole = not isinstance(base, np.memmap) or (base.shape == array.shape and base.dtype == array.dtype)
     if not whole or not array.flags.c_contiguous:
         return array
-    return _MappedFile(str(array.filename), int(array.offset), array.dtype.str, tuple(array.shape))
-
-
-def _as_array(value: Any) -> Any:
-    """The array of `_as_file`, mapped again."""
-    if not isinstance(value, _MappedFile):
-        return value
-    return np.memmap(value.name, np.dtype(value.dtype), "r", value.offset, value.shape)
+    return partial(np.memmap, str(array.filename), array.dtype, "r", int(array.offset), tuple(array.shape))

@@ -11,7 +11,7 @@ back to the next window, at most `max_carry` times (`planning.window`). What the
 source, settings, epoch and the number of splits alone: `encode_workers` may change at any time.
 
 A stream is a fixed number of splits, each with a shuffle, a packer and a cursor of its own, and readers
-(ranks times the workers of a torch DataLoader) own splits (`_splits`, where the order of all packs is
+(ranks times the workers of a torch DataLoader) own splits (`_readers`, where the order of all packs is
 defined). Saved by any number of readers it goes on with any other that divides the splits: the same packs,
 in the same order.
 
@@ -48,8 +48,7 @@ from ..planning.spec import PlanSpec
 from ..planning.window import MAX_AGE, WindowPacker
 from ..workers import freeze
 from ..world import World, world
-from ._readers import reader_of
-from ._splits import MOST, Reader, Splits, check_divides
+from ._readers import MOST, Reader, Splits, check_divides, reader_of
 from ._stream_run import Run, Slot, StreamPass
 from ._stream_state import (
     LAST_EPOCH,

@@ -38,7 +38,7 @@ from ..world import world
 from .ledger_file import need_ledger
 from .pack import Pack
 from .packed import PackedDataset
-from .planned import PlannedSource
+from .source import PlannedSource
 from .streaming import States, StreamingPackedDataset
 
 logger = logging.getLogger(__name__)
@@ -390,27 +390,22 @@ class TokenBudgetDataset(StreamingPackedDataset):
     # -- planned -----------------------------------------------------------------------------
     def _check_planned(self) -> None:
         """Refuse what an epoch that is planned cannot do, and tell what has no effect on it."""
+        why = hint = ""
         if not self.reader.can_seek:
-            raise InputError("lengths are of no use: the source cannot be indexed", hint="pass a sequence")
-        if self.count_mode != "total" or self.order != "packed" or self.warm_up.steps:
-            raise InputError(
-                "with lengths the epoch is planned by total tokens",
-                hint="leave count_mode, order and warmup_steps at their defaults, or lengths out",
-            )
-        if self.cyclic:
-            raise InputError("a planned epoch has an end: cyclic has no effect", hint="use set_epoch")
-        for name, value, default in (
-            ("encode_workers", self.encode_workers, 0),
-            ("max_carry", self.max_carry, MAX_AGE),
-            ("splits", self.splits, None),
-        ):
-            if value != default:
-                logger.warning("with lengths the epoch is planned: %s has no effect", name)
-        if self.on_error == "skip":
-            raise InputError(
-                "with lengths every sample has its place: on_error='skip' has no effect",
-                hint="leave failed samples out when measuring, or lengths out here",
-            )
+            why, hint = "lengths are of no use: the source cannot be indexed", "pass a sequence"
+        elif self.count_mode != "total" or self.order != "packed" or self.warm_up.steps:
+            why = "with lengths the epoch is planned by total tokens"
+            hint = "leave count_mode, order and warmup_steps at their defaults, or lengths out"
+        elif self.cyclic:
+            why, hint = "a planned epoch has an end: cyclic has no effect", "use set_epoch"
+        elif self.on_error == "skip":
+            why = "with lengths every sample has its place: on_error='skip' has no effect"
+            hint = "leave failed samples out when measuring, or lengths out here"
+        if why:
+            raise InputError(why, hint=hint)
+        idle = {"encode_workers": 0, "max_carry": MAX_AGE, "splits": None}
+        for name in (name for name, default in idle.items() if getattr(self, name) != default):
+            logger.warning("with lengths the epoch is planned: %s has no effect", name)
 
     def _plan_ahead(self, source: Any, lengths: Any, balance: str | None, grad_accum: int) -> PlannedSource:
         self._check_planned()

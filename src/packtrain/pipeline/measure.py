@@ -99,25 +99,20 @@ def measure(
 
 def _check_source(source: Any) -> None:
     """SourceError where no samples can be measured, with what makes a source of it."""
+    who, why = type(source).__name__, ""
     if isinstance(source, str | Path):
-        raise SourceError(
-            f"the {type(source).__name__} {str(source)!r} is no source",
-            hint="packtrain.open_chats(path) opens a file of chats",
-        )
-    if hasattr(source, "measure") and not hasattr(source, "fingerprint"):
-        raise SourceError(
-            f"{type(source).__name__} is no source, but measures one", hint="measure(source, template, out)"
-        )
-    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
-        raise SourceError(
-            f"{type(source).__name__} is no source: samples must be indexable and counted",
-            hint="write a one-shot generator to a JSONL file first, and open that",
-        )
-    if not hasattr(source, "fingerprint"):
-        raise SourceError(
-            f"a {type(source).__name__} is no source: it has no fingerprint",
-            hint="packtrain.sources.chat.ChatSource(rows) makes one of records in memory",
-        )
+        who, hint = f"the {who} {str(source)!r}", "packtrain.open_chats(path) opens a file of chats"
+    elif hasattr(source, "measure") and not hasattr(source, "fingerprint"):
+        why, hint = ", but measures one", "measure(source, template, out)"
+    elif not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+        why = ": samples must be indexable and counted"
+        hint = "write a one-shot generator to a JSONL file first, and open that"
+    elif not hasattr(source, "fingerprint"):
+        who, why = f"a {who}", ": it has no fingerprint"
+        hint = "packtrain.sources.chat.ChatSource(rows) makes one of records in memory"
+    else:
+        return
+    raise SourceError(f"{who} is no source{why}", hint=hint)
 
 
 #: Fields of the key by what people call them.
@@ -144,23 +139,23 @@ def _measured(
     """The lengths in `folder`, which are there or are made."""
     refuse_other_kind(folder, lengths_store.MARKER)
     overwrite = overwrite or _was_refused(folder, job.identity)
-    is_whole = (folder / lengths_store.MARKER).is_file() and not (folder / PLACE).exists()
-    reads_only = is_whole and not (overwrite or append)
+    marker = folder / lengths_store.MARKER
+    reads_only = marker.is_file() and not (folder / PLACE).exists() and not (overwrite or append)
     with contextlib.nullcontext() if reads_only else alone(folder) as claim:
         if overwrite:
-            files.remove(folder / lengths_store.MARKER)
+            files.remove(marker)
             files.remove(folder / REFUSED)
             clear_next(folder)
             parts.clear_parts(folder)
         finish_exchange(folder)
-        if (folder / lengths_store.MARKER).is_file():
-            lengths, marker = lengths_store.read(folder)
-            differs = _differences(marker, job.identity)
+        if marker.is_file():
+            lengths, held = lengths_store.read(folder)
+            differs = _differences(held, job.identity)
             if differs and append and differs <= {"samples", "source"}:
                 append_lengths(folder, job, verify_content=verify_content)
                 return Lengths.load(folder)
             if differs:
-                raise _foreign(folder, marker, job.identity, differs)
+                raise _foreign(folder, held, job.identity, differs)
             refuse_changed_media(folder, job.identity, verify_content)
             lengths_store.verify(folder)
             _log.info("%s: lengths of %d samples are there", folder, len(lengths))

@@ -295,42 +295,31 @@ def _suffix(ref: Any) -> str:
     return suffix if 1 < len(suffix) <= 6 and suffix[1:].isalnum() else ".jpg"
 
 
+def _text(part: Mapping[str, Any]) -> str:
+    return part["text"] if part["type"] == "text" else "<image>"
+
+
 def _plain(sample: Mapping[str, Any], number: int) -> dict[str, Any]:
     """The sample with contents as text, `<image>` where an image stands."""
-    messages = []
+    parts = [part for message in sample["messages"] for part in message["content"]]
+    knobs = sorted({key for part in parts if part["type"] == "image" for key in KNOB_KEYS & set(part)})
+    others = [part["type"] for part in parts if part["type"] not in ("text", "image")]
+    reason, hint = "unsupported_record", "skip=True leaves such records out"
     if sample.get("objects"):
-        raise SampleError(
-            "unsupported_record",
-            f"record {number} has objects that a model's template fills in",
-            hint="write the boxes into the text; skip=True leaves such records out",
-        )
-    for message in sample["messages"]:
-        text = ""
-        for part in message["content"]:
-            if part["type"] == "text":
-                if "<image>" in part["text"]:
-                    raise SampleError(
-                        "unsupported_record",
-                        f"record {number} has the text <image> beside its images",
-                        hint="such records cannot be written as pairs; skip=True leaves them out",
-                    )
-                text += part["text"]
-            elif part["type"] == "image":
-                if knobs := KNOB_KEYS & set(part):
-                    raise SampleError(
-                        "unread_key",
-                        f"record {number} sets {', '.join(sorted(knobs))} of an image",
-                        hint=f"pairs hold no such setting: ignore_keys=[{min(knobs)!r}] leaves it out",
-                    )
-                text += "<image>"
-            else:
-                raise SampleError(
-                    "unsupported_record",
-                    f"record {number} has a {part['type']}",
-                    hint="pairs hold images only; skip=True leaves such records out",
-                )
-        messages.append({**message, "content": text})
-    return {**sample, "messages": messages}
+        why, hint = "has objects that a model's template fills in", f"write the boxes into the text; {hint}"
+    elif any("<image>" in part["text"] for part in parts if part["type"] == "text"):
+        why, hint = "has the text <image> beside its images", f"pairs cannot hold them; {hint}"
+    elif others:
+        why, hint = f"has a {others[0]}", f"pairs hold images only; {hint}"
+    elif knobs:
+        reason, why = "unread_key", f"sets {', '.join(knobs)} of an image"
+        hint = f"pairs hold no such setting: ignore_keys=[{knobs[0]!r}] leaves it out"
+    else:
+        messages = [
+            {**message, "content": "".join(map(_text, message["content"]))} for message in sample["messages"]
+        ]
+        return {**sample, "messages": messages}
+    raise SampleError(reason, f"record {number} {why}", hint=hint)
 
 
 def _group(sample: Mapping[str, Any], number: int) -> bytes:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..checks import number
 from ..errors import PacktrainError, PlanError, counted
+from ..measuring.run import CUT
 from ..planning.build import plan
 from ..planning.ledger import cap_words
 from ..planning.lengths import STATUS_OK, Lengths
@@ -22,7 +23,6 @@ from ..remote.places import kept, typed
 from ..store._folders import refuse_other_kind
 from ..waiting.claim import alone
 from .publish import details, origin_of, placed, refusal_marked
-from .truncated import truncated_rows
 
 logger = logging.getLogger(__name__)
 
@@ -267,3 +267,49 @@ def measured_rows(
         known = {"id": sample, "reason": lengths.reason(sample), "tokens": int(lengths.tokens[sample])}
         rows.append({**known, "where": where, "detail": detail})
     return rows + truncated_rows(folder, lengths)
+
+
+# --------------------------------------------------------------------------------------------
+# Samples that are trained although truncation took answers of them: told, not left out
+# --------------------------------------------------------------------------------------------
+_SHOWN = 3  # samples named in one line
+
+
+def truncated_rows(folder: str | Path, lengths: Lengths) -> list[dict[str, Any]]:
+    """Samples of a lengths folder that lost answers: id, reason, tokens, where, detail (which messages).
+
+    They are in the plan: these rows do not count as left out.
+    """
+    if "answers_removed" not in lengths.costs:
+        return []
+    rows = []
+    for sample, line in sorted(details(folder).items()):
+        if lengths.status[sample] == STATUS_OK:
+            where, _, detail = line.partition(": ")
+            tokens = int(lengths.tokens[sample])
+            rows.append({"id": sample, "reason": CUT, "tokens": tokens, "where": where, "detail": detail})
+    return rows
+
+
+def truncated_figures(rows: list[dict[str, Any]], lengths: Lengths) -> dict[str, int]:
+    """What truncation took of samples (`truncated_rows`): how many, answers removed, answers cut short."""
+    costs = {name: lengths.costs.get(name) for name in ("answers_removed", "answers_cut")}
+    return {
+        "samples": len(rows),
+        **{name: 0 if held is None else int(held.sum(dtype=np.int64)) for name, held in costs.items()},
+    }
+
+
+def told_truncated(folder: str | Path, lengths: Lengths) -> str:
+    """One line for people; "" where truncation took no answer."""
+    rows = truncated_rows(folder, lengths)
+    if not rows:
+        return ""
+    figures = truncated_figures(rows, lengths)
+    shown = "; ".join(f"{row['where']} (id {row['id']}): {row['detail']}" for row in rows[:_SHOWN])
+    more = f"; and {counted(len(rows) - _SHOWN, 'more samples')}" if len(rows) > _SHOWN else ""
+    return (
+        f"{counted(figures['samples'], 'samples')} trained without "
+        f"{counted(figures['answers_removed'], 'answers')} and with "
+        f"{figures['answers_cut']:,} cut short: {shown}{more}"
+    )

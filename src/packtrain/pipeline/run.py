@@ -28,11 +28,10 @@ from ..version import __version__
 from ..world import World, world
 from .export import export, format_of
 from .export_guards import refuse_foreign
-from .page import Report, training_of
+from .page import Report, read_history, training_of
+from .plan import told_truncated
 from .prepare import Prepared, Stage, as_validation, prepare, prepare_ranks, silent
 from .ranks import StartUp
-from .step_times import read_history
-from .truncated import told_truncated
 from .unread import read_keys
 from .which import order_of_config
 

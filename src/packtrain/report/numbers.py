@@ -168,7 +168,7 @@ class Training:
 
     Attributes:
         history: rows of its training log.
-        steps: what `pipeline.step_times.step_figures` found of it: `balance`, `forecast`.
+        steps: what `pipeline.page.step_figures` found of it: `balance`, `forecast`.
         comparison: packed and unpacked loss.
         validation: of its validation plan (`train.runtime.Runtime.eval`).
         keys: which keys of the records were not read.

@@ -16,7 +16,7 @@ from typing import Any
 from torch.utils.data import Sampler
 
 from ..data import PackedDataset, PackSampler
-from ..packs.planned import PlannedSource
+from ..packs.source import PlannedSource
 from .resume import Standing, checkpoint_of, load_position
 
 _STATE_FILE = PlannedSource.state_file
