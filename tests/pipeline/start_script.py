@@ -15,8 +15,8 @@ from words import Words, many
 from packtrain.errors import PacktrainError
 from packtrain.pipeline import measure as measuring
 from packtrain.pipeline import ranges
-from packtrain.pipeline.cache import CacheRoot
 from packtrain.pipeline.plan import plan_lengths
+from packtrain.pipeline.prepare import CacheRoot
 from packtrain.pipeline.ranks import StartUp
 from packtrain.planning.packplan import PackPlan
 from packtrain.world import world

@@ -14,8 +14,7 @@ import pytest
 from words import Texts, Words, many
 
 from packtrain.errors import ChecksumError, FormatError, InputError, PlanError
-from packtrain.pipeline.cache import CacheRoot
-from packtrain.pipeline.prepare import prepare
+from packtrain.pipeline.prepare import CacheRoot, prepare
 from packtrain.pipeline.run import dry_run
 from packtrain.planning.packplan import PackPlan
 from packtrain.store import parts

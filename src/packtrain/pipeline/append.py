@@ -16,7 +16,8 @@ import hashlib
 import logging
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,16 @@ from ..planning.lengths import Lengths
 from ..store import lengths as lengths_store
 from ..store import parts
 from ..store.lengths import read_media
-from .growth import Piece, is_whole, may_have_grown, pieces_of, read_layout
-from .publish import Identity, details, origin_of, publish, refuse_changed_media, refuse_media
+from .publish import (
+    Identity,
+    details,
+    may_have_grown,
+    origin_of,
+    publish,
+    read_layout,
+    refuse_changed_media,
+    refuse_media,
+)
 from .ranges import Measurement, cut
 from .unread import KEYS, read_keys
 
@@ -225,3 +234,74 @@ def _exchange(folder: Path) -> None:
     for path in sorted(place.iterdir(), key=lambda path: (path.name == lengths_store.MARKER, path.name)):
         files.move(path, folder / path.name)
     place.rmdir()
+
+
+# --------------------------------------------------------------------------------------------
+# What of a grown or partly changed source was measured before: ids matched by the content of their files
+# --------------------------------------------------------------------------------------------
+# A file with the same content keeps its lengths wherever its ids have moved to. Where samples of it cannot
+# be used their messages name the file, so a file that was renamed is then measured again. A single JSONL file
+# may have got more lines: the SHA-256 of its first bytes must be that of the earlier file. Sources of several
+# files have `shards`; a mixture or a folder of pairs has none and is measured anew.
+@dataclass(frozen=True)
+class Piece:
+    """Ids start .. stop - 1: measured before under the ids from `old` on, or not at all (None)."""
+
+    start: int
+    stop: int
+    old: int | None
+
+
+def pieces_of(
+    before: Mapping[str, Any],
+    source: extend.Source,
+    now: Mapping[str, Any],
+    faulty: Callable[[int, int], bool],
+) -> list[Piece]:
+    """The ids of a source in order, in pieces that were measured before or were not.
+
+    Args:
+        before: the earlier layout.
+        source: the source as it is now.
+        now: its layout.
+        faulty: whether any of the earlier ids [start, stop) cannot be used.
+    """
+    old, new = before["shards"], now["shards"]
+    if len(old) == len(new) == 1 and old[0]["fingerprint"] != new[0]["fingerprint"]:
+        return _longer(old[0], source, new[0], faulty)
+    known: dict[str, list[Mapping[str, Any]]] = {}
+    for shard in old:
+        known.setdefault(shard["fingerprint"], []).append(shard)
+    pieces: list[Piece] = []
+    for shard in new:
+        same = sorted(known.get(shard["fingerprint"], ()), key=lambda held: held["name"] != shard["name"])
+        usable = (s for s in same if s["name"] == shard["name"] or not faulty(s["start"], s["stop"]))
+        found = next(usable, None)
+        if shard["stop"] > shard["start"]:
+            pieces.append(Piece(shard["start"], shard["stop"], None if found is None else found["start"]))
+    return pieces
+
+
+def is_whole(before: Mapping[str, Any], pieces: list[Piece]) -> bool:
+    """Whether every earlier sample is among the pieces: the source has only grown."""
+    held = {piece.old for piece in pieces}
+    if len(before["shards"]) == 1:
+        return 0 in held
+    return all(s["start"] in held for s in before["shards"] if s["stop"] > s["start"])
+
+
+def _longer(
+    old: Mapping[str, Any],
+    source: Any,
+    new: Mapping[str, Any],
+    faulty: Callable[[int, int], bool],
+) -> list[Piece]:
+    """One JSONL file that may be the earlier one with more lines."""
+    while hasattr(source, "source"):
+        source = source.source
+    count, begins = int(old["stop"]), getattr(source, "begins_with", None)
+    same = old["name"] == new["name"] or not faulty(0, count)
+    if same and begins is not None and "size" in old and begins(old["size"], old["sha256"], count):
+        more = [Piece(count, new["stop"], None)] if new["stop"] > count else []
+        return [Piece(0, count, 0), *more]
+    return [Piece(0, new["stop"], None)]

@@ -8,7 +8,8 @@ needs only the folder. What is written depends on plan, source, format and setti
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -27,26 +28,18 @@ from ..errors import (
     counted,
 )
 from ..export._job import Job
+from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
-from ..remote.copies import entries, opened
+from ..remote.copies import entries, opened, place_of
 from ..remote.outputs import clearing_up, output, sending
-from ..remote.places import spelled
+from ..remote.places import spelled, told_url
 from ..store import plans as plans_store
 from ..store import shards
+from ..store.lengths import changed_media
 from ..store.pack_records import SPELLINGS, TASKS, task_of
 from ..waiting.claim import alone
-from .export_guards import (
-    clear_other,
-    forget_unbegun,
-    held_key,
-    key_of,
-    put_key,
-    refuse_changed,
-    refuse_foreign,
-    refuse_meanwhile,
-    refuse_strays,
-)
 from .inputs import Inputs, lengths_of_plan
+from .publish import origin_of
 
 _log = logging.getLogger(__name__)
 
@@ -143,7 +136,7 @@ def _exported(
         chosen = range(job.parts)
         if shard is not None:
             chosen = range(shard[0] * job.parts // shard[1], (shard[0] + 1) * job.parts // shard[1])
-        todo = [part for part in chosen if shards.part_of(out, part) is None]
+        todo = _lacking(out, chosen)
         total = sum(len(job.packs_of(part)) for part in chosen)
         done = total - sum(len(job.packs_of(part)) for part in todo)
         try:
@@ -180,11 +173,12 @@ def finish_export(out: str | Path) -> dict[str, Any]:
 
 
 def _finished(out: Path) -> dict[str, Any]:
-    key = files.read_json(shards.key_path(out)) if shards.is_export(out) else None
-    if shards.hidden(out, shards.EXPORT).is_file() and _is_whole(out, int(shards.export_of(out)["parts"])):
-        return export_figures(out)
-    if key is None:
+    if not shards.is_export(out):
         raise FormatError(f"{out} holds no export", hint="name the OUT of packtrain export --shard")
+    key = files.read_json(shards.key_path(out))
+    done = shards.hidden(out, shards.EXPORT).is_file()
+    if done and not _lacking(out, range(int(shards.export_of(out)["parts"]))):
+        return export_figures(out)
     try:
         origin = files.read_json(shards.hidden(out, "origin.json"))
         plan_folder = opened(origin["plan"])
@@ -207,8 +201,7 @@ def _finished(out: Path) -> dict[str, Any]:
     )
     if job.plan.checksum != key["plan"]:
         raise ForeignArtefactError(f"{job.plan_folder} holds another plan than {out} was begun with")
-    missing = [part for part in range(job.parts) if shards.part_of(out, part) is None]
-    if missing:
+    if missing := _lacking(out, range(job.parts)):
         told = ", ".join(map(str, missing[:5])) + (" …" if len(missing) > 5 else "")
         raise InputError(
             f"{out} lacks {len(missing)} of {counted(job.parts, 'parts')}: {told}",
@@ -313,17 +306,17 @@ def _task(job: Job, asked: str) -> str:
 
 
 def _is_made(job: Job) -> bool:
-    return shards.hidden(job.out, shards.EXPORT).is_file() and _is_whole(job.out, job.parts)
+    return shards.hidden(job.out, shards.EXPORT).is_file() and not _lacking(job.out, range(job.parts))
 
 
-def _is_whole(out: Path, parts: int) -> bool:
-    return all(shards.part_of(out, part) is not None for part in range(parts))
+def _lacking(out: Path, parts: Iterable[int]) -> list[int]:
+    """Those of `parts` that are not there with their files."""
+    return [part for part in parts if shards.part_of(out, part) is None]
 
 
 def _finish(job: Job) -> None:
     """Plan, metadata and marker, when all parts are there with their files."""
-    lost = [part for part in range(job.parts) if shards.part_of(job.out, part) is None]
-    if lost:
+    if lost := _lacking(job.out, range(job.parts)):
         raise InputError(
             f"{job.out}: files of part {lost[0]} ({len(lost)} of {counted(job.parts, 'parts')}) were removed "
             "or changed while the export was at work",
@@ -331,8 +324,7 @@ def _finish(job: Job) -> None:
         )
     parts = shards.read_parts(job.out, job.parts)
     extra = extend.lookup("export", job.format).finish(job, parts)
-    place = shards.hidden(job.out, "plan")
-    job.plan.save(place)
+    job.plan.save(shards.hidden(job.out, "plan"))
     rows = [row for part in parts for row in part["files"]]
     refuse_strays(job.out, job.format, {row["name"] for row in [*rows, *extra]})
     told = {
@@ -345,9 +337,9 @@ def _finish(job: Job) -> None:
         "bytes": sum(row["bytes"] for row in rows),
         "files": extra,
     }
-    files.remove_leftovers(job.out)
-    files.remove_leftovers(shards.hidden(job.out))
     hidden = shards.hidden(job.out)
+    files.remove_leftovers(job.out)
+    files.remove_leftovers(hidden)
     with clearing_up():
         for name in entries(hidden):
             if fnmatchcase(name, "shard-*-of-*"):
@@ -361,3 +353,176 @@ def export_figures(out: Path) -> dict[str, Any]:
     names = ("packs", "samples", "tokens", "shards", "bytes")
     key = told["key"]
     return {"out": spelled(out), "format": key["format"], "task": key["task"], **{n: told[n] for n in names}}
+
+
+# --------------------------------------------------------------------------------------------
+# What an export may write to and from: its key, foreign content, a source that is still the measured one
+# --------------------------------------------------------------------------------------------
+#: Of the names in an export, whatever its format; with a dot: what a stopped writer left.
+_BEGINNINGS = ("ps_", "pack-", "chunk_", ".ps_", ".pack-", ".chunk_", ".version.")
+
+
+def refuse_changed(job: Job, verify_content: bool) -> None:
+    """The source and its media are what was measured, and the plan is of those lengths."""
+    if job.lengths_folder is None:
+        return
+    lengths = Lengths.load(job.lengths_folder)
+    if lengths.digest != job.plan.lengths_digest:
+        raise ForeignArtefactError(
+            f"{job.plan_folder} was planned from other lengths than {job.lengths_folder}", hint="plan again"
+        )
+    told = files.read_json(job.lengths_folder / "lengths.json").get("key") or {}
+    if told.get("source") not in (None, job.source.fingerprint):
+        raise ForeignArtefactError(
+            f"the source changed since {job.lengths_folder} was "
+            f"measured: {counted(len(job.source), 'samples')} now, {told.get('samples')} then",
+            hint="measure and plan again, or restore the source",
+        )
+    changed = _changed(job, verify_content=verify_content)
+    if changed:
+        raise ForeignArtefactError(
+            f"media changed since {job.lengths_folder} was measured: {changed}",
+            hint="restore them, or measure and plan again",
+        )
+
+
+def refuse_meanwhile(job: Job, parts: Iterable[int]) -> None:
+    """The media are still what was measured, now that `parts` were written; else those count as unwritten."""
+    changed = _changed(job, noted_only=True)
+    if changed:
+        for part in parts:
+            files.remove(shards.part_path(job.out, part))
+        raise ForeignArtefactError(
+            f"media changed while they were exported: {changed}",
+            hint="restore them and run the command again (it writes these parts anew), "
+            "or measure and plan again",
+        )
+
+
+def _changed(job: Job, **how: bool) -> str:
+    """The first medium that is not what was measured, and how many more; empty: none."""
+    if job.lengths_folder is None or not (job.lengths_folder / "media.jsonl").is_file():
+        return ""
+    changed = changed_media(job.lengths_folder, getattr(job.source, "media_root", None), **how)
+    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return f"{changed[0]}{more}" if changed else ""
+
+
+def key_of(job: Job) -> dict[str, Any]:
+    """What an export depends on."""
+    return {
+        "schema": shards.SCHEMA_EXPORT,
+        "format": job.format,
+        "plan": job.plan.checksum,
+        "lengths": job.plan.lengths_digest,
+        "source": job.source.fingerprint,
+        "task": job.task,
+        "maxcount": job.maxcount,
+        "maxsize": job.maxsize,
+        "options": dict(job.options),
+    }
+
+
+def refuse_foreign(out: Path, key: dict[str, Any], overwrite: bool) -> None:
+    """Only an empty folder, this very export, or (with `overwrite`) another export is written to."""
+    if out.is_symlink() and not out.exists():
+        raise InputError(f"{out} is a link to nowhere", hint="remove it, or choose another folder")
+    if not out.is_dir():
+        return
+    if shards.is_export(out):
+        held = held_key(out, overwrite)
+        refuse_strays(out, str(held.get("format", key["format"])))
+        differs = [name for name in key if held.get(name) != key[name]]
+        if differs and not overwrite:
+            raise ForeignArtefactError(
+                f"{out} holds an export of another {', '.join(differs)}",
+                hint="choose another folder, or replace it with overwrite=True",
+            )
+        return
+    others = [name for name in entries(out) if name != shards.FOLDER]
+    if others:
+        raise ForeignArtefactError(
+            f"{out} holds files that are no export: {others[0]} ({len(others)} in all)",
+            hint="choose an empty folder",
+        )
+
+
+def refuse_strays(out: Path, format: str, listed: Container[str] | None = None) -> None:
+    """Nothing lies in an export that its readers would take for a part of it."""
+    found = shards.strays(out, format, listed)
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise ForeignArtefactError(
+            f"{out} holds {found[0]}{more}, which is not of this export: readers would take it for data",
+            hint="move it elsewhere",
+        )
+
+
+def held_key(out: Path, overwrite: bool) -> dict[str, Any]:
+    """What the folder says of its export; empty where it cannot be read and is to be replaced."""
+    try:
+        held = files.read_json(shards.key_path(out))
+        if isinstance(held, dict):
+            return held
+        raise FormatError(f"{shards.key_path(out)} is no object")
+    except FormatError as error:
+        if overwrite:
+            return {}
+        raise FormatError(error.message, hint="write the export anew with overwrite=True") from None
+
+
+def put_key(out: Path, key: dict[str, Any], job: Job) -> None:
+    """Write the key and where plan and source are, before anything else; of several writers one does."""
+    path = shards.key_path(out)
+    if not _is_there(shards.hidden(out, "origin.json")):
+        _put_origin(out, job)
+    text = files.canonical_json(key).decode("ascii") + "\n"
+    if not path.is_file() and not files.publish_new(path, text):
+        refuse_foreign(out, key, overwrite=False)
+
+
+def _is_there(origin: Path) -> bool:
+    """Does it name a plan that is still there?"""
+    try:
+        return os.path.isdir(place_of(files.read_json(origin)["plan"]))
+    except (FormatError, KeyError, TypeError):
+        return False
+
+
+def _put_origin(out: Path, job: Job) -> None:
+    lengths = job.lengths_folder
+    told = None if lengths is None else _told(lengths)
+    origin: dict[str, Any] = {"plan": _told(job.plan_folder), "lengths": told}
+    if lengths is not None and (lengths / "origin.json").is_file():
+        measured = files.read_json(lengths / "origin.json")
+        if "inputs" in measured:
+            origin["inputs"] = measured["inputs"]
+    files.publish_json(shards.hidden(out, "origin.json"), origin_of(origin))
+
+
+def _told(folder: Path) -> str:
+    """A folder as it is kept: by its URL where it has one."""
+    return told_url(folder) or str(folder)
+
+
+def forget_unbegun(out: Path, key: dict[str, Any]) -> None:
+    """A refused export that wrote no part leaves nothing: the corrected command needs no --overwrite."""
+    if not any(name.startswith(("part-", "shard-")) for name in entries(shards.hidden(out))):
+        clear_other(out)
+        files.remove(shards.hidden(out, "origin.json"))
+
+
+def clear_other(out: Path) -> None:
+    """Remove an export; its key goes last, so that a stopped removal is gone on with."""
+    if not shards.is_export(out):
+        return
+    files.remove(shards.hidden(out, shards.EXPORT))
+    for path in sorted(shards.hidden(out).glob("part-*.json")):
+        files.remove(path)
+    ours = shards.patterns(str(held_key(out, True).get("format")))
+    for path in [out / name for name in entries(out)]:
+        if path.name.startswith(_BEGINNINGS) or (ours is not None and ours[1].fullmatch(path.name)):
+            (files.remove_tree if path.is_dir() else files.remove)(path)
+    files.remove_tree(out / ".nv-meta")
+    files.remove_tree(shards.hidden(out, "plan"))
+    files.remove(shards.key_path(out))

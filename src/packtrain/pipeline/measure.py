@@ -28,12 +28,13 @@ from ..store import parts
 from ..store._folders import refuse_other_kind
 from ..waiting.claim import PLACE, Claim, alone
 from .append import append_lengths, clear_next, finish_exchange
-from .growth import may_have_grown, read_layout
 from .publish import (
     REFUSED,
     Identity,
+    may_have_grown,
     origin_of,
     publish,
+    read_layout,
     refuse_changed_media,
 )
 from .ranges import Measurement, Progress

@@ -27,14 +27,50 @@ from ..remote.outputs import output
 from ..store import lengths as lengths_store
 from ..store import parts
 from ..store.lengths import changed_media, save_media
-from .growth import LAYOUT, layout_of
 from .unread import refuse_unread, save_keys
+
+#: File that says which files the ids come from.
+LAYOUT = "source.json"
 
 #: Lies in a lengths folder of which too many samples could not be used; other lengths may take its place.
 REFUSED = "refused.json"
 
 #: What reads lengths of this folder must agree on; raised when equal inputs would give other lengths.
 _KEY_SCHEMA = 1
+
+
+def layout_of(source: extend.Source) -> dict[str, Any] | None:
+    """The layout of a source: its fingerprint, options and files; None when its ids are not of files."""
+    inner: Any = source
+    options: list[Any] = []
+    while callable(getattr(inner, "fields", None)) and isinstance(
+        getattr(inner, "source", None), extend.Source
+    ):
+        if len(inner.source) != len(source):
+            return None
+        options.append({name: value for name, value in inner.fields().items() if name != "source"})
+        inner = inner.source
+    shards = getattr(inner, "shards", None)
+    if shards is None or not callable(getattr(inner, "fields", None)):
+        return None
+    fields = dict(inner.fields())
+    held = fields.get("files") or []
+    rows = [{"name": s.name, "start": s.start, "stop": s.stop, "fingerprint": s.fingerprint} for s in shards]
+    if len(rows) == 1 and len(held) == 1:
+        rows[0].update(held[0])
+    options.append({n: value for n, value in fields.items() if n not in ("files", "records", "shards")})
+    return {"fingerprint": source.fingerprint, "options": options, "shards": rows}
+
+
+def read_layout(folder: Path) -> dict[str, Any] | None:
+    """The layout stored beside lengths; None where there is none."""
+    path = folder / LAYOUT
+    return dict(files.read_json(path)) if path.is_file() else None
+
+
+def may_have_grown(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> bool:
+    """Whether two layouts are of sources read in the same way."""
+    return before is not None and now is not None and before["options"] == now["options"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +81,7 @@ class Identity:
         key: schema, number of samples, fingerprint of the source, digest of the template's config.
         template: `Template.config()`.
         root: folder or URL of relative media names, or None.
-        layout: `growth.layout_of` the source, or None.
+        layout: `layout_of` the source, or None.
     """
 
     key: dict[str, Any]

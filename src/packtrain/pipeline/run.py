@@ -26,8 +26,7 @@ from ..planning.costs import DeviceProfile
 from ..planning.packplan import PackPlan
 from ..version import __version__
 from ..world import World, world
-from .export import export, format_of
-from .export_guards import refuse_foreign
+from .export import export, format_of, refuse_foreign
 from .page import Report, read_history, training_of
 from .plan import told_truncated
 from .prepare import Prepared, Stage, as_validation, prepare, prepare_ranks, silent
