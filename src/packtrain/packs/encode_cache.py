@@ -30,6 +30,8 @@ from ..store.chunks import DEFAULT_MEDIA, ChunkReader, ChunkWriter, OpenChunks, 
 
 MARKER = "encoded.json"
 _SCHEMA = "packtrain-encoded-1"
+#: What a folder of packs is of, by what people call it.
+_NAMED = {"schema": "version", "plan": "plan", "key": "template or source", "of_media": "state of the media"}
 
 Progress = Callable[[int, int], None]
 
@@ -72,10 +74,20 @@ class EncodeCache:
         held = files.read_json(self.folder / MARKER) if (self.folder / MARKER).is_file() else None
         if held is not None:
             with files.reading(self.folder / MARKER, "the marker of an encode cache", "remove the folder"):
-                _check(self.folder, held, self._own)
+                self._check(held)
                 packs_per_chunk = whole("packs_per_chunk", held["packs_per_chunk"], 1)
         self.packs_per_chunk = packs_per_chunk
         self._readers = OpenChunks(self._opened, verify=True)
+
+    def _check(self, held: Mapping[str, Any]) -> None:
+        """Refuse a folder of something else; older ones do not name their media."""
+        held = {"of_media": self._own.get("of_media"), **held}
+        for name, value in self._own.items():
+            if held.get(name) != value:
+                raise ForeignArtefactError(
+                    f"{self.folder} holds encoded packs of another {_NAMED[name]}",
+                    hint="choose another folder for the encode cache, or remove this one",
+                )
 
     def _opened(self, chunk: int) -> ChunkReader:
         reader = ChunkReader(self.path(chunk))
@@ -155,18 +167,3 @@ def _encode(context: tuple[EncodeCache, Any], chunk: int) -> int:
         for pack in range(first, min(first + cache.packs_per_chunk, cache.packs)):
             writer.add(dataset[pack])
     return chunk
-
-
-def _check(folder: Path, held: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    named = {
-        "schema": "version",
-        "plan": "plan",
-        "key": "template or source",
-        "of_media": "state of the media",
-    }
-    for name, what in named.items():
-        if name in own and held.get(name, own[name] if name == "of_media" else None) != own[name]:
-            raise ForeignArtefactError(
-                f"{folder} holds encoded packs of another {what}",
-                hint="choose another folder for the encode cache, or remove this one",
-            )

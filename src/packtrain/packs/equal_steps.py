@@ -33,6 +33,8 @@ _EXHAUSTED = ("fill", "first")
 
 _STATE = 1
 
+_groups: dict[Any, Any] = {}  # of all ranks over gloo, by the group of a launch
+
 
 class EqualSteps:
     """Iterates over packs so that all ranks stop together.
@@ -86,10 +88,7 @@ class EqualSteps:
                 held.popleft()
                 if states:
                     self._mark = states.popleft()
-            told = self._exchange((len(held), ended, None if problem is None else _line(problem)))
-            if problem is not None:
-                raise problem
-            _refuse_failed(told)
+            told = self._told(len(held), ended, problem)
             steps, last = self._steps_of(told, taken)
             yield from self._handed(held, states, steps)
             if last:
@@ -99,6 +98,17 @@ class EqualSteps:
                     self._mark, self._steps, self._ended = None, 0, False
                 return
             self._steps, self._ended = 0, ended
+
+    def _told(self, count: int, ended: bool, problem: Exception | None) -> list[Any]:
+        """What every rank has ahead; raises where one cannot go on."""
+        why = problem.message if isinstance(problem, PacktrainError) else problem and described(problem)
+        told: list[Any] = self._exchange((count, ended, why))
+        if problem is not None:
+            raise problem
+        for rank, (_, _, reason) in enumerate(told):
+            if reason is not None:
+                raise InputError(f"rank {rank} cannot go on: {reason}", hint="see the log of that rank")
+        return told
 
     def _looked_ahead(self, stream: Iterator[Any]) -> tuple[deque[Any], deque[Any], bool, Exception | None]:
         """The next packs, the state behind each, whether there are no more, and what went wrong."""
@@ -205,18 +215,6 @@ def _group() -> Any:
     world = dist.group.WORLD
     if dist.get_backend() == "gloo":
         return world
-    if not hasattr(_group, "made") or _group.made[0] is not world:
-        _group.made = (world, dist.new_group(backend="gloo"))  # type: ignore[attr-defined]
-    return _group.made[1]  # type: ignore[attr-defined]
-
-
-def _refuse_failed(told: list[Any]) -> None:
-    for rank, (_, _, reason) in enumerate(told):
-        if reason is not None:
-            raise InputError(f"rank {rank} cannot go on: {reason}", hint="see the log of that rank")
-
-
-def _line(error: BaseException) -> str:
-    if isinstance(error, PacktrainError):
-        return error.message
-    return described(error)
+    if world not in _groups:
+        _groups[world] = dist.new_group(backend="gloo")
+    return _groups[world]

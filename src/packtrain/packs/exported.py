@@ -197,8 +197,7 @@ class ShardedPacks(_Exported):
         stay = self.skipping.kept(sample["sample_id"] for sample in samples)
         if not stay:
             return Pack.filler()
-        whole = len(stay) == len(samples)
-        total = int(self.plan.pack_tokens[number]) if whole else None
+        total = int(self.plan.pack_tokens[number]) if len(stay) == len(samples) else None
         chosen, tokens = [samples[i] for i in stay], [planned[i] for i in stay]
         members = encode_pack(chosen, tokens, total, self.encode, where, self.skipping.failed)
         return Pack(self.skipping.without(members), pack_id=number)
@@ -246,10 +245,6 @@ class ChunkedPacks(_Exported):
         """Open chunks by number."""
         return OpenChunks(self._opened, verify=self.verify)
 
-    def reader(self, chunk: int) -> ChunkReader:
-        """The chunk of a number."""
-        return self.readers[chunk]
-
     def _opened(self, chunk: int) -> ChunkReader:
         path = self.out / f"chunk_{chunk:08d}.arrow"
         return ChunkReader(path, encode=self.encode, failed=self.skipping.failed_media)
@@ -263,20 +258,19 @@ class ChunkedPacks(_Exported):
         number = self.pack_at(position)
         if number < 0:
             return Pack.filler()
-        reader, row = self.reader(number // self.maxcount), number % self.maxcount
-        members: list[dict[str, Any]] = reader[row]
+        chunk, row = divmod(number, self.maxcount)
+        members: list[dict[str, Any]] = self.readers[chunk][row]
         ids = [member["sample_id"] for member in members]
         tokens = sum(len(member["input_ids"]) for member in members)
         if ids != self.plan[number].tolist() or tokens != int(self.plan.pack_tokens[number]):
             raise DriftError(
-                f"pack {number} ({reader.path}) holds {tokens} tokens of samples {ids[:4]}…, planned were "
-                f"{int(self.plan.pack_tokens[number])} of {self.plan[number].tolist()[:4]}…",
+                f"pack {number} ({self.readers[chunk].path}) holds {tokens} tokens of samples {ids[:4]}…, "
+                f"planned were {int(self.plan.pack_tokens[number])} of {self.plan[number].tolist()[:4]}…",
                 hint="the chunk belongs to another plan: export again",
             )
         members = self.skipping.without([members[i] for i in self.skipping.kept(ids)])
         if not members:
             return Pack.filler()
-        chunk, row = divmod(number, self.maxcount)
         return Pack(members, pack_id=number, chunk=chunk, chunk_row=row)
 
     def check_still(self) -> None:
@@ -306,6 +300,7 @@ def encode_pack(
         failed: what stands in for a sample that cannot be encoded (`Skipping.failed`); None: it is raised.
     """
     failed = failed or Skipping(None, None).failed
+    hint = "not the template or processor of the export: use that one, or measure and export again"
     out = []
     for sample, tokens in zip(samples, planned, strict=True):
         sample_id = sample["sample_id"]
@@ -317,17 +312,12 @@ def encode_pack(
             continue
         length = int(np.shape(made["input_ids"])[-1])
         if tokens is not None and length != tokens:
-            raise DriftError(
-                f"sample {sample_id} ({where}) was planned with {tokens} tokens but encodes to {length}",
-                hint="not the template or processor of the export: use that one, or measure and export again",
-            )
+            why = f"sample {sample_id} ({where}) was planned with {tokens} tokens but encodes to {length}"
+            raise DriftError(why, hint=hint)
         out.append({**made, "sample_id": sample_id})
     grown = sum(int(np.shape(one["input_ids"])[-1]) for one in out)
     if total is not None and grown != total:
-        raise DriftError(
-            f"{where} was planned with {total} tokens but encodes to {grown}",
-            hint="not the template or processor of the export: use that one, or measure and export again",
-        )
+        raise DriftError(f"{where} was planned with {total} tokens but encodes to {grown}", hint=hint)
     return out
 
 

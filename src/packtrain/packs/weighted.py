@@ -79,12 +79,10 @@ class WeightedSources:
     def _is_indexed(self) -> bool:
         if self.stopping == "never":
             return False
-        indexed = all(is_indexed(source) and not callable(source) for source in self.sources.values())
-        return (
-            indexed
-            and self._period() * len(self.sources) <= _LONGEST
-            and all(map(len, self.sources.values()))
-        )
+        held = self.sources.values()
+        if not all(is_indexed(source) and not callable(source) for source in held):
+            return False
+        return self._period() * len(held) <= _LONGEST and all(map(len, held))
 
     def _period(self) -> int:
         """Places after which every source has exactly its share."""
@@ -93,10 +91,8 @@ class WeightedSources:
 
     def mixture(self) -> dict[str, Any]:
         """What decides which source comes where, as plain JSON."""
-        return {
-            "weights": [[name, str(self.weights[name])] for name in self.sources],
-            "stopping": self.stopping,
-        }
+        weights = [[name, str(weight)] for name, weight in self.weights.items()]
+        return {"weights": weights, "stopping": self.stopping}
 
     def set_epoch(self, epoch: int) -> None:
         for source in self.sources.values():
@@ -152,7 +148,7 @@ class WeightedSources:
     def _begin(self, name: str) -> Iterator[Any]:
         source = self.sources[name]
         made = source() if callable(source) else source
-        if not _is_source(made):
+        if not (callable(made) or hasattr(made, "__iter__") or is_indexed(made)):
             raise InputError(
                 f"the function of source {name} gave a {type(made).__name__}, expected samples",
                 hint="return or yield the samples",
@@ -224,10 +220,6 @@ class IndexedSources(WeightedSources):
         """Where the sample of a place stands, as its source says; "": it does not say."""
         k, row, _ = self.place(place)
         return where_in(list(self.sources.values())[k], row)
-
-
-def _is_source(source: Any) -> bool:
-    return callable(source) or hasattr(source, "__iter__") or is_indexed(source)
 
 
 def _rows(source: Any) -> Iterator[Callable[[], Any]]:

@@ -113,18 +113,19 @@ class Report:
         if self.order is not None:
             more["steps"] = step_figures(self.order, history, profile)
         if self.plan is None:
-            more["left_out"] = self._left_out()
+            more["left_out"] = Counter(str(r["reason"]) for r in self._ledger() if r["reason"] != CUT)
         return report_figures(self.plan, self.lengths, replace(self.training, **more))
 
-    def _left_out(self) -> Counter[str]:
-        return Counter(str(row["reason"]) for row in self._ledger() if row["reason"] != CUT)
+    @property
+    def _where(self) -> Callable[[int], str] | None:
+        return self.where or (
+            None if self.source is None else cast("Callable[[int], str]", self.source.where)
+        )
 
     def _ledger(self) -> Iterable[dict[str, Any]]:
         """id, reason, where and detail of every sample that is in no pack."""
         if self.plan is not None:
-            source = self.source
-            where = self.where or (None if source is None else source.where)
-            return ledger_rows(self.plan, self.lengths_folder, where)
+            return ledger_rows(self.plan, self.lengths_folder, self._where)
         path = self.ledger_file or self.artefact / "left_out.jsonl"
         if not os.path.isfile(path):
             return []
@@ -139,7 +140,6 @@ class Report:
         from ..report.html import write_report
 
         source = self.source
-        where = self.where or (None if source is None else source.where)
         if self.lengths_folder is not None and (changed := _changed(self.lengths_folder, source)):
             logger.warning("%s: %s", path, changed)
         return write_report(
@@ -151,7 +151,7 @@ class Report:
             figures=self.figures(profile),
             config=self.config,
             artefact=str(self.artefact),
-            where=where,
+            where=self._where,
             record=None if source is None else lambda i: record_of(source, i),
         )
 

@@ -392,25 +392,18 @@ def _with_pack_length(config: RunConfig, place: World) -> RunConfig:
     named = config.template.max_length or config.model.max_model_len
     if named is not None or config.data.kind not in ("exported", "growing"):
         return config
-    if config.data.kind == "exported":
-        length = PackPlan.load(shards.hidden(shards.at(config.data.path), "plan")).spec.pack_length
-        return _capped(config, length)
-    from ..data import LazyShardedDataset
+    data = config.data
+    if data.kind == "exported":
+        length = PackPlan.load(shards.hidden(shards.at(data.path), "plan")).spec.pack_length
+    else:
+        from ..data import LazyShardedDataset
 
-    packs = LazyShardedDataset(
-        config.data.path,
-        place.rank,
-        place.size,
-        config.data.timeout_s,
-        config.data.poll_s,
-        start="beginning",
-    )
-    length = int(packs.config["pack_length"])
-    return _capped(config, length)
-
-
-def _capped(config: RunConfig, length: int) -> RunConfig:
-    return config.model_copy(update={"template": config.template.model_copy(update={"max_length": length})})
+        seconds = (data.timeout_s, data.poll_s)
+        length = LazyShardedDataset(
+            data.path, place.rank, place.size, *seconds, start="beginning"
+        ).pack_length
+    template = config.template.model_copy(update={"max_length": length})
+    return config.model_copy(update={"template": template})
 
 
 # --------------------------------------------------------------------------------------------

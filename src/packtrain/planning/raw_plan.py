@@ -195,10 +195,8 @@ class RawPlan:
     def __reduce__(self) -> str | tuple[Any, ...]:
         if self.folder is not None:
             return (_reopen, (type(self), self.folder, self.checksum))
-        state = dict(self.__dict__)
-        state["_sums_from"] = self.sums
-        state["_digest_from"] = self.lengths_digest
-        return (_rebuild, (type(self), state))
+        made = {"_sums_from": self.sums, "_digest_from": self.lengths_digest}
+        return (object.__new__, (type(self),), {**self.__dict__, **made})
 
     # -- computed at first access --------------------------------------------------------------
     @cached_property
@@ -301,10 +299,4 @@ def _reopen(kind: Any, folder: Path, checksum: str) -> RawPlan:
     plan: RawPlan = kind.load(folder)
     if plan.checksum != checksum:
         raise ChecksumError(f"{folder} holds another plan than the one that was sent to this process")
-    return plan
-
-
-def _rebuild(kind: type[RawPlan], state: dict[str, Any]) -> RawPlan:
-    plan = kind.__new__(kind)
-    plan.__dict__.update(state)
     return plan
