@@ -97,7 +97,8 @@ def follow(
             if clock.now() - told >= _TELL_S:
                 told = clock.now()
                 _log.info("%s waits for %s: %s", who, writer, doing)
-            clock.sleep(_pause(pause, waited, timeout_s, unanswered))
+            left = [limit - waited for limit in (timeout_s, unanswered) if limit]  # of either limit
+            clock.sleep(max(_LEAST_PAUSE, min([pause, *left])))
     finally:
         follower.leave()
     raise AssertionError("pauses never end")
@@ -134,55 +135,39 @@ class _Follower:
             self.beat = beat
             if beat.get("state") in ("ready", "released") and "result" in beat:
                 return dict(beat["result"])
-            if beat.get("state") == "failed":
-                raise _failure(self._writer, beat.get("error") or {})
+            if beat.get("state") == "failed":  # its error as this process's own
+                error = beat.get("error") or {}
+                said = f"{self._writer} failed: {error.get('message', 'no reason given')}"
+                kind = LawError if error.get("exit_code") == 1 else InputError
+                raise kind(said, hint=error.get("hint"))
         elif self.beat is None and self.me.nonce not in fresh_names(self._hello.parent):
-            files.publish_json(
-                self._hello, self.me.to_dict()
-            )  # at first, and after an earlier launch tidied up
+            # at first, and after an earlier launch tidied up
+            files.publish_json(self._hello, self.me.to_dict())
         if self.beat is not None:
-            quiet = self._watch.quiet((self.beat.get("nonce"), self.beat.get("beat")))
-            _check_alive(self.beat, quiet, self._stale_s, self._writer, self.path)
+            self._check_alive(self.beat)
         return None
+
+    def _check_alive(self, beat: Mapping[str, Any]) -> None:
+        owner, quiet = Owner.of_dict(beat), self._watch.quiet((beat.get("nonce"), beat.get("beat")))
+        if owner is not None and owner.can_be_looked_up:
+            # Its process can be seen: only a dead one has stopped, however long it is silent. Its last word
+            # may have come between our look and its end.
+            if not owner.is_dead or (fresh_json(self.path) or {}).get("beat") != beat.get("beat"):
+                return
+            why = "its process is gone"
+        elif quiet < self._stale_s:
+            return
+        else:
+            why = f"no heartbeat for {quiet:.0f} s"
+        raise InputError(
+            f"{self._writer} ({owner}) stopped without a word while {doing_of(beat)}: {why}",
+            hint="see its own output; starting again goes on where it stopped",
+        )
 
     def leave(self) -> None:
         """Take the hello back."""
         with contextlib.suppress(OSError):
             files.remove(self._hello)
-
-
-def _pause(pause: float, waited: float, timeout_s: float, give_up_s: float | None) -> float:
-    """Not longer than what is left of either limit."""
-    left = [pause]
-    if timeout_s:
-        left.append(timeout_s - waited)
-    if give_up_s is not None:
-        left.append(give_up_s - waited)
-    return max(_LEAST_PAUSE, min(left))
-
-
-def _check_alive(beat: Mapping[str, Any], quiet: float, stale_s: float, writer: str, path: Path) -> None:
-    owner = Owner.of_dict(beat)
-    if owner is not None and owner.can_be_looked_up:
-        # Its process can be seen: only a dead one has stopped, however long it is silent. Its last word may
-        # have come between our look and its end.
-        if not owner.is_dead or (fresh_json(path) or {}).get("beat") != beat.get("beat"):
-            return
-        why = "its process is gone"
-    elif quiet < stale_s:
-        return
-    else:
-        why = f"no heartbeat for {quiet:.0f} s"
-    raise InputError(
-        f"{writer} ({owner}) stopped without a word while {doing_of(beat)}: {why}",
-        hint="see its own output; starting again goes on where it stopped",
-    )
-
-
-def _failure(writer: str, error: Mapping[str, Any]) -> InputError | LawError:
-    """The writer's error as this process's own, with its reason, hint and exit code."""
-    kind = LawError if error.get("exit_code") == 1 else InputError
-    return kind(f"{writer} failed: {error.get('message', 'no reason given')}", hint=error.get("hint"))
 
 
 # --------------------------------------------------------------------------------------------
@@ -251,7 +236,9 @@ class StartUp:
         who = f"rank {self.place.rank}"
         if not self.leads and self.place.rank != 0:
             writer = "rank 0" if self.where.index == 0 else "the first rank of this machine"
-            return _there(follow(self._relay(), who=who, writer=writer, what=self._what, **self._options))
+            made = follow(self._relay(), who=who, writer=writer, what=self._what, **self._options)
+            assert made is not None  # only give_up_s gives None
+            return made
         if self.where.size > 1:
             self._claim(self._relay(), "the start-up folder of this machine", relay=True)
         try:
@@ -344,8 +331,3 @@ class StartUp:
 
     def _release(self, claim: Claim, relay: bool) -> None:
         claim.release(tidy=relay or self._leaves_nothing())
-
-
-def _there(result: dict[str, Any] | None) -> dict[str, Any]:
-    assert result is not None  # only give_up_s gives None
-    return result

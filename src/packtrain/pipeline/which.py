@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,15 +41,8 @@ def losses_of(folder: Path, step: int) -> list[dict[str, Any]]:
     Raises:
         InputError: the run wrote no losses, or none of this step.
     """
-    paths = _paths(folder)
-    mark = f'"step": {step},'
-    found: list[dict[str, Any]] = []
-    for path in paths:
-        with files.reading(path, "a file of losses of samples", None):
-            lines = [line for line in path.read_text(encoding="utf-8").splitlines() if mark in line]
-            rows = [row for row in map(_row, lines) if row is not None and row.get("step") == step]
-            if rows:
-                found += _samples(rows[-1])
+    last = {rank: held for rank, at, held in _told(folder, f'"step": {step},') if at == step}
+    found = [sample for held in last.values() for sample in held]
     if not found:
         raise InputError(f"{folder} holds no losses of step {step}", hint="steps count from 0")
     return sorted(found, key=_descending)
@@ -61,17 +54,20 @@ def steps_of(folder: Path, sample: int) -> list[dict[str, Any]]:
     Raises:
         InputError: the run wrote no losses.
     """
-    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    for path in _paths(folder):
-        with files.reading(path, "a file of losses of samples", None), path.open(encoding="utf-8") as lines:
-            for row in filter(None, map(_row, lines)):
-                held = [one for one in _samples(row) if one["id"] == sample]
-                found[operator.index(row["rank"]), operator.index(row["step"])] = held
+    last = {(step, rank): [one for one in held if one["id"] == sample] for rank, step, held in _told(folder)}
     return [
         {"run_step": step, "rank": rank, "loss": one["loss"], "tokens": one["tokens"]}
-        for (rank, step), held in sorted(found.items(), key=lambda item: item[0][::-1])
+        for (step, rank), held in sorted(last.items())
         for one in held
     ]
+
+
+def _told(folder: Path, mark: str = "") -> Iterator[tuple[int, int, list[dict[str, Any]]]]:
+    """(rank, step, samples) of lines that hold `mark`; what a stopped run left half written is skipped."""
+    for path in _paths(folder):
+        with files.reading(path, "a file of losses of samples", None), path.open(encoding="utf-8") as lines:
+            for row in filter(None, (_row(line) for line in lines if mark in line)):
+                yield operator.index(row["rank"]), operator.index(row["step"]), _samples(row)
 
 
 def _paths(folder: Path) -> list[Path]:
@@ -107,7 +103,6 @@ def _descending(row: dict[str, Any]) -> tuple[bool, float]:
 
 
 def _row(line: str) -> dict[str, Any] | None:
-    """A line a stopped run left half written is skipped."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -161,23 +156,19 @@ class Order:
             InputError: no such step or rank.
         """
         ranks = self.packs_order.aligned.world_size
+        of_epoch, inside = divmod(step, self.steps) if epoch is None else (epoch, step)
+        run_step = of_epoch * self.steps + inside
         if rank is not None and not 0 <= rank < ranks:
             raise InputError(f"rank {rank} of {counted(ranks, 'ranks')}", hint=f"0 to {ranks - 1}")
-        if epoch is None and self.run_steps is None:
-            outside = step < 0
-        else:
-            outside = epoch is not None and (epoch < 0 or not 0 <= step < self.steps)
-        if outside:
+        counts_inside = epoch is not None or self.run_steps is None
+        if counts_inside and (of_epoch < 0 or not 0 <= inside < self.steps):
             raise InputError(
                 f"step {step} of epoch {epoch or 0}: an epoch has {counted(self.steps, 'steps')}",
                 hint=f"0 to {self.steps - 1}, or no epoch, to count over the whole run",
             )
-        of_epoch, inside = divmod(step, self.steps) if epoch is None else (epoch, step)
-        if self.run_steps is not None and not 0 <= of_epoch * self.steps + inside < self.run_steps:
-            raise InputError(
-                f"step {of_epoch * self.steps + inside} of a run of {counted(self.run_steps, 'steps')}",
-                hint=f"0 to {self.run_steps - 1}",
-            )
+        if self.run_steps is not None and not 0 <= run_step < self.run_steps:
+            what = f"step {run_step} of a run of {counted(self.run_steps, 'steps')}"
+            raise InputError(what, hint=f"0 to {self.run_steps - 1}")
         plan = self.packs_order.view(of_epoch).plan
         packs = self.packs(inside, inside + 1, of_epoch)
         rows = [
@@ -193,7 +184,7 @@ class Order:
         return {
             "epoch": of_epoch,
             "step": inside,
-            "run_step": of_epoch * self.steps + inside,
+            "run_step": run_step,
             "steps_per_epoch": self.steps,
             "packs": rows,
             "ids": sorted({i for row in rows for i in row["ids"]}),
