@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..planning.build import plan
 from ..planning.ledger import cap_words
 from ..planning.lengths import STATUS_OK, Lengths
 from ..planning.packplan import PackPlan
+from ..planning.spec import PlanSpec
 from ..remote.copies import place_of
 from ..remote.outputs import output
 from ..remote.places import kept, typed
@@ -215,14 +216,6 @@ def _left_out(read: int, by_reason: dict[str, int]) -> str:
     )
 
 
-def _place(locate: Callable[[int], str] | None, sample: int) -> str | None:
-    """Where a sample stands, as its source says; None where it is not at hand, or has it no more."""
-    try:
-        return None if locate is None else locate(sample)
-    except (PacktrainError, IndexError):
-        return None
-
-
 def ledger_rows(
     made: PackPlan, lengths_folder: str | Path | None, locate: Callable[[int], str] | None = None
 ) -> list[dict[str, Any]]:
@@ -234,22 +227,10 @@ def ledger_rows(
         lengths_folder: holds the details of samples that could not be measured.
         locate: `source.where`, for samples that were measured but left out.
     """
-    told = {} if lengths_folder is None else details(lengths_folder)
     lengths = None
     if lengths_folder is not None and (Path(lengths_folder) / "lengths.json").is_file():
         lengths = Lengths.load(lengths_folder)
-    rows: list[dict[str, Any]] = []
-    for sample, reason in zip(made.ledger.ids.tolist(), made.ledger.reasons, strict=True):
-        known = _place(locate, sample)
-        where, detail = placed(told.get(sample, ""), known)
-        tokens = 0 if lengths is None else int(lengths.tokens[sample])
-        if tokens and (not detail or (lengths is not None and lengths.status[sample] == STATUS_OK)):
-            costs = (
-                {} if lengths is None else {name: int(cost[sample]) for name, cost in lengths.costs.items()}
-            )
-            detail = cap_words(reason, tokens, costs, made.spec)
-        where = where or known or ""
-        rows.append({"id": sample, "reason": reason, "tokens": tokens, "where": where, "detail": detail})
+    rows = _rows(made.ledger, lengths_folder, lengths, locate, made.spec)
     if lengths_folder is None or lengths is None:
         return rows
     gone = set(made.ledger.ids.tolist())
@@ -260,19 +241,40 @@ def measured_rows(
     folder: str | Path, lengths: Lengths, locate: Callable[[int], str] | None = None
 ) -> list[dict[str, Any]]:
     """Every sample of a lengths folder that no plan can use, as `ledger_rows` tells it; then those cut."""
-    told = details(folder)
-    rows: list[dict[str, Any]] = []
-    for sample in np.flatnonzero(np.asarray(lengths.status) != STATUS_OK).tolist():
-        where, detail = placed(told.get(sample, ""), _place(locate, sample))
-        known = {"id": sample, "reason": lengths.reason(sample), "tokens": int(lengths.tokens[sample])}
-        rows.append({**known, "where": where, "detail": detail})
+    unusable = np.flatnonzero(np.asarray(lengths.status) != STATUS_OK).tolist()
+    rows = _rows(((i, lengths.reason(i)) for i in unusable), folder, lengths, locate)
     return rows + truncated_rows(folder, lengths)
+
+
+def _rows(
+    left_out: Iterable[tuple[int, str]],
+    folder: str | Path | None,
+    lengths: Lengths | None,
+    locate: Callable[[int], str] | None,
+    spec: PlanSpec | None = None,
+) -> list[dict[str, Any]]:
+    """Of (sample, reason); with the `spec` of a plan also what is longer than its caps."""
+    told = {} if folder is None else details(folder)
+    rows: list[dict[str, Any]] = []
+    for sample, reason in left_out:
+        try:
+            known = None if locate is None else locate(sample)
+        except (PacktrainError, IndexError):  # the source is not at hand, or has it no more
+            known = None
+        where, detail = placed(told.get(sample, ""), known)
+        tokens = 0 if lengths is None else int(lengths.tokens[sample])
+        if spec and lengths and tokens and (not detail or lengths.status[sample] == STATUS_OK):
+            costs = {name: int(cost[sample]) for name, cost in lengths.costs.items()}
+            detail = cap_words(reason, tokens, costs, spec)
+        where = where or known or ""
+        rows.append({"id": sample, "reason": reason, "tokens": tokens, "where": where, "detail": detail})
+    return rows
 
 
 # --------------------------------------------------------------------------------------------
 # Samples that are trained although truncation took answers of them: told, not left out
 # --------------------------------------------------------------------------------------------
-_SHOWN = 3  # samples named in one line
+_SHOWN_CUT = 3  # samples named in one line
 
 
 def truncated_rows(folder: str | Path, lengths: Lengths) -> list[dict[str, Any]]:
@@ -306,8 +308,8 @@ def told_truncated(folder: str | Path, lengths: Lengths) -> str:
     if not rows:
         return ""
     figures = truncated_figures(rows, lengths)
-    shown = "; ".join(f"{row['where']} (id {row['id']}): {row['detail']}" for row in rows[:_SHOWN])
-    more = f"; and {counted(len(rows) - _SHOWN, 'more samples')}" if len(rows) > _SHOWN else ""
+    shown = "; ".join(f"{row['where']} (id {row['id']}): {row['detail']}" for row in rows[:_SHOWN_CUT])
+    more = f"; and {counted(len(rows) - _SHOWN_CUT, 'more samples')}" if len(rows) > _SHOWN_CUT else ""
     return (
         f"{counted(figures['samples'], 'samples')} trained without "
         f"{counted(figures['answers_removed'], 'answers')} and with "
