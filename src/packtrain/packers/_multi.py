@@ -17,7 +17,7 @@ or needs weighted by scarcity; and so does which dimension serves as rooms. All 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -421,19 +421,40 @@ class _PlainFill:
 
 def flatten(groups: Iterable[tuple[int, Any]]) -> Patterns:
     """Patterns of (repeat, content) groups; a content is (size, number, what was there before) or None."""
+    return patterns_of((repeat, _items(content)) for repeat, content in groups if repeat)
+
+
+def _items(content: Any) -> Iterator[tuple[int, int]]:
+    while content is not None:
+        yield content[:2]
+        content = content[2]
+
+
+def patterns_of(groups: Iterable[tuple[int, Iterable[tuple[int, int]]]]) -> Patterns:
+    """Patterns of (repeat, pairs of size and number)."""
     repeats: list[int] = []
     offsets = [0]
-    size: list[int] = []
-    number: list[int] = []
+    items: list[tuple[int, int]] = []
     for repeat, content in groups:
-        if repeat == 0:
-            continue
-        node = content
-        while node is not None:
-            size.append(node[0])
-            number.append(node[1])
-            node = node[2]
         repeats.append(repeat)
-        offsets.append(len(size))
-    as_array = [np.array(values, dtype=np.int64) for values in (repeats, offsets, size, number)]
-    return Patterns(repeat=as_array[0], offsets=as_array[1], size=as_array[2], number=as_array[3])
+        items.extend(content)
+        offsets.append(len(items))
+    pairs = np.array(items, dtype=np.int64).reshape(-1, 2)
+    return Patterns(
+        repeat=np.array(repeats, dtype=np.int64),
+        offsets=np.array(offsets, dtype=np.int64),
+        size=pairs[:, 0].copy(),
+        number=pairs[:, 1].copy(),
+    )
+
+
+def joined(parts: Sequence[Patterns]) -> Patterns:
+    """One after the other."""
+    none = np.zeros(0, dtype=np.int64)
+    width = np.concatenate([none, *(np.diff(part.offsets) for part in parts)])
+    return Patterns(
+        repeat=np.concatenate([none, *(part.repeat for part in parts)]),
+        offsets=np.concatenate([[0], np.cumsum(width)]).astype(np.int64),
+        size=np.concatenate([none, *(part.size for part in parts)]),
+        number=np.concatenate([none, *(part.number for part in parts)]),
+    )

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from ..checks import number, one_of, whole
 from ..errors import InputError
 from ..extend import Bins, PackProblem, Patterns
 from . import bfd
-from ._multi import assign, needs, types_of
+from ._multi import assign, needs, patterns_of, types_of
 
 VERSION = 1
 HISTOGRAM = True
@@ -133,13 +133,14 @@ def pack(problem: PackProblem) -> Patterns | Bins:
     for name, phase in named.items():
         state.phase(name, phase)
     state.finalise()
-    as_array = [np.array(v, dtype=np.int64) for v in (state.repeat, state.offsets, state.kind, state.number)]
-    repeat, offsets, kind, number = as_array
-    notes = {"phases": state.table}
+    made, notes = (
+        patterns_of((repeat, content.items()) for repeat, content in state.groups),
+        {"phases": state.table},
+    )
     if limited:
-        return Bins(bin_of=assign(np.arange(len(kinds), dtype=np.int64), as_array, ids), notes=notes)
-    size = kinds[kind, 0]
-    return Patterns(repeat=repeat, offsets=offsets, size=size, number=number, notes=notes)
+        of_kinds = (made.repeat, made.offsets, made.size, made.number)
+        return Bins(bin_of=assign(np.arange(len(kinds), dtype=np.int64), of_kinds, ids), notes=notes)
+    return replace(made, size=kinds[made.size, 0], notes=notes)
 
 
 def _told(phase: Mapping[str, Any]) -> str:
@@ -162,10 +163,7 @@ class _State:
     caps: NDArray[np.int64]
     most: int | None
     phases: list[str]
-    repeat: list[int] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=lambda: [0])
-    kind: list[int] = field(default_factory=list)
-    number: list[int] = field(default_factory=list)
+    groups: list[tuple[int, dict[int, int]]] = field(default_factory=list)
     table: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -287,10 +285,7 @@ class _State:
         self.left = [kind for kind in self.left if self.count[kind]]
 
     def add(self, phase: str, content: dict[int, int], repeat: int) -> None:
-        self.repeat.append(repeat)
-        self.kind.extend(content)
-        self.number.extend(content.values())
-        self.offsets.append(len(self.kind))
+        self.groups.append((repeat, content))
         row = self.table[phase]
         row["packs"] += repeat
         row["samples"] += repeat * sum(content.values())

@@ -28,6 +28,7 @@ from ..extend import PackProblem, Patterns
 from . import auto, bfd, refine
 from ._bounds import best_bound
 from ._jit import part_of
+from ._multi import joined, patterns_of
 
 VERSION = 2
 HISTOGRAM = True
@@ -221,21 +222,10 @@ def _completed(
         counts=np.array([left[k] for k in kept], dtype=np.int64),
     )
     tail = min((refine.search(rest), bfd.pack_tokens(rest)), key=lambda made: int(made.repeat.sum()))
-    repeat = [times for times, _ in whole]
-    ends = [0]
-    size: list[int] = []
-    number: list[int] = []
-    for _, pattern in whole:
-        size += [sizes[k] for k in pattern]
-        number += list(pattern.values())
-        ends.append(len(size))
-    everything = Patterns(
-        repeat=np.concatenate([np.array(repeat, dtype=np.int64), tail.repeat]),
-        offsets=np.concatenate([np.array(ends, dtype=np.int64), tail.offsets[1:] + len(size)]),
-        size=np.concatenate([np.array(size, dtype=np.int64), tail.size]),
-        number=np.concatenate([np.array(number, dtype=np.int64), tail.number]),
+    fixed = patterns_of(
+        (times, [(sizes[k], held) for k, held in pattern.items()]) for times, pattern in whole
     )
-    return everything, tail
+    return joined([fixed, tail]), tail
 
 
 def _dive(problem: PackProblem, master: _Master, best: Patterns, bound: int) -> Patterns:

@@ -21,6 +21,7 @@ closed at its first dead end.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from . import ffd
 from ._bounds import best_bound
 from ._first_fit import first_fit
 from ._jit import BIT, DE_BRUIJN, DENSE_LIMIT, SIX_BITS, kernel, over_blocks, part_of, threads_for, use_jit
+from ._multi import joined, patterns_of
 
 
 # --------------------------------------------------------------------------------------------
@@ -330,7 +332,7 @@ def _staged(problem: PackProblem, evens: int, stages: int) -> Patterns:
             used = made.number * np.repeat(made.repeat, np.diff(made.offsets))
             np.subtract.at(left, np.searchsorted(sizes, made.size), used)
         parts.append(made)
-    return parts[0] if len(parts) == 1 else _joined(parts)
+    return parts[0] if len(parts) == 1 else joined(parts)
 
 
 def _groups(made: Patterns, keep: NDArray[np.bool_]) -> Patterns:
@@ -342,18 +344,6 @@ def _groups(made: Patterns, keep: NDArray[np.bool_]) -> Patterns:
         offsets=np.concatenate([[0], np.cumsum(width[keep])]).astype(np.int64),
         size=made.size[items],
         number=made.number[items],
-    )
-
-
-def _joined(parts: list[Patterns]) -> Patterns:
-    """One after the other."""
-    none = np.zeros(0, dtype=np.int64)
-    width = np.concatenate([none, *(np.diff(part.offsets) for part in parts)])
-    return Patterns(
-        repeat=np.concatenate([none, *(part.repeat for part in parts)]),
-        offsets=np.concatenate([[0], np.cumsum(width)]).astype(np.int64),
-        size=np.concatenate([none, *(part.size for part in parts)]),
-        number=np.concatenate([none, *(part.number for part in parts)]),
     )
 
 
@@ -371,23 +361,14 @@ def _fill(sizes: I64, counts: I64, capacity: int, evens: int) -> Patterns:
 def plain(sizes: I64, counts: I64, capacity: int, evens: int, limit: int) -> Patterns:
     """The plain path: counts in a dictionary, sizes that are left in a sorted list."""
     search = _Search(sizes, counts, capacity, evens, limit)
-    repeats: list[int] = []
-    offsets = [0]
-    size: list[int] = []
-    number: list[int] = []
+    groups: list[tuple[int, Any]] = []
     while search.left:
-        content: dict[int, int] = {}
-        for item in sorted(search.fullest_pack(), reverse=True):
-            content[item] = content.get(item, 0) + 1
+        content = Counter(sorted(search.fullest_pack(), reverse=True))
         repeat = min(search.count[item] // k for item, k in content.items())
         for item, k in content.items():
             search.take(item, repeat * k)
-        repeats.append(repeat)
-        size.extend(content)
-        number.extend(content.values())
-        offsets.append(len(size))
-    as_array = [np.array(values, dtype=np.int64) for values in (repeats, offsets, size, number)]
-    return Patterns(repeat=as_array[0], offsets=as_array[1], size=as_array[2], number=as_array[3])
+        groups.append((repeat, content.items()))
+    return patterns_of(groups)
 
 
 class _Search:
