@@ -511,10 +511,13 @@ def _values(value: Any, known: dict[int, int]) -> int:
 def reading(path: str | Path, what: str, hint: str | None = "make it again") -> Iterator[None]:
     """Around code that takes a marker or state apart: what an edited one leads to is one FormatError.
 
-    Errors of packtrain, of the file system and of imports pass; all others become "`path` is not `what`: …".
+    A file that is not there is one too. Errors of packtrain, of the file system and of imports pass; all
+    others become "`path` is not `what`: …".
     """
     try:
         yield
+    except FileNotFoundError as error:
+        raise FormatError(f"{error.filename or path} is missing", hint=hint) from None
     except (PacktrainError, OSError, ImportError):
         raise
     except KeyError as error:
@@ -559,6 +562,14 @@ def parse_json(data: str | bytes) -> Any:
         return json.loads(data)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def read_range(descriptor: int, offset: int, count: int) -> bytes:
+    """`count` bytes from `offset`; loops because one read may return less than asked."""
+    data = os.pread(descriptor, count, offset)
+    while len(data) < count and (more := os.pread(descriptor, count - len(data), offset + len(data))):
+        data += more
+    return data
 
 
 def sha256_file(path: str | Path) -> str:

@@ -395,7 +395,7 @@ def test_a_watching_producer_waits_for_what_a_link_points_to(
 
 def test_a_missing_clip_is_a_sample_of_the_ledger(tmp_path: Path) -> None:
     """A link among the clips that leads nowhere is a fault of its record, not of the folder."""
-    from packtrain.export._raw_shards import content_digest
+    from packtrain.export._journal import content_digest
 
     clips = tmp_path / "in" / "clips"
     clips.mkdir(parents=True)

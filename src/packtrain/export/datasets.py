@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import optional
-from ._job import Job, published
-from ._rows import Made, Row, by_files, write_files
+from ._job import Job, Made, Row, by_files, published, write_files
 
 library = functools.partial(optional, "datasets", "datasets", "datasets")
 

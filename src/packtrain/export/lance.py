@@ -17,8 +17,7 @@ from typing import Any
 
 from .. import files
 from ..errors import optional
-from ._job import Job
-from ._rows import Made, Row, write_files
+from ._job import Job, Made, Row, write_files
 
 library = functools.partial(optional, "lance.fragment", "pylance", "lance")
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from .. import files
 from ..errors import optional
-from ._job import Job, published
-from ._rows import Made, Row, joined, write_files
+from ._job import Job, Made, Row, joined, published, write_files
 
 library = functools.partial(optional, "litdata", "litdata", "litdata")
 

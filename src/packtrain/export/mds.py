@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import optional
-from ._job import Job, published
-from ._rows import Made, Row, joined, write_files
+from ._job import Job, Made, Row, joined, published, write_files
 
 library = functools.partial(optional, "streaming", "mosaicml-streaming", "mds")
 

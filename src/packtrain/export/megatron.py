@@ -27,8 +27,7 @@ import numpy as np
 from .. import files
 from ..checks import one_of, whole
 from ..errors import ChecksumError, ConfigError, InputError, optional
-from ._job import Job, published
-from ._rows import Made, Row, by_files, write_files
+from ._job import Job, Made, Row, by_files, published, write_files
 
 logger = logging.getLogger(__name__)
 

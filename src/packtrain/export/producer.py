@@ -54,20 +54,8 @@ from ..store.growing import (
 from ..waiting.claim import Claim
 from ..waiting.poll import Clock, SystemClock, fresh_names
 from . import _stream as marks
-from ._encoding import Encoding, is_full
-from ._intake import Intake, Opener
-from ._journal import Journal, ProduceStats
-from ._raw_shards import RawFolder
-from ._stream import (
-    FAULTY,
-    STOP_AFTER,
-    check_account,
-    check_limits,
-    check_readable,
-    check_usable,
-    limited,
-    undo_beginning,
-)
+from ._intake import Encoding, Intake, Opener, is_full
+from ._journal import Journal, ProduceStats, RawFolder
 
 logger = logging.getLogger(__name__)
 
@@ -264,7 +252,7 @@ class PackingProducer:
         poll_s: float = 1.0,
         clock: Clock | None = None,
         progress: Callable[[int, int], None] | None = None,
-        stop_after_failures: int = STOP_AFTER,
+        stop_after_failures: int = marks.STOP_AFTER,
     ) -> None:
         marks.check_least(1, packs_per_chunk=packs_per_chunk, chunk_mb=chunk_mb, workers=workers)
         marks.check_least(1, max_ahead=max_ahead)
@@ -301,7 +289,7 @@ class PackingProducer:
         self._clock = clock or SystemClock()
         self._raw = RawFolder(inputs, ready=ready, stable_s=stable_s, clock=self._clock)
         made: Any = template if hasattr(template, "measure") else template()
-        check_limits(self.spec.limits, getattr(made, "cost_names", None))
+        marks.check_limits(self.spec.limits, getattr(made, "cost_names", None))
         self._setup = (made, open_shard or Opener(chat or {}, kind, source_options or {}))
         self._claim: Claim | None = None
         self._reset()
@@ -368,7 +356,9 @@ class PackingProducer:
             checked = now if deep else checked
             if self._intake.admit(self._say, deep=deep):
                 came = self._clock.now()
-                check_readable(self.output, self._journal, least=self.stop_after_failures and FAULTY)
+                marks.check_readable(
+                    self.output, self._journal, least=self.stop_after_failures and marks.FAULTY
+                )
             elif last and not self._journal.all_taken():
                 checked = -math.inf
                 self._idle("waiting for raw shards")
@@ -422,11 +412,11 @@ class PackingProducer:
 
     def _finish(self, backlog: int, end: bool) -> None:
         """Pack what waits, and say that nothing follows (with `end`)."""
-        check_readable(self.output, self._journal)
+        marks.check_readable(self.output, self._journal)
         assert self._house is not None  # there is a shard
         if backlog or len(self._packer.waiting):
             self._plan(backlog, last=True)
-        check_account(self.output, self.stats, self._ledger, last=True)
+        marks.check_account(self.output, self.stats, self._ledger, last=True)
         self._write_chunks(last=True)
         self._check_usable(last=True)
         self._house.publish_index()
@@ -448,9 +438,9 @@ class PackingProducer:
         try:
             lengths = self._intake.measure(first, first + count)
         except ConfigError:  # of the template: it drops something, say
-            undo_beginning(self.output)
+            marks.undo_beginning(self.output)
             raise
-        planned = limited(lengths, self.spec.limits, check=not first)
+        planned = marks.limited(lengths, self.spec.limits, check=not first)
         made = self._packer.push(np.arange(first, first + count), planned, last=last)
         self.stats.read += count
         for sample_id, reason in sorted(made.left_out.items()):
@@ -461,7 +451,7 @@ class PackingProducer:
                 self._ledger.append(self._row(sample_id, CUT, detail))
                 self.stats.truncated += 1
         self.stats.tell(self._intake.keys)
-        check_account(self.output, self.stats, self._ledger, last=False)
+        marks.check_account(self.output, self.stats, self._ledger, last=False)
         bounds, ids = made.offsets.tolist(), made.ids.tolist()
         self._pending += [ids[a:b] for a, b in itertools.pairwise(bounds)]
         self._check_usable()
@@ -470,7 +460,7 @@ class PackingProducer:
     def _check_usable(self, *, last: bool = False) -> None:
         if not self._pending and not len(self._packer.waiting):
             row = next((row for row in self._ledger if row["reason"] != CUT), None)
-            check_usable(self.output, self.stats, self.stop_after_failures, row, last=last)
+            marks.check_usable(self.output, self.stats, self.stop_after_failures, row, last=last)
 
     def _leave_out(self, sample_id: int, reason: str, detail: str) -> None:
         row = self._row(sample_id, reason, detail)

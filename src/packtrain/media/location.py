@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import unquote, unquote_to_bytes
 
 from ..errors import SampleError, SourceError, counted
-from ..files import Stamp, StrPath
+from ..files import Stamp, StrPath, read_range
 from ..remote import ranges
 from ..remote.copies import present
 from ..remote.places import url_of
@@ -169,7 +169,7 @@ class Head:
         if self._remote is not None:
             return self._remote.read(self._base + offset, count)
         try:
-            return _read_range(self._descriptor, self._base + offset, count)
+            return read_range(self._descriptor, self._base + offset, count)
         except OSError as error:
             raise self.fail("unreadable_media", f"cannot be read: {error.strerror}") from None
 
@@ -220,14 +220,6 @@ def as_file(head: Head, buffer: int = 1 << 16, *, times: float = math.inf) -> io
         times: how often over it may be read, by a library that hands on what a file raises: `SampleError`.
     """
     return io.BufferedReader(_HeadFile(head, times), buffer)
-
-
-def _read_range(descriptor: int, offset: int, count: int) -> bytes:
-    """`count` bytes from `offset`; loops because one read may return less than asked."""
-    data = os.pread(descriptor, count, offset)
-    while len(data) < count and (more := os.pread(descriptor, count - len(data), offset + len(data))):
-        data += more
-    return data
 
 
 # --------------------------------------------------------------------------------------------

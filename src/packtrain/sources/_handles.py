@@ -14,7 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from ..errors import SourceError
-from ..files import Stamp, sha256_file
+from ..files import Stamp, read_range, sha256_file
 from ..remote.copies import present
 
 LIMIT = 16
@@ -58,8 +58,7 @@ class Pinned:
             SourceError: it is gone, or another one.
         """
         try:
-            if not os.path.exists(self.path):
-                present(self.path)
+            present(self.path)
             status = os.stat(self.path)
         except OSError as error:
             raise SourceError(f"{self.path} is gone since it was opened: {error.strerror}") from None
@@ -102,13 +101,7 @@ def _read_open(path: str, offset: int, count: int) -> tuple[bytes, os.stat_resul
     """(bytes, status of the file after they were read), through the table."""
     descriptor = _descriptor(path)
     try:
-        data = os.pread(descriptor, count, offset)
-        while len(data) < count:
-            more = os.pread(descriptor, count - len(data), offset + len(data))
-            if not more:
-                break
-            data += more
-        return data, os.fstat(descriptor)
+        return read_range(descriptor, offset, count), os.fstat(descriptor)
     except OSError as error:
         _close(path)
         raise SourceError(f"{path} cannot be read: {error.strerror}") from None
@@ -148,8 +141,7 @@ def _descriptor(path: str) -> int:
         os.close(oldest)
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
-        if not os.path.exists(path):
-            present(path)  # a copy of a remote file that was let go
+        present(path)  # a copy of a remote file that was let go
         descriptor = os.open(path, flags)
     except FileNotFoundError:
         raise SourceError(f"{path} is gone since it was opened") from None

@@ -74,17 +74,14 @@ class ChunkReader:
         try:
             self._file = pa.ipc.open_file(whole)
             told = json.loads(self._file.schema.metadata[b"packtrain"])
+            found, listed = self._file.num_record_batches, self.manifest["packs"]
+            if found != listed:
+                raise ValueError(f"it holds {counted(found, 'packs')}, its manifest says {listed}")
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
             self.check_digest()
             raise FormatError(f"{self.path} is not a chunk: {error}", hint="make it again") from None
         self._fields: dict[str, Any] = told["fields"]
         self._column = {name: place for place, name in enumerate(self._file.schema.names)}
-        if self._file.num_record_batches != self.manifest["packs"]:
-            raise FormatError(
-                f"{self.path} holds {counted(self._file.num_record_batches, 'packs')}, its manifest says "
-                f"{self.manifest['packs']}",
-                hint="the files belong to different chunks; make it again",
-            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_reopened, (self.path, self.encode, self.failed))
@@ -211,8 +208,7 @@ class ChunkReader:
             if tails is not None and tails[number].is_valid:
                 flat = from_tail(flat, tails[number].values.to_numpy(), tuple(shape))
             if tables is not None:
-                table = tables[number].values.to_numpy()
-                flat = from_palette(flat, table, tuple(shape))
+                flat = from_palette(flat, tables[number].values.to_numpy(), tuple(shape))
             sample[name] = restore(flat, dtype, tuple(shape))
 
     def _decode_media(self, number: int, batch: Any, samples: list[dict[str, Any]]) -> None:
@@ -239,27 +235,18 @@ def _reopened(path: Path, encode: Callable[[Any], Mapping[str, Any]] | None, fai
 
 def _manifest(path: Path) -> dict[str, Any]:
     manifest = manifest_of(path)
-    if not manifest.is_file() and not present(manifest):
+    if not present(manifest) and not manifest.is_file():
         raise FormatError(
             f"{manifest} is missing", hint="its writer was stopped before the chunk was whole: run it again"
         )
-    told = files.read_json(manifest)
-    if not isinstance(told, dict) or told.get("schema") != CHUNK_SCHEMA:
-        raise FormatError(f"{manifest} is not the manifest of a chunk ({CHUNK_SCHEMA})")
-    return check_seal(manifest.parent, manifest.name)
+    return check_seal(manifest.parent, manifest.name, CHUNK_SCHEMA)
 
 
 def _mapped(path: Path, size: int) -> mmap.mmap:
-    try:
-        if not path.exists():
-            present(path)
-        with open(path, "rb") as handle:
-            found = handle.seek(0, 2)
-            if found != size:
-                raise FormatError(
-                    f"{path} has {found:,} bytes, its manifest says {size:,}",
-                    hint="a torn copy: copy it again, or make it again",
-                )
-            return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)
-    except FileNotFoundError:
-        raise FormatError(f"{path} is missing", hint="its manifest is there: copy the file too") from None
+    present(path)
+    hint = "a torn copy, though its manifest is there: copy it again, or make it again"
+    with files.reading(path, f"a chunk of {size:,} bytes", hint), open(path, "rb") as handle:
+        found = handle.seek(0, 2)
+        if found != size:
+            raise ValueError(f"it has {found:,}")
+        return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)

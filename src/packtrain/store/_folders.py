@@ -7,6 +7,7 @@ shape and file size are checked, so a torn copy is found without reading it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import files
-from ..errors import ChecksumError, ForeignArtefactError, FormatError, InputError
+from ..errors import ChecksumError, ForeignArtefactError, FormatError
 from ..planning.lengths import block_digests
 from ..waiting.claim import PLACE
 
@@ -41,14 +42,26 @@ def read_marker(folder: Path, name: str, schema: str) -> dict[str, Any]:
             f"{folder} holds no {name}{other}",
             hint=f"name the folder of {name}" if other else "was its writer stopped? Run it again",
         )
-    marker = files.read_json(path)
-    found = marker.get("schema") if isinstance(marker, dict) else None
-    if found != schema:
+    held = files.read_json(path)
+    marker: dict[str, Any] = dict(held) if isinstance(held, dict) else {}
+    _check_schema(path, marker, schema)
+    return marker
+
+
+def _check_schema(path: Path, marker: Mapping[str, Any], schema: str) -> None:
+    if marker.get("schema") != schema:
         raise FormatError(
-            f"{path} has schema {found!r}, this version reads {schema!r}",
+            f"{path} has schema {marker.get('schema')!r}, this version reads {schema!r}",
             hint="make it again, or read it with the version that wrote it",
         )
-    return dict(marker)
+
+
+def marker_there(folder: Path, name: str, schema: str) -> dict[str, Any] | None:
+    """The marker of a folder; None where it is not there, torn by a stopped writer, or of another version."""
+    try:
+        return read_marker(folder, name, schema)
+    except FormatError:
+        return None
 
 
 def sealed(marker: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,10 +69,12 @@ def sealed(marker: Mapping[str, Any]) -> dict[str, Any]:
     return {**marker, "seal": files.digest_json(dict(marker))}
 
 
-def check_seal(folder: Path, name: str) -> dict[str, Any]:
-    """The marker of a folder; ChecksumError when it is not as it was written."""
-    marker = files.read_json(folder / name)
-    marker = dict(marker) if isinstance(marker, dict) else {}
+def check_seal(folder: Path, name: str, schema: str | None = None) -> dict[str, Any]:
+    """The marker of a folder; ChecksumError where it is not as it was written, FormatError: another schema."""
+    held = files.read_json(folder / name)
+    marker: dict[str, Any] = dict(held) if isinstance(held, dict) else {}
+    if schema is not None:
+        _check_schema(folder / name, marker, schema)
     with files.reading(folder / name, "a marker"):
         digest = files.digest_json({key: value for key, value in marker.items() if key != "seal"})
     if marker.pop("seal", None) != digest:
@@ -104,16 +119,11 @@ def open_array(folder: Path, stem: str, described: Mapping[str, Any]) -> NDArray
     path = folder / f"{stem}.npy"
     descr = described["dtype"]
     want = np.dtype(descr if isinstance(descr, str) else [tuple(field) for field in descr])
-    array: NDArray[Any]
     try:
-        if int(described["length"]) == 0:
-            array = np.load(path, allow_pickle=False)
-        else:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise FormatError(f"{path} is missing", hint="the folder is incomplete; make it again") from None
-    except PermissionError:
-        raise InputError(f"no permission to read {path}") from None
+        mode: Any = "r" if int(described["length"]) else None  # nothing cannot be mapped
+        array: NDArray[Any] = np.load(path, mmap_mode=mode, allow_pickle=False)
+    except (FileNotFoundError, PermissionError):
+        raise
     except (ValueError, EOFError, OSError, SyntaxError, tokenize.TokenError) as error:
         # a damaged header is parsed as Python
         raise FormatError(f"{path} is torn or not an array: {error}", hint="make the folder again") from None
@@ -130,15 +140,13 @@ def open_array(folder: Path, stem: str, described: Mapping[str, Any]) -> NDArray
 
 def check_blocks(folder: Path, stem: str, array: NDArray[Any], want: list[str]) -> None:
     """Hash an array against its block digests; ChecksumError names file and block."""
-    path, found = folder / f"{stem}.npy", [digest.hex() for digest in block_digests(array)]
-    for k, (a, b) in enumerate(zip(found, want, strict=False)):
+    found = [digest.hex() for digest in block_digests(array)]
+    for k, (a, b) in enumerate(itertools.zip_longest(found, want)):
         if a != b:
             raise ChecksumError(
-                f"the file changed: {path}: block {k} (64 MiB each) differs from its digest",
+                f"the file changed: {folder / stem}.npy: block {k} (64 MiB each) differs from its digest",
                 hint="restore it, or make the folder again",
             )
-    if len(found) != len(want):
-        raise ChecksumError(f"{path} has {len(found)} blocks, the marker lists {len(want)}")
 
 
 def refuse_other_kind(folder: str | Path, marker: str, own: Iterable[str] = ()) -> None:

@@ -34,7 +34,7 @@ import hashlib
 import json
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -252,7 +252,7 @@ class ChunkWriter:
         self.packs = self.segments = self.tokens = self.bytes = 0
         self.sizes: list[int] = []
         self._spool: Spool | None = Spool(self.path.parent, palettes=media == "uint8")
-        self._sources: list[list[tuple[dict[str, Any], list[bytes]] | None]] = []
+        self._sources: list[list[list[bytes] | None]] = []
 
     def add(
         self, pack: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]] | None = None
@@ -267,16 +267,16 @@ class ChunkWriter:
         assert self._spool is not None, "the writer is closed"
         if not len(pack):
             raise InputError("a pack without samples", hint="leave empty packs out")
-        sources: list[tuple[dict[str, Any], list[bytes]] | None] = []
+        sources: list[list[bytes] | None] = []
         samples: list[Mapping[str, Any]] = []
         for number, sample in enumerate(pack):
             if "input_ids" not in sample or not np.shape(sample["input_ids"])[-1]:
                 raise InputError(f"member {number} of pack {self.packs} has no input_ids")
             record = None if records is None else records[number]
-            kept, source = self._without_media(dict(sample), record)
+            kept, media = self._without_media(dict(sample), record)
             kept.pop("sample_id", None)
             samples.append(kept)
-            sources.append(source)
+            sources.append(media)
         try:
             self.bytes += self._spool.add(samples, [_id_of(sample.get("sample_id")) for sample in pack])
         except InputError as error:
@@ -289,18 +289,13 @@ class ChunkWriter:
 
     def _without_media(
         self, sample: dict[str, Any], record: Mapping[str, Any] | None
-    ) -> tuple[dict[str, Any], tuple[dict[str, Any], list[bytes]] | None]:
-        """The sample as it is stored, and where media go by their bytes its source."""
-        if self.media != "source":
-            return sample, None
+    ) -> tuple[dict[str, Any], list[bytes] | None]:
+        """The sample as it is stored, and its media where they go by their bytes."""
         length = int(np.shape(sample["input_ids"])[-1])
-        arrays = {name: value for name, value in sample.items() if hasattr(value, "shape")}
-        names = sorted(
-            name
-            for name, value in arrays.items()
-            if name != "sample_id" and is_media(name, tuple(value.shape), length)
-        )
-        if not names:
+        shapes = {name: tuple(value.shape) for name, value in sample.items() if hasattr(value, "shape")}
+        shapes.pop("sample_id", None)
+        names = sorted(name for name, shape in shapes.items() if is_media(name, shape, length))
+        if self.media != "source" or not names:
             return sample, None
         if record is None:
             raise InputError(
@@ -310,7 +305,7 @@ class ChunkWriter:
         plain, media = pull_media(record)
         self.bytes += sum(map(len, media))
         kept = {name: value for name, value in sample.items() if name not in names}
-        return {**kept, MEDIA_RECORD: plain, MEDIA_FIELDS: names}, (plain, media)
+        return {**kept, MEDIA_RECORD: plain, MEDIA_FIELDS: names}, media
 
     def close(self) -> dict[str, Any]:
         """Publish the chunk, then its manifest; returns the manifest."""
@@ -393,10 +388,12 @@ def _write(handle: _Hashed, spool: Spool, sources: list[list[Any]], media: str) 
     id_type = pa.int64() if all(isinstance(one, int) for one in ids) else pa.large_string()
     names = spool.names()
     described: dict[str, dict[str, Any]] = {}
-    columns: list[Any] = [pa.field("sample_id", id_type)]
+    types = {name: _types(pa, name, spool.facts[name]) for name in names}
+    columns = {"sample_id": id_type}
     for name in names:
         facts = spool.facts[name]
         whole = all(name in segment for pack in spool.packs for segment in pack)
+        columns |= types[name]
         described[name] = {
             "dtypes": facts.dtypes,
             "stored": str(facts.stored()),
@@ -405,66 +402,60 @@ def _write(handle: _Hashed, spool: Spool, sources: list[list[Any]], media: str) 
             # A field that every sample has, with one value per token: read a pack at a time.
             "per_token": facts.is_token and whole and len(facts.dtypes) == 1,
         }
-        columns += _columns(pa, name, spool)
-    has_media = any(one for many in sources for one in many)
+    has_media = any(one is not None for many in sources for one in many)
     if has_media:
-        columns.append(pa.field(MEDIA_BYTES, pa.list_(pa.large_binary())))
+        columns[MEDIA_BYTES] = pa.list_(pa.large_binary())
     told = {"schema": CHUNK_SCHEMA, "media": media, "fields": described}
-    schema = pa.schema(columns, metadata={"packtrain": json.dumps(told, sort_keys=True)})
+    schema = pa.schema(list(columns.items()), metadata={"packtrain": json.dumps(told, sort_keys=True)})
     with pa.ipc.new_file(pa.PythonFile(handle, mode="w"), schema) as out:
         for number, pack in enumerate(spool.packs):
             row_ids = [one if one is None or id_type == pa.int64() else str(one) for one in spool.ids[number]]
             arrays = [pa.array(row_ids, type=id_type)]
             for name in names:
-                arrays += _arrays(pa, name, spool, [segment.get(name) for segment in pack])
+                held = [segment.get(name) for segment in pack]
+                arrays += _arrays(pa, spool, spool.facts[name], types[name].values(), held)
             if has_media:
-                kept = [None if one is None else one[1] for one in sources[number]]
-                arrays.append(pa.array(kept, type=pa.list_(pa.large_binary())))
+                arrays.append(pa.array(sources[number], type=columns[MEDIA_BYTES]))
             out.write_batch(pa.record_batch(arrays, schema=schema))
     return described
 
 
-def _columns(pa: Any, name: str, spool: Spool) -> list[Any]:
-    facts = spool.facts[name]
+def _types(pa: Any, name: str, facts: Facts) -> dict[str, Any]:
+    """The columns of one field, with their types."""
     stored = pa.from_numpy_dtype(facts.stored())
-    columns = [
-        pa.field(name, pa.large_list(pa.field("item", stored, nullable=False))),
-        pa.field(f"{name}.shape", pa.list_(pa.int64())),
-        pa.field(f"{name}.dtype", pa.dictionary(pa.int8(), pa.string())),
-    ]
+    types = {
+        name: pa.large_list(pa.field("item", stored, nullable=False)),
+        f"{name}.shape": pa.list_(pa.int64()),
+        f"{name}.dtype": pa.dictionary(pa.int8(), pa.string()),
+    }
     if facts.palette:
-        columns.append(pa.field(f"{name}.palette", pa.large_list(_table_type(pa, name, spool))))
+        table = next(iter(facts.kinds)).partition("/")[0]
+        types[f"{name}.palette"] = pa.large_list(pa.from_numpy_dtype(table))
     if facts.tail:
-        columns.append(pa.field(f"{name}.tail", pa.large_list(stored)))
-    return columns
+        types[f"{name}.tail"] = pa.large_list(stored)
+    return types
 
 
-def _table_type(pa: Any, name: str, spool: Spool) -> Any:
-    return pa.from_numpy_dtype(next(iter(spool.facts[name].kinds)).partition("/")[0])
-
-
-def _arrays(pa: Any, name: str, spool: Spool, held: list[Held | None]) -> list[Any]:
+def _arrays(
+    pa: Any, spool: Spool, facts: Facts, types: Iterable[Any], held: list[Held | None]
+) -> Iterator[Any]:
     """The columns of one field in one pack."""
-    facts = spool.facts[name]
-    stored = facts.stored()
+    stored, kinds = facts.stored(), iter(types)
     flats = [np.zeros(0, stored) if one is None else _flat(spool, one, facts.palette) for one in held]
     absent = pa.array([one is None for one in held])
     offsets = np.concatenate([[0], np.cumsum([len(flat) for flat in flats])]).astype(np.int64)
     whole = np.concatenate([flat.astype(stored, copy=False) for flat in flats])
     codes = pa.array([None if one is None else facts.dtypes.index(one.dtype) for one in held], pa.int8())
-    list_type = pa.large_list(pa.field("item", pa.from_numpy_dtype(stored), nullable=False))
-    out = [
-        pa.LargeListArray.from_arrays(offsets, pa.array(whole), type=list_type, mask=absent),
-        pa.array([None if one is None else list(one.shape) for one in held], pa.list_(pa.int64())),
-        pa.DictionaryArray.from_arrays(codes, pa.array(facts.dtypes, pa.string())),
-    ]
+    yield pa.LargeListArray.from_arrays(offsets, pa.array(whole), type=next(kinds), mask=absent)
+    yield pa.array([None if one is None else list(one.shape) for one in held], next(kinds))
+    next(kinds)
+    yield pa.DictionaryArray.from_arrays(codes, pa.array(facts.dtypes, pa.string()))
     if facts.palette:
         tables = [None if one is None or one.table is None else one.table.reshape(-1) for one in held]
-        out.append(pa.array(tables, pa.large_list(_table_type(pa, name, spool))))
+        yield pa.array(tables, next(kinds))
     if facts.tail:
         tails = [None if one is None or one.tail is None else one.tail.astype(stored) for one in held]
-        out.append(pa.array(tails, pa.large_list(pa.from_numpy_dtype(stored))))
-    return out
+        yield pa.array(tails, next(kinds))
 
 
 def _flat(spool: Spool, held: Held, palette: bool) -> Any:

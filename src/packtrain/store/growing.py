@@ -341,8 +341,7 @@ class View:
 def _listed_json(path: Path) -> dict[str, Any] | None:
     """`fresh_json` of a file whose folder was just listed: thousands of names are not listed again."""
     try:
-        if not path.exists():
-            present(path)
+        present(path)
         told = files.parse_json(path.read_bytes())
     except (OSError, ValueError):
         return None

@@ -25,7 +25,7 @@ from ..media.location import file_of, identity, is_url, ref_of
 from ..planning.lengths import Lengths
 from ..remote.copies import opened
 from ..remote.outputs import output
-from ._folders import check_blocks, check_seal, describe, open_array, publishing, read_marker
+from ._folders import check_blocks, check_seal, describe, marker_there, open_array, publishing, read_marker
 
 SCHEMA = "packtrain.lengths/1"
 MARKER = "lengths.json"
@@ -70,7 +70,14 @@ def save(
         "blocks": lengths.array_digests(),
     }
     with output(folder) as place:
-        _refuse_foreign(place, marker, overwrite)
+        held = None if overwrite else marker_there(place, MARKER, SCHEMA)
+        same = ("fingerprint", "template", "n", "digest")
+        differs = [] if held is None else [key for key in same if held.get(key) != marker[key]]
+        if differs:
+            raise ForeignArtefactError(
+                f"{place} holds other lengths: {', '.join(differs)} differ",
+                hint="choose another folder or pass overwrite",
+            )
         with (
             publishing(place, MARKER, marker, arrays, origin),
             files.publish(place / "reasons.jsonl") as handle,
@@ -125,32 +132,12 @@ def verify(folder: str | Path) -> Lengths:
 
 
 def _read_reasons(path: Path, count: int) -> dict[int, str]:
-    try:
+    with files.reading(path, f"a file of {count} reasons", "make the folder again"):
         with open(path, encoding="utf-8") as handle:
             out = {int(i): sys.intern(str(reason)) for i, reason in map(json.loads, handle)}
-    except FileNotFoundError:
-        raise FormatError(f"{path} is missing", hint="the folder is incomplete; make it again") from None
-    except (ValueError, TypeError) as error:
-        raise FormatError(f"{path} is torn: {error}", hint="make the folder again") from None
-    if len(out) != count:
-        raise FormatError(f"{path} holds {len(out)} reasons, the marker says {count}")
+        if len(out) != count:
+            raise ValueError(f"it holds {len(out)}")
     return out
-
-
-def _refuse_foreign(folder: Path, marker: Mapping[str, Any], overwrite: bool) -> None:
-    """Refuse to write over other lengths; a torn marker is a leftover and may be replaced."""
-    if overwrite or not (folder / MARKER).is_file():
-        return
-    try:
-        held = read_marker(folder, MARKER, SCHEMA)
-    except FormatError:
-        return
-    differs = [key for key in ("fingerprint", "template", "n", "digest") if held.get(key) != marker[key]]
-    if differs:
-        raise ForeignArtefactError(
-            f"{folder} holds other lengths: {', '.join(differs)} differ",
-            hint="choose another folder or pass overwrite",
-        )
 
 
 # --------------------------------------------------------------------------------------------
@@ -186,14 +173,13 @@ def save_media(folder: Path, rows: Iterable[MediaRow], root: str | None) -> str:
 
 def read_media(folder: Path) -> Iterator[MediaRow]:
     """The rows of the table."""
-    with open(folder / TABLE, encoding="ascii", errors="replace") as handle:
+    hint = "measure again with overwrite=True"
+    with (
+        files.reading(folder / TABLE, "a table of media", hint),
+        open(folder / TABLE, encoding="ascii", errors="replace") as handle,
+    ):
         for line in handle:
-            try:
-                name, size, header = json.loads(line)
-            except (ValueError, TypeError):
-                raise FormatError(
-                    f"{folder / TABLE} is torn", hint="measure again with overwrite=True"
-                ) from None
+            name, size, header = json.loads(line)
             yield str(name), int(size), str(header)
 
 

@@ -8,6 +8,7 @@ of its files is hashed once in a process, before its first pack is read. Picklab
 from __future__ import annotations
 
 import bisect
+import contextlib
 import hashlib
 import json
 import operator
@@ -62,25 +63,19 @@ class PackFiles:
                 f"{out} holds {self.format}: rows for another reader, without samples",
                 hint="train on the plan, or export it in another format too",
             )
-        self._rows: tuple[int, Any, set[str]] = (
-            0,
-            None,
-            set(),
-        )  # process, open store, files that were hashed
+        self._rows: tuple[int, Any] = (0, None)  # process, open store
+        self._hashed: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_rows": (0, None, set())}
+        return {**self.__dict__, "_rows": (0, None), "_hashed": set()}
 
     def __len__(self) -> int:
         return int(self.marker["packs"])
 
     def where(self, number: int) -> str:
         """Shard and key of a pack, for messages."""
-        if self._stored:
-            return f"{pack_key(number)} in {self.out / self._file(number)['name']}"
-        if not self._shards:
-            return f"{pack_key(number)} in {self.out}"
-        return f"{pack_key(number)} in {self.out / self._place(number)[0]}"
+        file = self._file(number)["name"] if self._stored else self._place(number)[0] if self._shards else ""
+        return f"{pack_key(number)} in {self.out / file}"
 
     def members(self, number: int) -> dict[str, bytes]:
         """Name behind the key -> bytes, in the order they lie in.
@@ -98,15 +93,8 @@ class PackFiles:
     def record(self, number: int, members: dict[str, bytes] | None = None) -> dict[str, Any]:
         """The JSON record of a pack."""
         held = self.members(number) if members is None else members
-        try:
-            record = json.loads(held["json"])
-        except KeyError:
-            raise ChecksumError(f"{self.where(number)} lacks its record", hint="export again") from None
-        except ValueError as error:
-            raise ChecksumError(f"{self.where(number)}: its record is torn: {error}") from None
-        if not isinstance(record, dict):
-            raise ChecksumError(f"{self.where(number)}: its record is no object")
-        return record
+        with self._as_written(number):
+            return dict(json.loads(held["json"]))
 
     def samples(self, number: int, members: dict[str, bytes] | None = None) -> list[dict[str, Any]]:
         """The samples of a pack as they were planned, media as bytes, each with its `sample_id`.
@@ -116,12 +104,8 @@ class PackFiles:
         """
         members = self.members(number) if members is None else members
         record = self.record(number, members)
-        try:
+        with self._as_written(number):
             return restore(record, members.__getitem__, self.where(number), check=not self._shards)
-        except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise ChecksumError(
-                f"{self.where(number)}: its record is not what was written: {error}"
-            ) from None
 
     def stream(self) -> Iterator[tuple[int, dict[str, bytes]]]:
         """(number, members) of all packs, in order."""
@@ -129,6 +113,22 @@ class PackFiles:
             yield number, self.members(number)
 
     # ----------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def _as_written(self, number: int) -> Iterator[None]:
+        """Around code that takes a record apart: what an edited or torn one leads to is one ChecksumError."""
+        try:
+            yield
+        except PacktrainError:
+            raise
+        except FileNotFoundError as error:
+            raise ChecksumError(
+                f"{error.filename} is missing ({pack_key(number)})", hint="copy it again, or export again"
+            ) from None
+        except (KeyError, TypeError, IndexError, ValueError) as error:
+            raise ChecksumError(
+                f"{self.where(number)}: its record is not what was written: {error!r}", hint="export again"
+            ) from None
+
     def _place(self, number: int) -> tuple[str, int, int, int]:
         """(shard, start, stop, CRC-32) of a pack."""
         name, end, packs = self._shards[bisect.bisect_right(self._starts, number) - 1]
@@ -138,16 +138,10 @@ class PackFiles:
 
     def _of_tar(self, number: int) -> dict[str, bytes]:
         name, start, stop, crc = self._place(number)
-        try:
-            if not (self.out / name).exists():
-                present(self.out / name)
-            with open(self.out / name, "rb") as handle:
-                handle.seek(start)
-                data = handle.read(stop - start)
-        except FileNotFoundError:
-            raise ChecksumError(
-                f"{self.out / name} is missing ({pack_key(number)})", hint="copy the shard again"
-            ) from None
+        present(self.out / name)
+        with self._as_written(number), open(self.out / name, "rb") as handle:
+            handle.seek(start)
+            data = handle.read(stop - start)
         held = split_members(data, pack_key(number)) if len(data) == stop - start else None
         if held is None or held[1] != crc or not media_hold(held[0]):
             raise ChecksumError(
@@ -162,14 +156,16 @@ class PackFiles:
 
     def _of_store(self, number: int) -> dict[str, bytes]:
         if self._rows[0] != os.getpid():  # a forked child opens the store anew
-            self._rows = (os.getpid(), None, set())
-        index = [] if self._rows[2] else self.marker["files"]
+            self._rows = (os.getpid(), None)
+        index = [] if self._hashed else self.marker["files"]
         for row in [*index, self._file(number)]:
-            self._check_whole(row)
+            if row["name"] not in self._hashed:
+                present(self.out / row["name"])  # a copy of a remote file
+                shards.check_file(self.out, row)
+                self._hashed.add(row["name"])
         try:
             if self._rows[1] is None:
-                rows = extend.lookup("export", self.format).open_rows(self.out)
-                self._rows = (self._rows[0], rows, self._rows[2])
+                self._rows = (os.getpid(), extend.lookup("export", self.format).open_rows(self.out))
             row = self._rows[1][number]
             if row["key"] != pack_key(number):
                 raise ValueError(f"it holds {row['key']!r:.40}")
@@ -182,15 +178,9 @@ class PackFiles:
                 hint="copy it again, or export again",
             ) from error
 
-    def _check_whole(self, row: Mapping[str, Any]) -> None:
-        if row["name"] not in self._rows[2]:
-            present(self.out / row["name"])  # a copy of a remote file
-            shards.check_file(self.out, row)
-            self._rows[2].add(row["name"])
-
     def _of_folder(self, number: int) -> dict[str, bytes]:
         key = pack_key(number)
-        try:
+        with self._as_written(number):
             record = _bytes(self.out / f"{key}.json")
             if hashlib.sha256(record).digest() != self._digests[number]:
                 raise ChecksumError(
@@ -200,15 +190,10 @@ class PackFiles:
             media = json.loads(record)["packtrain"]["media"]
             names = [one["member"] for held in media for one in held]
             return {name: _bytes(self.out / f"{key}.{name}") for name in names} | {"json": record}
-        except FileNotFoundError as error:
-            raise ChecksumError(f"{error.filename} is missing", hint="export again") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise ChecksumError(f"{key}.json in {self.out} is torn: {error}", hint="export again") from None
 
 
 def _bytes(path: Path) -> bytes:
-    if not path.exists():
-        present(path)  # a copy of a remote file
+    present(path)  # a copy of a remote file
     return path.read_bytes()
 
 

@@ -281,7 +281,7 @@ class PackRecord:
 
 
 def members_of_row(row: Mapping[str, Any]) -> dict[str, bytes]:
-    """Name behind the key -> bytes, of a pack that is a row of a table (`export._rows`).
+    """Name behind the key -> bytes, of a pack that is a row of a table (`export._job`).
 
     Raises:
         KeyError, TypeError, ValueError: it is no such row.

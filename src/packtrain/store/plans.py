@@ -27,6 +27,7 @@ from ._folders import (
     check_blocks,
     check_seal,
     describe,
+    marker_there,
     open_array,
     publishing,
     read_marker,
@@ -54,10 +55,9 @@ def save(
         FormatError, ChecksumError: it holds a plan whose files were cut or changed, and `overwrite` is False.
     """
     arrays = _arrays(plan)
-    blocks = {**plan.block_digests}
-    for stem in arrays:
-        if stem not in blocks:
-            blocks[stem] = [digest.hex() for digest in block_digests(arrays[stem])]
+    known = plan.block_digests
+    rest = {stem: array for stem, array in arrays.items() if stem not in known}
+    blocks = known | {stem: [one.hex() for one in block_digests(array)] for stem, array in rest.items()}
     marker = {
         **plan.header(),
         "checksum": plan.checksum,
@@ -75,7 +75,7 @@ def save(
     }
     with output(folder) as place:
         refuse_other_kind(place, MARKER, ("origin.json", *(f"{stem}.npy" for stem in arrays)))
-        if not _holds_this(place, marker, overwrite):
+        if overwrite or not _holds_this(place, marker):
             with publishing(place, MARKER, marker, arrays, origin):
                 pass
 
@@ -92,12 +92,11 @@ def load(folder: str | Path) -> PackPlan:
         shape = int(marker["packs"]), int(marker["samples"])
         stored = {name: dict(marker[name]) for name in ("blocks", "stats")}
         arrays = {stem: open_array(folder, stem, marker["arrays"][stem]) for stem in marker["arrays"]}
-        offsets, indices = arrays["offsets"], arrays["indices"]
         costs = {name: arrays[f"pack_{name}"] for name in marker["costs"]}
         rows = arrays["ledger"]
         plan = PackPlan(
-            offsets=offsets,
-            indices=indices,
+            offsets=arrays["offsets"],
+            indices=arrays["indices"],
             spec=PlanSpec.from_dict(marker["spec"]),
             packer=PackerId(**marker["packer"]),
             ledger=Ledger(rows["id"], rows["code"], marker["reasons"]),
@@ -145,15 +144,9 @@ def undamaged(folder: str | Path) -> PackPlan:
 def _arrays(plan: PackPlan) -> dict[str, NDArray[Any]]:
     rows = np.empty(len(plan.ledger), dtype=_LEDGER)
     rows["id"], rows["code"] = plan.ledger.ids, plan.ledger.codes
-    sums = {f"pack_{name}": array for name, array in plan.pack_costs.items()}
-    return {
-        "offsets": plan.offsets,
-        "indices": plan.indices,
-        "ledger": rows,
-        "pack_tokens": plan.pack_tokens,
-        "pack_sq": plan.pack_sq,
-        **sums,
-    }
+    sums = {"tokens": plan.pack_tokens, "sq": plan.pack_sq, **plan.pack_costs}
+    whole = {"offsets": plan.offsets, "indices": plan.indices, "ledger": rows}
+    return {**whole, **{f"pack_{name}": array for name, array in sums.items()}}
 
 
 def _check_shape(folder: Path, plan: PackPlan, packs: int, samples: int) -> None:
@@ -170,18 +163,15 @@ def _said(spec: Mapping[str, Any], key: str) -> str:
     return "not set" if spec.get(key) is None else repr(spec[key])
 
 
-def _holds_this(folder: Path, marker: Mapping[str, Any], overwrite: bool) -> bool:
+def _holds_this(folder: Path, marker: Mapping[str, Any]) -> bool:
     """True when the folder holds this very plan, whole; refuses to write over another or a damaged one.
 
     The marker is written last and removed first, so a marker beside damaged arrays is no leftover of a
     stopped writer: somebody changed them.
     """
-    if overwrite or not (folder / MARKER).is_file():
+    held = marker_there(folder, MARKER, SCHEMA)
+    if held is None:
         return False
-    try:
-        held = read_marker(folder, MARKER, SCHEMA)
-    except FormatError:
-        return False  # of another version, or no marker at all
     differs = [key for key in ("lengths_digest", "spec", "checksum") if held.get(key) != marker[key]]
     if differs:
         there, here = held.get("spec") or {}, marker["spec"]

@@ -41,9 +41,6 @@ _FILES = {
 #: Files that come when they are opened: packs, and what comes and goes while others write.
 _LATER = re.compile(r"(pack-\d+-\d+\.tar|chunk_\d+\.arrow|ps_\d+\.[^/]*|(.*/)?(claim|producer)/.*)$")
 
-#: Names of formats.
-FORMATS = tuple(_FILES)
-
 
 def hidden(out: Path, *names: str) -> Path:
     """A file of ours in an export."""
@@ -91,10 +88,7 @@ def export_of(out: Path) -> dict[str, Any]:
                 hint="run the same command again; after a share of it: packtrain merge OUT",
             )
         raise FormatError(f"{out} holds no export", hint="name the OUT of packtrain export")
-    marker = check_seal(path.parent, path.name)
-    if marker.get("schema") != SCHEMA_EXPORT:
-        raise FormatError(f"{path} has schema {marker.get('schema')!r}, this version reads {SCHEMA_EXPORT!r}")
-    return marker
+    return check_seal(path.parent, path.name, SCHEMA_EXPORT)
 
 
 def publish_part(out: Path, number: int, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,12 +106,10 @@ def publish_export(out: Path, told: Mapping[str, Any]) -> None:
 def part_of(out: Path, number: int) -> dict[str, Any] | None:
     """The manifest of a part that is whole (its files have their sizes), or None."""
     path = part_path(out, number)
-    if not path.is_file():
-        return None
     try:
         told = check_seal(path.parent, path.name)
         whole = all(size_of(Path(out) / f["name"]) == f["bytes"] for f in told["files"])
-    except (FormatError, InputError, AssertionError, OSError, KeyError, TypeError):
+    except (InputError, AssertionError, OSError, KeyError, TypeError):
         return None
     return told if whole else None
 
