@@ -114,22 +114,19 @@ class Media:
         held = self.listed[kind]
         return {"type": kind, **(held[place - 1] if 0 < place <= len(held) else {kind: ""})}
 
+    def _is_off(self, kind: str) -> bool:
+        """Whether another number of media was asked for than is listed, or one by a number that none has."""
+        listed = len(self.listed[kind])
+        return self.asked[kind] != listed or any(k == kind and n > listed for k, n in self.numbered)
+
     def complete(self) -> bool:
         """Whether every listed medium was asked for exactly once."""
-        for kind in MODALITIES:
-            if self.asked[kind] != len(self.listed[kind]):
-                return False
-        return not self.numbered or all(place <= len(self.listed[kind]) for kind, place in self.numbered)
+        return not any(map(self._is_off, MODALITIES))
 
     def check(self, placeholders: Mapping[str, Sequence[str]]) -> None:
         """Every listed medium was asked for exactly once."""
-        if self.complete():
-            return
-        for kind in MODALITIES:
+        for kind in filter(self._is_off, MODALITIES):
             asked, listed = self.asked[kind], len(self.listed[kind])
-            beyond = any(held == kind and not 0 < place <= listed for held, place in self.numbered)
-            if asked == listed and not beyond:
-                continue
             names = " or ".join(repr(name) for name in placeholders.get(kind, ())) or "none known"
             hint = f"set placeholders={{{kind!r}: ['TEXT']}} to what the text uses"
             if not asked:

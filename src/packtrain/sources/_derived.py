@@ -35,6 +35,7 @@ PACKED = (".gz", ".zst", ".bz2", ".xz")  # suffixes
 BLOCK = 1 << 20
 _TIMES, _FREE = 1000, 1 << 30  # gzip reaches 1,032 times on one byte repeated, text some 20
 _MAGICS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError)
 
 
 def kind_of(head: bytes) -> str | None:
@@ -62,14 +63,12 @@ def unpack(path: str, kind: str) -> Iterator[bytes]:
                         hint="unpack it yourself if it is to be trusted",
                     )
                 yield block
-    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+    except Exception as error:
+        if not isinstance(error, _BROKEN) and type(error).__name__ != "ZstdError":
+            raise
         raise SourceError(
             f"{path} is cut short or broken {kind}: {error}", hint="copy it again; nothing of it was used"
         ) from None
-    except Exception as error:
-        if type(error).__name__ != "ZstdError":
-            raise
-        raise SourceError(f"{path} is broken zstd: {error}", hint="copy it again") from None
 
 
 def _open(path: str, kind: str) -> Any:

@@ -8,12 +8,14 @@ time it was indexed; a read from a file that is another one raises instead of mi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..errors import SourceError
+from ..errors import PacktrainError, SourceError, one_line
 from ..files import Stamp, read_range, sha256_file
 from ..remote.copies import present
 
@@ -105,6 +107,18 @@ def _read_open(path: str, offset: int, count: int) -> tuple[bytes, os.stat_resul
     except OSError as error:
         _close(path)
         raise SourceError(f"{path} cannot be read: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def by_library(what: str) -> Iterator[None]:
+    """Around another library that reads a file: whatever damage leads to is one `SourceError`."""
+    try:
+        yield
+    except PacktrainError:
+        raise
+    except Exception as error:  # also SystemError, OverflowError and UnicodeDecodeError of damaged bytes
+        hint = "it may have been cut short or damaged"
+        raise SourceError(f"{what}: {one_line(error, 300)}", hint=hint) from None
 
 
 def contents(path: str, most: int = -1) -> bytes:

@@ -20,6 +20,7 @@ import hashlib
 import logging
 import os
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -184,17 +185,18 @@ def scan_array(file: Pinned) -> Built:
     end = -1
     for offset, block in _blocks(file):
         digest.update(block)
-        skip = max(0, opening - offset) if end < 0 else 0
-        if end >= 0:
-            if block.strip(_SPACE):
-                raise _trailing(file)
-            continue
-        found, close = state.commas(block[skip:])
-        commas.append(found + offset + skip)
-        if close >= 0:
-            end = offset + skip + close
-            if block[skip + close + 1 :].strip(_SPACE):
-                raise _trailing(file)
+        behind = block
+        if end < 0:
+            skip = max(0, opening - offset)
+            found, close = state.commas(block[skip:])
+            commas.append(found + offset + skip)
+            end = offset + skip + close if close >= 0 else -1
+            behind = block[skip + close + 1 :] if close >= 0 else b""
+        if behind.strip(_SPACE):
+            raise SourceError(
+                f"{file.path} has more text after its JSON array",
+                hint="one array per file, or JSONL with one object per line",
+            )
     if end < 0:
         raise SourceError(
             f"{file.path} is not a whole JSON array: it ends "
@@ -212,13 +214,6 @@ def scan_array(file: Pinned) -> Built:
 def _body(file: Pinned, start: int, stop: int) -> bool:
     """Whether anything but white space stands between two offsets."""
     return any(read(file, at, min(BLOCK, stop - at)).strip(_SPACE) for at in range(start, stop, BLOCK))
-
-
-def _trailing(file: Pinned) -> SourceError:
-    return SourceError(
-        f"{file.path} has more text after its JSON array",
-        hint="one array per file, or JSONL with one object per line",
-    )
 
 
 # --------------------------------------------------------------------------------------------
@@ -318,21 +313,18 @@ def load(
         if header["stamp"][:2] == list(source.stamp[:2]) and files.sha256_file(source.path) == index.sha256:
             if path == place and header["stamp"] == list(source.stamp):
                 return index
-            built = Built(*_arrays(path, header), index.sha256)  # the same content: noted as it is now
-            return _store(place, source, {**header, "stamp": list(source.stamp)}, built, keep)
+            whole = _read(path, sys.maxsize)
+            if whole is not None and whole[0].starts is not None:  # the same content: noted as it is now
+                built = Built(whole[0].starts, whole[0].gaps, index.sha256)
+                return _store(place, source, {**header, "stamp": list(source.stamp)}, built, keep)
         other = other or header
     if other is not None:
         _tell(source, other)
     log.info("indexing %s", source.path)
     built = build(source)
-    header = {
-        "kind": kind,
-        "stamp": list(source.stamp),
-        "sha256": built.sha256,
-        "ends": _ends(source, source.size),
-        "records": len(built.starts) - 1,
-        "gaps": len(built.gaps),
-    }
+    header = {"kind": kind, "stamp": list(source.stamp), "sha256": built.sha256}
+    header |= {"records": len(built.starts) - 1, "gaps": len(built.gaps)}
+    header["ends"] = _ends(source, source.size)
     return _store(place, source, header, built, keep)
 
 
@@ -420,15 +412,6 @@ def _is_header(header: dict[str, Any]) -> bool:
         and isinstance(header.get("sha256"), str)
         and isinstance(header.get("kind"), str)
     )
-
-
-def _arrays(path: Path, header: dict[str, Any]) -> tuple[I64, I64]:
-    """The arrays of an index that was found whole."""
-    with open(path, "rb") as handle:
-        handle.seek(len(MAGIC))
-        handle.seek(struct.unpack("<L", handle.read(4))[0], os.SEEK_CUR)
-        held = np.frombuffer(handle.read(), dtype="<i8")
-    return held[: header["records"] + 1], held[header["records"] + 1 :]
 
 
 def pin(path: StrPath) -> Pinned:

@@ -12,7 +12,6 @@ A folder that could be several of these is refused with the kinds it could be.
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import re
 from typing import Any
@@ -22,12 +21,14 @@ from ..extend import Source, lookup, names
 from ..files import StrPath
 from ..remote.copies import bring
 from ._handles import contents
+from ._index import BOM
 from ._paths import expand, is_pattern
+from ._values import json_of
 
 _FIRST_KEY = re.compile(rb'\s*\{\s*("(?:[^"\\]|\\.)*")\s*:')
 _COCO = ("info", "licenses", "images", "annotations", "categories")
 _MIXTURE = ("sources", "seed", "shuffle")
-_STORES = {b'"shards"': "mds", b'"chunks"': "litdata"}  # first keys of an index.json
+_STORES = {"shards": "mds", "chunks": "litdata"}  # first keys of an index.json
 _HEAD = 1 << 16
 _SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")
 
@@ -51,7 +52,7 @@ def open_source(path: StrPath, *, kind: str | None = None, **options: Any) -> So
             "generator's to a JSONL file first",
         )
     path = bring(path, options.get("cache_dir"))
-    module = lookup("sources", kind if kind is not None else _kind_of(path))
+    module = lookup("sources", kind if kind is not None else kind_of(path))
     known = inspect.signature(module.open_source).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
         for option in options:
@@ -65,15 +66,11 @@ def open_source(path: StrPath, *, kind: str | None = None, **options: Any) -> So
 
 
 def kind_of(path: str) -> str:
-    """The plug-in for a path.
+    """The plug-in for a path of this machine.
 
     Raises:
         SourceError: none, or several, fit.
     """
-    return _kind_of(bring(path))
-
-
-def _kind_of(path: str) -> str:
     if os.path.isdir(path):
         return _of_folder(path)
     if is_pattern(path):
@@ -81,12 +78,13 @@ def _kind_of(path: str) -> str:
         return "shards" if kind in ("jsonl", "json", None) else kind
     kind = _of_suffix(path)
     if kind == "json":
-        return _of_object(path) or "json"
+        key = _first_key(path)
+        return "coco" if key in _COCO else "mixture" if key in _MIXTURE else "json"
     if kind is not None:
         return kind
     if not os.path.isfile(path):
         return "jsonl"  # whose message says what is missing
-    text = contents(path, _HEAD).removeprefix(b"\xef\xbb\xbf").lstrip()
+    text = contents(path, _HEAD).removeprefix(BOM).lstrip()
     if text.startswith((b"{", b"[")):
         return "json" if text.startswith(b"[") else "jsonl"
     hint = f"kind=NAME of {', '.join(names('sources'))}"
@@ -105,18 +103,12 @@ def _of_suffix(path: str) -> str | None:
     return None
 
 
-def _of_object(path: str) -> str | None:
-    """What a JSON file that holds one object is, by its first key; None for anything else."""
+def _first_key(path: str) -> Any:
+    """The first key of a JSON file that holds one object; None for anything else."""
     if not os.path.isfile(path):
         return None
-    found = _FIRST_KEY.match(contents(path, _HEAD).removeprefix(b"\xef\xbb\xbf"))
-    if found is None:
-        return None
-    try:
-        key = json.loads(found[1])
-    except ValueError:
-        return None
-    return "coco" if key in _COCO else "mixture" if key in _MIXTURE else None
+    found = _FIRST_KEY.match(contents(path, _HEAD).removeprefix(BOM))
+    return None if found is None else json_of(found[1])
 
 
 def _of_folder(path: str) -> str:
@@ -125,13 +117,8 @@ def _of_folder(path: str) -> str:
         return "parquet"
     if os.path.isdir(os.path.join(path, "_versions")):
         return "lance"
-    found = (
-        _FIRST_KEY.match(contents(os.path.join(path, "index.json"), _HEAD))
-        if "index.json" in listed
-        else None
-    )
-    if found is not None and found[1] in _STORES:
-        return _STORES[found[1]]
+    if (key := _first_key(os.path.join(path, "index.json"))) in _STORES:
+        return _STORES[key]
     suffixes = {name: tuple(lookup("sources", name).SUFFIXES) for name in ("parquet", "webdataset", "jsonl")}
     clips = lookup("sources", "audio_dir")
     lower = [name.lower() for name in listed]

@@ -18,6 +18,7 @@ from ..files import StrPath, digest_json
 from . import _index
 from ._handles import Pinned, read
 from ._paths import below, near
+from ._values import json_of
 from .keys import FIELDS
 
 _BUILDERS: dict[str, Callable[[Pinned], _index.Built]] = {
@@ -157,7 +158,26 @@ class Parts:
         return [Shard(*row) for row in rows]
 
 
-class OfFiles:
+class InParts:
+    """What sources of several parts have in common.
+
+    Attributes:
+        folder: where relative media paths start by default.
+    """
+
+    kind: str
+    folder: str
+    fingerprint: str
+    _parts: Parts
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} source {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
+
+
+class OfFiles(InParts):
     """A source of pinned files, the records of one behind those of the other.
 
     Args:
@@ -166,17 +186,12 @@ class OfFiles:
         counts: records of each.
         what: they are.
         chosen: what of them is read, as plain JSON.
-
-    Attributes:
-        folder: of the files: where relative media paths start by default.
     """
-
-    fingerprint: str
 
     def __init__(
         self, kind: str, folder: str, held: Sequence[Pinned], counts: Iterable[int], what: str, **chosen: Any
     ) -> None:
-        self.folder, self._kind, self._held, self._chosen = folder, kind, list(held), chosen
+        self.folder, self.kind, self._held, self._chosen = folder, kind, list(held), chosen
         self._parts = Parts(folder, counts, what)
         self._names = below(folder, [file.path for file in self._held])
 
@@ -193,18 +208,12 @@ class OfFiles:
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON."""
         told = [{"size": file.size, "sha256": file.sha256} for file in self._held]
-        return {"kind": self._kind, **self._chosen, "files": told, "records": len(self)}
-
-    def __len__(self) -> int:
-        return len(self._parts)
+        return {"kind": self.kind, **self._chosen, "files": told, "records": len(self)}
 
     def where(self, index: int) -> str:
         """`train-00000.parquet[17]`: the row of its file, from 0."""
         number, row = self._parts.place(index)
         return f"{self._names[number]}[{row}]"
-
-    def __repr__(self) -> str:
-        return f"<{self._kind} source {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
 
 
 class RecordFile:
@@ -376,17 +385,9 @@ def find_kind(file: Pinned, kind: str) -> str:
 
 def _is_record(data: bytes) -> bool:
     """Whether a JSON object is one chat record, by the fields it has."""
-    held = _parsed(data)
+    held = json_of(data)
     names = {name for field in _OF_RECORD for name in FIELDS[field]}
     return isinstance(held, dict) and not names.isdisjoint(held)
-
-
-def _parsed(data: bytes) -> Any:
-    """The JSON value, None for null and for what is no JSON."""
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _first_line(file: Pinned, start: int) -> tuple[bool, bool]:
@@ -403,7 +404,7 @@ def _first_line(file: Pinned, start: int) -> tuple[bool, bool]:
             stop = offset + end
             break
     more = _text_from(file, stop) < file.size
-    return size <= _ONE_RECORD and _parsed(b"".join(parts)) is not None, more
+    return size <= _ONE_RECORD and json_of(b"".join(parts)) is not None, more
 
 
 def _text_from(file: Pinned, start: int) -> int:

@@ -465,14 +465,7 @@ def _rest(
     weight = loss_of(message, flags, role, what) if flags else None
     if weight is not None:
         extra["loss"] = weight
-    check_json(
-        {
-            key: extra[key]
-            for key in ("tool_calls", "name", "tool_call_id", "reasoning_content")
-            if key in extra
-        },
-        what,
-    )
+    check_json({key: held for key, held in extra.items() if key != "loss"}, what)
     return content, extra, media
 
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import files
-from ..errors import PacktrainError, SampleError, SourceError, one_line
+from ..errors import SampleError, SourceError
 from ..files import StrPath
+from ._handles import by_library
 from ._index import digest_files, merkle
 from ._records import OfFiles, numbered
 
@@ -53,39 +54,29 @@ class Stored(OfFiles):
     def __getitem__(self, index: int) -> dict[str, Any]:
         number = numbered(index, len(self), self.folder)
         try:
-            row = self._rows()(number)
-        except PacktrainError:
-            raise
-        except Exception as error:
+            row = self._row(number)
+        except SourceError:
             if all(os.path.exists(file.path) for file in self._held):
-                raise _unreadable(self.where(number), error) from None
-            self._open = (0, None)  # a copy was let go since: it is brought again
-            try:
-                row = self._rows()(number)
-            except PacktrainError:
                 raise
-            except Exception as again:
-                raise _unreadable(self.where(number), again) from None
+            self._open = (0, None)  # a copy was let go since: it is brought again
+            row = self._row(number)
         record = plain(row)
         if not isinstance(record, dict):
             told = f"{self.where(number)} holds no fields, but {type(row).__name__}"
             raise SampleError("malformed_record", told)
         return record
 
-    def _rows(self) -> Rows:
-        """The open store of this process."""
+    def _row(self, number: int) -> Any:
+        """A row, out of the open store of this process."""
         held = self._open[1]
         if self._open[0] != os.getpid() or held is None:
             for file in self._held:
                 file.check()
-            try:
+            with by_library(f"{self.folder} cannot be read"):
                 held = self._opened(self.folder)
-            except PacktrainError:
-                raise
-            except Exception as error:  # whatever the library says of an index that is torn
-                raise _unreadable(self.folder, error) from None
             self._open = (os.getpid(), held)
-        return held
+        with by_library(f"{self.where(number)} cannot be read"):
+            return held(number)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": (0, None)}
@@ -115,9 +106,3 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # arrays, tensors and their numbers
         return value.tolist()
     return value
-
-
-def _unreadable(what: str, error: Exception) -> SourceError:
-    return SourceError(
-        f"{what} cannot be read: {one_line(error, 300)}", hint="it may have been cut short or damaged"
-    )

@@ -117,7 +117,7 @@ def meaning(value: Any) -> str | None:
     if isinstance(value, str):
         if kind_of_ref(value) is not None:
             return "a reference to a medium"
-        return meaning(_json(value)) if value[:1] in ("[", "{") else None
+        return meaning(json_of(value)) if value[:1] in ("[", "{") else None
     if isinstance(value, Mapping):
         if kind_of_ref(value) is not None:
             return "a reference to a medium"
@@ -133,8 +133,8 @@ def meaning(value: Any) -> str | None:
     return next((told for told in map(meaning, value) if told), None)
 
 
-def _json(text: str) -> Any:
-    """The list or object that a text is in JSON; None for any other."""
+def json_of(text: str | bytes) -> Any:
+    """The value that a text is in JSON; None for null and for any other."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -189,7 +189,7 @@ def _csv_lines(lines: list[str]) -> Iterator[tuple[int, Row | str]]:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 cells = line.rstrip("\r").split("|")
-                yield (number, {"file": cells[0], "text": (cells[2:3] or [""])[0] or cells[1]})
+                yield number, {"file": cells[0], "text": next(filter(None, cells[2:0:-1]), "")}
         return
     reader = csv.DictReader(io.StringIO("\n".join(lines)))
     for record in reader:

@@ -97,14 +97,9 @@ def open_source(
         raise SourceError(f"{text} is no annotation file")
     origin = digest_one(text, cache_dir=cache_dir, verify=verify_content)
     options = {"prompt": prompt, "order": order, "crowd": crowd}
-    made = derive(
-        origin,
-        {"coco": VERSION, **options},
-        lambda: (
-            json.dumps(row).encode("ascii") + b"\n" for row in _records(origin.path, prompt, order, crowd)
-        ),
-        cache_dir,
-    )
+    rows = _records(origin.path, prompt, order, crowd)
+    lines = (json.dumps(row).encode("ascii") + b"\n" for row in rows)
+    made = derive(origin, {"coco": VERSION, **options}, lambda: lines, cache_dir)
     return Detections(made, origin, (open_source, {**options, "cache_dir": cache_dir}))
 
 
@@ -114,13 +109,9 @@ def normalise(box: tuple[float, float, float, float], width: int, height: int) -
     >>> normalise((0, 0, 640, 240), 640, 480)
     (0, 0, 999, 500)
     """
-    left, top, right, bottom = box
-    return (
-        math.floor(left * SCALE / width + 0.5),
-        math.floor(top * SCALE / height + 0.5),
-        math.floor(right * SCALE / width + 0.5),
-        math.floor(bottom * SCALE / height + 0.5),
-    )
+    sides = (width, height, width, height)
+    left, top, right, bottom = (math.floor(a * SCALE / of + 0.5) for a, of in zip(box, sides, strict=True))
+    return left, top, right, bottom
 
 
 # --------------------------------------------------------------------------------------------

@@ -10,10 +10,12 @@ import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..checks import one_of
-from ..errors import SourceError, one_line, optional
+from ..errors import SourceError, optional
 from ..files import StrPath
+from ._handles import by_library
 from ._stores import Rows, Stored
 
 _library = functools.partial(optional, "lance", "pylance", "lance")
@@ -45,12 +47,10 @@ def open_source(
     folder = os.path.abspath(os.fspath(path))
     if not os.path.isdir(os.path.join(folder, "_versions")):
         raise SourceError(f"{folder} is no Lance dataset", hint="name the folder that holds _versions")
-    try:
+    with by_library(f"{folder} cannot be opened"):
         data = lance.dataset(folder, version=version)
         fragments = data.get_fragments()
         counts = [(fragment, int(fragment.count_rows())) for fragment in fragments]
-    except Exception as error:  # whatever the library says of a version that is torn or not there
-        raise SourceError(f"{folder} cannot be opened: {one_line(error, 300)}") from None
     for column in columns or ():
         one_of("column", column, data.schema.names)
     held, also = [], []
@@ -60,17 +60,10 @@ def open_source(
         also += paths[1:]
         deleted = fragment.deletion_file()
         also += [str(deleted)] if deleted else []
-    opened = functools.partial(_opened, version=int(data.version), columns=list(columns) if columns else None)
-    return Stored(
-        "lance",
-        folder,
-        held,
-        opened,
-        also=also,
-        chosen=list(columns) if columns else None,
-        cache_dir=cache_dir,
-        verify=verify_content,
-    )
+    chosen = list(columns) if columns else None
+    opened = functools.partial(_opened, version=int(data.version), columns=chosen)
+    rest: dict[str, Any] = {"chosen": chosen, "cache_dir": cache_dir, "verify": verify_content}
+    return Stored("lance", folder, held, opened, also=also, **rest)
 
 
 def _opened(folder: str, version: int, columns: list[str] | None) -> Rows:

@@ -24,7 +24,7 @@ from ..errors import SampleError, SourceError, counted
 from ..files import StrPath
 from ._handles import Pinned
 from ._index import digest_files
-from ._records import Parts, loads
+from ._records import InParts, Parts, loads
 from .webdataset import SUFFIXES as TARS
 from .webdataset import open_source as open_tars
 
@@ -36,7 +36,7 @@ _FAILED = re.compile(
 )
 
 
-class LlavaPacked:
+class LlavaPacked(InParts):
     """The samples of packs, one after the other; picklable.
 
     Args:
@@ -44,6 +44,8 @@ class LlavaPacked:
         folder: that relative image paths start from.
         task: see `open_source`.
     """
+
+    kind = "llava_packed"
 
     def __init__(self, packs: _Loose | _InTars, folder: str, task: str) -> None:
         self.folder = folder
@@ -59,17 +61,11 @@ class LlavaPacked:
             counts.append(len(captions))
         self._parts = Parts(folder, counts)
         self._read: tuple[int, dict[str, Any]] = (-1, {})
-
-    @property
-    def fingerprint(self) -> str:
-        return files.digest_json(self.fields())
+        self.fingerprint = files.digest_json(self.fields())
 
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON."""
-        return {"kind": "llava_packed", "packs": self._packs.fingerprint, "task": self._task}
-
-    def __len__(self) -> int:
-        return len(self._parts)
+        return {"kind": self.kind, "packs": self._packs.fingerprint, "task": self._task}
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         number, place = self._parts.place(index)
@@ -100,9 +96,6 @@ class LlavaPacked:
     def where(self, index: int) -> str:
         number, place = self._parts.place(index)
         return f"{self._packs.where(number)}[{place}]"
-
-    def __repr__(self) -> str:
-        return f"<{len(self._packs)} packs in {self.folder}: {len(self)} samples, {self.fingerprint[:7]}>"
 
     def _messages(
         self, number: int, place: int, asked: list[str], said: list[str], refs: list[str]

@@ -24,6 +24,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from inspect import signature
 from typing import Any
 
@@ -36,7 +37,7 @@ from ..planning.permutation import Permutation
 from ..remote.copies import bring
 from ..remote.ranges import is_remote
 from ._handles import contents
-from ._records import Parts, loads, numbered, twice
+from ._records import InParts, Parts, loads, numbered, twice
 from .chat import ChatSource
 
 SUFFIXES = (".yaml", ".yml")
@@ -74,10 +75,10 @@ class Part:
     count: int
 
 
-class Mixture:
+class Mixture(InParts):
     """Samples of several sources. Picklable when its sources are."""
 
-    normalised = True
+    kind, normalised = "mixture", True
 
     def __init__(
         self, parts: Sequence[Part], *, seed: int = 0, shuffle: bool = True, folder: str = "."
@@ -95,16 +96,13 @@ class Mixture:
             for number, part in enumerate(self.parts)
         ]
 
-    @property
-    def fingerprint(self) -> str:
+    @cached_property
+    def fingerprint(self) -> str:  # type: ignore[override]
         return digest_json(self._identity())
 
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON, and the names."""
         return {**self._identity(), "kind": "mixture", "names": [part.name for part in self.parts]}
-
-    def __len__(self) -> int:
-        return len(self._parts)
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
         number, row, _ = self.place(index)
@@ -126,9 +124,6 @@ class Mixture:
         number, row, again = self.place(index)
         told = f"{self.parts[number].name}: {self.parts[number].source.where(row)}"
         return f"{told} (repeat {again})" if again else told
-
-    def __repr__(self) -> str:
-        return f"<mixture of {len(self.parts)} sources: {len(self)} records, {self.fingerprint[:7]}>"
 
     def _identity(self) -> dict[str, Any]:
         return {

@@ -56,12 +56,8 @@ class Pairs:
         self.folder = folder
         self.unpaired = unpaired
         self._entries = entries
-        self.fingerprint = files.digest_json(
-            {
-                "kind": "pairs",
-                "records": [[entry.name, entry.sha256, list(entry.images)] for entry in entries],
-            }
-        )
+        rows = [[entry.name, entry.sha256, list(entry.images)] for entry in entries]
+        self.fingerprint = files.digest_json({"kind": "pairs", "records": rows})
 
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON (the table of files as its digest)."""
@@ -112,12 +108,9 @@ def open_source(path: StrPath, *, cache_dir: StrPath | None = None, verify_conte
         raise SourceError(f"{folder} is not a folder", hint=near(folder))
     names, images = _names(folder)
     if not names:
-        deeper = next((p for p in sorted(Path(folder).rglob("*.json*"))), None)
-        hint = (
-            f"there are some deeper, such as {deeper}"
-            if deeper
-            else "name a file of records, or a folder of .json records"
-        )
+        deeper = min(Path(folder).rglob("*.json*"), default=None)
+        hint = "name a file of records, or a folder of .json records"
+        hint = f"there are some deeper, such as {deeper}" if deeper else hint
         raise SourceError(f"{folder} holds no .json files", hint=hint)
     paths = [os.path.join(folder, name) for name in names]
     held = digest_files(paths, folder, TABLE, cache_dir=cache_dir, verify=verify_content)

@@ -18,18 +18,18 @@ The fingerprint is a Merkle root over the files' content and the chosen columns.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from .. import files
 from ..checks import one_of
-from ..errors import PacktrainError, SampleError, SourceError, one_line, optional
+from ..errors import SampleError, SourceError, one_line, optional
 from ..files import StrPath
-from ._handles import Pinned
+from ._handles import Pinned, by_library
 from ._index import digest_files, merkle
 from ._paths import expand, root_of
 from ._records import OfFiles, Parts
@@ -85,14 +85,12 @@ class Table(OfFiles):
         table = self._group(slot)
         try:
             record: dict[str, Any] = table.slice(row, 1).to_pylist()[0]
-        except UnicodeDecodeError:
-            raise SampleError(
-                "malformed_record", f"{self.where(index)} holds text that is not UTF-8"
-            ) from None
         except Exception as error:  # dates beyond Python's, damage that validation passes
-            raise SampleError(
-                "malformed_record", f"{self.where(index)} has no value in Python: {one_line(error, 300)}"
-            ) from None
+            text = isinstance(error, UnicodeDecodeError)
+            why = (
+                "holds text that is not UTF-8" if text else f"has no value in Python: {one_line(error, 300)}"
+            )
+            raise SampleError("malformed_record", f"{self.where(index)} {why}") from None
         return record
 
     def __getstate__(self) -> dict[str, Any]:
@@ -228,18 +226,8 @@ def _reader(path: str, columns: Sequence[str] | None) -> _Reader:
     return (_Parquet if magic == b"PAR1" else _Arrow)(path, columns)
 
 
-@contextlib.contextmanager
-def _reading(what: str) -> Iterator[None]:
-    """Around code that reads a file through pyarrow: whatever damage leads to is one SourceError."""
-    try:
-        yield
-    except PacktrainError:
-        raise
-    except Exception as error:  # also SystemError, OverflowError and UnicodeDecodeError of damaged bytes
-        raise SourceError(
-            f"{what} is no whole Parquet or Arrow file: {one_line(error, 300)}",
-            hint="it may have been cut short or damaged",
-        ) from None
+def _reading(what: str) -> AbstractContextManager[None]:
+    return by_library(f"{what} is no whole Parquet or Arrow file")
 
 
 def _split(path: str, split: str | None) -> str:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from ..errors import SourceError
@@ -25,7 +25,7 @@ from ._derived import PACKED
 from ._handles import Pinned
 from ._index import BOM, KEEP, Index, merkle, rows_of, scan_lines
 from ._paths import below, expand, ordered, root_of
-from ._records import Parts, RecordFile, Shard
+from ._records import InParts, Parts, RecordFile, Shard
 
 # --------------------------------------------------------------------------------------------
 # Small JSONL files of a source of very many: each is read once when it is opened, one table knows all
@@ -38,7 +38,6 @@ _KEPT = 64
 
 _OTHER = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xff\xfe", b"\xfe\xff")  # compressed, or UTF-16
 _SPACE = b" \t\r\n"
-_open: OrderedDict[Pinned, RecordFile] = OrderedDict()
 
 
 class SmallFile:
@@ -62,24 +61,20 @@ class SmallFile:
         return self._count
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._records()[index]
+        return _opened(self._file, self._count)[index]
 
     def where(self, index: int) -> str:
         """As `RecordFile.where`."""
-        return self._records().where(index)
+        return _opened(self._file, self._count).where(index)
 
-    def _records(self) -> RecordFile:
-        held = _open.get(self._file)
-        if held is None:
-            self._file.check()
-            built = scan_lines(self._file)
-            if built.sha256 != self._file.sha256:
-                raise self._file.changed(os.stat(self.path))
-            index = Index(self._count, built.sha256, built.starts, built.gaps, None, 0)
-            held = _open[self._file] = RecordFile(self._file, "jsonl", index)
-            if len(_open) > _KEPT:
-                _open.popitem(last=False)
-        return held
+
+@lru_cache(_KEPT)
+def _opened(file: Pinned, count: int) -> RecordFile:
+    file.check()
+    built = scan_lines(file)
+    if built.sha256 != file.sha256:
+        raise file.changed(os.stat(file.path))
+    return RecordFile(file, "jsonl", Index(count, built.sha256, built.starts, built.gaps, None, 0))
 
 
 def small_files(
@@ -121,8 +116,10 @@ SUFFIXES: tuple[str, ...] = ()
 _PLAIN = tuple(name for name in FILES if not name.endswith(PACKED))
 
 
-class Shards:
+class Shards(InParts):
     """Records of several files. Picklable; items as `RecordFile` gives them."""
+
+    kind = "shards"
 
     def __init__(self, folder: str, files: Sequence[RecordFile | SmallFile]) -> None:
         self.folder = folder
@@ -147,16 +144,13 @@ class Shards:
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON, and the names."""
         return {
-            "kind": "shards",
+            "kind": self.kind,
             "records": len(self),
             "shards": [
                 {"name": s.name, "records": s.stop - s.start, "fingerprint": s.fingerprint}
                 for s in self.shards
             ],
         }
-
-    def __len__(self) -> int:
-        return len(self._parts)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         shard, row = self._parts.place(index)
@@ -167,9 +161,6 @@ class Shards:
         shard, row = self._parts.place(index)
         told = self._files[shard].where(row)
         return os.path.join(os.path.dirname(self._names[shard]), told).replace(os.sep, "/")
-
-    def __repr__(self) -> str:
-        return f"<{len(self._files)} shards in {self.folder}: {len(self)} records, {self.fingerprint[:7]}>"
 
 
 def open_source(

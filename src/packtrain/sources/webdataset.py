@@ -56,10 +56,8 @@ _CHAT = frozenset(
     for field in ("messages", "conversations", "texts", "instruction", "prompt", "response")
     for name in FIELDS[field]
 )
-_MEDIA_KEYS = frozenset(name + end for name in ("image", "video", "audio") for end in ("", "s", "_url")) | {
-    "url",
-    "path",
-}
+_KINDS = ("image", "video", "audio")
+_MEDIA_KEYS = frozenset(("url", "path", *(name + end for name in _KINDS for end in ("", "s", "_url"))))
 _END = bytes(512)
 _SCHEMA = 2  # of stored member tables
 
@@ -180,13 +178,8 @@ def _members(file: Pinned, cache_dir: StrPath | None) -> tuple[list[Member], boo
     except (OSError, ValueError, KeyError, TypeError):
         pass
     members, whole = _list(file)
-    table = {
-        "schema": _SCHEMA,
-        "sha256": file.sha256,
-        "whole": whole,
-        "digest": files.digest_json(members),
-        "members": members,
-    }
+    table = {"schema": _SCHEMA, "sha256": file.sha256, "whole": whole}
+    table |= {"digest": files.digest_json(members), "members": members}
     try:
         with files.publish(place) as handle:
             handle.write(files.canonical_json(table))
@@ -292,15 +285,8 @@ def _others(sample: _Sample, refs: Mapping[str, str], read: set[str]) -> dict[st
 def _link(value: Any, names: Mapping[str, str], used: set[str], *, named: bool) -> Any:
     """A copy of a record in which names of members are refs, under keys that hold media."""
     if isinstance(value, dict):
-        return {
-            key: _link(
-                held,
-                names,
-                used,
-                named=key in _MEDIA_KEYS or (key == "value" and value.get("type") in _MEDIA_KEYS),
-            )
-            for key, held in value.items()
-        }
+        keys = {*_MEDIA_KEYS, "value"} if value.get("type") in _MEDIA_KEYS else _MEDIA_KEYS
+        return {key: _link(held, names, used, named=key in keys) for key, held in value.items()}
     if isinstance(value, list):
         return [_link(held, names, used, named=named) for held in value]
     if named and isinstance(value, str) and value in names:

@@ -70,7 +70,7 @@ def sealed(marker: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_seal(folder: Path, name: str, schema: str | None = None) -> dict[str, Any]:
-    """The marker of a folder; ChecksumError where it is not as it was written, FormatError: another schema."""
+    """The marker of a folder; ChecksumError where it was edited, FormatError where it has another schema."""
     held = files.read_json(folder / name)
     marker: dict[str, Any] = dict(held) if isinstance(held, dict) else {}
     if schema is not None:
