@@ -112,10 +112,8 @@ def parse_bmp(head: Head) -> Parsed:
             height = 2**32 - height
     else:
         raise head.fail("unreadable_media", f"is no BMP this reader knows (header of {length} bytes)")
-    if bits not in _BMP_DEPTHS:
-        raise head.fail("unsupported_media", f"is a BMP of {bits} bits per pixel")
-    if compression not in (_RAW, _RLE8, _RLE4, _BITFIELDS):
-        raise head.fail("unsupported_media", f"is a BMP of compression {compression}")
+    if bits not in _BMP_DEPTHS or compression not in (_RAW, _RLE8, _RLE4, _BITFIELDS):
+        raise head.fail("unsupported_media", f"is a BMP of {bits} bits per pixel, compression {compression}")
     start = struct.unpack_from("<L", data, 10)[0]
     if compression in (_RLE8, _RLE4):
         complete = head.at(head.size - 2, 2) == b"\0\1"  # the end-of-bitmap code
@@ -257,10 +255,10 @@ def _frame(head: Head, segment: bytes) -> tuple[int, int]:
     """(width, height) of a frame header."""
     if len(segment) < 6:
         raise head.fail("unreadable_media", "is a broken JPEG: short frame header")
-    if segment[0] != 8:
-        raise head.fail("unsupported_media", f"is a JPEG of {segment[0]} bits per sample (not 8)")
-    if segment[5] not in (1, 3, 4):
-        raise head.fail("unsupported_media", f"is a JPEG of {segment[5]} components (not 1, 3 or 4)")
+    bits, components = segment[0], segment[5]
+    if bits != 8 or components not in (1, 3, 4):
+        told = f"is a JPEG of {components} components of {bits} bits (not 1, 3 or 4 of 8)"
+        raise head.fail("unsupported_media", told)
     return segment[3] << 8 | segment[4], segment[1] << 8 | segment[2]
 
 
@@ -501,9 +499,8 @@ def parse_webp(head: Head) -> Parsed:
     if kind == b"VP8X":
         width = 1 + int.from_bytes(data[24:27], "little")
         height = 1 + int.from_bytes(data[27:30], "little")
-        return Parsed(
-            width, height, _turned(head, data[20]) if data[20] & (_WEBP_EXIF | _WEBP_XMP) else 1, complete
-        )
+        turned = _turned(head, data[20]) if data[20] & (_WEBP_EXIF | _WEBP_XMP) else 1
+        return Parsed(width, height, turned, complete)
     if kind == b"VP8L":
         if data[20] != 0x2F:
             raise head.fail("unreadable_media", "is a broken WebP: no lossless signature")

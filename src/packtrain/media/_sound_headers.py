@@ -41,7 +41,8 @@ def parse_wav(head: Head) -> ParsedAudio | None:
         if kind == b"ds64":
             large = int.from_bytes(head.need(position + 8, 24, _IN_WAVE)[8:16], "little")
         elif kind == b"fmt ":
-            plan = _format(head, head.at(position + 8, min(length, 40)), endian)
+            most = max(1, min(length, 40))
+            plan = _format(head, head.need(position + 8, 16, _IN_WAVE, most), endian)
         elif kind == b"data":
             break
         position += 8 + length + (length & 1)
@@ -74,17 +75,13 @@ def _last(head: Head, position: int) -> bool:
 
 
 def _format(head: Head, body: bytes, endian: str) -> tuple[int, int, int, int]:
-    if len(body) < 16:
-        raise head.fail("truncated_media", f"is cut short {_IN_WAVE}")
     codec, channels, rate, _, block, bits = struct.unpack_from(endian + "HHLLHH", body)
     if codec == _EXTENSIBLE and len(body) >= 26:
         codec = struct.unpack_from(endian + "H", body, 24)[0]
-    if not channels or not rate:
-        raise head.fail("unreadable_media", f"is a WAVE of {channels} channels at {rate} Hz")
-    if codec in _PLAIN:
-        wanted = channels * ((bits + 7) // 8)
-        if not wanted or block != wanted:
-            raise head.fail("unreadable_media", f"is a broken WAVE: {block} bytes a frame of {bits} bits")
+    wanted = channels * ((bits + 7) // 8) if codec in _PLAIN else block
+    if not channels or not rate or block != wanted or (codec in _PLAIN and not wanted):
+        told = f"is a broken WAVE: {channels} channels of {bits} bits at {rate} Hz in {block} bytes a frame"
+        raise head.fail("unreadable_media", told)
     return codec, channels, rate, block
 
 
@@ -318,15 +315,13 @@ def parse_flac(head: Head, start: int = 0) -> ParsedAudio | None:
         SampleError: truncated_media, unreadable_media.
     """
     info = head.need(start + 4, 38, _IN_FLAC)
-    if info[0] & 0x7F or info[1:4] != b"\0\0\x22":
-        raise head.fail("unreadable_media", "is a broken FLAC: no STREAMINFO")
     smallest, _ = struct.unpack_from(">HH", info, 4)
     largest = int.from_bytes(info[11:14], "big")
     packed = int.from_bytes(info[14:22], "big")
     rate, channels = packed >> 44, (packed >> 41 & 7) + 1
     total = packed & (1 << 36) - 1
-    if not rate:
-        raise head.fail("unreadable_media", "is a broken FLAC: sample rate 0")
+    if info[0] & 0x7F or info[1:4] != b"\0\0\x22" or not rate:
+        raise head.fail("unreadable_media", "is a broken FLAC: no STREAMINFO with a sample rate")
     position, last = start + 4, False
     while not last:
         field = head.need(position, 4, _IN_FLAC)
@@ -465,8 +460,7 @@ def parse_ogg(head: Head) -> ParsedAudio | None:
     granule, flags, stop, pages = last
     if pages < 3:  # the headers alone: no page with samples
         granule = skip
-    begins = _starts_late(head, serial, granule)
-    if begins:
+    if _starts_late(head, serial, granule):
         return None
     frames = max(0, granule - skip)
     if opus:

@@ -25,19 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SampleError, one_line, optional
-from ._sound_headers import (
-    FLAC_MAGIC,
-    LEADING,
-    OGG_MAGIC,
-    check_pages,
-    is_mp3,
-    is_wav,
-    parse_flac,
-    parse_mp3,
-    parse_ogg,
-    parse_wav,
-)
-from .location import Head, ParsedAudio, Ref, as_file, name_of, open_head, read_bytes
+from . import _sound_headers as headers
+from .location import Head, ParsedAudio, Ref, as_file, open_head, open_whole
 
 MOST_VALUES = 1 << 31  # samples of all channels: 6 hours of CD sound, 8 GiB decoded
 
@@ -86,16 +75,14 @@ def open_audio(ref: Ref) -> tuple[NDArray[np.float32], int]:
         SampleError: the reasons of `read_header`, for the same files.
         MissingExtraError: soundfile is not installed.
     """
-    data = read_bytes(ref)
-    with open_head(data) as head:
-        head.name = name_of(ref)
+    with open_whole(ref) as head:
         header = _read(head)
         soundfile = optional("soundfile", "soundfile", "audio")
         if header.format == "OGG":
-            check_pages(head)
+            headers.check_pages(head)
         try:
             most = header.frames + 1  # one too many is enough to tell
-            samples, rate = soundfile.read(io.BytesIO(data), most, dtype="float32", always_2d=True)
+            samples, rate = soundfile.read(io.BytesIO(head.bytes), most, dtype="float32", always_2d=True)
         except Exception as error:
             raise _broken(head, error) from None
         if samples.shape != (header.frames, header.channels) or rate != header.sample_rate:
@@ -115,14 +102,9 @@ def _read(head: Head) -> AudioHeader:
         name, parsed = _ask(head)
     if not parsed.complete:
         raise head.fail("truncated_media", f"is cut short: its {name} data end before its samples do")
-    if parsed.frames < 1:
-        raise head.fail("unreadable_media", "holds no samples")
-    if parsed.frames * parsed.channels > MOST_VALUES:
-        raise head.fail(
-            "unreadable_media",
-            f"says {parsed.frames:,} frames of {parsed.channels} channels, a sound has at most "
-            f"{MOST_VALUES:,} values",
-        )
+    if not 0 < parsed.frames * parsed.channels <= MOST_VALUES:
+        told = f"says {parsed.frames:,} frames of {parsed.channels} channels"
+        raise head.fail("unreadable_media", f"{told}, a sound has 1 to {MOST_VALUES:,} values")
     return AudioHeader(parsed.frames, parsed.sample_rate, parsed.channels, name)
 
 
@@ -133,15 +115,17 @@ def _parse(head: Head) -> tuple[str, ParsedAudio | None]:
         raise head.fail("unreadable_media", "is empty (0 bytes)")
     start = _after_id3(data) if data.startswith(b"ID3") else 0
     magic = head.at(start, 12)
-    if is_wav(magic):
-        return "WAV", parse_wav(head) if not start else None
-    if magic.startswith(FLAC_MAGIC):
-        return "FLAC", parse_flac(head, start)
-    if magic.startswith(OGG_MAGIC):
-        return "OGG", parse_ogg(head)
-    if start or is_mp3(magic):
-        return "MP3", parse_mp3(head, start)
-    if len(data) < 12 and any(m.startswith(data) or data.startswith(m) for m in (*_OTHERS, OGG_MAGIC)):
+    if headers.is_wav(magic):
+        return "WAV", headers.parse_wav(head) if not start else None
+    if magic.startswith(headers.FLAC_MAGIC):
+        return "FLAC", headers.parse_flac(head, start)
+    if magic.startswith(headers.OGG_MAGIC):
+        return "OGG", headers.parse_ogg(head)
+    if start or headers.is_mp3(magic):
+        return "MP3", headers.parse_mp3(head, start)
+    if len(data) < 12 and any(
+        m.startswith(data) or data.startswith(m) for m in (*_OTHERS, headers.OGG_MAGIC)
+    ):
         raise head.fail("truncated_media", f"is cut short: {len(data)} bytes are no sound file")
     return "", None
 
@@ -161,13 +145,15 @@ def _ask(head: Head) -> tuple[str, ParsedAudio]:
     if _is_cut(head):
         raise head.fail("truncated_media", "is cut short: it holds fewer bytes than its header says")
     soundfile = optional("soundfile", "soundfile", "audio")
-    if head.bytes.startswith(OGG_MAGIC):
-        check_pages(head)
+    if head.bytes.startswith(headers.OGG_MAGIC):
+        headers.check_pages(head)
     try:
         with soundfile.SoundFile(as_file(head)) as sound:
             if sound.format in ("MPEG", "MP3"):
                 # `parse_mp3` found none; to decode junk takes time with the square of its size
-                raise head.fail("unreadable_media", f"begins with {LEADING:,} bytes without MPEG audio")
+                raise head.fail(
+                    "unreadable_media", f"begins with {headers.LEADING:,} bytes without MPEG audio"
+                )
             frames, known = sound.frames, sound.frames < 1 << 62
             if not known or sound.format in ("OGG", "FLAC"):
                 # its length is an estimate there: count
@@ -186,7 +172,9 @@ def _ask(head: Head) -> tuple[str, ParsedAudio]:
 def _broken(head: Head, error: Exception) -> SampleError:
     said = one_line(error, 160)
     known = (
-        head.bytes[:4] in _OTHERS or head.bytes.startswith((b"ID3", OGG_MAGIC)) or head.bytes[:1] == b"\xff"
+        head.bytes[:4] in _OTHERS
+        or head.bytes.startswith((b"ID3", headers.OGG_MAGIC))
+        or head.bytes[:1] == b"\xff"
     )
     if known:
         return head.fail("unreadable_media", f"cannot be decoded ({said})")

@@ -32,22 +32,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import SampleError
-from ._picture_headers import (
-    BMP_MAGIC,
-    GIF_MAGICS,
-    JPEG_MAGIC,
-    PNG_MAGIC,
-    SIDEWAYS,
-    TIFF_MAGICS,
-    is_webp,
-    parse_bmp,
-    parse_gif,
-    parse_jpeg,
-    parse_png,
-    parse_tiff,
-    parse_webp,
-)
-from .location import Head, Parsed, Ref, name_of, open_head, read_bytes
+from . import _picture_headers as headers
+from .location import Head, Parsed, Ref, open_head, open_whole
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -60,17 +46,21 @@ BY_PILLOW = ("AVIF", "JPEG2000", "ICO", "PPM", "QOI", "TIFF")
 
 #: First bytes, name and header reader of a format.
 _READERS: tuple[tuple[bytes | tuple[bytes, ...], str, Callable[[Head], Parsed]], ...] = (
-    (JPEG_MAGIC, "JPEG", parse_jpeg),
-    (PNG_MAGIC, "PNG", parse_png),
-    (GIF_MAGICS, "GIF", parse_gif),
-    (BMP_MAGIC, "BMP", parse_bmp),
-    (TIFF_MAGICS, "TIFF", parse_tiff),
+    (headers.JPEG_MAGIC, "JPEG", headers.parse_jpeg),
+    (headers.PNG_MAGIC, "PNG", headers.parse_png),
+    (headers.GIF_MAGICS, "GIF", headers.parse_gif),
+    (headers.BMP_MAGIC, "BMP", headers.parse_bmp),
+    (headers.TIFF_MAGICS, "TIFF", headers.parse_tiff),
 )
-_MAGICS = (JPEG_MAGIC, PNG_MAGIC, *GIF_MAGICS, b"RIFF", *TIFF_MAGICS, b"BM")
+_MAGICS = (headers.JPEG_MAGIC, headers.PNG_MAGIC, *headers.GIF_MAGICS, b"RIFF", *headers.TIFF_MAGICS, b"BM")
 _PLAIN, _COMMENT = (b"P1", b"P2", b"P3"), 64  # PPM of digits as text; steps of a comment in one
 _SCANS, _SCANNED = 100, 1 << 33  # scans of a JPEG that pass over that many pixels together
 _STRIPS = 1 << 18
 _EXIF_KEYS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
+_TURNS = (  # of the orientations 2 to 8
+    *("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM"),
+    *("TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"),
+)
 _PILLOW_LIMIT = 2 * (1024 * 1024 * 1024 // 4 // 3)  # Pillow's own default: an error above this
 
 
@@ -113,7 +103,7 @@ def read_header(ref: Ref, *, check_end: bool = True) -> ImageHeader:
             if _decodes(head):
                 return header._replace(complete=True)
             raise head.fail("truncated_media", f"is cut short: its {name} data end before the picture does")
-        data = _all(head)
+        data = head.whole()
     picture, name = _decode_other(data, head)
     return ImageHeader(picture.width, picture.height, 1, name, True)
 
@@ -126,15 +116,13 @@ def open_image(ref: Ref) -> Image.Image:
     Raises:
         SampleError: the reasons of `read_header`, for the same files.
     """
-    data = read_bytes(ref)
-    with open_head(data) as head:
-        head.name = name_of(ref)
+    with open_whole(ref) as head:
         found = _parse(head)
         if found is None:
-            return _decode_other(data, head)[0]
+            return _decode_other(head.bytes, head)[0]
         name, parsed = found
         header = _checked(head, name, parsed)
-        picture = _decode(data, head, whole=parsed.complete)
+        picture = _decode(head.bytes, head, whole=parsed.complete)
         turned_already = name == "TIFF"
         expected = header[:2] if turned_already else (parsed.width, parsed.height)
         if picture.size != tuple(expected):
@@ -145,9 +133,7 @@ def open_image(ref: Ref) -> Image.Image:
             )
         if not turned_already:
             picture = _turn(picture, parsed.orientation)
-    for key in _EXIF_KEYS:
-        picture.info.pop(key, None)
-    return picture
+    return _upright(picture)
 
 
 # --------------------------------------------------------------------------------------------
@@ -159,8 +145,8 @@ def _parse(head: Head) -> tuple[str, Parsed] | None:
     for magics, name, reader in _READERS:
         if data.startswith(magics):
             return name, reader(head)
-    if is_webp(data):
-        return "WEBP", parse_webp(head)
+    if headers.is_webp(data):
+        return "WEBP", headers.parse_webp(head)
     if not data:
         raise head.fail("unreadable_media", "is empty (0 bytes)")
     if len(data) < 12 and any(magic.startswith(data) or data.startswith(magic) for magic in _MAGICS):
@@ -178,7 +164,7 @@ def _checked(head: Head, name: str, parsed: Parsed) -> ImageHeader:
             f"has {width}x{height} pixels, over the limit of {_pixel_limit()} against decompression bombs",
             hint="raise PIL.Image.MAX_IMAGE_PIXELS (half the limit) if the file is to be trusted",
         )
-    if orientation in SIDEWAYS:
+    if orientation in headers.SIDEWAYS:
         width, height = height, width
     return ImageHeader(width, height, orientation, name, complete)
 
@@ -198,7 +184,7 @@ def _pixel_limit() -> int:
 def _decodes(head: Head) -> bool:
     """Whether Pillow decodes a file whose end marker is missing."""
     try:
-        _decode(_all(head), head, whole=False)
+        _decode(head.whole(), head, whole=False)
     except SampleError:
         return False
     log.debug("%s has no end marker but decodes", head.name)
@@ -268,9 +254,14 @@ def _decode_other(data: bytes, head: Head) -> tuple[Image.Image, str]:
             turned = ImageOps.exif_transpose(picture)
         except Exception:  # an EXIF block that is none: upright
             turned = picture
+    return _upright(turned), name
+
+
+def _upright(picture: Image.Image) -> Image.Image:
+    """A picture that was turned says of no turn any more."""
     for key in _EXIF_KEYS:
-        turned.info.pop(key, None)
-    return turned, name
+        picture.info.pop(key, None)
+    return picture
 
 
 def _turn(picture: Image.Image, orientation: int) -> Image.Image:
@@ -278,17 +269,7 @@ def _turn(picture: Image.Image, orientation: int) -> Image.Image:
         return picture
     from PIL import Image
 
-    turn = Image.Transpose
-    method = (
-        turn.FLIP_LEFT_RIGHT,
-        turn.ROTATE_180,
-        turn.FLIP_TOP_BOTTOM,
-        turn.TRANSPOSE,
-        turn.ROTATE_270,
-        turn.TRANSVERSE,
-        turn.ROTATE_90,
-    )[orientation - 2]
-    return picture.transpose(method)
+    return picture.transpose(Image.Transpose[_TURNS[orientation - 2]])
 
 
 class _Parsed(io.BytesIO):
@@ -363,7 +344,3 @@ class _QuietPillow:
 
 
 _QUIET = _QuietPillow()
-
-
-def _all(head: Head) -> bytes:
-    return head.bytes if len(head.bytes) == head.size else head.at(0, head.size)

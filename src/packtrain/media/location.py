@@ -137,6 +137,10 @@ class Head:
             raise self.fail("unreadable_media", _OVER.format(_TIMES))
         return self.read(offset, count)
 
+    def whole(self) -> bytes:
+        """All bytes. Raises as `at`."""
+        return self.bytes if len(self.bytes) == self.size else self.at(0, self.size)
+
     def need(self, offset: int, count: int, where: str, most: int = 0) -> bytes:
         """As `at`, but not fewer than `count`; up to `most` where that is more.
 
@@ -275,9 +279,15 @@ def read_bytes(ref: Ref) -> bytes:
     if path is not None and not ranges.is_remote(path) and _tar.split(path) is None:
         descriptor, status = _open(path)
         with Head(b"", status.st_size, path, descriptor) as whole:  # one read: no header is asked for
-            return whole.at(0, status.st_size)
+            return whole.whole()
     with open_head(ref) as head:
-        return head.bytes if len(head.bytes) == head.size else head.at(0, head.size)
+        return head.whole()
+
+
+def open_whole(ref: Ref) -> Head:
+    """A medium with all of its bytes in memory. Errors as `open_head`."""
+    data = read_bytes(ref)
+    return Head(data, len(data), name_of(ref))
 
 
 def exists(ref: Ref) -> bool:

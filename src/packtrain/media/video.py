@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..errors import SampleError, one_line, optional
 from . import image
-from .location import Head, Ref, as_file, name_of, open_head, read_bytes
+from .location import Head, Ref, as_file, name_of, open_head, open_whole
 
 # --------------------------------------------------------------------------------------------
 # What of an MP4 or MOV file is needed beside the demuxer: how the picture is turned, and whether it is cut
@@ -174,9 +174,7 @@ def read_frames(ref: VideoRef, indices: Sequence[int] | None = None) -> NDArray[
         header = _of_pictures(listed)
         wanted = _checked(indices, header.frames)
         return np.stack([np.asarray(image.open_image(listed[i]).convert("RGB")) for i in wanted])
-    data = read_bytes(ref)  # type: ignore[arg-type]
-    with open_head(data) as head:
-        head.name = name_of(ref)  # type: ignore[arg-type]
+    with open_whole(ref) as head:  # type: ignore[arg-type]
         header = _read(head)
         wanted = _checked(indices, header.frames)
         return _decode(head, header, wanted)
@@ -220,12 +218,9 @@ def _read(head: Head) -> VideoHeader:
             turn = _rotation(head, stream, kind)
     except av.error.FFmpegError as error:
         raise _broken(head, error) from None
-    if frames < 1:
-        raise head.fail("unreadable_media", "is a video without frames")
-    if width < 1 or height < 1:
-        raise head.fail("unreadable_media", f"is {width}x{height} pixels")
-    if not rate:
-        raise head.fail("unreadable_media", "does not say its frame rate")
+    if min(frames, width, height) < 1 or not rate:
+        told = f"is a video of {frames} frames of {width}x{height} pixels"
+        raise head.fail("unreadable_media", told + ("" if rate else " that does not say its frame rate"))
     if turn in (90, 270):
         width, height = height, width
     return VideoHeader(frames, float(rate), width, height, float(frames / rate), turn, kind)

@@ -31,22 +31,7 @@ from typing import Any
 from .. import files, world
 from ..errors import InputError, SampleError, SourceError, counted
 from ..files import StrPath
-from .places import (
-    Note,
-    is_copy,
-    is_name,
-    named,
-    note_of,
-    note_path,
-    place_for,
-    put_note,
-    read_json,
-    remember,
-    root_of,
-    set_time,
-    told_url,
-    url_of,
-)
+from . import places
 from .ranges import Remote, as_source, fresh, stamp_of, system_of, tried
 
 log = logging.getLogger(__name__)
@@ -101,14 +86,14 @@ class _Gone(SourceError):
 def _brought(
     path: StrPath, cache_dir: StrPath | None, later: Callable[[str], object] | None, writing: bool
 ) -> str:
-    text, url = os.fspath(path), told_url(path)
+    text, url = os.fspath(path), places.told_url(path)
     if url is None:
         return text
-    place = place_for(url, cache_dir)
-    listed = note_path(place, ".listed.json")
+    place = places.place_for(url, cache_dir)
+    listed = places.note_path(place, ".listed.json")
     _sweep(os.path.dirname(listed))
     _sweep(os.path.dirname(place))
-    told = named(url)
+    told = places.named(url)
     try:
         root, found = _found(url, cache_dir)
     except SampleError as error:
@@ -121,7 +106,7 @@ def _brought(
         _listings[root] = dict(found)
     jobs = {os.path.join(root, name) if name else root: (_below(url, name), found[name]) for name in found}
     for at, (one, _) in jobs.items():
-        remember(at, one)
+        places.remember(at, one)
     todo = [at for at, name in zip(jobs, found, strict=True) if not (later and later(name))]
     for at in jobs.keys() - set(todo):
         _let_go_if_changed(at, jobs[at][1])
@@ -131,7 +116,7 @@ def _brought(
             pass
     if not all(map(os.path.isfile, todo)):
         raise SourceError(
-            f"{told}: its copies do not fit beside those that others use in {root_of(place)}",
+            f"{told}: its copies do not fit beside those that others use in {places.root_of(place)}",
             hint="set PACKTRAIN_REMOTE_GB to what all of them take",
         )
     if later is None and not writing:
@@ -143,7 +128,7 @@ def _without(error: SampleError, place: str, listed: str, *, writing: bool) -> s
     """The place that stands for a URL whose file system does not answer, or says that nothing is there."""
     if writing and error.reason == "missing_media":
         return _empty(place)
-    held = read_json(listed).get("names")
+    held = places.read_json(listed).get("names")
     away = error.reason == "unreachable_media" and not writing
     if not (away and isinstance(held, list) and _all_there(place, held)):
         hint = "run it again when it is up" if error.reason == "unreachable_media" else error.hint
@@ -154,18 +139,18 @@ def _without(error: SampleError, place: str, listed: str, *, writing: bool) -> s
 
 def _check_room(told: str, place: str, found: Sequence[Mapping[str, Any]]) -> None:
     """Refuse files that take more than copies may."""
-    need = sum(int(info.get("size") or 0) for info in found)
-    if need > (limit := 0.9 * world.copies_limit(root_of(place))):
+    root, need = places.root_of(place), sum(int(info.get("size") or 0) for info in found)
+    if need > (limit := 0.9 * world.copies_limit(root)):
         raise SourceError(
-            f"{told} takes {need / 1e9:,.1f} GB, copies may take {limit / 1e9:,.1f} GB in {root_of(place)}",
+            f"{told} takes {need / 1e9:,.1f} GB, copies may take {limit / 1e9:,.1f} GB in {root}",
             hint="set PACKTRAIN_REMOTE_GB, or PACKTRAIN_CACHE to a larger disk, or name fewer files",
         )
 
 
 def place_of(path: StrPath) -> str:
     """The place of copies that stands for a URL, with nothing fetched; any other path as it is."""
-    url = told_url(path)
-    return os.fspath(path) if url is None else place_for(url, None)
+    url = places.told_url(path)
+    return os.fspath(path) if url is None else places.place_for(url, None)
 
 
 def present(path: StrPath) -> bool:
@@ -175,7 +160,7 @@ def present(path: StrPath) -> bool:
         SourceError: it is not behind the URL either, or cannot be reached.
     """
     text = os.fspath(path)
-    if (url := url_of(text)) is None:
+    if (url := places.url_of(text)) is None:
         return False
     if not os.path.isfile(text):
         with as_source():
@@ -190,7 +175,7 @@ def renew(path: StrPath) -> None:
         SourceError: as `present`.
     """
     text = os.fspath(path)
-    if (url := url_of(text)) is not None:
+    if (url := places.url_of(text)) is not None:
         listed = _listings.get(os.path.dirname(text), {}).get(os.path.basename(text))
         with as_source():
             _fetch(text, url, listed)
@@ -203,7 +188,7 @@ def names(folder: StrPath) -> list[str] | None:
         SourceError: it cannot be reached.
     """
     text = os.fspath(folder)
-    if (url := url_of(text)) is None:
+    if (url := places.url_of(text)) is None:
         return None
     with as_source():
         system, path = system_of(url, url)
@@ -215,7 +200,7 @@ def names(folder: StrPath) -> list[str] | None:
             rows = []
     found = {str(row["name"]).rstrip("/").rpartition("/")[2]: row for row in rows}
     _listings[text] = {name: row for name, row in found.items() if row.get("type") != "directory"}
-    return sorted(name for name in found if is_name(name))
+    return sorted(name for name in found if places.is_name(name))
 
 
 def opened(path: StrPath) -> Path:
@@ -277,30 +262,30 @@ def put_listed(place: str, info: Mapping[str, Any] | None) -> None:
 # --------------------------------------------------------------------------------------------
 def _found(url: str, cache_dir: StrPath | None) -> tuple[str, dict[str, Mapping[str, Any]]]:
     """(place, name below it -> what the file system says) of the files that a URL means; "": it is a file."""
-    system, path = system_of(url, named(url))
+    system, path = system_of(url, places.named(url))
     system = fresh(system)
     web = url.lower().startswith("http")
     magic = MAGIC.search(url.partition("?")[0] if web else url)
     if magic is None:
-        info = tried(named(url), lambda: system.info(path), TRIES)
+        info = tried(places.named(url), lambda: system.info(path), TRIES)
         page = web and info.get("mimetype") == "text/html" and not path.endswith((".html", ".htm"))
         if info.get("type") != "directory" and not url.endswith("/") and not page:
-            return place_for(url, cache_dir), {"": info}
-        base, rows = url.rstrip("/"), tried(named(url), lambda: system.find(path, detail=True), TRIES)
+            return places.place_for(url, cache_dir), {"": info}
+        base, rows = url.rstrip("/"), tried(places.named(url), lambda: system.find(path, detail=True), TRIES)
     else:
         base = url[: magic.start()].rpartition("/")[0]
         rows = {}
         for one in braces(url):
-            rows |= tried(named(url), lambda one=one: system.glob(one, detail=True), TRIES)  # type: ignore[misc]
+            rows |= tried(places.named(url), lambda one=one: system.glob(one, detail=True), TRIES)  # type: ignore[misc]
     start = str(system._strip_protocol(base)).rstrip("/") + "/"
     found = {}
     for name, info in rows.items():
         below = str(name)[len(start) :] if str(name).startswith(start) else ""
-        if info.get("type") != "directory" and below and all(map(is_name, below.split("/"))):
+        if info.get("type") != "directory" and below and all(map(places.is_name, below.split("/"))):
             found[below] = info
     if not found:
-        raise SampleError("missing_media", f"{named(url)} {'matches' if magic else 'holds'} no files")
-    return place_for(base, cache_dir), found
+        raise SampleError("missing_media", f"{places.named(url)} {'matches' if magic else 'holds'} no files")
+    return places.place_for(base, cache_dir), found
 
 
 def braces(text: str) -> list[str]:
@@ -334,13 +319,13 @@ def _fetch_of_folder(place: str, url: str, info: Mapping[str, Any] | None) -> No
 
 def _fetch(place: str, url: str, info: Mapping[str, Any] | None) -> None:
     """See that the copy at `place` is what is behind its URL now."""
-    root, told = root_of(place), named(url)
+    root, told = places.root_of(place), places.named(url)
     if info is not None and info.get("size") and stamp_of(info) and _is_of(place, info):
         return  # nothing is asked
     with _locked(root, place):
         system, path = system_of(url, told)
         remote = Remote(fresh(system), path, told, info if info and info.get("size") else None, TRIES)
-        note, stamp = note_of(place), stamp_of(remote.info)
+        note, stamp = places.note_of(place), stamp_of(remote.info)
         same = _is_of(place, {**remote.info, "size": remote.size})
         if same and (stamp or note is None or note.ends == _ends_of(remote)):
             return  # another process fetched it
@@ -359,10 +344,10 @@ def _fetch(place: str, url: str, info: Mapping[str, Any] | None) -> None:
             moved = ends and ends != hashlib.sha256(first + last).hexdigest()
             if moved or (before and _mark(url) != before):  # between its ranges
                 raise SourceError(f"{told} changed while it was read", hint="open it again")
-            fetched = Note(remote.size, stamp, digest.hexdigest(), ends)
+            fetched = places.Note(remote.size, stamp, digest.hexdigest(), ends)
             handle.flush()
-            set_time(handle.fileno(), fetched)
-        put_note(place, fetched)
+            places.set_time(handle.fileno(), fetched)
+        places.put_note(place, fetched)
     if note is not None and note.sha256 != fetched.sha256 and not SIGNS.fullmatch(os.path.basename(place)):
         log.warning("the file changed: %s holds other content than when it was brought here", told)
 
@@ -381,8 +366,8 @@ def _sweep(folder: str) -> None:
 
 def _mark(url: str) -> str:
     """Size and mark of a file now."""
-    system, path = system_of(url, named(url))
-    remote = Remote(fresh(system), path, named(url), None, TRIES)
+    system, path = system_of(url, places.named(url))
+    remote = Remote(fresh(system), path, places.named(url), None, TRIES)
     return f"{remote.size} {stamp_of(remote.info)}"
 
 
@@ -397,11 +382,15 @@ def ends_of(size: int, read: Callable[[int, int], bytes]) -> str:
 
 def _is_of(place: str, info: Mapping[str, Any]) -> bool:
     """Whether a copy is of the size and mark that a file system tells; it is used now then."""
-    note = note_of(place)
-    if note is None or (note.size, note.stamp) != (info["size"], stamp_of(info)) or not is_copy(place, note):
+    note = places.note_of(place)
+    if (
+        note is None
+        or (note.size, note.stamp) != (info["size"], stamp_of(info))
+        or not places.is_copy(place, note)
+    ):
         return False
     with contextlib.suppress(OSError):
-        os.utime(note_path(place))
+        os.utime(places.note_path(place))
     return True
 
 
@@ -431,19 +420,21 @@ def _forget(place: str, root: str, found: Mapping[str, Any]) -> None:
         held = [os.path.join(folder, name) for folder, _, inner in os.walk(root) for name in inner]
     for path in held:
         gone = os.path.relpath(path, root).replace(os.sep, "/") not in found
-        if gone and os.path.isfile(path) and note_of(path) is not None:  # else it never was behind the URL
+        if (
+            gone and os.path.isfile(path) and places.note_of(path) is not None
+        ):  # else it never was behind the URL
             files.remove(path, here=True)
 
 
 def _let_go_if_changed(place: str, info: Mapping[str, Any]) -> None:
-    note, stamp = note_of(place), stamp_of(info)
+    note, stamp = places.note_of(place), stamp_of(info)
     if note is not None and stamp and (note.size, note.stamp) != (info.get("size"), stamp):
         files.remove(place, here=True)
 
 
 def _all_there(place: str, held: list[Any]) -> bool:
     paths = [os.path.normpath(os.path.join(place, str(name))) for name in held]
-    return all((note := note_of(path)) is not None and is_copy(path, note) for path in paths)
+    return all((note := places.note_of(path)) is not None and places.is_copy(path, note) for path in paths)
 
 
 def make_room(root: str, size: int) -> None:
@@ -458,7 +449,7 @@ def make_room(root: str, size: int) -> None:
         inner[:] = [name for name in inner if not (folder == root and name.startswith("."))]
         for path in (os.path.join(folder, name) for name in found):
             with contextlib.suppress(OSError):
-                held.append((os.stat(note_path(path)).st_mtime, os.stat(path).st_size, path))
+                held.append((os.stat(places.note_path(path)).st_mtime, os.stat(path).st_size, path))
     total, gone = sum(bytes_ for _, bytes_, _ in held) + size, False
     for _, bytes_, path in sorted(held):
         if total <= (limit if not gone else 0.95 * limit):

@@ -28,21 +28,8 @@ from typing import Any
 from .. import files
 from ..errors import InputError, SampleError, counted
 from ..files import StrPath
+from . import places
 from .copies import MAGIC, TRIES, bring, ends_of, listed_as, make_room, put_listed
-from .places import (
-    Note,
-    named,
-    note_of,
-    note_path,
-    place_for,
-    put_note,
-    root_of,
-    set_time,
-    stays_here,
-    told_url,
-    url_by_place,
-    url_of,
-)
 from .ranges import Remote, as_source, fresh, scheme_of, stamp_of, system_of, tried
 
 log = logging.getLogger(__name__)
@@ -76,7 +63,7 @@ def output(path: StrPath, *, look: bool = True) -> Iterator[Path]:
         SourceError: it cannot be reached, or may not be written.
     """
     place = os.fspath(writable(path))
-    if url_of(place) is None:
+    if places.url_of(place) is None:
         yield Path(place)
         return
     if look and place not in _open:
@@ -105,25 +92,25 @@ def writable(path: StrPath) -> Path:
     Raises:
         InputError: a URL of a scheme that nothing is written to, or of which the files would lie elsewhere.
     """
-    url = told_url(path)
+    url = places.told_url(path)
     if url is None:
         if not os.fspath(path):
             raise InputError("the path of the folder to write is empty", hint="name a folder")
         return Path(path)
     if scheme_of(url) in _READ_ONLY:
         raise InputError(
-            f"{named(url)} cannot be written: a web server takes no files",
+            f"{places.named(url)} cannot be written: a web server takes no files",
             hint="name a folder, or a URL of s3://, gs://, az://, hf://, hdfs://",
         )
-    place = place_for(url)
+    place = places.place_for(url)
     if MAGIC.search(url):
         raise InputError(
-            f"{named(url)} cannot be written: it is a pattern of names, and would be read as one",
+            f"{places.named(url)} cannot be written: it is a pattern of names, and would be read as one",
             hint="choose a name without * ? [ ] { }",
         )
-    if (behind := url_by_place(place)) != url.rstrip("/"):  # nobody would look there
+    if (behind := places.url_by_place(place)) != url.rstrip("/"):  # nobody would look there
         raise InputError(
-            f"{named(url)} cannot be written: its files would be behind {behind}",
+            f"{places.named(url)} cannot be written: its files would be behind {behind}",
             hint="name that, without empty parts, users and passwords",
         )
     return Path(place)
@@ -133,7 +120,7 @@ def writable(path: StrPath) -> Path:
 def sending(folder: StrPath) -> Iterator[None]:
     """What is written below a place of copies inside goes behind its URL; any other folder stays as it is."""
     place = os.path.abspath(folder)
-    url = url_of(place)
+    url = places.url_of(place)
     if url is None:
         yield
         return
@@ -141,7 +128,7 @@ def sending(folder: StrPath) -> Iterator[None]:
         _open[place] = _open.get(place, 0) + 1
         files.elsewhere = _ELSEWHERE
         if scheme_of(url) in _COMMITS:
-            stays_here.add(place)
+            places.stays_here.add(place)
     try:
         yield
     finally:
@@ -149,7 +136,7 @@ def sending(folder: StrPath) -> Iterator[None]:
             _open[place] -= 1
             if not _open[place]:
                 del _open[place]
-                stays_here.discard(place)
+                places.stays_here.discard(place)
             if not _open:
                 files.elsewhere = None
                 _tell_left()
@@ -185,12 +172,12 @@ class _Sender:
             return
         with open(made, "rb") as handle:
             digest = hashlib.file_digest(handle, "sha256").hexdigest()
-        told = named(url)
+        told = places.named(url)
         with as_source():
             system, remote = system_of(url, told)
             info = _there(system, remote, told, place, made, digest)
             if info is None:
-                make_room(root_of(place), os.path.getsize(made))
+                make_room(places.root_of(place), os.path.getsize(made))
                 came: list[str] = []
                 info = tried(told, lambda: _sent(system, remote, told, made, came), TRIES, "written")
         _noted(place, made, digest, info)
@@ -199,7 +186,7 @@ class _Sender:
         place, url = self._url(path)
         if url is None:
             return None
-        data, told = made.read_bytes(), named(url)
+        data, told = made.read_bytes(), places.named(url)
         with as_source():
             system, remote = system_of(url, told)
             new = tried(told, lambda: _created(system, remote, data), TRIES, "written")
@@ -217,7 +204,7 @@ class _Sender:
         place, url = self._url(folder)
         if url is None:
             return False
-        told = named(url)
+        told = places.named(url)
         with as_source():
             system, remote = system_of(url, told)
             found = tried(told, lambda: fresh(system).find(remote), TRIES)
@@ -228,7 +215,7 @@ class _Sender:
         return True
 
     def _remove(self, place: str, url: str) -> None:
-        told = named(url)
+        told = places.named(url)
         with as_source():
             system, remote = system_of(url, told)
             try:
@@ -237,7 +224,7 @@ class _Sender:
                 if not _clears or error.reason != "unreadable_media":
                     raise
                 _left[told] = error.message
-        files.remove(note_path(place), here=True)
+        files.remove(places.note_path(place), here=True)
         put_listed(place, None)
 
     def _url(self, path: Path) -> tuple[str, str | None]:
@@ -246,7 +233,7 @@ class _Sender:
         root = next((root for root in list(_open) if place.startswith(root + os.sep)), None)
         if root is None or any(map(files.is_leftover, place[len(root) :].split(os.sep))):
             return place, None
-        return place, url_of(place)
+        return place, places.url_of(place)
 
 
 _ELSEWHERE = _Sender()
@@ -256,7 +243,7 @@ def _there(
     system: Any, remote: str, told: str, place: str, made: Path, digest: str
 ) -> Mapping[str, Any] | None:
     """What the file system says of a file that is there as it would be sent; None: it is not."""
-    note, listed = note_of(place), listed_as(place)
+    note, listed = places.note_of(place), listed_as(place)
     if note is not None and note.sha256 == digest:
         listed = None
     elif listed is None or listed.get("size") != os.path.getsize(made) or not _md5(listed):
@@ -328,11 +315,11 @@ def _info(system: Any, remote: str) -> Mapping[str, Any] | None:
 def _noted(place: str, made: Path, digest: str, info: Mapping[str, Any]) -> None:
     """The file is a copy of what was sent; a large one is among the first to go."""
     size, stamp = os.path.getsize(made), stamp_of(info)
-    note = Note(size, stamp, digest, "" if stamp else _ends_of(made))
-    set_time(made, note)
-    put_note(place, note)
+    note = places.Note(size, stamp, digest, "" if stamp else _ends_of(made))
+    places.set_time(made, note)
+    places.put_note(place, note)
     if size > _LARGE:
-        os.utime(note_path(place), (0, 0))
+        os.utime(places.note_path(place), (0, 0))
     put_listed(place, info)
 
 

@@ -28,19 +28,7 @@ _told: set[str] = set()  # hosts of which `_say_once` has told
 
 #: Schemes that are read. Chained and local schemes of fsspec are left out on purpose.
 SCHEMES = (
-    "s3",
-    "s3a",
-    "gs",
-    "gcs",
-    "http",
-    "https",
-    "hf",
-    "az",
-    "abfs",
-    "abfss",
-    "oss",
-    "hdfs",
-    "webhdfs",
+    *("s3", "s3a", "gs", "gcs", "http", "https", "hf", "az", "abfs", "abfss", "oss", "hdfs", "webhdfs"),
     "memory",
 )
 TRIES = 3

@@ -17,21 +17,8 @@ from functools import lru_cache
 from typing import Any
 
 from ..errors import InputError, SampleError, counted
+from . import keys
 from ._values import absent, meaning, texts_in
-from .keys import (
-    BESIDE,
-    FIELDS,
-    FLAG_WORDS,
-    HARMLESS,
-    LOSS,
-    NUMBERS,
-    ORIGIN,
-    PREFERENCE,
-    SAYS,
-    STRETCH,
-    TRAINING,
-    WANTED,
-)
 
 #: Reason of a record that holds a key which changes training and is not read.
 UNREAD = "unread_key"
@@ -44,10 +31,10 @@ _SHOWN = 12  # keys named in one line
 #: Share of the records that may have that reason, and records that are read before a share is one.
 MOST, FEW = 0.01, 100
 
-_CHANGES = frozenset((*TRAINING, *LOSS))
+_CHANGES = frozenset((*keys.TRAINING, *keys.LOSS))
 #: Words of a name that speak of what is trained, where the value is a number or numbers.
-_SPEAKS = frozenset(FLAG_WORDS)
-_FIELDS = frozenset(name for names in FIELDS.values() for name in names)
+_SPEAKS = frozenset(keys.FLAG_WORDS)
+_FIELDS = frozenset(name for names in keys.FIELDS.values() for name in names)
 
 
 @lru_cache(maxsize=4096)
@@ -89,7 +76,7 @@ def refuse_beside(record: Mapping[str, Any], names: Iterable[str], asked: str) -
         SampleError: `unread_key`.
     """
     for name in names:
-        if not isinstance(name, str) or spelled(name) not in BESIDE or absent(record[name]):
+        if not isinstance(name, str) or spelled(name) not in keys.BESIDE or absent(record[name]):
             continue
         if not all(text.strip() in asked for text in texts_in(record[name])):
             raise unread(name, "belongs to the question")
@@ -179,7 +166,7 @@ class Account:
     def rest(
         self,
         holder: Mapping[str, Any],
-        keys: Iterable[str],
+        names: Iterable[str],
         place: str = "",
         *,
         said: frozenset[str] | None = None,
@@ -189,7 +176,7 @@ class Account:
 
         Args:
             holder: what has them.
-            keys: their names.
+            names: of its keys.
             place: "" for a record, else what stands before the name.
             said: texts that were read: a key that only repeats one is harmless.
             media: whether what has them holds a medium that was read; None: `end` will say.
@@ -197,20 +184,20 @@ class Account:
         Raises:
             SampleError: `unread_key`.
         """
-        for key in keys:
+        for key in names:
             value = holder[key]
             if key in self.ignore or absent(value):
                 continue
             name = f"{place}{key}"
             low = spelled(key) if isinstance(key, str) else ""
-            if low in HARMLESS:
+            if low in keys.HARMLESS:
                 self._harmless(name, low, value, media)
             elif said is None or not isinstance(value, str) or value.strip() not in said:
                 self._unknown(holder, name, low, value, place)
 
     def _unknown(self, holder: Mapping[str, Any], name: str, low: str, value: Any, place: str) -> None:
         """A name that no table calls harmless: counted, unless it or its value speaks of training."""
-        if place == "messages[]." and low in SAYS:
+        if place == "messages[]." and low in keys.SAYS:
             if value not in (holder.get("content"), holder.get("value")):
                 raise unread(name, "belongs to what the message says")
             return
@@ -233,11 +220,11 @@ class Account:
             if found is not None or nested:
                 self._notes.add(name)
             return
-        if key in NUMBERS:
+        if key in keys.NUMBERS:
             raise unread(name, f"holds {found}")
         if nested and media:
             self._notes.add(name)
-        certain = key in ORIGIN or not isinstance(value, str)
+        certain = key in keys.ORIGIN or not isinstance(value, str)
         if media:
             return
         if certain and media is not None:
@@ -267,11 +254,11 @@ def _nested(value: Any) -> bool:
 
 def _why(key: str, value: Any, place: str) -> str | None:
     """Why a key that nothing reads changes what is trained; None where nothing says so."""
-    if key in STRETCH and isinstance(value, (list, tuple, Mapping)):
+    if key in keys.STRETCH and isinstance(value, (list, tuple, Mapping)):
         return "is a stretch of a medium"
-    if key in WANTED:
+    if key in keys.WANTED:
         return f"({value}) marks an answer that is wanted or not"
-    if key in PREFERENCE:
+    if key in keys.PREFERENCE:
         return "belongs to preference data"
     if key in _CHANGES or (key in _FIELDS and not isinstance(value, (bool, int, float))):
         return "changes what is trained"

@@ -45,12 +45,8 @@ TABLES = ("manifest.jsonl", "metadata.jsonl", "metadata.csv")
 _FILES = ("file", "file_name", "audio", "audio_filepath", "path", "wav")
 _TEXTS = ("text", "transcription", "transcript", "sentence", "normalized_text")
 _HINTS = {
-    "frames": "frames",
-    "samplerate": "sample_rate",
-    "sample_rate": "sample_rate",
-    "sampling_rate": "sample_rate",
-    "channels": "channels",
-    "duration": "duration",
+    **dict.fromkeys(("samplerate", "sample_rate", "sampling_rate"), "sample_rate"),
+    **{name: name for name in ("frames", "channels", "duration")},
 }
 _KNOWN = frozenset((*_FILES, *_TEXTS, *_HINTS, *STARTS, *ENDS))
 

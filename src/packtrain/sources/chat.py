@@ -38,21 +38,9 @@ from ..extend import Source
 from ..files import StrPath
 from ..media.hints import HINTS, checked
 from ..media.location import Ref, is_url, resolve
+from . import _content
 from ._account import Account, refuse_beside, unread
 from ._beside import objects_of, weigh
-from ._content import (
-    MODALITIES,
-    Media,
-    check_object,
-    fault,
-    listed_media,
-    marks_medium,
-    media_list,
-    read_content,
-    refuse_file_names,
-    refuse_tagged,
-    set_knobs,
-)
 from ._memory import Over, as_source
 from ._open import open_source
 from ._plain import OF_MEDIUM, form_of, open_media, read_plain, says_nothing
@@ -61,7 +49,7 @@ from ._values import absent
 from .keys import HARMLESS, MEDIA, ORIGIN, USES, WANTED
 
 SCHEMA = 3  # raised when the same record would be normalised to another sample
-_HINTS = tuple(dict.fromkeys(name for kind in MODALITIES for name in HINTS[kind] if name in FIELDS))
+_HINTS = tuple(dict.fromkeys(name for kind in _content.MODALITIES for name in HINTS[kind] if name in FIELDS))
 _MEDIA_FIELDS = frozenset(MEDIA)
 #: Harmless names whose plain values need no look.
 _QUIET = HARMLESS - frozenset(ORIGIN) - OF_MEDIUM
@@ -190,7 +178,7 @@ class ChatSource(Over):
         return read_plain(record, form, self._kinds, self._pattern, self.account, self._open)
 
     def _normalise(self, record: Any) -> dict[str, Any]:
-        record = check_object(record, "the record")
+        record = _content.check_object(record, "the record")
         account = self.account
         account.begin()
         if account.ignore:
@@ -223,7 +211,9 @@ class ChatSource(Over):
             sample["objects"] = objects
         account.end(
             media=bool(seen),
-            marked=lambda: any(marks_medium(part.get("text", "")) for m in messages for part in m["content"]),
+            marked=lambda: any(
+                _content.marks_medium(part.get("text", "")) for m in messages for part in m["content"]
+            ),
         )
         return sample
 
@@ -232,7 +222,9 @@ class ChatSource(Over):
     ) -> tuple[str, ...]:
         """The keys of a record that set nothing of its media; those that do are put into their part."""
         if knobs := {name: record[name] for name in left if name in OF_MEDIUM}:
-            taken = set_knobs(knobs, [part for part in parts if part["type"] != "text"], self.account)
+            taken = _content.set_knobs(
+                knobs, [part for part in parts if part["type"] != "text"], self.account
+            )
             left = tuple(name for name in left if name not in taken)
         if self._frame_rate is not None:
             for part in parts:
@@ -280,14 +272,14 @@ class ChatSource(Over):
     def _listed(self, fields: Fields) -> dict[str, list[dict[str, Any]]]:
         """Media a record lists beside its text, in `images` or `image` and so on, with mapped hints."""
         if _MEDIA_FIELDS.isdisjoint(fields.plan.fields) and not fields.plan.numbered and not fields.columns:
-            return {kind: [] for kind in MODALITIES}
+            return {kind: [] for kind in _content.MODALITIES}
         listed: dict[str, list[dict[str, Any]]] = {}
-        for kind in MODALITIES:
+        for kind in _content.MODALITIES:
             plural = f"{kind}s"
             several = self._field(fields, kind, plural)
             single = self._field(fields, kind, kind)
             if several and single and fields.name(kind) != fields.name(plural) and several != single:
-                raise fault(
+                raise _content.fault(
                     f"has {plural} in {fields.name(plural)!r} and in {fields.name(kind)!r}",
                     hint=f"ignore_keys: [{fields.name(kind)}]",
                 )
@@ -296,31 +288,33 @@ class ChatSource(Over):
             kind = name.partition("_")[0]
             if fields.has(kind) or fields.has(f"{kind}s"):
                 raise unread(name, f"stands beside other {kind}s")
-            listed[kind] += media_list(kind, fields.record[name], f"field {name!r}", self.account)
+            listed[kind] += _content.media_list(kind, fields.record[name], f"field {name!r}", self.account)
             self.account.alias(name, f"{kind}s")
         if fields.has("media"):
-            for kind, parts in listed_media(
+            for kind, parts in _content.listed_media(
                 fields.get("media"), f"field {fields.name('media')!r}", self.account
             ).items():
                 if parts and listed[kind]:
-                    raise fault(f"has {kind}s in {fields.name('media')!r} and elsewhere")
+                    raise _content.fault(f"has {kind}s in {fields.name('media')!r} and elsewhere")
                 listed[kind] = listed[kind] or parts
         self._add_hints(fields, listed)
         return listed
 
     def _field(self, fields: Fields, kind: str, field: str) -> list[dict[str, Any]]:
         what = f"field {fields.name(field)!r}"
-        return media_list(kind, fields.get(field), what, self.account, single=field == kind)
+        return _content.media_list(kind, fields.get(field), what, self.account, single=field == kind)
 
     def _add_hints(self, fields: Fields, listed: Mapping[str, list[dict[str, Any]]]) -> None:
         for name in _HINTS:
             values = fields.get(name) if name in self._columns else None
             if values is None:
                 continue
-            parts = [part for kind in MODALITIES if name in HINTS[kind] for part in listed[kind]]
+            parts = [part for kind in _content.MODALITIES if name in HINTS[kind] for part in listed[kind]]
             values = list(values) if isinstance(values, (list, tuple)) else [values]
             if len(values) != len(parts):
-                raise fault(f"field {fields.name(name)!r} has {len(values)} values for {len(parts)} media")
+                raise _content.fault(
+                    f"field {fields.name(name)!r} has {len(values)} values for {len(parts)} media"
+                )
             for part, value in zip(parts, values, strict=True):
                 if value is not None:
                     part[name] = checked(name, value)
@@ -338,39 +332,43 @@ class ChatSource(Over):
             first = asked or next((m for m in messages if m["role"] == "assistant"), None)
             ahead_of_all = self._prepend == "prepend" or draft.media_first or asked is None  # a caption
             if ahead_of_all and first is not None:
-                unnamed = [kind for kind in MODALITIES if not media.asked[kind] and not media.inline[kind]]
+                unnamed = [
+                    kind for kind in _content.MODALITIES if not media.asked[kind] and not media.inline[kind]
+                ]
                 first["content"] = media.rest(unnamed) + first["content"]
             media.check(self._placeholders)
         return messages
 
     def _read(
         self, draft: Draft, listed: Mapping[str, list[dict[str, Any]]], *, answers: bool
-    ) -> tuple[list[dict[str, Any]], Media]:
+    ) -> tuple[list[dict[str, Any]], _content.Media]:
         """Messages, with placeholders in answers as text or as media."""
-        media = Media(listed, self._kinds, self.account)
+        media = _content.Media(listed, self._kinds, self.account)
         messages: list[dict[str, Any]] = []
         for number, turn in enumerate(draft.turns):
             what = f"message {number} ({turn.role})"
             pattern = self._pattern if answers or turn.role != "assistant" else None
             if turn.role == "assistant" and not answers:
-                refuse_tagged(turn.content, what)
+                _content.refuse_tagged(turn.content, what)
             if turn.media:
                 content = self._with_own(turn, pattern, what, media)
             else:
-                content = read_content(turn.content, media, pattern, what)
+                content = _content.read_content(turn.content, media, pattern, what)
             if turn.role == "user":
-                refuse_file_names(content, what)
+                _content.refuse_file_names(content, what)
             messages.append({"role": turn.role, "content": content, **turn.extra})
         return messages, media
 
-    def _with_own(self, turn: Turn, pattern: re.Pattern[str] | None, what: str, media: Media) -> list[Any]:
+    def _with_own(
+        self, turn: Turn, pattern: re.Pattern[str] | None, what: str, media: _content.Media
+    ) -> list[Any]:
         """The parts of a message on which media stand: at its placeholders, or before its text."""
         listed = self._listed(Fields(turn.media, plan_of(tuple(turn.media)), {}, self.account))
-        own = Media(listed, self._kinds, self.account)
-        content = read_content(turn.content, own, pattern, what)
-        for kind in MODALITIES:
+        own = _content.Media(listed, self._kinds, self.account)
+        content = _content.read_content(turn.content, own, pattern, what)
+        for kind in _content.MODALITIES:
             media.inline[kind] += len(own.listed[kind])
-        ahead = own.rest([kind for kind in MODALITIES if not own.asked[kind]])
+        ahead = own.rest([kind for kind in _content.MODALITIES if not own.asked[kind]])
         try:
             own.check(self._placeholders)
         except SampleError as error:
@@ -452,7 +450,7 @@ def _checked_placeholders(
     if placeholders is not None and not isinstance(placeholders, Mapping):
         placeholders = {"image": placeholders}
     for kind, names in (placeholders or {}).items():
-        one_of("placeholders key", kind, MODALITIES)
+        one_of("placeholders key", kind, _content.MODALITIES)
         given = (names,) if isinstance(names, str) else tuple(names)
         if not all(isinstance(name, str) and name for name in given):
             raise ConfigError(f"placeholders {given!r} must be non-empty texts")

@@ -11,11 +11,7 @@ from __future__ import annotations
 FIELDS: dict[str, tuple[str, ...]] = {
     "messages": ("messages", "dialog", "dialogue", "chat", "turns"),
     "conversations": ("conversations", "conversation"),
-    "texts": ("texts",),
-    "instruction": ("instruction",),
-    "input": ("input",),
-    "output": ("output",),
-    "instances": ("instances",),
+    **{name: (name,) for name in ("texts", "instruction", "input", "output", "instances")},
     "prompt": ("prompt", "query", "question"),
     "response": ("response", "completion", "answer"),
     "history": ("history",),
@@ -23,8 +19,11 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "tools": ("tools", "tool_defs", "functions", "function_definitions"),
     "image": ("image", "image_path", "image_file", "image_url", "img", "img_path", "picture"),
     "images": (
-        *("images", "image_paths", "image_files", "image_urls", "image_list"),
-        *("imgs", "img_paths", "pictures"),
+        "images",
+        *(f"image_{end}" for end in ("paths", "files", "urls", "list")),
+        "imgs",
+        "img_paths",
+        "pictures",
     ),
     "video": ("video", "video_path", "video_file", "video_url"),
     "videos": ("videos", "video_paths", "video_files", "video_urls", "video_list"),
@@ -56,15 +55,8 @@ CAPTION = ("caption", "captions")
 
 #: Loss flags of a message -> whether a true value means "trained" (`mask` means the opposite).
 LOSS: dict[str, bool] = {
-    "loss": True,
-    "train": True,
-    "train_turn": True,
-    "trainable": True,
-    "training": True,
-    "loss_mask": True,
-    "weight": True,
-    "loss_weight": True,
-    "loss_scale": True,
+    **dict.fromkeys(("loss", "train", "train_turn", "trainable", "training", "loss_mask"), True),
+    **dict.fromkeys(("weight", "loss_weight", "loss_scale"), True),
     "mask": False,
 }
 
@@ -79,11 +71,7 @@ MESSAGE: dict[str, tuple[str, ...]] = {
     "role": ("role", "from"),
     "content": ("content", "value"),
     "reasoning_content": ("reasoning_content", "reasoning", "thinking"),
-    "tool_calls": ("tool_calls",),
-    "tool_call_id": ("tool_call_id",),
-    "function_call": ("function_call",),
-    "name": ("name",),
-    "type": ("type",),
+    **{name: (name,) for name in ("tool_calls", "tool_call_id", "function_call", "name", "type")},
     "tools": FIELDS["tools"],
     **{name: FIELDS[name] for name in MEDIA},
 }

@@ -50,13 +50,8 @@ _ENTRY = ("path", "name", "kind", "options", "chat", "weight", "samples")
 #: How the records of an entry are read: the keys of its `chat`.
 _OF_CHATS = tuple(signature(ChatSource).parameters)[1:]
 _MOVING = (
-    "resample",
-    "resample_each_epoch",
-    "per_epoch",
-    "epoch",
-    "temperature",
-    "probabilities",
-    "streaming",
+    *("resample", "resample_each_epoch", "per_epoch", "epoch"),
+    *("temperature", "probabilities", "streaming"),
 )
 
 

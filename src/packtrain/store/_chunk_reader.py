@@ -19,15 +19,7 @@ from numpy.typing import NDArray
 from .. import files
 from ..errors import ChecksumError, FormatError, counted, optional
 from ..remote.copies import present
-from ._chunk_fields import (
-    MEDIA_BYTES,
-    MEDIA_FIELDS,
-    MEDIA_RECORD,
-    encode_again,
-    from_palette,
-    from_tail,
-    restore,
-)
+from . import _chunk_fields as fields
 from ._folders import check_seal
 from .rows import joined
 
@@ -89,7 +81,7 @@ class ChunkReader:
     @property
     def fields(self) -> list[str]:
         """Names of the fields that samples of this chunk have."""
-        return [name for name in self._fields if name not in (MEDIA_RECORD, MEDIA_FIELDS)]
+        return [name for name in self._fields if name not in (fields.MEDIA_RECORD, fields.MEDIA_FIELDS)]
 
     def __len__(self) -> int:
         return int(self.manifest["packs"])
@@ -105,7 +97,7 @@ class ChunkReader:
         ]
         for name in self._fields:
             self._fill(batch, name, samples)
-        if MEDIA_BYTES in self._column:
+        if fields.MEDIA_BYTES in self._column:
             self._decode_media(number, batch, samples)
         return samples
 
@@ -193,7 +185,7 @@ class ChunkReader:
         told = self._fields[name]
         numbers, offsets = self._numbers(batch, name), self._offsets(batch, name).tolist()
         if told["per_token"]:
-            whole = restore(numbers, told["dtypes"][0], (-1,))
+            whole = fields.restore(numbers, told["dtypes"][0], (-1,))
             for number, sample in enumerate(samples):
                 sample[name] = whole[offsets[number] : offsets[number + 1]]
             return
@@ -206,21 +198,23 @@ class ChunkReader:
                 continue
             flat = numbers[offsets[number] : offsets[number + 1]]
             if tails is not None and tails[number].is_valid:
-                flat = from_tail(flat, tails[number].values.to_numpy(), tuple(shape))
+                flat = fields.from_tail(flat, tails[number].values.to_numpy(), tuple(shape))
             if tables is not None:
-                flat = from_palette(flat, tables[number].values.to_numpy(), tuple(shape))
-            sample[name] = restore(flat, dtype, tuple(shape))
+                flat = fields.from_palette(flat, tables[number].values.to_numpy(), tuple(shape))
+            sample[name] = fields.restore(flat, dtype, tuple(shape))
 
     def _decode_media(self, number: int, batch: Any, samples: list[dict[str, Any]]) -> None:
-        media = batch.column(self._column[MEDIA_BYTES]).to_pylist()
+        media = batch.column(self._column[fields.MEDIA_BYTES]).to_pylist()
         for sample, held in zip(samples, media, strict=True):
             if held is None:
                 continue
-            record, wanted = sample.pop(MEDIA_RECORD), sample.pop(MEDIA_FIELDS)
+            record, wanted = sample.pop(fields.MEDIA_RECORD), sample.pop(fields.MEDIA_FIELDS)
             place = f"pack {number} of {self.path.name}"
             where = f"sample {sample.get('sample_id')} ({place})"
             try:
-                sample.update(encode_again(record, held, self.encode, wanted, sample["input_ids"], where))
+                sample.update(
+                    fields.encode_again(record, held, self.encode, wanted, sample["input_ids"], where)
+                )
             except Exception as error:  # what libraries raise on bytes
                 if self.failed is None:
                     raise

@@ -45,19 +45,7 @@ from numpy.typing import NDArray
 from .. import files
 from ..checks import one_of
 from ..errors import InputError, optional
-from ._chunk_fields import (
-    JSON,
-    MEDIA_BYTES,
-    MEDIA_FIELDS,
-    MEDIA_RECORD,
-    Value,
-    from_palette,
-    narrowest,
-    pull_media,
-    read_value,
-    to_palette,
-    to_tail,
-)
+from . import _chunk_fields as fields
 from ._chunk_reader import CHUNK_SCHEMA, ChunkReader, manifest_of
 from ._folders import sealed
 
@@ -116,14 +104,14 @@ class Facts:
     tail: bool = False
     is_token: bool = True
 
-    def see(self, value: Value, name: str, length: int) -> None:
+    def see(self, value: fields.Value, name: str, length: int) -> None:
         if value.dtype not in self.dtypes:
             self.dtypes.append(value.dtype)
         self.ranks.add(len(value.shape))
         self.is_token &= value.shape == (length,)
         kind = value.array.dtype
-        whole = kind.kind in "iu" and value.dtype not in (JSON, "torch.bfloat16")
-        self.kinds.add("integer" if whole else f"{kind}/{'json' if value.dtype == JSON else ''}")
+        whole = kind.kind in "iu" and value.dtype not in (fields.JSON, "torch.bfloat16")
+        self.kinds.add("integer" if whole else f"{kind}/{'json' if value.dtype == fields.JSON else ''}")
         if len(self.kinds) > 1:
             raise InputError(
                 f"{name} is {' here and '.join(self.dtypes)} there in one chunk",
@@ -138,7 +126,9 @@ class Facts:
         if self.palette:
             return np.dtype(np.uint8)
         (kind,) = self.kinds
-        return narrowest(self.low, self.high) if kind == "integer" else np.dtype(kind.partition("/")[0])
+        return (
+            fields.narrowest(self.low, self.high) if kind == "integer" else np.dtype(kind.partition("/")[0])
+        )
 
 
 def is_media(name: str, shape: tuple[int, ...], length: int) -> bool:
@@ -170,14 +160,14 @@ class Spool:
         length = int(np.shape(sample["input_ids"])[-1])
         out = {}
         for name, raw in sample.items():
-            value = read_value(raw, name)
+            value = fields.read_value(raw, name)
             facts = self.facts.setdefault(name, Facts(palette=self._palettes))
             facts.see(value, name, length)
             media = is_media(name, value.shape, length)
             facts.palette &= media
-            coded = to_palette(value) if facts.palette else None
+            coded = fields.to_palette(value) if facts.palette else None
             facts.palette = coded is not None
-            cut = to_tail(value) if media and coded is None else None
+            cut = fields.to_tail(value) if media and coded is None else None
             facts.tail |= cut is not None
             array, table = coded or (cut[0] if cut else value.array, None)
             tail = cut[1] if cut else None
@@ -302,10 +292,10 @@ class ChunkWriter:
                 f"sample {sample.get('sample_id')} of pack {self.packs} has media ({names[0]}) but no record",
                 hint="pass records, or keep tensors: media='tensor'",
             )
-        plain, media = pull_media(record)
+        plain, media = fields.pull_media(record)
         self.bytes += sum(map(len, media))
         kept = {name: value for name, value in sample.items() if name not in names}
-        return {**kept, MEDIA_RECORD: plain, MEDIA_FIELDS: names}, media
+        return {**kept, fields.MEDIA_RECORD: plain, fields.MEDIA_FIELDS: names}, media
 
     def close(self) -> dict[str, Any]:
         """Publish the chunk, then its manifest; returns the manifest."""
@@ -404,7 +394,7 @@ def _write(handle: _Hashed, spool: Spool, sources: list[list[Any]], media: str) 
         }
     has_media = any(one is not None for many in sources for one in many)
     if has_media:
-        columns[MEDIA_BYTES] = pa.list_(pa.large_binary())
+        columns[fields.MEDIA_BYTES] = pa.list_(pa.large_binary())
     told = {"schema": CHUNK_SCHEMA, "media": media, "fields": described}
     schema = pa.schema(list(columns.items()), metadata={"packtrain": json.dumps(told, sort_keys=True)})
     with pa.ipc.new_file(pa.PythonFile(handle, mode="w"), schema) as out:
@@ -415,7 +405,7 @@ def _write(handle: _Hashed, spool: Spool, sources: list[list[Any]], media: str) 
                 held = [segment.get(name) for segment in pack]
                 arrays += _arrays(pa, spool, spool.facts[name], types[name].values(), held)
             if has_media:
-                arrays.append(pa.array(sources[number], type=columns[MEDIA_BYTES]))
+                arrays.append(pa.array(sources[number], type=columns[fields.MEDIA_BYTES]))
             out.write_batch(pa.record_batch(arrays, schema=schema))
     return described
 
@@ -462,7 +452,7 @@ def _flat(spool: Spool, held: Held, palette: bool) -> Any:
     flat = spool.read(held)
     if held.table is None or palette:
         return flat
-    return from_palette(flat, held.table, held.shape)
+    return fields.from_palette(flat, held.table, held.shape)
 
 
 def _id_of(value: Any) -> int | str | None:

@@ -23,16 +23,7 @@ from ..planning.raw_plan import SCHEMA, Certificate, PackerId, Sums
 from ..planning.spec import PlanSpec
 from ..remote.copies import opened
 from ..remote.outputs import output
-from ._folders import (
-    check_blocks,
-    check_seal,
-    describe,
-    marker_there,
-    open_array,
-    publishing,
-    read_marker,
-    refuse_other_kind,
-)
+from . import _folders
 
 MARKER = "plan.json"
 _LEDGER = np.dtype([("id", "<i8"), ("code", "u1")])
@@ -62,7 +53,7 @@ def save(
         **plan.header(),
         "checksum": plan.checksum,
         "blocks": blocks,
-        "arrays": {stem: describe(array) for stem, array in arrays.items()},
+        "arrays": {stem: _folders.describe(array) for stem, array in arrays.items()},
         "spec": plan.spec.to_dict(),
         "packer": plan.packer.to_dict(),
         "certificate": plan.certificate.to_dict(),
@@ -74,9 +65,9 @@ def save(
         "slots": plan.slots,
     }
     with output(folder) as place:
-        refuse_other_kind(place, MARKER, ("origin.json", *(f"{stem}.npy" for stem in arrays)))
+        _folders.refuse_other_kind(place, MARKER, ("origin.json", *(f"{stem}.npy" for stem in arrays)))
         if overwrite or not _holds_this(place, marker):
-            with publishing(place, MARKER, marker, arrays, origin):
+            with _folders.publishing(place, MARKER, marker, arrays, origin):
                 pass
 
 
@@ -87,11 +78,13 @@ def load(folder: str | Path) -> PackPlan:
         FormatError: the folder is absent, torn or of another schema; names the file.
     """
     folder = opened(folder).absolute()
-    marker = read_marker(folder, MARKER, SCHEMA)
+    marker = _folders.read_marker(folder, MARKER, SCHEMA)
     with files.reading(folder / MARKER, "a plan's marker", "make the plan again"):
         shape = int(marker["packs"]), int(marker["samples"])
         stored = {name: dict(marker[name]) for name in ("blocks", "stats")}
-        arrays = {stem: open_array(folder, stem, marker["arrays"][stem]) for stem in marker["arrays"]}
+        arrays = {
+            stem: _folders.open_array(folder, stem, marker["arrays"][stem]) for stem in marker["arrays"]
+        }
         costs = {name: arrays[f"pack_{name}"] for name in marker["costs"]}
         rows = arrays["ledger"]
         plan = PackPlan(
@@ -120,9 +113,11 @@ def verify(folder: str | Path) -> PackPlan:
     """
     folder = opened(folder)
     plan = load(folder)
-    marker = check_seal(folder, MARKER)
+    marker = _folders.check_seal(folder, MARKER)
     for stem, described in marker["arrays"].items():
-        check_blocks(folder, stem, open_array(folder, stem, described), list(marker["blocks"].get(stem, [])))
+        _folders.check_blocks(
+            folder, stem, _folders.open_array(folder, stem, described), list(marker["blocks"].get(stem, []))
+        )
     plan.verify()
     return plan
 
@@ -169,7 +164,7 @@ def _holds_this(folder: Path, marker: Mapping[str, Any]) -> bool:
     The marker is written last and removed first, so a marker beside damaged arrays is no leftover of a
     stopped writer: somebody changed them.
     """
-    held = marker_there(folder, MARKER, SCHEMA)
+    held = _folders.marker_there(folder, MARKER, SCHEMA)
     if held is None:
         return False
     differs = [key for key in ("lengths_digest", "spec", "checksum") if held.get(key) != marker[key]]

@@ -72,13 +72,8 @@ class Owner:
     def of_dict(cls, values: Mapping[str, Any]) -> Owner | None:
         """An owner as `to_dict` wrote it; None for anything else."""
         try:
-            return cls(
-                str(values["nonce"]),
-                str(values["host"]),
-                str(values["machine"]),
-                int(values["pid"]),
-                int(values["started"]),
-            )
+            nonce, host, machine = (str(values[name]) for name in ("nonce", "host", "machine"))
+            return cls(nonce, host, machine, int(values["pid"]), int(values["started"]))
         except (KeyError, TypeError, ValueError):
             return None
 
