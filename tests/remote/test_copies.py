@@ -13,7 +13,7 @@ import pytest
 
 from packtrain import world
 from packtrain.errors import SourceError
-from packtrain.remote import copies, ranges
+from packtrain.remote import copies, places, ranges
 from packtrain.testing import crash_points
 from remote_site import Site, afresh, empty_memory, in_memory, serving
 
@@ -149,7 +149,7 @@ def test_folders_globs_and_braces(tmp_path: Path) -> None:
         start = Path(copies.bring("memory://bucket/set/p-9.jsonl", cache)).parent
         folder = start.parent if text.startswith("{") else start
         assert set(below(str(folder))) == found | ({"p-9.jsonl"} if folder == start else set()), text
-        assert copies.url_of(place) == f"memory://bucket/{text.rstrip('/')}"
+        assert places.url_of(place) == f"memory://bucket/{text.rstrip('/')}"
     system.rm("/bucket/set/p-9.jsonl")
     place = copies.bring("memory://bucket/set", tmp_path / "set")
     assert set(below(place)) == every - {"p-9.jsonl"}  # what is gone there is gone here
@@ -251,7 +251,7 @@ def test_file_systems_of_other_packages(scheme: str) -> None:
     place = copies.bring(f"{scheme}://datasets/org/set/data")
     assert below(place) == {"a.jsonl": TEXT}
     assert asked and all(stop - start <= 1000 for start, stop in asked)
-    assert copies.url_of(place) == f"{scheme}://datasets/org/set/data"
+    assert places.url_of(place) == f"{scheme}://datasets/org/set/data"
     importlib.import_module("fsspec.registry")._registry.pop(scheme)
 
 

@@ -267,7 +267,7 @@ def test_very_many_small_files_are_what_few_are(
         unread.setattr(shards, "_counted", None)
         assert open_source(tmp_path / "set").fingerprint == few.fingerprint  # nothing is read again
     write("set/crlf.jsonl", text(rows(6, 2)).replace(b"\n", b"\r\n"))
-    shards._open.clear()
+    shards._opened.cache_clear()
     with pytest.raises(SourceError, match="the file changed"):
         [told(many, n) for n in range(len(many))]
     assert open_source(tmp_path / "set").fingerprint != few.fingerprint

@@ -239,8 +239,8 @@ def _manifest(path: Path) -> dict[str, Any]:
 def _mapped(path: Path, size: int) -> mmap.mmap:
     present(path)
     hint = "a torn copy, though its manifest is there: copy it again, or make it again"
-    with files.reading(path, f"a chunk of {size:,} bytes", hint), open(path, "rb") as handle:
+    with files.reading(path, "a chunk", hint), open(path, "rb") as handle:
         found = handle.seek(0, 2)
         if found != size:
-            raise ValueError(f"it has {found:,}")
+            raise ValueError(f"it has {found:,} bytes, its manifest says {size:,}")
         return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)
