@@ -34,21 +34,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import InputError, UnknownNameError
-
-__all__ = [
-    "HOOKS",
-    "Bins",
-    "Measured",
-    "PackProblem",
-    "Packer",
-    "Patterns",
-    "Source",
-    "Template",
-    "lookup",
-    "measure_many",
-    "names",
-]
+from .errors import InputError, SampleError, UnknownNameError
 
 HOOKS: dict[str, str] = {
     "packers": "pack",
@@ -204,8 +190,6 @@ def measure_many(template: Template, samples: Sequence[Mapping[str, Any]]) -> li
 
     Each item of the result is a length, or the `SampleError` of that sample.
     """
-    from .errors import SampleError
-
     batch = getattr(template, "measure_batch", None)
     if batch is not None:
         return list(batch(samples))

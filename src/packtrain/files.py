@@ -264,11 +264,8 @@ def publish_array(path: str | Path, array: NDArray[Any]) -> None:
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
     with publish(path) as handle:
-        header = {
-            "descr": np.lib.format.dtype_to_descr(array.dtype),
-            "fortran_order": False,
-            "shape": array.shape,
-        }
+        descr = np.lib.format.dtype_to_descr(array.dtype)
+        header = {"descr": descr, "fortran_order": False, "shape": array.shape}
         np.lib.format.write_array_header_1_0(handle, header)
         rows = max(1, BLOCK // max(1, array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))))
         for start in range(0, len(array), rows):

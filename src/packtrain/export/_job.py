@@ -228,15 +228,8 @@ class Job:
         return out
 
     def record(self, pack: Pack, **options: Any) -> PackRecord:
-        return PackRecord(
-            pack.number,
-            pack.ids,
-            pack.samples,
-            pack.tokens,
-            self.task,
-            root=getattr(self.source, "media_root", None),
-            **options,
-        )
+        root = getattr(self.source, "media_root", None)
+        return PackRecord(pack.number, pack.ids, pack.samples, pack.tokens, self.task, root=root, **options)
 
     def members(self, pack: Pack, **options: Any) -> Iterator[tuple[str, bytes]]:
         """(name behind the key, bytes) of every file of a pack: media in order, the record last."""
@@ -259,6 +252,11 @@ class Job:
     def __getstate__(self) -> dict[str, Any]:
         """Workers open plan and lengths themselves."""
         return {name: value for name, value in self.__dict__.items() if name not in ("plan", "tokens")}
+
+
+def listed(path: Path, name: str) -> dict[str, Any]:
+    """What the manifest says about a file that is there."""
+    return {"name": name, "bytes": path.stat().st_size, "sha256": files.sha256_file(path)}
 
 
 def published(out: Path, name: str, data: bytes) -> dict[str, Any]:
@@ -315,15 +313,11 @@ def write_files(
     with files.scratch(job.out / stem) as folder, contextlib.ExitStack() as held:
         given = _rows(held.enter_context(members_ahead(job, part))) if rows is None else rows
         for path, packs, told in write(folder, given):
-            row: dict[str, Any] = {
-                "name": f"{below}{stem}-{len(made):03d}{suffix}",
-                "bytes": path.stat().st_size,
-                "sha256": files.sha256_file(path),
-                "count": packs,
+            row = {**listed(path, f"{below}{stem}-{len(made):03d}{suffix}"), "count": packs, "told": told}
+            row |= {
+                "first_pack": first,
                 "first_key": pack_key(first),
                 "last_key": pack_key(first + packs - 1),
-                "first_pack": first,
-                "told": told,
             }
             files.take(path, job.out / row["name"])
             made.append(row)

@@ -15,6 +15,7 @@ import bisect
 import hashlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -302,18 +303,14 @@ class ProduceStats:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def to_dict(self) -> dict[str, Any]:
-        plain = {**asdict(self), "dropped": dict(sorted(self.dropped.items()))}
-        plain["keys"] = dict(sorted(self.keys.items()))
-        return {
-            name: value
-            for name, value in plain.items()
-            if value or name not in ("keys", "truncated", "beyond")
-        }
+        plain = asdict(self)
+        plain |= {name: dict(sorted(plain[name].items())) for name in ("dropped", "keys")}
+        rare = ("keys", "truncated", "beyond")
+        return {name: value for name, value in plain.items() if value or name not in rare}
 
     def tell(self, keys: Mapping[str, int]) -> None:
         """Add counts of keys."""
-        for name, count in keys.items():
-            self.keys[name] = self.keys.get(name, 0) + count
+        self.keys = dict(Counter(self.keys) + Counter(keys))
 
     @classmethod
     def of_dict(cls, values: Mapping[str, Any]) -> ProduceStats:

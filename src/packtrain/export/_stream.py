@@ -336,14 +336,8 @@ def chunk_meta(
     stream: str, number: int, packs: int, stats: ProduceStats, ledger: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """What the manifest of a chunk says of the stream; `stats` count the chunk's `packs` already."""
-    before = stats.packs - packs
-    return {
-        "stream": stream,
-        "chunk": number,
-        "packs_before": before,
-        "ledger": ledger,
-        "stats": stats.to_dict(),
-    }
+    told = {"stream": stream, "chunk": number, "packs_before": stats.packs - packs}
+    return {**told, "ledger": ledger, "stats": stats.to_dict()}
 
 
 def publish_end(output: Path, stream: str, stats: ProduceStats, ledger: list[dict[str, Any]]) -> None:

@@ -161,15 +161,9 @@ def _shard(path: Path) -> Iterator[tuple[TarShard, dict[str, Any]]]:
             digest = shard.close()
         finally:
             shard.stop()
-    about.update(
-        bytes=shard.size,
-        sha256=digest,
-        count=len(shard.packs),
-        first_key=pack_key(shard.packs[0][0]),
-        last_key=pack_key(shard.packs[-1][0]),
-        end=shard.end,
-        packs=shard.packs,
-    )
+    first, last = (pack_key(shard.packs[place][0]) for place in (0, -1))
+    about.update(bytes=shard.size, sha256=digest, count=len(shard.packs), first_key=first, last_key=last)
+    about.update(end=shard.end, packs=shard.packs)
 
 
 def _index(out: Path, row: dict[str, Any]) -> dict[str, Any]:

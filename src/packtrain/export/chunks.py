@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..checks import one_of
-from ..files import sha256_file
 from ..store.chunks import DEFAULT_MEDIA, MEDIA, ChunkWriter, manifest_of
-from ._job import Job
+from ._job import Job, listed
 
 OPTIONS = {"media": DEFAULT_MEDIA}
 
@@ -42,8 +41,7 @@ def write_part(job: Job, part: int) -> list[dict[str, Any]]:
     manifest = writer.manifest
     told = {"count": len(numbers), "first_pack": numbers.start}
     row = {"name": path.name, "bytes": manifest["bytes"], "sha256": manifest["sha256"], **told}
-    beside = manifest_of(path)
-    return [row, {"name": beside.name, "bytes": beside.stat().st_size, "sha256": sha256_file(beside)}]
+    return [row, listed(manifest_of(path), manifest_of(path).name)]
 
 
 def finish(job: Job, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -37,13 +37,9 @@ def write_part(job: Job, part: int) -> list[dict[str, Any]]:
     def write(folder: Path, rows: Iterator[Row]) -> Iterator[Made]:
         schema = _schema()
         batches = (pa.RecordBatch.from_pylist([row], schema=schema) for row in rows)
-        made = lance.fragment.write_fragments(
-            pa.RecordBatchReader.from_batches(schema, batches),
-            str(folder),
-            schema=schema,
-            mode="create",
-            max_bytes_per_file=job.maxsize,
-        )
+        reader = pa.RecordBatchReader.from_batches(schema, batches)
+        how = {"schema": schema, "mode": "create", "max_bytes_per_file": job.maxsize}
+        made = lance.fragment.write_fragments(reader, str(folder), **how)
         for fragment in made:
             told = fragment.to_json()
             yield folder / "data" / told["files"][0].pop("path"), int(told["physical_rows"]), told

@@ -104,7 +104,7 @@ def _read(head: Head) -> AudioHeader:
         raise head.fail("truncated_media", f"is cut short: its {name} data end before its samples do")
     if not 0 < parsed.frames * parsed.channels <= MOST_VALUES:
         told = f"says {parsed.frames:,} frames of {parsed.channels} channels"
-        raise head.fail("unreadable_media", f"{told}, a sound has 1 to {MOST_VALUES:,} values")
+        raise head.fail("unreadable_media", f"{told}, a sound has at most {MOST_VALUES:,} values, and one")
     return AudioHeader(parsed.frames, parsed.sample_rate, parsed.channels, name)
 
 
@@ -171,12 +171,7 @@ def _ask(head: Head) -> tuple[str, ParsedAudio]:
 
 def _broken(head: Head, error: Exception) -> SampleError:
     said = one_line(error, 160)
-    known = (
-        head.bytes[:4] in _OTHERS
-        or head.bytes.startswith((b"ID3", headers.OGG_MAGIC))
-        or head.bytes[:1] == b"\xff"
-    )
-    if known:
+    if head.bytes[:4] in _OTHERS or head.bytes.startswith((b"ID3", headers.OGG_MAGIC, b"\xff")):
         return head.fail("unreadable_media", f"cannot be decoded ({said})")
     return head.fail(
         "unsupported_media",

@@ -550,11 +550,8 @@ def _open(path: str) -> tuple[int, os.stat_result]:
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             raise SampleError("missing_media", f"{_short(path)} does not exist") from None
-        hint = (
-            "base64 text needs the prefix data:image/png;base64,"
-            if error.errno == errno.ENAMETOOLONG
-            else None
-        )
+        named = error.errno != errno.ENAMETOOLONG
+        hint = None if named else "base64 text needs the prefix data:image/png;base64,"
         raise SampleError(
             "unreadable_media", f"{_short(path)} cannot be opened: {error.strerror}", hint=hint
         ) from None

@@ -154,12 +154,8 @@ def kept(path: StrPath) -> str:
 
 def is_name(name: str) -> bool:
     """Whether a part of a URL can be the name of a file here."""
-    return (
-        name not in ("", ".", "..")
-        and "\0" not in name
-        and os.sep not in name
-        and len(os.fsencode(name)) < 256
-    )
+    plain = name not in ("", ".", "..") and "\0" not in name and os.sep not in name
+    return plain and len(os.fsencode(name)) < 256
 
 
 def root_of(place: str) -> str:

@@ -504,11 +504,8 @@ def refuse_tagged(content: Any, what: str) -> None:
     for text in texts:
         text = text.get("text") if isinstance(text, Mapping) else text
         if isinstance(text, str) and names_medium(text):
-            raise unread(
-                "content",
-                f"of {what} names a medium in tags",
-                hint="list the file in images, videos or audios",
-            )
+            hint = "list the file in images, videos or audios"
+            raise unread("content", f"of {what} names a medium in tags", hint=hint)
 
 
 def ref_of(kind: str, value: Any, what: str) -> Ref:

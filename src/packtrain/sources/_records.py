@@ -244,11 +244,8 @@ class RecordFile:
 
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON."""
-        return {
-            "kind": self._kind,
-            "files": [{"size": self._file.size, "sha256": self._index.sha256}],
-            "records": self._index.count,
-        }
+        files = [{"size": self._file.size, "sha256": self._index.sha256}]
+        return {"kind": self._kind, "files": files, "records": self._index.count}
 
     @property
     def shards(self) -> list[Shard]:

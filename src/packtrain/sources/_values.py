@@ -25,14 +25,9 @@ _DATA = re.compile(r"data:(image|video|audio)/")
 
 #: First characters of files in base64.
 MAGIC = {
-    "/9j/": "image",
-    "iVBORw0KGg": "image",
-    "R0lGOD": "image",
+    **dict.fromkeys(("/9j/", "iVBORw0KGg", "R0lGOD", "Qk0"), "image"),
+    **dict.fromkeys(("T2dnUw", "ZkxhQ", "SUQz"), "audio"),
     "UklGR": "",  # WEBP or WAVE
-    "Qk0": "image",
-    "T2dnUw": "audio",
-    "ZkxhQ": "audio",
-    "SUQz": "audio",
 }
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
 

@@ -121,14 +121,11 @@ class Mixture(InParts):
         return f"{told} (repeat {again})" if again else told
 
     def _identity(self) -> dict[str, Any]:
-        return {
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-            "parts": [
-                {"fingerprint": p.source.fingerprint, "records": len(p.source), "count": p.count}
-                for p in self.parts
-            ],
-        }
+        parts = [
+            {"fingerprint": part.source.fingerprint, "records": len(part.source), "count": part.count}
+            for part in self.parts
+        ]
+        return {"seed": self.seed, "shuffle": self.shuffle, "parts": parts}
 
 
 @also_named("mix")

@@ -143,14 +143,9 @@ class Shards(InParts):
 
     def fields(self) -> dict[str, Any]:
         """What the fingerprint is made of, as plain JSON, and the names."""
-        return {
-            "kind": self.kind,
-            "records": len(self),
-            "shards": [
-                {"name": s.name, "records": s.stop - s.start, "fingerprint": s.fingerprint}
-                for s in self.shards
-            ],
-        }
+        shards = self.shards
+        told = [{"name": s.name, "records": s.stop - s.start, "fingerprint": s.fingerprint} for s in shards]
+        return {"kind": self.kind, "records": len(self), "shards": told}
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         shard, row = self._parts.place(index)

@@ -314,23 +314,11 @@ class ChunkWriter:
         finally:
             spool.close()
         ids = [one for many in spool.ids for one in many if one is not None]
-        self.manifest = sealed(
-            {
-                "schema": CHUNK_SCHEMA,
-                "file": self.path.name,
-                "bytes": hashed.size,
-                "sha256": hashed.digest.hexdigest(),
-                "packs": self.packs,
-                "segments": self.segments,
-                "samples": len(ids),
-                "tokens": self.tokens,
-                "first_id": ids[0] if ids else None,
-                "last_id": ids[-1] if ids else None,
-                "media": self.media,
-                "fields": described,
-                "meta": self.meta,
-            }
-        )
+        file = {"file": self.path.name, "bytes": hashed.size, "sha256": hashed.digest.hexdigest()}
+        counts = {name: getattr(self, name) for name in ("packs", "segments", "tokens")}
+        ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+        told = {"schema": CHUNK_SCHEMA, "samples": len(ids), "media": self.media, "meta": self.meta}
+        self.manifest = sealed({**told, **file, **counts, **ends, "fields": described})
         files.publish_json(manifest_of(self.path), self.manifest)
         return self.manifest
 

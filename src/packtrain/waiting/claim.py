@@ -488,13 +488,8 @@ def _alone(folder: Path) -> Iterator[Claim]:
     held = look(place)
     if held is not None and held.owner is not None and _is_here(held.owner) and place not in _held:
         files.remove_tree(place)
-    claim = Claim.take(
-        place,
-        what=str(folder),
-        refuse=True,
-        threaded=False,
-        hint="wait for it, stop it, or choose another output folder",
-    )
+    hint = "wait for it, stop it, or choose another output folder"
+    claim = Claim.take(place, what=str(folder), refuse=True, threaded=False, hint=hint)
     _held.add(place)
     try:
         look_again(folder)
