@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from packtrain.errors import ConfigError, SampleError, SourceError
 from packtrain.extend import Source
 from packtrain.sources import _handles, open_source, shards
-from packtrain.sources._paths import expand, natural, ordered
+from packtrain.sources._open import expand, natural, ordered
 from packtrain.sources.chat import ChatSource
 from packtrain.sources.shards import Shards
 

@@ -22,7 +22,7 @@ from ..planning.lengths import Lengths
 from ..sources import open_source
 from ..sources._account import Account
 from ..sources.chat import ChatSource
-from ..store._chunk_fields import Value, read_value, restore
+from ..store._chunk_reader import Value, read_value, restore
 from ..store.chunks import ChunkWriter
 from ..store.parts import joined
 from ._journal import Journal, RawShard, content_digest, stamp_of

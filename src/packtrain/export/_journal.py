@@ -26,7 +26,7 @@ from ..checks import number, one_of
 from ..errors import FormatError, SourceError, counted
 from ..extend import lookup, names
 from ..remote.copies import size_of
-from ..sources._paths import natural
+from ..sources._open import natural
 from ..store._folders import sealed
 from ..store.growing import JOURNAL, chunk_name, is_sealed, number_of
 from ..waiting.poll import Clock, Watch, fresh_names

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -238,15 +237,6 @@ def check_least(least: int, **values: int | None) -> None:
     for name, value in values.items():
         if value is not None:
             whole(name, value, least)
-
-
-def check_times(poll_s: float, flush_s: float, stable_s: float) -> None:
-    """InputError for seconds that nobody can wait."""
-    if not 0 < poll_s < math.inf or not flush_s >= 0 or not stable_s >= 0:
-        raise InputError(
-            f"poll_s is {poll_s}, flush_s {flush_s}, stable_s {stable_s}",
-            hint="seconds: poll_s > 0, flush_s >= 0 (0 = only full windows), stable_s >= 0",
-        )
 
 
 def stream_config(

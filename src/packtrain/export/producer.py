@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from .. import files
-from ..checks import one_of
+from ..checks import number, one_of
 from ..errors import ConfigError, InputError, SampleError, counted
 from ..extend import Source, Template
 from ..measuring.run import CUT
@@ -125,8 +125,8 @@ class Housekeeping:
         gone = sorted(allowed - set(newest))
         if gone:
             self.publish_index()
-        for number in gone:
-            path = self.output / growing.chunk_name(number)
+        for one in gone:
+            path = self.output / growing.chunk_name(one)
             files.remove(path)
             files.remove(path.with_suffix(".json"))
             files.remove(path.with_name(f"{path.name}{growing.COMPLETED}"))
@@ -268,7 +268,8 @@ class PackingProducer:
         )
         self.stop_after_failures = stop_after_failures
         marks.check_apart(Path(inputs), self.output)
-        marks.check_times(poll_s, flush_s, stable_s)
+        number("poll_s", poll_s, 0, without=(0,))
+        number("flush_s", flush_s, 0, hint="0: only full windows")
         self._full = (packs_per_chunk, chunk_mb << 20)
         self.media = begun.get("media", DEFAULT_MEDIA) if media is None else media
         one_of("media", self.media, MEDIA)

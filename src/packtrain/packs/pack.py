@@ -15,7 +15,7 @@ import torch
 
 from ..collate import IGNORE, TOKEN_FIELDS, filler_pack, is_filler
 from ..collate.pack_batch import FILLER
-from ..store.rows import joined
+from ..store._chunk_reader import joined
 
 Sample = dict[str, Any]
 

@@ -70,17 +70,14 @@ def bring(
         SourceError: it is not there, may not be read, cannot be reached, or takes more than copies may.
         MissingExtraError: fsspec, or the package of this scheme, is not installed.
     """
-    for left in reversed(range(LOOKS)):
-        try:
-            return _brought(path, cache_dir, later, writing)
-        except _Gone as error:  # a writer at work removed it since it was listed
-            if not left:
-                raise SourceError(error.message) from None
+    with as_source():
+        for left in reversed(range(LOOKS)):
+            try:
+                return _brought(path, cache_dir, later, writing)
+            except SampleError as error:
+                if not left or error.reason != "missing_media":
+                    raise  # else a writer at work removed it since it was listed
     raise AssertionError  # the loop returns or raises
-
-
-class _Gone(SourceError):
-    """A file of a folder is not there any more."""
 
 
 def _brought(
@@ -95,24 +92,25 @@ def _brought(
     _sweep(os.path.dirname(place))
     told = places.named(url)
     try:
-        root, found = _found(url, cache_dir)
+        base, found = _found(url)
     except SampleError as error:
         return _without(error, place, listed, writing=writing)
-    if writing and set(found) == {""}:
+    root, is_file = places.place_for(base, cache_dir), set(found) == {""}
+    if writing and is_file:
         raise InputError(f"{told} is a file, not a folder", hint="choose another folder")
     _check_room(told, place, [info for name, info in found.items() if not (later and later(name))])
-    _forget(place, root, found)
-    if set(found) != {""}:
+    if not is_file:
+        _forget(place, root, found)
         _listings[root] = dict(found)
-    jobs = {os.path.join(root, name) if name else root: (_below(url, name), found[name]) for name in found}
+    jobs = {os.path.join(root, name): (f"{base}/{name}", found[name]) for name in found}
+    jobs = {root: (url, found[""])} if is_file else jobs
     for at, (one, _) in jobs.items():
         places.remember(at, one)
     todo = [at for at, name in zip(jobs, found, strict=True) if not (later and later(name))]
     for at in jobs.keys() - set(todo):
         _let_go_if_changed(at, jobs[at][1])
-    fetched = _fetch if set(found) == {""} else _fetch_of_folder
-    with as_source(), ThreadPoolExecutor(min(AT_ONCE, max(1, len(todo)))) as pool:
-        for _ in pool.map(lambda at: fetched(at, *jobs[at]), todo):
+    with ThreadPoolExecutor(min(AT_ONCE, max(1, len(todo)))) as pool:
+        for _ in pool.map(lambda at: _fetch(at, *jobs[at]), todo):
             pass
     if not all(map(os.path.isfile, todo)):
         raise SourceError(
@@ -260,23 +258,24 @@ def put_listed(place: str, info: Mapping[str, Any] | None) -> None:
 
 
 # --------------------------------------------------------------------------------------------
-def _found(url: str, cache_dir: StrPath | None) -> tuple[str, dict[str, Mapping[str, Any]]]:
-    """(place, name below it -> what the file system says) of the files that a URL means; "": it is a file."""
-    system, path = system_of(url, places.named(url))
+def _found(url: str) -> tuple[str, dict[str, Mapping[str, Any]]]:
+    """(URL, name below it -> what the file system says) of the files that a URL means; "": it is a file."""
+    told = places.named(url)
+    system, path = system_of(url, told)
     system = fresh(system)
     web = url.lower().startswith("http")
     magic = MAGIC.search(url.partition("?")[0] if web else url)
     if magic is None:
-        info = tried(places.named(url), lambda: system.info(path), TRIES)
+        info = tried(told, lambda: system.info(path), TRIES)
         page = web and info.get("mimetype") == "text/html" and not path.endswith((".html", ".htm"))
         if info.get("type") != "directory" and not url.endswith("/") and not page:
-            return places.place_for(url, cache_dir), {"": info}
-        base, rows = url.rstrip("/"), tried(places.named(url), lambda: system.find(path, detail=True), TRIES)
+            return url, {"": info}
+        base, rows = url.rstrip("/"), tried(told, lambda: system.find(path, detail=True), TRIES)
     else:
         base = url[: magic.start()].rpartition("/")[0]
         rows = {}
         for one in braces(url):
-            rows |= tried(places.named(url), lambda one=one: system.glob(one, detail=True), TRIES)  # type: ignore[misc]
+            rows |= tried(told, lambda one=one: system.glob(one, detail=True), TRIES)  # type: ignore[misc]
     start = str(system._strip_protocol(base)).rstrip("/") + "/"
     found = {}
     for name, info in rows.items():
@@ -284,8 +283,8 @@ def _found(url: str, cache_dir: StrPath | None) -> tuple[str, dict[str, Mapping[
         if info.get("type") != "directory" and below and all(map(places.is_name, below.split("/"))):
             found[below] = info
     if not found:
-        raise SampleError("missing_media", f"{places.named(url)} {'matches' if magic else 'holds'} no files")
-    return places.place_for(base, cache_dir), found
+        raise SampleError("missing_media", f"{told} {'matches' if magic else 'holds'} no files")
+    return base.rstrip("/"), found
 
 
 def braces(text: str) -> list[str]:
@@ -307,24 +306,13 @@ def braces(text: str) -> list[str]:
     return [text[: found.start()] + one + rest for one in choices for rest in braces(text[found.end() :])]
 
 
-def _fetch_of_folder(place: str, url: str, info: Mapping[str, Any] | None) -> None:
-    """`_fetch`, `_Gone` where the file was removed since its folder was listed."""
-    try:
-        _fetch(place, url, info)
-    except SampleError as error:
-        if error.reason != "missing_media":
-            raise
-        raise _Gone(error.message) from None
-
-
 def _fetch(place: str, url: str, info: Mapping[str, Any] | None) -> None:
     """See that the copy at `place` is what is behind its URL now."""
     root, told = places.root_of(place), places.named(url)
     if info is not None and info.get("size") and stamp_of(info) and _is_of(place, info):
         return  # nothing is asked
     with _locked(root, place):
-        system, path = system_of(url, told)
-        remote = Remote(fresh(system), path, told, info if info and info.get("size") else None, TRIES)
+        remote = _remote(url, info if info and info.get("size") else None)
         note, stamp = places.note_of(place), stamp_of(remote.info)
         same = _is_of(place, {**remote.info, "size": remote.size})
         if same and (stamp or note is None or note.ends == _ends_of(remote)):
@@ -352,6 +340,11 @@ def _fetch(place: str, url: str, info: Mapping[str, Any] | None) -> None:
         log.warning("the file changed: %s holds other content than when it was brought here", told)
 
 
+def _remote(url: str, info: Mapping[str, Any] | None) -> Remote:
+    system, path = system_of(url, places.named(url))
+    return Remote(fresh(system), path, places.named(url), info, TRIES)
+
+
 def _sweep(folder: str) -> None:
     """Remove what fetches that were stopped left in a folder an hour ago or more; once in a process."""
     if folder in _swept or not os.path.isdir(folder):
@@ -366,8 +359,7 @@ def _sweep(folder: str) -> None:
 
 def _mark(url: str) -> str:
     """Size and mark of a file now."""
-    system, path = system_of(url, places.named(url))
-    remote = Remote(fresh(system), path, places.named(url), None, TRIES)
+    remote = _remote(url, None)
     return f"{remote.size} {stamp_of(remote.info)}"
 
 
@@ -394,15 +386,6 @@ def _is_of(place: str, info: Mapping[str, Any]) -> bool:
     return True
 
 
-def _below(url: str, name: str) -> str:
-    """The URL of a file that a folder or pattern means."""
-    if not name:
-        return url
-    magic = MAGIC.search(url.partition("?")[0] if url.lower().startswith("http") else url)
-    base = url if magic is None else url[: magic.start()].rpartition("/")[0]
-    return f"{base.rstrip('/')}/{name}"
-
-
 def _empty(place: str) -> str:
     """The place of a folder that is not behind its URL, without copies."""
     _forget(place, place, {})
@@ -412,8 +395,6 @@ def _empty(place: str) -> str:
 
 def _forget(place: str, root: str, found: Mapping[str, Any]) -> None:
     """Remove copies of files that a URL means no more."""
-    if set(found) == {""}:
-        return
     if MAGIC.search(place):
         held = [path for one in braces(place) for path in glob.glob(one, recursive=True)]
     else:

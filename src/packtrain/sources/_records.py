@@ -17,7 +17,7 @@ from ..errors import SampleError, SourceError
 from ..files import StrPath, digest_json
 from . import _index
 from ._handles import Pinned, read
-from ._paths import below, near
+from ._open import below, near
 from ._values import json_of
 from .keys import FIELDS
 

@@ -35,7 +35,7 @@ from ..files import StrPath
 from ..media.knobs import ENDS, STARTS
 from ..media.location import identity
 from ._handles import contents
-from ._paths import natural
+from ._open import natural
 from ._records import loads, numbered
 
 PROMPT = "Transcribe the audio."

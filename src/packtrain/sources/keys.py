@@ -19,11 +19,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "tools": ("tools", "tool_defs", "functions", "function_definitions"),
     "image": ("image", "image_path", "image_file", "image_url", "img", "img_path", "picture"),
     "images": (
-        "images",
-        *(f"image_{end}" for end in ("paths", "files", "urls", "list")),
-        "imgs",
-        "img_paths",
-        "pictures",
+        *("images", "image_paths", "image_files", "image_urls", "image_list"),
+        *("imgs", "img_paths", "pictures"),
     ),
     "video": ("video", "video_path", "video_file", "video_url"),
     "videos": ("videos", "video_paths", "video_files", "video_urls", "video_list"),

@@ -31,7 +31,7 @@ from ..errors import SampleError, SourceError
 from ..files import StrPath
 from ._handles import contents
 from ._index import digest_files
-from ._paths import near
+from ._open import near
 from ._records import numbered, record_of
 
 log = logging.getLogger(__name__)

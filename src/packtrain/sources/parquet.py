@@ -31,7 +31,7 @@ from ..errors import SampleError, SourceError, one_line, optional
 from ..files import StrPath
 from ._handles import Pinned, by_library
 from ._index import digest_files, merkle
-from ._paths import expand, root_of
+from ._open import expand, root_of
 from ._records import OfFiles, Parts
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".ipc", ".feather")

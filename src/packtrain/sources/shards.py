@@ -1,6 +1,6 @@
 """Several JSONL or JSON-array files as one source: a folder, a glob or braces; compressed files too.
 
-Shards come in natural order of their names (`_paths.natural`: `part-9` before `part-10`); the record after
+Shards come in natural order of their names (`_open.natural`: `part-9` before `part-10`); the record after
 the last of one shard is the first of the next. The fingerprint is a Merkle root over the shards' content,
 so renaming a file without changing the order, or compressing it, changes nothing.
 
@@ -24,7 +24,7 @@ from . import jsonl as jsonl_source
 from ._derived import PACKED
 from ._handles import Pinned
 from ._index import BOM, KEEP, Index, merkle, rows_of, scan_lines
-from ._paths import below, expand, ordered, root_of
+from ._open import below, expand, ordered, root_of
 from ._records import InParts, Parts, RecordFile, Shard
 
 # --------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import SampleError, UnknownNameError
+from ..checks import one_of
+from ..errors import SampleError
 from ..extend import Source
 from ._account import Account
 from ._content import check_object, check_text, fault
@@ -33,8 +34,7 @@ class TextSource(Over):
         self, source: Source, *, columns: Mapping[str, str] | None = None, ignore_keys: Sequence[str] = ()
     ) -> None:
         for field in columns or {}:
-            if field != "text":
-                raise UnknownNameError("columns key", str(field), ("text",))
+            one_of("columns key", field, ("text",))
         self.source = as_source(source)
         self._names = (columns["text"],) if columns else TEXT
         self.account = Account(ignore_keys)

@@ -37,7 +37,7 @@ from ..media._tar import followed, walk
 from ._derived import kind_of
 from ._handles import Pinned, read
 from ._index import cached, digest_files, merkle
-from ._paths import expand, root_of
+from ._open import expand, root_of
 from ._records import OfFiles, record_of
 from .keys import FIELDS
 

@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from .. import files
 from ..checks import one_of
 from ..errors import InputError, optional
-from . import _chunk_fields as fields
+from . import _chunk_reader as fields
 from ._chunk_reader import CHUNK_SCHEMA, ChunkReader, manifest_of
 from ._folders import sealed
 
