@@ -12,9 +12,9 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 
+from .checks import whole
 from .errors import InputError, counted
 
 
@@ -26,14 +26,9 @@ class World:
     size: int
 
     def __post_init__(self) -> None:
-        given: tuple[tuple[str, object], ...] = (("rank", self.rank), ("world size", self.size))
-        for name, value in given:
-            if isinstance(value, bool) or not isinstance(value, Integral):
-                raise InputError(f"{name} is {value!r}, expected an integer")
-        if self.size < 1 or not 0 <= self.rank < self.size:
+        if whole("rank", self.rank, 0) >= whole("world size", self.size, 1):
             raise InputError(
-                f"rank {self.rank} of world size {self.size} is not a position",
-                hint="world size must be >= 1 and 0 <= rank < world size",
+                f"rank {self.rank} of world size {self.size} is not a position", hint="0 <= rank < world size"
             )
 
     @property
@@ -119,10 +114,7 @@ def jit_allowed() -> bool:
 def plan_threads() -> int:
     """Threads that planning may use: `PACKTRAIN_THREADS`, else the CPUs of this process, at most 8."""
     if os.environ.get("PACKTRAIN_THREADS"):
-        asked = _integer("PACKTRAIN_THREADS")
-        if asked < 1:
-            raise InputError(f"environment variable PACKTRAIN_THREADS={asked}", hint="use 1 or more")
-        return asked
+        return whole("environment variable PACKTRAIN_THREADS", _integer("PACKTRAIN_THREADS"), 1)
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(8, count or 1)
 

@@ -74,11 +74,9 @@ def header_of(part: Mapping[str, Any], *, trust: bool = False) -> Header:
     if found is not None:
         return found
     kind = part["type"]
-    if kind == "image":
-        return image.read_header(part["image"])
-    if kind == "video":
-        return video.read_header(part["video"])
-    return audio.read_header(part["audio"])
+    module: Any = {"image": image, "video": video, "audio": audio}[kind]
+    header: Header = module.read_header(part[kind])
+    return header
 
 
 def differences(part: Mapping[str, Any]) -> list[str]:

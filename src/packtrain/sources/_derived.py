@@ -72,13 +72,10 @@ def unpack(path: str, kind: str) -> Iterator[bytes]:
 
 
 def _open(path: str, kind: str) -> Any:
-    if kind == "gzip":
-        return gzip.open(path, "rb")
-    if kind == "bzip2":
-        return bz2.open(path, "rb")
-    if kind == "xz":
-        return lzma.open(path, "rb")
-    return _Zstd(optional("zstandard", "zstandard", "zstd"), path)
+    if kind == "zstd":
+        return _Zstd(optional("zstandard", "zstandard", "zstd"), path)
+    module: Any = {"gzip": gzip, "bzip2": bz2, "xz": lzma}[kind]
+    return module.open(path, "rb")
 
 
 _PIECE = 2048  # compressed bytes at once: of zeros these are 64 MiB

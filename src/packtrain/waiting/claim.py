@@ -182,7 +182,7 @@ class Held:
 
 def look(folder: Path) -> Held | None:
     """The newest claim of a folder, or None when nobody ever claimed it."""
-    numbers = [name for name in fresh_names(folder) if name.startswith(_CLAIM)]
+    numbers = _claims(folder)
     if not numbers:
         return None
     owner = Owner.of_dict(fresh_json(folder / numbers[-1]) or {})
@@ -190,6 +190,11 @@ def look(folder: Path) -> Held | None:
     if owner is None or beat.get("nonce") != owner.nonce:
         beat = {}
     return Held(int(numbers[-1].removeprefix(_CLAIM)), owner, beat)
+
+
+def _claims(folder: Path) -> list[str]:
+    """Names of the claims of a folder, the newest last."""
+    return [name for name in fresh_names(folder) if name.startswith(_CLAIM)]
 
 
 class Claim:
@@ -377,7 +382,7 @@ class Claim:
         return [] if self._is_far else fresh_names(self.folder / HELLO)
 
     def _look_for_others(self) -> None:
-        newest = [name for name in fresh_names(self.folder) if name.startswith(_CLAIM)]
+        newest = _claims(self.folder)
         if newest and int(newest[-1].removeprefix(_CLAIM)) > self.number:
             self.is_lost = True
 
@@ -441,7 +446,7 @@ def _put(folder: Path, number: int, owner: Owner) -> bool:
     path = folder / f"{_CLAIM}{number:06d}"
     if not files.publish_new(path, json.dumps(owner.to_dict(), sort_keys=True) + "\n"):
         return False
-    names = [name for name in fresh_names(folder) if name.startswith(_CLAIM)]
+    names = _claims(folder)
     if names[-1] != path.name:
         files.remove(path)
         return False
