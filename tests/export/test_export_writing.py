@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from packtrain import files
 from packtrain.export import _job
 from packtrain.export._job import Lane, members_ahead
-from packtrain.export._tar import Hashed, _header, _made
+from packtrain.export.webdataset import Hashed, _header, _made
 from packtrain.files import sha256_file, write_pieces
 from packtrain.store.pack_records import crc32
 

@@ -20,7 +20,7 @@ from .. import files
 from ..checks import one_of
 from ..errors import ConfigError
 from ._job import Job, published
-from ._tar import write_tars
+from .webdataset import write_tars
 
 OPTIONS = {"prompts": None, "layout": "packtrain"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
+from dataclasses import dataclass
 
 from .location import Head, Parsed
 
@@ -299,16 +300,14 @@ _TEXT_LIMIT = 1 << 20
 _NEAR = 16384  # IDAT chunks up to this size are looked for from the end
 
 
+@dataclass(slots=True)
 class _Notes:
     """Metadata met so far; later chunks replace earlier ones."""
 
-    __slots__ = ("animated", "exif", "profile", "xmp")
-
-    def __init__(self) -> None:
-        self.exif: bytes | None = None
-        self.profile: bytes | None = None
-        self.xmp: bytes | None = None
-        self.animated = False
+    exif: bytes | None = None
+    profile: bytes | None = None
+    xmp: bytes | None = None
+    animated: bool = False
 
     def take(self, head: Head, kind: bytes, position: int, length: int) -> None:
         if kind == b"acTL":

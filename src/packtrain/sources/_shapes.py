@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -117,18 +118,14 @@ def unread_of(names: tuple[str, ...], mapped: Columns, shape: str, named: bool) 
     return (*unused, *(name for name in plan.rest if name not in caption))
 
 
+@dataclass(slots=True)
 class Fields:
     """A record seen through the plan of its keys."""
 
-    __slots__ = ("account", "columns", "plan", "record")
-
-    def __init__(
-        self, record: Mapping[str, Any], plan: Plan, columns: Mapping[str, str], account: Account
-    ) -> None:
-        self.record = record
-        self.plan = plan
-        self.columns = columns
-        self.account = account
+    record: Mapping[str, Any]
+    plan: Plan
+    columns: Mapping[str, str]
+    account: Account
 
     def has(self, field: str, *, empty: bool = False) -> bool:
         """Whether a field holds something; with `empty`, whether it is there and not null."""
@@ -378,11 +375,6 @@ _PLAIN = ({"role", "content"}, {"from", "value"})
 
 def _turn(message: Any, what: str, structured: bool, account: Account, tools: list[Any]) -> Turn:
     message = check_object(message, what)
-    if type(message) is dict and len(message) == 2 and message.keys() in _PLAIN:
-        names = ("role", "content") if "role" in message else ("from", "value")
-        plain, content = message[names[0]], message[names[1]]
-        if type(plain) is str and plain in ROLES and plain not in CALLS:
-            return Turn(ROLES[plain], content, {}, {})
     role = _said_role(message, what)
     known = ROLES[role]
     extra: dict[str, Any] = {}
