@@ -67,7 +67,7 @@ class ProofAtBegin(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
+        self.trainer, self.packs = trainer, trainer.packs_first
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.packs_found(self.trainer.packs_report())
