@@ -176,7 +176,7 @@ def test_sdist_and_wheel_are_what_an_index_takes(tmp_path: Path) -> None:
         "packtrain/py.typed",
         "packtrain/report/report.html.j2",
         "packtrain/testing/demo/demo.yaml",
-        "packtrain/testing/demo/chat_template.jinja",
+        "packtrain/testing/demo/processor_files/chat_template.jinja",
         "packtrain/hosts/scaffold/train.sh",
     } <= names
     assert not [name for name in names if name.startswith(("tests", "docs", "examples"))]

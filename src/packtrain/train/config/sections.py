@@ -54,7 +54,8 @@ Fraction = Annotated[float, Field(ge=0, le=1), BeforeValidator(_no_switch)]
 Fill = Annotated[float, Field(gt=0, le=1), BeforeValidator(_no_switch)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_switch)]
 _Weight = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_switch)]
-
+_Rate = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_switch)]
+_Ratio = Annotated[float, Field(ge=1, allow_inf_nan=False), BeforeValidator(_no_switch)]
 
 #: What may be wrong: is it so, the message, and what to do.
 Case = tuple[Any, str, str]
@@ -155,23 +156,18 @@ class TemplateConfig(Section):
     """smallest area of an image, instead of the processor's"""
     max_pixels: Tokens | None = None
     """largest area of an image, instead of the processor's"""
-    fps: Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_switch)] | None = None
+    fps: _Rate | None = None
     """frames taken of a second of video, instead of the processor's rate"""
     max_frames: Count | None = None
     """the most frames taken of a video"""
-    max_aspect_ratio: (
-        Annotated[float, Field(ge=1, allow_inf_nan=False), BeforeValidator(_no_switch)] | None
-    ) = None
+    max_aspect_ratio: _Ratio | None = None
     """a longer or narrower picture leaves its sample out (ledger, `unsupported_media`); not set: the processor's own limit"""  # noqa: E501
 
     def options(self) -> dict[str, Any]:
         """Those of `TEMPLATE_OPTIONS` that are not at their default."""
         plain = TemplateConfig()
-        return {
-            name: getattr(self, name)
-            for name in TEMPLATE_OPTIONS
-            if getattr(self, name) != getattr(plain, name)
-        }
+        held = {name: getattr(self, name) for name in TEMPLATE_OPTIONS}
+        return {name: value for name, value in held.items() if value != getattr(plain, name)}
 
 
 class TrainingConfig(Section):
