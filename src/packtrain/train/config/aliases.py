@@ -75,8 +75,8 @@ def _veomni(old: str, new: str, *, kinds: tuple[str, ...] = ()) -> tuple[Alias, 
 
 _ATTENTION = {
     **dict.fromkeys(("flash_attn", "flash_attn_2"), "flash_attention_2"),
-    **dict.fromkeys(("flex", "flex_attn"), "flex_attention"),
     "flash_attn_3": "flash_attention_3",
+    **dict.fromkeys(("flex", "flex_attn"), "flex_attention"),
 }
 
 ALIASES: tuple[Alias, ...] = (
