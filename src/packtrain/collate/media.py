@@ -96,16 +96,12 @@ def _check_grids(segment: Segment) -> None:
         patches, grid = segment.media.get(key), segment.media.get(grid_key)
         if grid is None:
             continue
-        if patches is None:
-            raise InputError(
-                f"{segment.where} has {grid_key} but no {key}", hint="media and their grids travel together"
-            )
-        expected = int(grid.long().prod(-1).sum())
-        if patches.shape[0] != expected:
-            raise InputError(
-                f"{segment.where}: {key} has "
-                f"{counted(patches.shape[0], 'patches')}, {grid_key} describes {expected}"
-            )
+        expected, held = int(grid.long().prod(-1).sum()), 0 if patches is None else patches.shape[0]
+        if held != expected or patches is None:
+            told = f"{segment.where}: {key} has {counted(held, 'patches')}, {grid_key} describes {expected}"
+            if patches is None:
+                told = f"{segment.where} has {grid_key} but no {key}"
+            raise InputError(told, hint="media and their grids travel together")
 
 
 def check_placeholders(

@@ -22,6 +22,12 @@ T = TypeVar("T")
 #: Keys of Trainer that mean nothing without validation samples -> the value that asks for nothing.
 _EVALUATES = ("eval_strategy", "eval_steps", "eval_delay", "eval_on_start")
 
+#: Keys that need to know which model is the best one -> what would come of them without.
+_OF_BEST = {
+    "early_stopping_patience": "training would not stop",
+    "load_best_model_at_end": "the last model would be kept for the best one",
+}
+
 
 class RunConfig(Section):
     """A whole run. Immutable. `custom`, and names of other layouts under `training`, can be read too."""
@@ -137,18 +143,13 @@ class RunConfig(Section):
         trainer = self.training.trainer
         if has_val:
             return self
-        if self.training.early_stopping_patience is not None:
-            raise ConfigError(
-                "training.early_stopping_patience has no effect without validation samples: training would "
-                "not stop",
-                hint="set custom.val_jsonl (data.val), or remove the key",
-            )
-        if trainer.get("load_best_model_at_end"):
-            raise ConfigError(
-                "training.load_best_model_at_end has no effect without validation samples: the last model "
-                "would be kept for the best one",
-                hint="set custom.val_jsonl (data.val), or remove the key",
-            )
+        asked = {**trainer, "early_stopping_patience": self.training.early_stopping_patience}
+        for key, so in _OF_BEST.items():
+            if asked.get(key):
+                raise ConfigError(
+                    f"training.{key} has no effect without validation samples: {so}",
+                    hint="set custom.val_jsonl (data.val), or remove the key",
+                )
         idle = [key for key in _EVALUATES if trainer.get(key) not in (None, "no", 0)]
         if not idle:
             return self
