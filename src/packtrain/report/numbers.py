@@ -20,6 +20,8 @@ _SERIES = ("loss", "step_s", "data_wait_s", "tokens_per_s")
 
 I64 = NDArray[np.int64]
 
+_BINS = 40  # of a histogram of lengths, at most
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
@@ -122,7 +124,7 @@ def _histogram(
     return Histogram(edges=edges, parts=inside, over_edges=over, over=beyond)
 
 
-def length_histogram(lengths: Any, plan: Any, bins: int = 40) -> Histogram:
+def length_histogram(lengths: Any, plan: Any) -> Histogram:
     """Lengths of the measured samples: those packed, and those in the ledger although measured."""
     tokens = np.asarray(lengths.tokens)
     packed = np.zeros(len(tokens), dtype=bool)
@@ -131,7 +133,7 @@ def length_histogram(lengths: Any, plan: Any, bins: int = 40) -> Histogram:
     cap = int(plan.spec.pack_length)
     longest = int(tokens.max()) if len(tokens) else 1
     shown = min(longest, 2 * cap)
-    step = _round_up(max(1, -(-max(shown, 1) // bins)))
+    step = _round_up(max(1, -(-max(shown, 1) // _BINS)))
     edges = np.arange(0, max(shown, 1) + step, step, dtype=np.float64)
     parts = {"packed": tokens[packed].astype(np.int64), "ledger": tokens[left].astype(np.int64)}
     return _histogram(edges, step, parts, float(edges[-1]))

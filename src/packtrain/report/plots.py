@@ -225,7 +225,7 @@ def _counted(chart: Chart) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
 
 
-def curve(lines: Mapping[str, Points], *, label: str, y_label: str, x_label: str = "optimizer step") -> str:
+def curve(lines: Mapping[str, Points], *, label: str, y_label: str) -> str:
     """Lines over steps, each `name -> [step, value] ...`, in the order of the page's legend."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -246,7 +246,7 @@ def curve(lines: Mapping[str, Points], *, label: str, y_label: str, x_label: str
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(nbins=5, integer=axis is axes.xaxis))
         axis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
-    chart.named(x_label, y_label)
+    chart.named("optimizer step", y_label)
     return chart.svg()
 
 

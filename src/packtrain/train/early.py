@@ -1,7 +1,7 @@
 """What can be known before anything is measured, told then: also whether the processor is the model's.
 
     check_early(config)                 # the configuration, packages, model config, output folder
-    check_early(config, template)       # and the model against the processor
+    check_template(config, template)    # the model against the processor
 
 `run`, `train` and a dry run ask the same here, so a dry run refuses what a run would. Nothing is loaded but
 the model's config; the output folder is made, and a probe file written into it and removed.
@@ -55,7 +55,6 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 def check_early(
     config: RunConfig,
-    template: Any = None,
     *,
     page: bool = False,
     needs_model: bool = True,
@@ -65,7 +64,6 @@ def check_early(
 
     Args:
         config: from `load_config`.
-        template: also check its processor against the model (`check_template`).
         page: a `report.html` will be written.
         needs_model: False (a dry run): that no model is named is a warning.
         place: rank and world size; None: from the launcher's environment.
@@ -89,8 +87,6 @@ def check_early(
         warnings += _check_model(config, place)
     else:
         warnings.append("no model is named: a run would be refused; set model.name_or_path")
-    if template is not None:
-        check_template(config, template)
     check_folders(config, place)
     if config.training.device_profile is not None:
         DeviceProfile.load(config.training.device_profile)

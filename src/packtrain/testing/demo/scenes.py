@@ -65,13 +65,13 @@ class Scene:
         return f"at the {('top', 'middle', 'bottom')[y]} {('left', 'centre', 'right')[x]}"
 
 
-def scene(d: Draws, most: int = 5) -> Scene:
-    """Two to `most` shapes in different cells of a grid, on a canvas of a drawn size."""
+def scene(d: Draws) -> Scene:
+    """Two to five shapes in different cells of a grid, on a canvas of a drawn size."""
     columns, rows = d.integer(2, 4), d.integer(2, 3)
     cell_w, cell_h = d.integer(44, 96), d.integer(44, 96)
     cells = [(c, r) for c in range(columns) for r in range(rows)]
     shapes = []
-    for column, row in sorted(d.some(cells, d.integer(2, min(most, len(cells))))):
+    for column, row in sorted(d.some(cells, d.integer(2, min(5, len(cells))))):
         form = d.choice(_FORMS)
         size = d.integer(min(cell_w, cell_h) // 2, min(cell_w, cell_h) - 8)
         high = max(10, size // 3) if form == "bar" else size

@@ -63,8 +63,8 @@ class Alias:
         return value
 
 
-def _same(section: str, keys: str, *, of: str = "", kinds: tuple[str, ...] = ()) -> tuple[Alias, ...]:
-    return tuple(Alias(f"{section}.{key}", f"data.{key}", of=of, kinds=kinds) for key in keys.split())
+def _same(section: str, keys: str) -> tuple[Alias, ...]:
+    return tuple(Alias(f"{section}.{key}", f"data.{key}") for key in keys.split())
 
 
 def _veomni(old: str, new: str, *, kinds: tuple[str, ...] = ()) -> tuple[Alias, ...]:
