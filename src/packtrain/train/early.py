@@ -161,7 +161,6 @@ def _is_there(package: str) -> bool:
 def _check_model(config: RunConfig, place: World) -> list[str]:
     """Everything that the model's config says."""
     import torch
-    import transformers
 
     name, asked = config.model_name, config.model
     tiny = is_tiny(name)
@@ -177,7 +176,7 @@ def _check_model(config: RunConfig, place: World) -> list[str]:
     refuse_auxiliary_loss(found)
     if tiny:
         return []
-    class_for(transformers, found)
+    class_for(found)
     folder = Path(name).expanduser()
     if folder.is_dir() and not any(any(folder.glob(kind)) for kind in _WEIGHTS):
         raise ConfigError(f"model folder {name} holds no weights", hint="check model.name_or_path")

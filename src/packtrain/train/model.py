@@ -51,15 +51,13 @@ def load_model(
                 ) from error
         return _prepared(model, backend)
     ensure_torchvision()
-    import transformers
-
     config = read_config(name_or_path)
     config.return_dict = True  # with False, transformers' own models stop at the tuple of their inner one
     backend = choose_backend(config, attn, dtype=dtype)
     loads = None if attn == "auto" or backend == VARLEN else backend  # models without sdpa get eager
     try:
         with no_progress_bars():
-            model = class_for(transformers, config).from_pretrained(
+            model = class_for(config).from_pretrained(
                 name_or_path, config=config, dtype=dtype, attn_implementation=loads
             )
     except (ImportError, OSError, ValueError, RuntimeError) as error:
@@ -121,8 +119,10 @@ def read_config(name: str, processor: Any = None) -> Any:
         raise MissingExtraError(error.name or "transformers", "train") from error
 
 
-def class_for(transformers: Any, config: Any) -> Any:
+def class_for(config: Any) -> Any:
     """AutoModelForImageTextToText for configs with a tower, else AutoModelForCausalLM."""
+    import transformers
+
     for auto in (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM):
         if type(config) in auto._model_mapping:
             return auto

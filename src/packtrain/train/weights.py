@@ -37,9 +37,7 @@ def outline(config: Any) -> Any:
         ConfigError: the config is of no network.
         IsolationError: it has layers with a state that cannot be run per segment.
     """
-    import transformers
-
-    kind = class_for(transformers, config)
+    kind = class_for(config)
     try:
         with torch.device("meta"), torch.random.fork_rng([]):
             made = kind.from_config(config)
