@@ -126,16 +126,11 @@ def join_positions(segments: Sequence[Segment], mrope: bool, tail: int) -> torch
         return torch.from_numpy(_counted(lengths))[None]
     count = torch.arange(max(lengths))
     given = [segment.positions for segment in segments] + ([None] if tail else [])
-    if not mrope and all(own is not None and own.ndim == 1 for own in given[: len(segments)]):
-        row = torch.cat(
-            [count[:length] if own is None else own for own, length in zip(given, lengths, strict=True)]
-        )
-        _check_steps(row, lengths, segments)
-        return row[None]
-    text = [
-        count[:length] if own is None or (own.ndim == 2 and own.shape[0] == 3) else own.reshape(-1, length)[0]
-        for own, length in zip(given, lengths, strict=True)
-    ]
+    text = []
+    for own, length in zip(given, lengths, strict=True):
+        known = own is not None and (own.ndim == 1 or own.shape[0] != 3)  # three rows are t, h, w alone
+        part = own if known and own is not None else count[:length]
+        text.append(part if part.ndim == 1 else part[0])
     row = torch.cat(text)
     _check_steps(row, lengths, segments)
     if not mrope:

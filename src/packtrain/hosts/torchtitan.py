@@ -24,7 +24,7 @@ from torch import nn
 from ..collate import PaddingFreeCollator
 from ..train.loss import shift_labels
 from ..train.start_up import prove
-from ._steps import rank_packs
+from ._plan import rank_packs
 
 try:
     from torchtitan.components.dataloader import BaseDataLoader

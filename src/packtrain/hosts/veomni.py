@@ -22,9 +22,8 @@ from ..train.loss import bare_model
 from ..train.resume import is_sized
 from ..train.start_up import prove
 from ..world import World
-from ._plan import pack_rows, say
+from ._plan import Steps, pack_rows, rank_packs, say
 from ._rows import Parts, Reads, tell_cut, unread_rows
-from ._steps import Steps, rank_packs
 
 logger = logging.getLogger(__name__)
 
