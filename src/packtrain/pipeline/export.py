@@ -366,24 +366,18 @@ def refuse_changed(job: Job, verify_content: bool) -> None:
     """The source and its media are what was measured, and the plan is of those lengths."""
     if job.lengths_folder is None:
         return
-    lengths = Lengths.load(job.lengths_folder)
-    if lengths.digest != job.plan.lengths_digest:
-        raise ForeignArtefactError(
-            f"{job.plan_folder} was planned from other lengths than {job.lengths_folder}", hint="plan again"
-        )
-    told = files.read_json(job.lengths_folder / "lengths.json").get("key") or {}
-    if told.get("source") not in (None, job.source.fingerprint):
-        raise ForeignArtefactError(
-            f"the source changed since {job.lengths_folder} was "
-            f"measured: {counted(len(job.source), 'samples')} now, {told.get('samples')} then",
-            hint="measure and plan again, or restore the source",
-        )
-    changed = _changed(job, verify_content=verify_content)
-    if changed:
-        raise ForeignArtefactError(
-            f"media changed since {job.lengths_folder} was measured: {changed}",
-            hint="restore them, or measure and plan again",
-        )
+    folder, hint = job.lengths_folder, "restore them, or measure and plan again"
+    told = files.read_json(folder / "lengths.json").get("key") or {}
+    if Lengths.load(folder).digest != job.plan.lengths_digest:
+        why, hint = f"{job.plan_folder} was planned from other lengths than {folder}", "plan again"
+    elif told.get("source") not in (None, job.source.fingerprint):
+        then = f"{counted(len(job.source), 'samples')} now, {told.get('samples')} then"
+        why = f"the source changed since {folder} was measured: {then}"
+    elif changed := _changed(job, verify_content=verify_content):
+        why = f"media changed since {folder} was measured: {changed}"
+    else:
+        return
+    raise ForeignArtefactError(why, hint=hint)
 
 
 def refuse_meanwhile(job: Job, parts: Iterable[int]) -> None:

@@ -220,13 +220,10 @@ def lengths_of_plan(folder: str | Path) -> Path:
         with suppress(OSError, SourceError):  # a name that no file can have, a URL that nothing is behind
             if ((place := opened(named)) / "lengths.json").is_file():
                 return place
+    why, hint = f"the lengths of {folder} are gone: {name}", "keep the lengths folder beside the plan"
     if os.path.isfile(name):
-        raise FormatError(
-            f"{folder} was planned from token counts: {name} names no samples", hint="measure a source"
-        )
-    raise FormatError(
-        f"the lengths of {folder} are gone: {name}", hint="keep the lengths folder beside the plan"
-    )
+        why, hint = f"{folder} was planned from token counts: {name} names no samples", "measure a source"
+    raise FormatError(why, hint=hint)
 
 
 def _path(name: str) -> str:

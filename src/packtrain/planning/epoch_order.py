@@ -163,33 +163,26 @@ class EpochOrder:
             )
         block, ranks = self.aligned.block, self.aligned.world_size
         if block > 1 and balance.mode != "step":
-            raise PlanError(
-                f"mode {balance.mode!r} would mix the samples of the steps this plan was made by",
-                hint="use mode='step'",
-            )
+            why = f"mode {balance.mode!r} would mix the samples of the steps this plan was made by"
+            raise PlanError(why, hint="use mode='step'")
         if block > 1 and block != self.width:
-            raise PlanError(
-                f"grad_accum is {self.grad_accum}, but a step of this plan has {counted(block, 'packs')} for "
-                f"{counted(ranks, 'ranks')}",
-                hint=f"use grad_accum={block // ranks}",
-            )
+            has = f"{counted(block, 'packs')} for {counted(ranks, 'ranks')}"
+            why = f"grad_accum is {self.grad_accum}, but a step of this plan has {has}"
+            raise PlanError(why, hint=f"use grad_accum={block // ranks}")
 
     def _check_replan(self, replan: PlansOfEpochs) -> None:
         plan = self.aligned.plan
         if plan is not replan.base and plan.checksum != replan.base.checksum:
-            raise InputError(
-                "replan holds the plans of another run", hint="pass EpochPlans(aligned.plan, lengths)"
-            )
-        if self.aligned.is_balanced:
-            raise InputError(
-                "the plan is balanced for one epoch and cannot be planned anew",
-                hint="use plan.align(world_size), and balance=…",
-            )
-        if self.balance is not None and isinstance(self.balance.cost, np.ndarray):
-            raise InputError(
-                "a cost for every pack does not hold for the plans of other epochs",
-                hint="name a cost, for example 'flops'",
-            )
+            why, hint = "replan holds the plans of another run", "pass EpochPlans(aligned.plan, lengths)"
+        elif self.aligned.is_balanced:
+            why = "the plan is balanced for one epoch and cannot be planned anew"
+            hint = "use plan.align(world_size), and balance=…"
+        elif self.balance is not None and isinstance(self.balance.cost, np.ndarray):
+            why = "a cost for every pack does not hold for the plans of other epochs"
+            hint = "name a cost, for example 'flops'"
+        else:
+            return
+        raise InputError(why, hint=hint)
 
     def _read(self, number: int, aligned: View) -> _Epoch:
         if self.balance is None:
@@ -400,13 +393,9 @@ class EpochOrder:
         keys = ("version", "raw_plan", "drop_last", *(["seed"] if self.is_seeded else []), "shuffle")
         _refuse_other(state, own, keys)
         self._check_epoch(state)
-        limits = {
-            "world_size": (1, _MOST),
-            "grad_accum": (1, _MOST),
-            "epoch": (0, math.inf),
-            "packs": (0, math.inf),
-        }
-        for key, (least, most) in limits.items():
+        counts = {"world_size": 1, "grad_accum": 1, "epoch": 0, "packs": 0}
+        for key, least in counts.items():
+            most = _MOST if least else math.inf
             if not least <= _whole(state, key) <= most:
                 raise _foreign(key, state[key], own.get(key))
         step, steps = _whole(state, "micro_step"), _whole(state, "steps")

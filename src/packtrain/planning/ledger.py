@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import whole
 from ..errors import InputError, PlanError, counted, without_path
 from .lengths import STATUS_FAILED, Lengths
 from .spec import PlanSpec
@@ -131,18 +132,16 @@ def read_skip_file(path: str | Path) -> tuple[int, ...]:
             values = json.loads(text)
         except ValueError as error:
             raise InputError(f"{path} is not a JSON list of sample ids: {error}") from None
-        if any(type(value) is not int or value < 0 for value in values):
-            raise InputError(f"{path} holds something else than sample ids", hint="ids are 0, 1, 2, …")
-        return tuple(sorted(set(values)))
+        ids = {whole(f"an id in {path}", value, 0) for value in values}
+        return tuple(sorted(ids))
     ids = set()
     for number, line in enumerate(text.splitlines(), start=1):
         word = line.partition("#")[0].strip()
-        if word and not (word.isascii() and word.isdigit()):
-            raise InputError(
-                f"{path}:{number}: {word!r} is not a sample id", hint="one id a line: 0, 1, 2, …"
-            )
-        if word:
+        if word.isascii() and word.isdigit():
             ids.add(int(word))
+        elif word:
+            why = f"{path}:{number}: {word!r} is not a sample id"
+            raise InputError(why, hint="one id a line: 0, 1, 2, …")
     return tuple(sorted(ids))
 
 

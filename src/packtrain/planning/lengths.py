@@ -323,12 +323,10 @@ def _checked_reasons(reasons: Mapping[int, str], status: NDArray[np.uint8]) -> d
         index, reason = int(key), reasons[key]
         if not 0 <= index < len(status):
             raise LengthError(f"reasons names sample {index}, there are {len(status)}")
-        if status[index] == STATUS_OK:
-            raise LengthError(
-                f"reasons[{index}] is {reason!r} but its status is ok", hint="set its status to 2 (failed)"
-            )
-        if not isinstance(reason, str) or not reason:
-            raise LengthError(f"reasons[{index}] is {reason!r}, expected a reason name")
+        fits = isinstance(reason, str) and bool(reason)
+        if not fits or status[index] == STATUS_OK:
+            why = " but its status is ok" if fits else ", expected a reason name"
+            raise LengthError(f"reasons[{index}] is {reason!r}{why}", hint="status 2 is failed")
         out[index] = reason
     return out
 

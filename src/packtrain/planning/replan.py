@@ -83,19 +83,18 @@ def resume(base: PackPlan, lengths: Any, held: Mapping[str, Any]) -> PackPlan:
     Raises:
         ForeignArtefactError: it was taken with another spec, lengths, plan or version; names which.
     """
-    own = {**state(base, base, 0), "epoch": held.get("epoch"), "checksum": held.get("checksum")}
+    epoch = held.get("epoch")
+    own = {**state(base, base, 0), "epoch": epoch, "checksum": held.get("checksum")}
     for key, value in own.items():
         if held.get(key) != value:
             raise ForeignArtefactError(
                 f"the saved epoch has {key} {_short(held.get(key))}, this plan has {_short(value)}",
                 hint="resume with the plan of the saved run, or start anew",
             )
-    if not isinstance(held.get("epoch"), int):
-        raise ForeignArtefactError(f"the saved epoch is {held.get('epoch')!r}, expected an integer")
-    made = replan(base, lengths, held["epoch"])
+    made = replan(base, lengths, whole("the saved epoch", epoch, 0, error=ForeignArtefactError))
     if made.checksum != held["checksum"]:
         raise ForeignArtefactError(
-            f"epoch {held['epoch']} was planned as {held['checksum']!r}, now it is {made.checksum!r}",
+            f"epoch {epoch} was planned as {held['checksum']!r}, now it is {made.checksum!r}",
             hint="resume with the version of packtrain and its packers that the run began with",
         )
     return made
@@ -152,18 +151,18 @@ def _check_replan(spec: PlanSpec) -> None:
     Raises:
         PlanError: names the setting.
     """
-    reason = None
     if spec.window is not None:
         reason = f"window={spec.window}"
     elif spec.samples_per_step is not None:
         reason = f"samples_per_step={spec.samples_per_step}"
     elif getattr(extend.lookup("packers", spec.packer), "SEEDED", False):
         reason = f"packer {spec.packer!r}"
-    if reason is not None:
-        raise PlanError(
-            f"a plan with {reason} changes its shape with the seed and cannot be planned anew every epoch",
-            hint="use packer 'auto' without window, or the same plan in every epoch",
-        )
+    else:
+        return
+    raise PlanError(
+        f"a plan with {reason} changes its shape with the seed and cannot be planned anew every epoch",
+        hint="use packer 'auto' without window, or the same plan in every epoch",
+    )
 
 
 def _short(value: object) -> str:
