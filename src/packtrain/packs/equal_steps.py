@@ -132,7 +132,11 @@ class EqualSteps:
                 self._steps += 1
             elif states:
                 self._mark, self._steps = states.popleft(), 0
-            yield held.popleft() if held else self._fill()
+            if not held:
+                self.fillers += 1
+                if self.fillers == 1:
+                    logger.warning("this rank has no more packs: it goes on with fillers (untrained tokens)")
+            yield held.popleft() if held else self.filler
 
     def _steps_of(self, told: list[Any], taken: int) -> tuple[int, bool]:
         """Steps until the next exchange, and whether they are the last ones."""
@@ -189,12 +193,6 @@ class EqualSteps:
             f"a {type(self.packs).__name__} keeps no state",
             hint="use torchdata's StatefulDataLoader, or a dataset of packtrain",
         )
-
-    def _fill(self) -> Any:
-        self.fillers += 1
-        if self.fillers == 1:
-            logger.warning("this rank has no more packs: it goes on with fillers (one untrained token each)")
-        return self.filler
 
 
 def _exchanged(value: Any) -> list[Any]:

@@ -110,7 +110,12 @@ class _Exported(Dataset[Pack]):  # type: ignore[misc]
         total = len(self.plan.indices)
         self.skipping = Skipping(skip, ledger_file, on_error, max_skip_fraction, total)
         _check_aligned(self.plan, aligned, out)
-        _check_skip(self.plan, self.skipping)
+        samples, last = len(self.plan.indices) + len(self.plan.ledger), max(self.skipping.ids, default=0)
+        if last >= samples:
+            raise PlanError(
+                f"skip holds sample {last}, but the plan is of {counted(samples, 'samples')}",
+                hint="ids are 0..n-1 of the source that was measured",
+            )
 
     @cached_property
     def plan(self) -> PackPlan:
@@ -275,15 +280,6 @@ class ChunkedPacks(_Exported):
 
     def check_still(self) -> None:
         """What was encoded ahead lies still."""
-
-
-def _check_skip(plan: PackPlan, skipping: Skipping) -> None:
-    samples = len(plan.indices) + len(plan.ledger)
-    if max(skipping.ids, default=0) >= samples:
-        raise PlanError(
-            f"skip holds sample {max(skipping.ids)}, but the plan is of {counted(samples, 'samples')}",
-            hint="ids are 0..n-1 of the source that was measured",
-        )
 
 
 def encode_pack(

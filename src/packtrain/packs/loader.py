@@ -364,8 +364,7 @@ class SourceLoader(RankLoader):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the source stands, behind the last batch that was handed out."""
-        state: dict[str, Any] = self.source.state_dict(None if self.handed is not None else self._given)
-        return state
+        return dict(self.source.state_dict(None if self.handed is not None else self._given))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.source.load_state_dict(state)
@@ -394,8 +393,7 @@ class PackLoader(RankLoader):
         collate_fn: Any = None,
         **options: Any,
     ) -> None:
-        collate_fn = _as_it_is if collate_fn is None else collate_fn
-        super().__init__(data, options, batch_sampler=sampler.batches(packs), collate_fn=collate_fn)
+        super().__init__(data, options, batch_sampler=sampler.batches(packs), collate_fn=collate_fn or list)
         self.packs = packs
 
     @property
@@ -499,7 +497,3 @@ def _stream_of(worker: Any) -> Any:
     """The state of a stream in that of a worker."""
     found = worker.get("dataset_state") if isinstance(worker, Mapping) else None
     return found if isinstance(found, Mapping) and {"settings", "epoch"} <= found.keys() else None
-
-
-def _as_it_is(packs: list[Any]) -> list[Any]:
-    return packs

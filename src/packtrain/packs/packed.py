@@ -243,7 +243,10 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         self._check_sum(position, members)
         members = self._skipping.without(members)
         if self.repeat_loss == "zero" and self.is_repeat(position):
-            members = [_without_labels(member) for member in members]
+            members = [
+                {**member, "labels": torch.full((_length(member),), IGNORE, dtype=torch.int64)}
+                for member in members
+            ]
         return Pack(members, pack_id=pack)
 
     def over(self, view: AlignedPlan) -> PackedDataset:
@@ -369,11 +372,6 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
 
 
 _DRIFT = "the source, template or processor changed since it was measured; measure and plan again"
-
-
-def _without_labels(member: dict[str, Any]) -> dict[str, Any]:
-    labels = torch.full((_length(member),), IGNORE, dtype=torch.int64)
-    return {**member, "labels": labels}
 
 
 def _length(encoded: Mapping[str, Any]) -> int:

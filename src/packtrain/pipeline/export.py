@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +101,7 @@ def export(
         check_shard(*shard)
     if workers is not None:
         whole("workers", workers, 1)
-    extend.lookup("execute", executor)
-    how = {"executor": executor, "workers": workers, **dict(executor_options or {})}
+    write = partial(extend.lookup("execute", executor).map_shards, _write_one, workers=workers)
     with output(out) as place:
         module, settings = format_of(format, options or {}, place)
         job = _job(opened(plan_folder), place, format, module, source, template)
@@ -109,14 +109,15 @@ def export(
         job = replace(job, maxcount=maxcount, maxsize=maxsize, options=settings, task=_task(job, task))
         if hasattr(module, "check_job"):
             module.check_job(job)
-        return _exported(job, shard, overwrite, how, progress or (lambda done, total: None))
+        write = partial(write, context=job, **dict(executor_options or {}))
+        return _exported(job, shard, overwrite, write, progress or (lambda done, total: None))
 
 
 def _exported(
     job: Job,
     shard: tuple[int, int] | None,
     overwrite: bool,
-    how: Mapping[str, Any],
+    write: Callable[[list[int]], Iterable[int]],
     progress: Progress,
 ) -> dict[str, Any]:
     """Write what is not there of an export, or of a shard of it."""
@@ -140,7 +141,7 @@ def _exported(
         total = sum(len(job.packs_of(part)) for part in chosen)
         done = total - sum(len(job.packs_of(part)) for part in todo)
         try:
-            for packs in _mapped(job, todo, **how):
+            for packs in write(todo):
                 done += packs
                 claim.pulse()
                 claim.check()
@@ -219,16 +220,6 @@ def _write_one(job: Job, part: int) -> int:
         rows = extend.lookup("export", job.format).write_part(job, part)
         shards.publish_part(job.out, part, {"packs": [packs.start, packs.stop], "files": rows})
     return len(packs)
-
-
-# --------------------------------------------------------------------------------------------
-def _mapped(
-    job: Job, todo: list[int], *, executor: str, workers: int | None, **options: Any
-) -> Iterable[int]:
-    mapped: Iterable[int] = extend.lookup("execute", executor).map_shards(
-        _write_one, todo, workers=workers, context=job, **options
-    )
-    return mapped
 
 
 def format_of(name: str, given: Mapping[str, Any], out: Path | None = None) -> tuple[Any, dict[str, Any]]:

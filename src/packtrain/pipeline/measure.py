@@ -220,16 +220,11 @@ def _differences(marker: dict[str, Any], identity: Identity) -> set[str]:
 
 def _foreign(folder: Path, marker: dict[str, Any], identity: Identity, differs: set[str]) -> InputError:
     names = [name for name in identity.key if name in differs]
-    if "template" in differs:
-        names[names.index("template")] = _named(marker.get("template") or {}, identity.template)
-    names = [_FIELDS.get(name, name) for name in names]
+    before, now = marker.get("template") or {}, identity.template
+    settings = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    words = {**_FIELDS, "template": f"template ({', '.join(settings)})"}
+    names = [words.get(name, name) for name in names]
     hint = "choose another folder, or measure again with overwrite=True"
     if differs <= {"samples", "source"} and may_have_grown(read_layout(folder), identity.layout):
         hint = f"if the source has grown, append=True measures only what is new; else {hint}"
     return ForeignArtefactError(f"{folder} holds lengths of another {', '.join(names)}", hint=hint)
-
-
-def _named(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Which settings of the template differ."""
-    names = [name for name in sorted(set(before) | set(now)) if before.get(name) != now.get(name)]
-    return f"template ({', '.join(names)})"

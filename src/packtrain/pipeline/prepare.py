@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -208,7 +209,7 @@ def prepare_ranks(
                 validation=name is not None,
                 name=name or "",
                 overwrite=overwrite,
-                stage=_telling(stage or silent, tell),
+                stage=partial(_shown_and_told, stage or silent, tell),
                 world_size=world_size or start.place.size,
                 keep_plan=keep_plan or name is not None,
             )
@@ -315,22 +316,16 @@ def _as_begun(wanted: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _shown_and_told(
-    shown: AbstractContextManager[Callable[[int, int], None]], name: str, tell: Tell
-) -> Iterator[Callable[[int, int], None]]:
+def _shown_and_told(stage: Stage, tell: Tell, name: str) -> Iterator[Callable[[int, int], None]]:
+    """A stage that also tells the ranks that wait."""
     tell(name, 0, 0)
-    with shown as report:
+    with stage(name) as report:
 
         def both(done: int, total: int) -> None:
             report(done, total)
             tell(name, done, total)
 
         yield both
-
-
-def _telling(stage: Stage, tell: Tell) -> Stage:
-    """A stage that also tells the ranks that wait."""
-    return lambda name: _shown_and_told(stage(name), name, tell)
 
 
 def _workers(config: RunConfig, samples: int) -> int:

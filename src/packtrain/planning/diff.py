@@ -72,6 +72,7 @@ def diff_plans(first: PackPlan, second: PackPlan, lengths: tuple[Lengths, Length
     specs = first.spec.to_dict(), second.spec.to_dict()
     named = str(first.packer), str(second.packer)
     digests = first.lengths_digest, second.lengths_digest
+    one, two = dict(first.ledger), dict(second.ledger)
     summary, changed = (None, np.zeros(0, dtype=np.int64)) if lengths is None else _lengths(*lengths)
     return PlanDiff(
         equal=first == second,
@@ -84,7 +85,7 @@ def diff_plans(first: PackPlan, second: PackPlan, lengths: tuple[Lengths, Length
         moved=kept[~np.isin(kept, stay, assume_unique=True)],
         entered=in_second[~np.isin(in_second, in_first, assume_unique=True)],
         left=in_first[~np.isin(in_first, in_second, assume_unique=True)],
-        reasons=_other_reasons(first, second),
+        reasons=np.array([i for i in one if i in two and one[i] != two[i]], dtype=np.int64),
         changed_lengths=changed,
     )
 
@@ -123,11 +124,6 @@ def _same_packs(first: PackPlan, second: PackPlan) -> I64:
     differ = np.add.reduceat((left != right).astype(np.int64), ends - width[a])
     same: I64 = a[differ == 0]
     return same
-
-
-def _other_reasons(first: PackPlan, second: PackPlan) -> I64:
-    one, two = dict(first.ledger), dict(second.ledger)
-    return np.array([i for i in one if i in two and one[i] != two[i]], dtype=np.int64)
 
 
 def _lengths(first: Lengths, second: Lengths) -> tuple[dict[str, Any], I64]:

@@ -7,6 +7,7 @@ folder pickles as its path, so worker processes share one mapping.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..moved import also_named
 from .align import AlignedPlan, align
 from .balance import Balance
 from .epoch_order import EpochOrder
-from .raw_plan import Certificate, PackerId, RawPlan, Sums
+from .raw_plan import Certificate, RawPlan, Sums
 from .stats import plan_stats
 
 I64 = NDArray[np.int64]
@@ -88,17 +89,15 @@ class PackPlan(RawPlan):
         long_gone = gone & (sizes == 1) & (self._pack_cost() > cap)
         slots_gone = int(np.maximum(self._pack_cost()[gone], cap).sum())
         kept = len(offsets) - 1
+        cost = self._pack_cost()[~gone]
+        bound = int((cost > cap).sum()) + -(-int(cost[cost <= cap].sum()) // cap)  # of volume
         return PackPlan(
             offsets=offsets,
             indices=np.asarray(self.indices)[keep_item],
             spec=self.spec,
-            packer=PackerId(
-                self.packer.name,
-                self.packer.version,
-                {**self.packer.notes, f"packs_{reason}": int(gone.sum())},
-            ),
+            packer=replace(self.packer, notes={**self.packer.notes, f"packs_{reason}": int(gone.sum())}),
             ledger=self.ledger.with_more(np.asarray(self.indices)[~keep_item], reason),
-            certificate=Certificate.of(kept, min(kept, self._bound_without(gone)), "volume"),
+            certificate=Certificate.of(kept, min(kept, bound), "volume"),
             long_samples=self.long_samples - int(long_gone.sum()),
             slots=self.slots - slots_gone,
             sums=Sums(self.pack_tokens[~gone], self.pack_sq[~gone], costs),
@@ -109,12 +108,6 @@ class PackPlan(RawPlan):
         """A lower bound of each pack's cost; exact for a pack of one sample."""
         m = self.spec.multiple_of
         return -(-self.pack_tokens // m) * m
-
-    def _bound_without(self, gone: NDArray[np.bool_]) -> int:
-        """Volume bound of the packs that stay."""
-        cost = self._pack_cost()[~gone]
-        cap = self.spec.pack_length
-        return int((cost > cap).sum()) + -(-int(cost[cost <= cap].sum()) // cap)
 
     def save(self, folder: str | Path, **options: Any) -> None:
         """Write the plan folder; see `packtrain.store.plans.save` for the options."""

@@ -122,9 +122,12 @@ class PlanSpec:
         if self.packer_options:
             module.check_options(self.packer_options)
         if (self.limits or self.max_samples is not None) and not getattr(module, "LIMITS", False):
+            able = [
+                n for n in extend.names("packers") if getattr(extend.lookup("packers", n), "LIMITS", False)
+            ]
             raise InputError(
                 f"packer {self.packer!r} does not plan limits or max_samples",
-                hint=f"packers that do: {', '.join(_packers_with_limits())}",
+                hint=f"packers that do: {', '.join(able)}",
             )
 
     def _check_steps(self) -> None:
@@ -171,12 +174,6 @@ def without_effect(settings: Any, name: str, default: Any, why: str) -> None:
     if (value := getattr(settings, name)) != default:
         logger.warning("%s=%r has no effect %s", name, value, why)
         object.__setattr__(settings, name, default)
-
-
-def _packers_with_limits() -> list[str]:
-    return [
-        name for name in extend.names("packers") if getattr(extend.lookup("packers", name), "LIMITS", False)
-    ]
 
 
 def _integer(name: str, value: Any, low: int, most: int | None, meaning: str) -> int:

@@ -71,9 +71,6 @@ class WindowPacker:
         self.max_age = max_age
         self.windows = 0
         self._of_window: PlanSpec | None = None  # what a window without a seed is planned by
-        self._empty()
-
-    def _empty(self) -> None:
         self._ids: I64 = np.zeros(0, dtype=np.int64)
         self._age: I64 = np.zeros(0, dtype=np.int64)
         self._carried: Lengths | None = None
