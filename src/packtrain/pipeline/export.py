@@ -39,7 +39,7 @@ from ..store import shards
 from ..store.lengths import changed_media
 from ..store.pack_records import SPELLINGS, TASKS, task_of
 from ..waiting.claim import alone
-from .inputs import Inputs, lengths_of_plan
+from .inputs import Inputs, lengths_of_plan, read_origin
 from .publish import origin_of
 
 _log = logging.getLogger(__name__)
@@ -478,10 +478,8 @@ def _put_origin(out: Path, job: Job) -> None:
     lengths = job.lengths_folder
     told = None if lengths is None else _told(lengths)
     origin: dict[str, Any] = {"plan": _told(job.plan_folder), "lengths": told}
-    if lengths is not None and (lengths / "origin.json").is_file():
-        measured = files.read_json(lengths / "origin.json")
-        if "inputs" in measured:
-            origin["inputs"] = measured["inputs"]
+    if lengths is not None and "inputs" in (measured := read_origin(lengths)):
+        origin["inputs"] = measured["inputs"]
     files.publish_json(shards.hidden(out, "origin.json"), origin_of(origin))
 
 

@@ -118,14 +118,12 @@ class Inputs:
         place = opened(folder)
         if (place / "plan.json").is_file():
             place = lengths_of_plan(place)
-        origin = files.read_json(place / "origin.json") if (place / "origin.json").is_file() else {}
-        if not isinstance(origin, dict) or "inputs" not in origin:
-            hosted = isinstance(origin, dict) and "rows" in origin
+        origin = read_origin(place)
+        if "inputs" not in origin:
+            hosted = "a trainer's own plan is proven before it trains: its log says so"
             raise FormatError(
                 f"{folder} does not say which samples it was made from",
-                hint="a trainer's own plan is proven before it trains: its log says so"
-                if hosted
-                else "measure a source",
+                hint=hosted if "rows" in origin else "measure a source",
             )
         return cls.told(origin["inputs"], place / "origin.json")
 
@@ -204,6 +202,13 @@ _OF_TEMPLATE = ("system", "max_length", "truncation")
 _OF_MEASURING = ("model_limit", "tokens_per_second", "trust_hints", "long_audio")
 
 
+def read_origin(folder: Path) -> dict[str, Any]:
+    """What `origin.json` of a folder says; empty where there is none, or nothing in it."""
+    path = folder / "origin.json"
+    told = files.read_json(path) if path.is_file() else {}
+    return told if isinstance(told, dict) else {}
+
+
 def lengths_of_plan(folder: str | Path) -> Path:
     """The lengths folder a plan was made from.
 
@@ -211,9 +216,7 @@ def lengths_of_plan(folder: str | Path) -> Path:
         FormatError: the plan does not name one, or it is gone.
     """
     folder = opened(folder)
-    path = folder / "origin.json"
-    origin = files.read_json(path) if path.is_file() else {}
-    name = origin.get("lengths") if isinstance(origin, dict) else None
+    name = read_origin(folder).get("lengths")
     if not isinstance(name, str):
         raise FormatError(f"{folder} does not name the lengths it was made from")
     for named in (name, folder.parent / Path(name).name):
@@ -273,10 +276,9 @@ def _template(config: RunConfig, folder: Path, chunks: bool) -> Any:
     named = config.template.processor
     if chunks and named is None:
         return None
-    origin = shards.hidden(folder, "origin.json")
-    told = files.read_json(origin) if origin.is_file() else {}
+    told = read_origin(shards.hidden(folder))
     if "inputs" in told:
-        inputs = Inputs.told(told["inputs"], origin)
+        inputs = Inputs.told(told["inputs"], shards.hidden(folder, "origin.json"))
     elif named or config.model.name_or_path:
         inputs = Inputs(source=str(folder), processor=config.processor, max_length=config.template.max_length)
     else:

@@ -73,26 +73,21 @@ def read_lengths(path: str | Path) -> Lengths:
 
 
 def _lengths(path: Path, columns: Columns) -> Lengths:
-    if len(columns) == 1:
-        name = next(iter(columns))
-    else:
-        name = next((known for known in _TOKEN_COLUMNS if known in columns), "")
+    names = _TOKEN_COLUMNS if len(columns) > 1 else tuple(columns)
+    name = next((known for known in names if known in columns), "")
+    values = np.asarray(columns.get(name, ()))
+    hint = f"records of samples are measured first: packtrain measure {typed(path)}"
     if not columns:
-        raise FormatError(f"{path} is empty", hint=f"expected a column {_TOKEN_COLUMNS[0]} of token counts")
-    measured = f"records of samples are measured first: packtrain measure {typed(path)}"
-    if name not in columns:
-        raise FormatError(
-            f"{path} has columns {', '.join(map(str, columns))}: none is named as token counts are",
-            hint=f"name it {_TOKEN_COLUMNS[0]}; {measured}",
-        )
-    values = np.asarray(columns[name])
-    if len(values) and values.dtype.kind not in "biuf":
-        raise FormatError(
-            f"{path} holds no token counts: {name} is {str(values[0])[:40]!r}",
-            hint=measured,
-        )
-    costs = {cost: np.asarray(columns[cost]) for cost in _COST_COLUMNS if cost in columns and cost != name}
-    return Lengths(values, costs=costs or None)
+        why, hint = "is empty", f"expected a column {_TOKEN_COLUMNS[0]} of token counts"
+    elif name not in columns:
+        why = f"has columns {', '.join(map(str, columns))}: none is named as token counts are"
+        hint = f"name it {_TOKEN_COLUMNS[0]}; {hint}"
+    elif len(values) and values.dtype.kind not in "biuf":
+        why = f"holds no token counts: {name} is {str(values[0])[:40]!r}"
+    else:
+        held = (cost for cost in _COST_COLUMNS if cost in columns and cost != name)
+        return Lengths(values, costs={cost: np.asarray(columns[cost]) for cost in held} or None)
+    raise FormatError(f"{path} {why}", hint=hint)
 
 
 def _npy(path: Path) -> Columns:

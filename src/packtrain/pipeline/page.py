@@ -29,7 +29,7 @@ from ..planning.lengths import STATUS_NAMES, Lengths
 from ..planning.packplan import PackPlan
 from ..report.numbers import Training, report_figures
 from ..store import lengths as lengths_store
-from .inputs import Inputs, lengths_of_plan
+from .inputs import Inputs, lengths_of_plan, read_origin
 from .length_files import lengths_of
 from .plan import ledger_rows
 from .publish import details, placed
@@ -189,9 +189,7 @@ def where_of(folder: Path, source: Any) -> Callable[[int], str] | None:
     """Sample -> where it stands: as its source says, or as a row of a host's dataset; None: not known."""
     if source is not None:
         return cast("Callable[[int], str]", source.where)
-    path = folder / "origin.json"
-    origin = files.read_json(path) if path.is_file() else {}
-    return (lambda sample: f"row {sample}") if isinstance(origin, dict) and "rows" in origin else None
+    return (lambda sample: f"row {sample}") if "rows" in read_origin(folder) else None
 
 
 def record_of(source: Any, sample: int) -> str:

@@ -86,16 +86,19 @@ class Faults:
             files.remove(path)
 
 
-def samples_of(source: Source, faults: Faults) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """(number, sample) of the records that have no fault so far; faults of reading are added."""
+def samples_of(
+    source: Source, faults: Faults, use: Callable[[Mapping[str, Any], int], Any]
+) -> Iterator[tuple[int, Mapping[str, Any], Any]]:
+    """(number, sample, what `use` makes of them) of the records without a fault; faults are added."""
     for number in range(len(source)):
         if number not in faults:
             try:
                 sample = source[number]
+                made = use(sample, number)
             except SampleError as error:
                 faults.add(number, error)
                 continue
-            yield number, sample
+            yield number, sample, made
 
 
 # --------------------------------------------------------------------------------------------
@@ -129,13 +132,11 @@ def split_pairs(source: Source, out: str | Path, *, skip: bool = False) -> dict[
     stems = _stems(source, root, faults)
     files.publish_json(out / _MARKER, {**key, "whole": False})
     done: dict[str, Any] = {"records": 0, "images": 0, "without_image": 0}
-    for number, sample in samples_of(source, faults):
-        try:
-            record = _plain(sample, number)
-            media = [read_bytes(ref) for ref in media_refs(sample)]
-        except SampleError as error:
-            faults.add(number, error)
-            continue
+
+    def pair(sample: Mapping[str, Any], number: int) -> tuple[dict[str, Any], list[bytes]]:
+        return _plain(sample, number), [read_bytes(ref) for ref in media_refs(sample)]
+
+    for number, sample, (record, media) in samples_of(source, faults, pair):
         refs = media_refs(sample)
         names = [f"{stems[number]}{f'.{i}' if i else ''}{_suffix(ref)}" for i, ref in enumerate(refs)]
         for name, data in zip(names, media, strict=True):
@@ -181,12 +182,7 @@ def merge_images(
     _refuse_file(out)
     faults = Faults(source, skip)
     groups: dict[bytes, list[int]] = {}
-    for number, sample in samples_of(source, faults):
-        try:
-            _plain(sample, number)
-        except SampleError as error:
-            faults.add(number, error)
-            continue
+    for number, sample, _ in samples_of(source, faults, _plain):
         groups.setdefault(_group(sample, number), []).append(number)
     faults.read_once()
     done: dict[str, Any] = {"records": len(source), "samples": 0, "merged": 0}
@@ -245,16 +241,16 @@ def _stems(source: Source, root: Any, faults: Faults) -> dict[int, str]:
     stems: dict[int, str] = {}
     wanted: dict[int, tuple[str, int]] = {}
     seen: set[str] = set()
-    for number, sample in samples_of(source, faults):
+
+    def checked(sample: Mapping[str, Any], number: int) -> list[Any]:
+        _plain(sample, number)
         refs = media_refs(sample)
-        try:
-            _plain(sample, number)
-            for ref in refs:
-                if not exists(ref):
-                    read_bytes(ref)  # says what is amiss
-        except SampleError as error:
-            faults.add(number, error)
-            continue
+        for ref in refs:
+            if not exists(ref):
+                read_bytes(ref)  # says what is amiss
+        return refs
+
+    for number, _, refs in samples_of(source, faults, checked):
         first = identity_name(refs[0], root) or f"image_{number:08d}" if refs else ""
         wish = _cut(os.path.splitext(first.rpartition("/")[2].rpartition("!")[2])[0]) if refs else ""
         wish = wish or f"output_{number:08d}"
