@@ -130,12 +130,8 @@ class _Master:
         self.known: set[tuple[tuple[int, int], ...]] = set()
         self.rows = len(counts)
         self.solver, self.infinity = _quiet_solver()
-        for option, value in (
-            ("output_flag", False),
-            ("threads", 1),
-            ("random_seed", 0),
-            ("parallel", "off"),
-        ):
+        options = {"output_flag": False, "threads": 1, "random_seed": 0, "parallel": "off"}
+        for option, value in options.items():
             self.solver.setOptionValue(option, value)
         none = np.zeros(0)
         for count in counts.tolist():

@@ -192,22 +192,16 @@ def joined(states: Sequence[Mapping[str, Any]], *, cyclic: bool) -> Mapping[str,
         raise ForeignArtefactError(
             "the states hold a split twice", hint="give the state of every reader once, all saved at one step"
         )
-    of = {Reader(*state["reader"]).ranks for state in states}, {state["reader"][1] for state in states}
-    ranks, rank = next(iter(of[0])), next(iter(of[1]))
-    one_rank = len(of[0]) == len(of[1]) == 1 and len(held) * ranks == first["splits"]
+    ranks, rank = first["reader"][:2]
+    same = all(list(state["reader"][:2]) == [ranks, rank] for state in states)
+    one_rank = same and len(held) * ranks == first["splits"]
     if not one_rank and len(held) != first["splits"]:
         raise _incomplete(held, first["splits"], f"{counted(len(states), 'readers')}")
-    rest = {name: value for name, value in first.items() if name not in ("held", "reader", "epoch", "ended")}
-    epoch = max(state["epoch"] for state in states)
-    reader = [ranks, rank, 1, 0] if one_rank else None
-    held.sort(key=lambda one: int(one["split"]))
-    return {
-        **rest,
-        "reader": reader,
-        "epoch": epoch,
-        "held": held,
-        **({"ended": True} if every_ended else {}),
-    }
+    made = {name: value for name, value in first.items() if name != "ended" or every_ended}
+    made["reader"] = [ranks, rank, 1, 0] if one_rank else None
+    made["epoch"] = max(state["epoch"] for state in states)
+    made["held"] = sorted(held, key=lambda one: int(one["split"]))
+    return made
 
 
 def of_reader(state: Mapping[str, Any], here: Reader) -> Mapping[str, Any]:

@@ -357,9 +357,7 @@ def _page(
 # --------------------------------------------------------------------------------------------
 # The main job with an `export` section: measure, audit, plan, and write packs as files, train nothing
 # --------------------------------------------------------------------------------------------
-def run_export(
-    config: RunConfig, *, overwrite: bool = False, stage: Stage | None = None, place: World | None = None
-) -> dict[str, Any]:
+def run_export(config: RunConfig, *, overwrite: bool = False, stage: Stage | None = None) -> dict[str, Any]:
     """Export what a configuration would train on; one process.
 
     Args:
@@ -373,7 +371,7 @@ def run_export(
     Raises:
         ConfigError: started on several ranks.
     """
-    place = place or world()
+    place = world()
     if place.size > 1:
         raise ConfigError(
             f"an export is no job for {counted(place.size, 'ranks')}",

@@ -101,10 +101,9 @@ def replay(made: PackPlan, lengths: Any, seed: int | None = None) -> PackPlan:
 
 
 def _by_steps(checked: Lengths, used: Lengths, classes: Classes, spec: PlanSpec) -> PackPlan:
-    made = plan_steps(used, classes, spec)
-    bound = Certificate.of(len(made.csr.offsets) - 1, made.bound, "steps")
-    packed = Packed(made.csr, PackerId("spread", 1), made.classes.ledger)
-    plan = _finished(checked, made.classes, packed, made.spec, bound)
+    csr, spec, classes, least = plan_steps(used, classes, spec)
+    bound = Certificate.of(len(csr.offsets) - 1, least, "steps")
+    plan = _finished(checked, classes, Packed(csr, PackerId("spread", 1), classes.ledger), spec, bound)
     report_steps(plan)
     return plan
 

@@ -8,7 +8,6 @@ epoch (about a million packs), which are a random part of it. Times are in token
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -159,22 +158,10 @@ def _padding(lengths: Lengths, made: PackPlan, histogram: NDArray[Any]) -> dict[
     }
 
 
-@dataclass(slots=True)
-class _Time:
-    """Token equivalents of measured steps: slowest and mean rank of every micro step and every step."""
-
-    micro_most: float
-    micro_mean: float
-    step_most: float
-
-    @classmethod
-    def of(cls, costs: I64, ranks: int, accum: int, scale: int) -> _Time:
-        held = costs.reshape(-1, accum, ranks) / scale
-        return cls(
-            float(held.max(axis=2).sum()),
-            float(held.mean(axis=2).sum()),
-            float(held.sum(axis=1).max(1).sum()),
-        )
+def _times(held: NDArray[Any]) -> tuple[float, float, float]:
+    """Sums over costs [steps, micro steps, ranks]: slowest, mean rank of a micro step; slowest of a step."""
+    slowest, mean, step = held.max(axis=2), held.mean(axis=2), held.sum(axis=1).max(axis=1)
+    return float(slowest.sum()), float(mean.sum()), float(step.sum())
 
 
 def _epoch(aligned: AlignedPlan, accum: int, seed: int, device: DeviceProfile | None) -> dict[str, Any]:
@@ -189,20 +176,22 @@ def _epoch(aligned: AlignedPlan, accum: int, seed: int, device: DeviceProfile | 
     steps = min(full, max(1, _PLACES // width))
     places = np.arange(steps * width, dtype=np.int64)
     before, after = order.at(places, 0), order.of_steps(0, steps, 0)
-    plain, even = (_Time.of(order.costs_at(at, 0), ranks, accum, cost.l_star) for at in (before, after))
+    plain, even = (
+        _times(order.costs_at(at, 0).reshape(-1, accum, ranks) / cost.l_star) for at in (before, after)
+    )
     ids = aligned.pack_ids_at(before)
     tokens = np.where(ids < 0, 0, np.asarray(aligned.plan.pack_tokens)[ids]).reshape(steps, width).sum(axis=1)
     sizes = np.diff(np.asarray(aligned.plan.offsets))
     samples = np.where(ids < 0, 0, sizes[ids]).reshape(steps, width).sum(axis=1)
-    most = even.micro_most / steps
+    most = even[0] / steps
     row: dict[str, Any] = {
         "tokens_per_step_mean": float(tokens.mean()),
         "tokens_per_step_sd": float(tokens.std()),
         "samples_per_step_mean": float(samples.mean()),
         "samples_per_step_sd": float(samples.std()),
-        "max_over_mean": plain.micro_most / plain.micro_mean,
-        "max_over_mean_balanced": even.micro_most / even.micro_mean,
-        "max_over_mean_step": even.step_most / even.micro_mean,
+        "max_over_mean": plain[0] / plain[1],
+        "max_over_mean_balanced": even[0] / even[1],
+        "max_over_mean_step": even[2] / even[1],
         "step_token_equivalents": most,
         "epoch_token_equivalents": (most + _FIXED_TOKENS * accum) * aligned.steps / accum,
         "measured_steps": steps,

@@ -165,23 +165,6 @@ def _fill_empty(weight: Any, starts: Any, packs: Any, out: Any) -> Any:
 I64 = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class StepPacks:
-    """What `plan_steps` found.
-
-    Attributes:
-        csr: packs, step by step, canonical inside each step.
-        spec: the asked spec with its `packs_per_step`.
-        classes: the asked classes, with ledger and long samples of what was really packed.
-        bound: lower bound on the packs of this plan.
-    """
-
-    csr: Csr
-    spec: PlanSpec
-    classes: Classes
-    bound: int
-
-
 @dataclass(slots=True)
 class _Steps:
     """Samples in step order, heaviest first inside a step; arrays as the kernels take them."""
@@ -203,8 +186,12 @@ class _Steps:
         return np.add.reduceat(values, self.starts[:-1])
 
 
-def plan_steps(lengths: Lengths, classes: Classes, spec: PlanSpec) -> StepPacks:
+def plan_steps(lengths: Lengths, classes: Classes, spec: PlanSpec) -> tuple[Csr, PlanSpec, Classes, int]:
     """Pack by steps of `spec.samples_per_step` samples.
+
+    Returns:
+        Packs, step by step, canonical inside each step; the asked spec with its `packs_per_step`; the asked
+        classes, with ledger and long samples of what was really packed; a lower bound on the packs.
 
     Raises:
         PlanError: no sample is left, or `spec.packs_per_step` packs do not hold a step.
@@ -229,17 +216,10 @@ def plan_steps(lengths: Lengths, classes: Classes, spec: PlanSpec) -> StepPacks:
     packs, pack_of = _fill(steps, least, spec)
     csr = _materialise(steps, pack_of, packs, len(lengths))
     alone_cost = steps.need[:: len(steps.caps)][steps.alone]
+    slots = int(np.maximum(alone_cost, spec.pack_length).sum())
+    classes = replace(classes, singles=int(steps.alone.sum()), single_slots=slots)
     bound = int(np.minimum(least, steps.sizes).sum())
-    return StepPacks(
-        csr=csr,
-        spec=replace(spec, packs_per_step=packs, packs_multiple=spec.packs_multiple),
-        classes=replace(
-            classes,
-            singles=int(steps.alone.sum()),
-            single_slots=int(np.maximum(alone_cost, spec.pack_length).sum()),
-        ),
-        bound=bound,
-    )
+    return csr, replace(spec, packs_per_step=packs), classes, bound
 
 
 def _steps(ids: I64, batch: int, lengths: Lengths, classes: Classes, spec: PlanSpec) -> _Steps:
