@@ -22,7 +22,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 from torch.utils.data import Dataset
 
 from ..errors import ChecksumError, ConfigError, DriftError, FormatError, PlanError, counted
@@ -36,7 +35,7 @@ from ..store.pack_files import PackFiles
 from ..store.pack_records import MEMBER, TASKS, members_of_row, restore
 from ..world import offline_packing
 from .ledger_file import Skipping
-from .pack import Pack
+from .pack import Pack, length_of
 
 logger = logging.getLogger(__name__)
 
@@ -306,12 +305,12 @@ def encode_pack(
             out.append(failed(sample_id, error, where, tokens or 1))
             total = total if tokens else None  # nobody knows how long it was
             continue
-        length = int(np.shape(made["input_ids"])[-1])
+        length = length_of(made)
         if tokens is not None and length != tokens:
             why = f"sample {sample_id} ({where}) was planned with {tokens} tokens but encodes to {length}"
             raise DriftError(why, hint=hint)
         out.append({**made, "sample_id": sample_id})
-    grown = sum(int(np.shape(one["input_ids"])[-1]) for one in out)
+    grown = sum(map(length_of, out))
     if total is not None and grown != total:
         raise DriftError(f"{where} was planned with {total} tokens but encodes to {grown}", hint=hint)
     return out

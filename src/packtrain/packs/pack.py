@@ -62,7 +62,7 @@ class Pack(list[Sample]):
     @property
     def lengths(self) -> list[int]:
         """Tokens of every sample, in row order."""
-        return [int(np.shape(sample["input_ids"])[-1]) for sample in self]
+        return [length_of(sample) for sample in self]
 
     @property
     def row(self) -> dict[str, Any]:
@@ -107,6 +107,11 @@ class Pack(list[Sample]):
     def __getstate__(self) -> dict[str, Any]:
         """The row is made anew where the pack arrives."""
         return {**self.__dict__, "_row": None}
+
+
+def length_of(sample: Mapping[str, Any]) -> int:
+    """Tokens of an encoded sample."""
+    return int(np.shape(sample["input_ids"])[-1])
 
 
 def _row(pack: Pack) -> dict[str, Any]:

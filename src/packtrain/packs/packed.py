@@ -38,7 +38,7 @@ from ..sources._memory import InMemory
 from .encode_cache import EncodeCache
 from .handed_out import SharedEpoch
 from .ledger_file import Skipping
-from .pack import Pack
+from .pack import Pack, length_of
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class _ByEncoding:
         encoded = sample if self.encode is None else self.encode(sample)
         if "input_ids" not in encoded:
             raise InputError("the samples have no input_ids", hint="pass the template that encodes them")
-        return int(np.shape(encoded["input_ids"])[-1])
+        return length_of(encoded)
 
 
 # --------------------------------------------------------------------------------------------
@@ -228,10 +228,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         position = operator.index(position)
         if self._chosen.is_missed:
             self._begin(None)
-        if position == FILLER:
-            logger.info("filler pack: one untrained token")
-            return Pack.filler()
-        if not 0 <= position < len(self):
+        if position != FILLER and not 0 <= position < len(self):
             raise IndexError(f"position {position} of {counted(len(self), 'packs')}")
         pack = self.pack_id(position)
         if pack == FILLER:
@@ -244,7 +241,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         members = self._skipping.without(members)
         if self.repeat_loss == "zero" and self.is_repeat(position):
             members = [
-                {**member, "labels": torch.full((_length(member),), IGNORE, dtype=torch.int64)}
+                {**member, "labels": torch.full((length_of(member),), IGNORE, dtype=torch.int64)}
                 for member in members
             ]
         return Pack(members, pack_id=pack)
@@ -268,7 +265,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
                 hint="remove the cache's folder; it is made again",
             )
         for member in members:
-            self._check_one(member["sample_id"], _length(member))
+            self._check_one(member["sample_id"], length_of(member))
         return members
 
     def check_still(self) -> None:
@@ -343,7 +340,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         carried = made.setdefault("sample_id", sample_id)
         if carried != sample_id:
             raise DriftError(f"{self._where(sample_id)} came back as sample {carried}", hint=_DRIFT)
-        self._check_one(sample_id, _length(made))
+        self._check_one(sample_id, length_of(made))
         return made
 
     def _check_one(self, sample_id: int, tokens: int) -> None:
@@ -357,10 +354,10 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
     def _check_sum(self, position: int, members: list[dict[str, Any]]) -> None:
         pack = self.pack_id(position)
         planned = int(self.plan.pack_tokens[pack])
-        tokens = sum(_length(member) for member in members)
+        tokens = sum(length_of(member) for member in members)
         guessed = self.lengths is None and any(member.get("stand_in") for member in members)
         if tokens > planned if guessed else tokens != planned:
-            each = ", ".join(f"sample {m['sample_id']}: {_length(m)}" for m in members)
+            each = ", ".join(f"sample {m['sample_id']}: {length_of(m)}" for m in members)
             raise DriftError(
                 f"pack {pack} was measured with {planned} tokens but encodes to {tokens} ({each})",
                 hint=_DRIFT,
@@ -372,10 +369,6 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
 
 
 _DRIFT = "the source, template or processor changed since it was measured; measure and plan again"
-
-
-def _length(encoded: Mapping[str, Any]) -> int:
-    return int(np.shape(encoded["input_ids"])[-1])
 
 
 def _as_file(array: Any) -> Any:
