@@ -141,24 +141,20 @@ def _inputs(out: Path, template: Any, *, wanted: bool) -> tuple[Any, Any, str]:
     Raises:
         MissingExtraError, ImportError: it is there, and a package that reads it is not.
     """
+    source, lost = None, "; the source is not at hand ({})"
     try:
-        origin = files.read_json(shards.hidden(out, "origin.json"))
-        inputs = Inputs.told(origin["inputs"], out)
-        source = inputs.open_source()
-        if source.fingerprint != shards.export_of(out)["key"]["source"]:
+        inputs = Inputs.told(files.read_json(shards.hidden(out, "origin.json"))["inputs"], out)
+        found = inputs.open_source()
+        if found.fingerprint != shards.export_of(out)["key"]["source"]:
             return None, template, "; the source changed since: not compared with it"
+        source, lost = found, "; the processor is not at hand ({}): nothing encoded"
+        if wanted and template is None:
+            template = inputs.open_template(source)
+        return source, template, ""
     except (PacktrainError, OSError, KeyError, TypeError) as error:
         if missing_package(error, "") is not None:
             raise
-        return None, template, f"; the source is not at hand ({type(error).__name__})"
-    if not wanted or template is not None:
-        return source, template, ""
-    try:
-        return source, inputs.open_template(source), ""
-    except (PacktrainError, OSError) as error:
-        if missing_package(error, "") is not None:
-            raise
-        return source, None, f"; the processor is not at hand ({type(error).__name__}): nothing encoded"
+        return source, template, lost.format(type(error).__name__)
 
 
 def _check_file(out: Path, row: dict[str, Any]) -> None:
