@@ -6,6 +6,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,13 @@ def check_fraction(limit: float | None, skipped: int, total: int, read: int, mor
         )
 
 
+def write_row(path: Path, sample_id: Any, reason: str, detail: str) -> None:
+    """Add a line about a sample that is left out, or not trained whole."""
+    known = int(sample_id) if isinstance(sample_id, Integral) else str(sample_id)
+    row = {"sample_id": known, "reason": reason, "detail": detail}
+    append_line(path, json.dumps(row, ensure_ascii=False))
+
+
 class LedgerFile:
     """Lines {sample_id, reason, detail}, one a sample; of a file that grew only what was added is read."""
 
@@ -93,8 +101,7 @@ class LedgerFile:
     def write(self, sample_id: Any, reason: str, detail: str) -> None:
         """Add a row, where the sample has none."""
         if self.path is not None and sample_id not in self.ids():
-            row = {"sample_id": sample_id, "reason": reason, "detail": detail}
-            append_line(self.path, json.dumps(row, ensure_ascii=False))
+            write_row(self.path, sample_id, reason, detail)
 
 
 class Skipping:

@@ -26,12 +26,10 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import logging
 import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +38,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ..checks import flag, whole
 from ..collate import is_filler
 from ..errors import ConfigError, ForeignArtefactError, InputError, counted
-from ..files import append_line, digest_json
+from ..files import digest_json
 from ..measuring.encoding import encoder_of
 from ..measuring.run import CUT
 from ..moved import also_named
@@ -66,7 +64,7 @@ from ._stream_state import (
 )
 from .equal_steps import EqualSteps
 from .handed_out import HandedOut, SharedEpoch, check_not_sharded
-from .ledger_file import check_policy, need_ledger
+from .ledger_file import check_policy, need_ledger, write_row
 from .loader import SourceLoader
 from .pack import Pack
 
@@ -502,12 +500,9 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
             self._write_line(sample_id, CUT, note)
 
     def _write_line(self, sample_id: Any, reason: str, detail: str) -> None:
-        if not self.tells:
-            return  # a look ahead: it is written down when it is read in earnest
         assert self.ledger_file is not None  # checked in __init__
-        known = int(sample_id) if isinstance(sample_id, Integral) else str(sample_id)
-        row = {"sample_id": known, "reason": reason, "detail": detail}
-        append_line(self.ledger_file, json.dumps(row, ensure_ascii=False))
+        if self.tells:  # else a look ahead: it is written down when it is read in earnest
+            write_row(self.ledger_file, sample_id, reason, detail)
 
 
 def _flat(state: Any) -> list[Any]:
