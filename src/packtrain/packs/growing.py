@@ -224,7 +224,7 @@ class LazyShardedDataset(Dataset[Pack]):  # type: ignore[misc]
         slot = operator.index(index)
         cursor = self._begin()
         if slot >= 0:
-            self._wait_for_slot(slot)
+            self._wait_for(range(slot, slot + 1), f"the pack of slot {slot}")
         end = self._end() if self.total_steps is None else len(self)
         if not 0 <= slot < end:
             raise IndexError(f"slot {slot} of {end}")
@@ -311,7 +311,7 @@ class LazyShardedDataset(Dataset[Pack]):  # type: ignore[misc]
     def locate(self, local: int) -> tuple[int, int]:
         """(chunk, row) of this rank's pack number `local`; waits for it. IndexError where there is none."""
         slot = self._begin().slot(local)
-        self._wait_for_slot(slot)
+        self._wait_for(range(slot, slot + 1), f"the pack of slot {slot}")
         place = None if local < 0 else self._grown().place(slot)
         if place is None:
             raise IndexError(f"pack {local} of rank {self.rank}: the stream has no such pack")
@@ -492,24 +492,24 @@ class LazyShardedDataset(Dataset[Pack]):  # type: ignore[misc]
             order.place(slot) is not None for slot in slots
         )
 
-    def _wait_for_slot(self, slot: int) -> None:
-        """Until a slot is visible, or the stream has ended."""
-        slots = range(slot, slot + 1)
-        if not self._is_visible(slots) and not self._view.is_complete:
-            self._wait(lambda: self._is_visible(slots) or self._view.is_complete, f"the pack of slot {slot}")
+    def _wait_for(self, slots: range, what: str, *, first: bool = False) -> bool:
+        """Until all these slots are visible, or the stream has ended; whether they are visible."""
+
+        def ready() -> bool:
+            return self._is_visible(slots) or self._view.is_complete
+
+        if not ready():
+            self._wait(ready, what, first=first)
+        return self._is_visible(slots)
 
     def _wait_for_step(self, step: int) -> bool:
         """Until all ranks can take micro step `step`; False when there is none."""
         cursor = self._begin()
         first = cursor.start + step * cursor.world_size
         slots = range(first, first + cursor.world_size)
-        if not self._is_visible(slots) and not self._view.is_complete:
-            self._wait(
-                lambda: self._is_visible(slots) or self._view.is_complete,
-                f"the packs of micro step {step}",
-                first=first == 0,
-            )
-        return self._is_visible(slots) or first < self._end()
+        return (
+            self._wait_for(slots, f"the packs of micro step {step}", first=first == 0) or first < self._end()
+        )
 
     def _wait(self, ready: Callable[[], bool], what: str, *, first: bool = False) -> None:
         """Look at the folder until `ready`.
