@@ -18,6 +18,7 @@ import binascii
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -134,20 +135,17 @@ def _listed(value: Any) -> Any:
         return value
     count, least, step, size = (value[name] for name in ("numbers", "least", "step", "bytes"))
     told = _are_counts([count, least, step, size]) and isinstance(value["text"], str)
-    if not told or not (1 <= size <= 8 and 1 <= count <= _MOST) or max(least, step) > LAST_EPOCH:
+    found: list[int] = []
+    opened, planes = zlib.decompressobj(), b""
+    if told and 1 <= size <= 8 and 1 <= count <= _MOST and max(least, step) <= LAST_EPOCH:
+        with suppress(binascii.Error, zlib.error, ValueError):
+            planes = opened.decompress(b64decode(value["text"], validate=True), count * size + 1)
+    if opened.eof and not opened.unused_data and len(planes) == count * size:
+        rows = np.zeros((count, 8), dtype=np.uint8)
+        rows[:, :size] = np.frombuffer(planes, dtype=np.uint8).reshape(size, count).T
+        found = [least + step * number for number in rows.view("<u8")[:, 0].tolist()]
+    if not found or max(found) > LAST_EPOCH:
         raise _damaged("a list of numbers cannot be read")
-    try:
-        opened = zlib.decompressobj()
-        planes = opened.decompress(b64decode(value["text"], validate=True), count * size + 1)
-    except (binascii.Error, zlib.error, ValueError) as error:
-        raise _damaged("a list of numbers cannot be read") from error
-    if len(planes) != count * size or not opened.eof or opened.unused_data:
-        raise _damaged(f"a list of {counted(count, 'numbers')} has others")
-    rows = np.zeros((count, 8), dtype=np.uint8)
-    rows[:, :size] = np.frombuffer(planes, dtype=np.uint8).reshape(size, count).T
-    found = [least + step * number for number in rows.view("<u8")[:, 0].tolist()]
-    if max(found) > LAST_EPOCH:
-        raise _damaged("a number of a list is too large")
     return found
 
 
@@ -248,14 +246,15 @@ def check_held(state: Mapping[str, Any], new_packer: Callable[[int], Any], *, cy
     """
     _check_parts(state, _STATE)
     splits, held, reader = state["splits"], state["held"], state["reader"]
-    if len(held) * reader[0] * reader[2] != splits:
-        raise _damaged(
-            f"{counted(len(held), 'splits')} of {splits} are there "
-            f"for one of {counted(reader[0] * reader[2], 'readers')}"
-        )
-    numbers = [one.get("split") for one in held]
-    if not _are_counts(numbers) or len(set(numbers)) != len(numbers) or max(numbers) >= splits:
-        raise _damaged("held names a split twice, or one that the stream has not")
+    readers, numbers = reader[0] * reader[2], [one.get("split") for one in held]
+    there = f"{counted(len(held), 'splits')} of {splits} are there for one of {counted(readers, 'readers')}"
+    unlike = not _are_counts(numbers) or len(set(numbers)) != len(numbers) or max(numbers) >= splits
+    _refuse_first(
+        {
+            there: len(held) * readers != splits,
+            "held names a split twice, or one that the stream has not": unlike,
+        }
+    )
     for one in held:
         _check_split(one, new_packer(state["window"]), splits)
     if not cyclic and len({one["epoch"] for one in held}) > 1:

@@ -240,7 +240,7 @@ def count_costs(costs: NDArray[Any], top: int) -> tuple[I64, int, int]:
 
 
 def deal(
-    patterns: Patterns, item_key: I64, starts: NDArray[Any], n_packed: int, rounds: int, n: int
+    patterns: Patterns, item_key: I64, starts: NDArray[Any], rounds: int, n: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Raw pack number of every place (in class order) and minus the size of every raw pack.
 
@@ -249,7 +249,7 @@ def deal(
         n: samples in all; decides on threads.
     """
     repeat, offsets, number = patterns.repeat, patterns.offsets, patterns.number
-    slot = np.empty(n_packed, dtype=starts.dtype)
+    slot = np.empty(int(starts[-1]), dtype=starts.dtype)
     sizes = np.empty(int(repeat.sum()), dtype=starts.dtype)
     shift = ((np.arange(len(repeat), dtype=np.int64) * 2654435761) & 0xFFFFFFFF) % rounds
 

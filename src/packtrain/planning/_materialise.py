@@ -66,15 +66,13 @@ def from_patterns(
         seed: shuffles the places among the samples of a class; None = in id order.
     """
     item_key = class_of_size(patterns.size)
-    per_pack = _segment_sums(patterns.number, patterns.offsets)
-    n_packed = int((per_pack * patterns.repeat).sum())
     rounds = min(_MAX_ROUNDS, max(1, int(patterns.repeat.sum()) // (_BURST * max(1, len(patterns.repeat)))))
     packed_by_key = counts_by_key(item_key, patterns, top, use_jit(len(keys)))
     starts = np.zeros(top + 2, dtype=np.int64)
     np.cumsum(packed_by_key, out=starts[1:])
     if use_jit(len(keys)):
         work = starts.astype(np.int32 if len(keys) < (1 << 31) else np.int64)
-        slot, sizes = _blocks.deal(patterns, item_key, work, n_packed, rounds, len(keys))
+        slot, sizes = _blocks.deal(patterns, item_key, work, rounds, len(keys))
         if seed is not None:
             _blocks.shuffle_classes(slot, starts, np.uint64(seed64(seed)))
         return Csr(*_blocks.sweep(keys, top, work, slot, sizes, n_single, index_dtype(len(keys))))
@@ -118,13 +116,6 @@ def counts_by_key(item_key: I64, patterns: Patterns, top: int, compiled: bool) -
     out = np.zeros(top + 1, dtype=np.int64)
     np.add.at(out, item_key, patterns.number * np.repeat(patterns.repeat, np.diff(patterns.offsets)))
     return out
-
-
-def _segment_sums(values: I64, offsets: I64) -> I64:
-    """Sum of each segment; no segment is empty."""
-    if len(offsets) == 1:
-        return np.zeros(0, dtype=np.int64)
-    return np.add.reduceat(values, offsets[:-1])
 
 
 # --------------------------------------------------------------------------------------------

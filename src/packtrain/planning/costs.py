@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import one_of
-from ..errors import InputError, PlanError, UnknownNameError, counted, without_path
+from ..errors import InputError, PlanError, counted, without_path
 from .raw_plan import RawPlan
 
 I64 = NDArray[np.int64]
@@ -67,12 +67,8 @@ def costs_of(plan: RawPlan, cost: str | FlopsCost | Any = "flops") -> tuple[I64,
         UnknownNameError, PlanError: no such cost, or the array does not fit the plan.
     """
     if isinstance(cost, str):
-        if cost == "tokens":
-            return np.asarray(plan.pack_tokens), cost
-        if cost == "attention":
-            return np.asarray(plan.pack_sq), cost
-        if cost != "flops":
-            raise UnknownNameError("cost", cost, _COSTS)
+        if one_of("cost", cost, _COSTS) != "flops":
+            return np.asarray(plan.pack_tokens if cost == "tokens" else plan.pack_sq), cost
         cost = FlopsCost()
     if isinstance(cost, FlopsCost):
         patches = plan.pack_costs.get("patches")

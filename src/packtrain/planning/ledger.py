@@ -73,11 +73,7 @@ class Ledger:
     def counts(self) -> dict[str, int]:
         """Entries by reason, names ascending; reasons without an entry are left out."""
         number = np.bincount(self.codes, minlength=len(self.table)).tolist()
-        return {
-            name: number[self.table.index(name)]
-            for name in sorted(self.table)
-            if number[self.table.index(name)]
-        }
+        return {name: held for name, held in sorted(zip(self.table, number, strict=True)) if held}
 
     def with_more(self, ids: NDArray[Any], reason: str) -> Ledger:
         """A new ledger that also holds `ids` for `reason`."""
