@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import whole
 from ..errors import InputError, PlanError, counted, without_path
 from .lengths import STATUS_FAILED, Lengths
 from .spec import PlanSpec
@@ -128,8 +127,9 @@ def read_skip_file(path: str | Path) -> tuple[int, ...]:
             values = json.loads(text)
         except ValueError as error:
             raise InputError(f"{path} is not a JSON list of sample ids: {error}") from None
-        ids = {whole(f"an id in {path}", value, 0) for value in values}
-        return tuple(sorted(ids))
+        if any(type(value) is not int or value < 0 for value in values):
+            raise InputError(f"{path} holds something else than sample ids", hint="ids are 0, 1, 2, …")
+        return tuple(sorted(set(values)))
     ids = set()
     for number, line in enumerate(text.splitlines(), start=1):
         word = line.partition("#")[0].strip()
