@@ -145,15 +145,12 @@ def check_drops(made: PackPlan, lengths_folder: str | Path | None, limit: float 
     placeholders, and records that cannot be read, may be `MISSING` of all.
     """
     read, by_reason = len(made.indices) + len(made.ledger), made.ledger.counts()
-    if not read:
-        raise PlanError(
-            "there is no sample to plan: the lengths are empty", hint="measure a source with samples"
-        )
     if not len(made):
-        raise PlanError(
-            f"the plan has no pack; {_left_out(read, by_reason)}",
-            hint=f"raise the pack length, or {_see(lengths_folder)}",
-        )
+        why, hint = "there is no sample to plan: the lengths are empty", "measure a source with samples"
+        if read:
+            why = f"the plan has no pack; {_left_out(read, by_reason)}"
+            hint = f"raise the pack length, or {_see(lengths_folder)}"
+        raise PlanError(why, hint=hint)
 
     def first() -> list[dict[str, Any]]:
         return ledger_rows(made, lengths_folder)[: min(len(made.ledger), _SHOWN)]

@@ -259,12 +259,9 @@ def order_of(
         if named:
             raise InputError(f"{folder} is a run: it knows its {', '.join(named)}", hint="leave them out")
         return _of_run(folder, *read_run(folder))
-    if not folder.exists():
-        raise FormatError(f"{folder} does not exist", hint="name a run or plan folder")
     if not (folder / "plan.json").is_file():
-        raise FormatError(
-            f"{folder} holds no plan and no finished run", hint=files.recipe_hint(folder) or _hint(folder)
-        )
+        why = "holds no plan and no finished run" if folder.exists() else "does not exist"
+        raise FormatError(f"{folder} {why}", hint=files.recipe_hint(folder) or _hint(folder))
     plan = undamaged(folder)
     ranks = 1 if world_size is None else whole("world_size", world_size, 1, 1 << 20)
     if grad_accum is not None:
