@@ -19,7 +19,7 @@ from ..families import Family
 from ..sources._account import Account
 from ..sources._beside import BOX, REF
 from .account import texts_of, with_texts
-from .turns import loss_of
+from .turns import common, loss_of
 
 #: Kinds of parts besides text.
 MEDIA = ("image", "video", "audio")
@@ -128,27 +128,26 @@ def _content(place: int, content: Any, media: list[Mapping[str, Any]], takes: Se
         raise SampleError("malformed_record", f"content of message {place} is not a list of parts")
     parts: list[dict[str, Any]] = []
     for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
+        kind: Any = part.get("type") if isinstance(part, Mapping) else None
         if kind == "text" and isinstance(part.get("text"), str):
             parts.append({"type": "text", "text": part["text"]})
-        elif kind in MEDIA and part.get(kind) is not None:
-            if kind not in takes:
-                raise SampleError(
-                    "unsupported_media",
-                    f"message {place} has {_ARTICLE[kind]}, but the model takes "
-                    + (f"text and {' and '.join(takes)} only" if takes else "text only"),
-                    hint=f"choose a processor that takes {kind}, or drop such samples",
-                )
+        elif kind in takes and part.get(kind) is not None:
             media.append(part)
             parts.append({"type": kind, kind: kind})
-        elif kind in ("text", *MEDIA):
-            raise SampleError("malformed_record", f"a {kind} part of message {place} has no {kind}")
         else:
-            raise SampleError(
-                "unsupported_media",
-                f"message {place} has a part of type {kind!r}; text, image, video and audio are taken",
-            )
+            raise _unusable(place, kind, part, takes)
     return parts if takes else "".join(part["text"] for part in parts)
+
+
+def _unusable(place: int, kind: Any, part: Any, takes: Sequence[str]) -> SampleError:
+    """The fault of a part that the model does not take."""
+    if kind in ("text", *MEDIA) and (kind == "text" or part.get(kind) is None):
+        return SampleError("malformed_record", f"a {kind} part of message {place} has no {kind}")
+    told, hint = f"a part of type {kind!r}; text, image, video and audio are taken", None
+    if kind in MEDIA:
+        told = f"{_ARTICLE[kind]}, but the model takes {' and '.join(('text', *takes))} only"
+        hint = f"choose a processor that takes {kind}, or drop such samples"
+    return SampleError("unsupported_media", f"message {place} has {told}", hint=hint)
 
 
 def _tools(sample: Mapping[str, Any]) -> list[Any] | None:
@@ -312,9 +311,7 @@ def control_tokens(tokenizer: Any, templates: Iterable[str], media: Any) -> Cont
     )
     if not found:
         return None
-    first, last = found[0], found[-1]  # sorted: what these share, all share
-    same = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    return Control(re.compile("|".join(map(re.escape, found))), first[:same])
+    return Control(re.compile("|".join(map(re.escape, found))), found[0][: common(found[0], found[-1])])
 
 
 def check_control(sample: Mapping[str, Any], control: Control) -> None:

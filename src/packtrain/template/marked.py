@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .account import segments, texts_of, with_texts
+from .account import Piece, segments, texts_of, with_texts
 
 _MARK = re.compile("([\ue000\ue001])(\\d+)\ue002")
 _RESERVED = re.compile("[\ue000-\ue002]")
@@ -34,16 +34,6 @@ _FILTERS = {
 _NAMES = ("role", "type", "name", "recipient")  # what is compared with constants beside texts
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One marked text: its kind (`account.DROPPABLE`), message and role."""
-
-    kind: str
-    place: int
-    role: str
-    text: str
-
-
 @dataclass(frozen=True)
 class Placed:
     """A rendering whose texts are located.
@@ -56,21 +46,21 @@ class Placed:
     """
 
     text: str
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[Piece, ...]
     where: tuple[tuple[int, int, int], ...]
 
 
-def with_marks(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Leaf]] | None:
+def with_marks(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Piece]] | None:
     """The conversation with marks around its texts, and what was marked; None where a text holds marks."""
-    leaves: list[Leaf] = []
+    leaves: list[Piece] = []
     marked = [_Marker(leaves, n, m["role"]).message(m) for n, m in enumerate(messages)]
-    return None if any(_RESERVED.search(leaf.text) for leaf in leaves) else (marked, leaves)
+    return None if any(_RESERVED.search(str(leaf.texts[0])) for leaf in leaves) else (marked, leaves)
 
 
 class _Marker:
     """Puts marks around the texts of one message."""
 
-    def __init__(self, leaves: list[Leaf], place: int, role: str) -> None:
+    def __init__(self, leaves: list[Piece], place: int, role: str) -> None:
         self.leaves, self.place, self.role = leaves, place, role
 
     def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,7 +76,7 @@ class _Marker:
 
     def mark(self, text: str, kind: str) -> str:
         number = len(self.leaves)
-        self.leaves.append(Leaf(kind, self.place, self.role, text))
+        self.leaves.append(Piece(kind, self.place, self.role, (text,)))
         return f"\ue000{number}\ue002{text}\ue001{number}\ue002"
 
     def text(self, text: str) -> str:
@@ -109,7 +99,7 @@ class _Marker:
         return {**call, "function": held} if isinstance(inner, Mapping) else held
 
 
-def placed(rendered: str, leaves: Sequence[Leaf]) -> Placed | None:
+def placed(rendered: str, leaves: Sequence[Piece]) -> Placed | None:
     """A rendering with marks, located; None where marks were torn apart."""
     pieces: list[str] = []
     where: list[tuple[int, int, int]] = []

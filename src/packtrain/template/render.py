@@ -458,11 +458,7 @@ def _kinds(
 def _unplaced(found: Placed) -> list[Piece]:
     """What was marked and stands nowhere."""
     there = {number for _, _, number in found.where}
-    return [
-        Piece(leaf.kind, leaf.place, leaf.role, (leaf.text,))
-        for number, leaf in enumerate(found.leaves)
-        if number not in there
-    ]
+    return [leaf for number, leaf in enumerate(found.leaves) if number not in there]
 
 
 def _texts_at(place: int, found: Placed | None) -> list[Span]:
