@@ -18,10 +18,9 @@ from ..errors import SampleError
 from ..media.hints import header_of
 from ..media.knobs import chosen_frames, sized, stretch
 from .audio_tokens import AudioRule
-from .crops import AnyresRule, SquareRule, TileRule
 from .encoding import tried
 from .expansion import Block, Expansion
-from .image_tokens import PixelRule, smart_resize
+from .image_tokens import AnyresRule, PixelRule, SquareRule, TileRule, smart_resize
 from .video_tokens import Clip, VideoRule
 
 I64 = NDArray[np.int64]

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from ..errors import ConfigError, SampleError, UnknownNameError, one_line
 from ..families import BACKENDS, Family, family_of
 from ..measuring.audio_tokens import audio_rule
-from ..measuring.crops import crop_rule
-from ..measuring.image_tokens import rule_of
+from ..measuring.image_tokens import crop_rule, rule_of
 from ..measuring.media import MediaRules
 from ..measuring.video_tokens import video_rule
 
