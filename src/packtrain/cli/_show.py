@@ -44,28 +44,29 @@ def artefact_kind(folder: Path) -> str:
     if is_export(folder):
         return "export"
     if not folder.exists():
-        raise FormatError(f"{folder} does not exist", hint="name a lengths, plan or run folder")
-    if (folder / "partial").is_dir():
-        raise FormatError(f"{folder} is an unfinished measurement", hint="run the same measure command again")
-    if any(folder.glob("shard_*_of_*/partial")):
-        raise FormatError(
-            f"{folder} holds shards that are not merged", hint=f"run packtrain merge {typed(folder)}"
-        )
+        told, hint = "does not exist", "name a lengths, plan or run folder"
+    elif (folder / "partial").is_dir():
+        told, hint = "is an unfinished measurement", "run the same measure command again"
+    elif any(folder.glob("shard_*_of_*/partial")):
+        told, hint = "holds shards that are not merged", f"run packtrain merge {typed(folder)}"
+    else:
+        told, hint = _unmarked(folder)
+    raise FormatError(f"{folder} {told}", hint=hint)
+
+
+def _unmarked(folder: Path) -> tuple[str, str]:
+    """What a folder is that holds no artefact, and which it has below it."""
     found = ("*/run.json", "*/plan.json", "*/plan/plan.json")  # the last one: of a run that has not ended
     held = sorted({path.parent for name in found for path in folder.glob(name)})
     held = [path for path in held if path.parent not in held]
     held += sorted(path.parent for path in folder.glob("*/packs"))  # what pack(trainer) left
-    told = f"{folder} holds no lengths, plan or run, and no stream"
+    told = "holds no lengths, plan or run, and no stream"
+    hint = files.recipe_hint(folder) or "name the folder given as --out"
     if (folder / "run_config.json").is_file():
-        told = f"{folder} is a run that has not ended"
+        told = "is a run that has not ended"
+        hint = "the same command goes on with it; packtrain which --step N answers already"
         held = [path for path in held if not path.name.startswith("val_")]
-        if not held:
-            raise FormatError(
-                told, hint="the same command goes on with it; packtrain which --step N answers already"
-            )
-    if held:
-        raise FormatError(told, hint=f"it has {', '.join(map(str, held))}")
-    raise FormatError(told, hint=files.recipe_hint(folder) or "name the folder given as --out")
+    return told, f"it has {', '.join(map(str, held))}" if held else hint
 
 
 def of_host(folder: Path) -> Path:

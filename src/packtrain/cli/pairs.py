@@ -73,4 +73,4 @@ def command(
         emit({"out": str(out), **done, "keys": counts})
     else:
         rows = {name: f"{value:,}" for name, value in done.items()}
-        table(f"{way.capitalize()} in {out}", {**rows, **({"keys": told(counts)} if counts else {})})
+        table(f"{way.capitalize()} in {out}", {**rows, "keys": told(counts) or None})

@@ -71,8 +71,8 @@ def probe_static(
                 f"{_where(source, i)} is another item when it is read in another order ({what})",
                 hint=f"items must not depend on what was read before; {_FIX}",
             )
-    if _epochs(source):
-        _probe_next_epoch(source, encode, forward, total)
+    if _epochs(source) and (moved := _moved(source, encode, forward, total)):
+        raise InputError(f"the source draws its samples anew for each epoch: {moved}", hint=_FIX)
     for layer in _layers(source):
         _remember(layer)
     return {i: seen[2] for i, seen in forward.items()}
@@ -191,14 +191,15 @@ def _may_wrap(held: Any) -> bool:
     return hasattr(type(held), "__getitem__") or callable(getattr(held, "set_epoch", None))
 
 
-def _probe_next_epoch(
+def _moved(
     source: Any, encode: Callable[[Any], Mapping[str, Any]], first: dict[int, Seen], total: int
-) -> None:
+) -> str | None:
+    """What is another in the next epoch."""
     before = epoch_of(source)
     set_epoch(source, before + 1)
     try:
         if len(source) != total:
-            raise _resampled(f"{total} items in one epoch, {len(source)} in the next")
+            return f"{total} items in one epoch, {len(source)} in the next"
         later = {i: _fetch(source, encode, i) for i in first}
     finally:
         set_epoch(source, before)
@@ -206,18 +207,15 @@ def _probe_next_epoch(
     for i, seen in later.items():
         was = first[i]
         if seen[0] != was[0]:
-            raise _resampled(f"{_where(source, i)} holds id {was[0]!r}, in the next epoch {seen[0]!r}")
+            return f"{_where(source, i)} holds id {was[0]!r}, in the next epoch {seen[0]!r}"
         if seen[2] != was[2]:
-            raise _resampled(f"{_where(source, i)} has {was[2]} tokens, in the next epoch {seen[2]}")
+            return f"{_where(source, i)} has {was[2]} tokens, in the next epoch {seen[2]}"
         if seen[1] != was[1] and homes.get(seen[1], i) != i:
-            raise _resampled(f"{_where(source, i)} holds in the next epoch what {homes[seen[1]]} held before")
+            return f"{_where(source, i)} holds in the next epoch what {homes[seen[1]]} held before"
     for i, seen in first.items():
         if _fetch(source, encode, i) != seen:
-            raise _resampled(f"{_where(source, i)} does not come back when the epoch is set back")
-
-
-def _resampled(what: str) -> InputError:
-    return InputError(f"the source draws its samples anew for each epoch: {what}", hint=_FIX)
+            return f"{_where(source, i)} does not come back when the epoch is set back"
+    return None
 
 
 def _fetch(source: Any, encode: Callable[[Any], Mapping[str, Any]], index: int) -> Seen:
