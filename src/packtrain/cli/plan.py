@@ -81,19 +81,7 @@ from ._show import open_lengths, print_plan
     help="Fail when a larger share of the samples goes to the ledger, naming them.",
 )
 @flag("--overwrite", help="Replace another plan in `--out`.")
-def command(
-    lengths: Path,
-    out: Path,
-    limits: tuple[str, ...],
-    packs_multiple: int | None,
-    last_step: str | None,
-    skip_samples: Path | None,
-    max_drop_fraction: float | None,
-    packer_options: str | None,
-    overwrite: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def command(lengths: Path, out: Path, as_json: bool, **options: Any) -> None:
     """Pack the samples of LENGTHS (a lengths folder, or a .npy, .npz, .json,
     .jsonl, .csv or .parquet file of token counts).
 
@@ -108,22 +96,13 @@ def command(
     from ..planning.ledger import read_skip_file
 
     out = writable(out)
-    given = {"packs_multiple": packs_multiple, "last_step": last_step}
-    options.update({name: value for name, value in given.items() if value is not None})
-    if packer_options is not None:
-        options["packer_options"] = files.parse_yaml(packer_options, "--packer-options")
-    if skip_samples is not None:
-        options["skip"] = read_skip_file(skip_samples)
-    measured = open_lengths(lengths)
-    plan = plan_lengths(
-        measured,
-        out,
-        lengths_folder=lengths,
-        max_drop_fraction=max_drop_fraction,
-        overwrite=overwrite,
-        limits=limits_of(limits),
-        **options,
-    )
+    options = {name: value for name, value in options.items() if value is not None}
+    options["limits"] = limits_of(options["limits"])
+    if "packer_options" in options:
+        options["packer_options"] = files.parse_yaml(options["packer_options"], "--packer-options")
+    if "skip_samples" in options:
+        options["skip"] = read_skip_file(options.pop("skip_samples"))
+    plan = plan_lengths(open_lengths(lengths), out, lengths_folder=lengths, **options)
     if plan.spec.samples_per_step is not None and plan.spec.seed is None:
         click.echo(
             "note: steps hold neighbours of the file; --seed 0 draws their samples at random, as a run does",

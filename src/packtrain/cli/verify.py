@@ -49,14 +49,7 @@ _PROOF_TOKENS = 4096
     help="Number type of the proof; 16-bit types are compared loosely.",
 )
 def command(
-    artefact: Path,
-    model: str | None,
-    samples: int,
-    backends: tuple[str, ...],
-    encode: int,
-    energon: bool,
-    dtype: str,
-    as_json: bool,
+    artefact: Path, model: str | None, encode: int, energon: bool, as_json: bool, **proof: Any
 ) -> None:
     """Check digests, partition, capacity and order of a lengths, plan, run or chunk folder, or an export.
     Exit 1: a broken law.
@@ -87,7 +80,7 @@ def command(
         raise InputError("a proof needs packs, this is a lengths folder", hint="name a plan or run folder")
     elif model is not None and kind != "stream":
         plan_folder = folder_of_run(artefact, "plan") if kind == "run" else artefact
-        done |= _prove(plan_folder, model, samples, backends or ("sdpa", "eager"), dtype, as_json)
+        done |= _prove(plan_folder, model, quiet=as_json, **proof)
     if as_json:
         emit({"artefact": str(artefact), "ok": True, "checks": done})
     else:
@@ -190,7 +183,7 @@ def _verify_plan(folder: Path) -> dict[str, str]:
 
 
 def _prove(
-    folder: Path, model: str, count: int, backends: tuple[str, ...], dtype: str, quiet: bool
+    folder: Path, model: str, samples: int, backends: tuple[str, ...], dtype: str, quiet: bool
 ) -> dict[str, str]:
     """The proof and its negative controls, on samples of the plan's first packs."""
     from ..pipeline.inputs import Inputs
@@ -200,11 +193,12 @@ def _prove(
     from ..train.probe import size_of
     from ..train.proof import proof_samples
 
+    backends = backends or ("sdpa", "eager")
     inputs = Inputs.of_artefact(folder)
     source = inputs.open_source()
     template = inputs.open_template(source)
     plan = PackPlan.load(folder)
-    ids = sorted(plan.indices[: max(2, count)].tolist())
+    ids = sorted(plan.indices[:samples].tolist())
     encoded = []
     with progress("encoding samples", quiet=quiet) as report:
         for place, i in enumerate(ids):
@@ -214,10 +208,10 @@ def _prove(
     if sum(map(size_of, encoded)) > _PROOF_TOKENS:
         encoded = proof_samples([encoded], network, _PROOF_TOKENS)
     done: dict[str, str] = {}
-    if len(encoded) < count:
+    if len(encoded) < samples:
         why = f"the shortest, in a row of at most {_PROOF_TOKENS:,} tokens"
-        why = "the plan holds no more" if len(ids) < count and len(encoded) == len(ids) else why
-        done["samples of the proof"] = f"{len(encoded)} of {count}: {why}"
+        why = "the plan holds no more" if len(ids) < samples and len(encoded) == len(ids) else why
+        done["samples of the proof"] = f"{len(encoded)} of {samples}: {why}"
     controls: list[Any] = []
     parts = 2 * len(backends)
     with progress("proving", quiet=quiet) as tell:
