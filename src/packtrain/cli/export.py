@@ -75,10 +75,7 @@ def command(
             progress=report,
             **given,
         )
-    if as_json:
-        emit(figures)
-    else:
-        show_export(figures)
+    emit(figures) if as_json else show_export(figures)
 
 
 def show_export(figures: dict[str, Any]) -> None:

@@ -42,7 +42,4 @@ def command(out: Path, overwrite: bool, as_json: bool) -> None:
         emit(figures) if as_json else show_export(figures)
         return
     lengths = merge(out, overwrite=overwrite)
-    if as_json:
-        emit(lengths_figures(out, lengths))
-    else:
-        print_lengths(out, lengths)
+    emit(lengths_figures(out, lengths)) if as_json else print_lengths(out, lengths)

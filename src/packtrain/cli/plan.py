@@ -108,7 +108,5 @@ def command(lengths: Path, out: Path, as_json: bool, **options: Any) -> None:
             "note: steps hold neighbours of the file; --seed 0 draws their samples at random, as a run does",
             err=True,
         )
-    if as_json:
-        emit({"plan": str(out), "checksum": plan.checksum, **plan.stats()})
-        return
-    print_plan(out, plan)
+    figures = {"plan": str(out), "checksum": plan.checksum, **plan.stats()}
+    emit(figures) if as_json else print_plan(out, plan)

@@ -122,10 +122,7 @@ def command(inputs: Path, output: Path, watch: bool, ends: bool, as_json: bool, 
         )
         stats = producer.run(watch=watch, end=ends)
     figures = {"out": str(output), **stats.figures()}
-    if as_json:
-        emit(figures)
-    else:
-        table(f"Chunks in {output}", stream_rows(figures))
+    emit(figures) if as_json else table(f"Chunks in {output}", stream_rows(figures))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,10 +65,8 @@ def _show_distribution(folder: Path, kind: str, pack_length: int | None, as_json
         phases = phases_of(plan)
         lengths = lengths_of(folder)
     view = {**distribution(lengths.usable(), pack_length), "phases": phases}
-    if as_json:
-        emit(view)
-        return
-    table(f"Lengths in {folder} against packs of {pack_length:,}", _rows_of(view))
+    title = f"Lengths in {folder} against packs of {pack_length:,}"
+    emit(view) if as_json else table(title, _rows_of(view))
 
 
 def _rows_of(view: dict[str, Any]) -> dict[str, str]:
@@ -281,14 +279,10 @@ def _print_sample(artefact: Path, kind: str, sample: int, as_json: bool) -> None
 def _show_stream(folder: Path, asked: Any) -> None:
     _need_plan("a stream of chunks has none", html=asked.html, pack=asked.pack)
     if asked.ledger:
-        rows = [_placed(row) for row in ledger_of(folder)]
-        _print_ledger(rows, asked.as_json)
+        _print_ledger([_placed(row) for row in ledger_of(folder)], asked.as_json)
         return
     for figures in follow_stream(folder, asked.interval) if asked.follow else [stream_figures(folder)]:
-        if asked.as_json:
-            emit(figures)
-        else:
-            table(f"Chunks in {folder}", stream_rows(figures))
+        emit(figures) if asked.as_json else table(f"Chunks in {folder}", stream_rows(figures))
 
 
 def _placed(row: dict[str, Any]) -> dict[str, Any]:

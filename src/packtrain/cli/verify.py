@@ -81,10 +81,8 @@ def command(
     elif model is not None and kind != "stream":
         plan_folder = folder_of_run(artefact, "plan") if kind == "run" else artefact
         done |= _prove(plan_folder, model, quiet=as_json, **proof)
-    if as_json:
-        emit({"artefact": str(artefact), "ok": True, "checks": done})
-    else:
-        table(f"Verified {artefact}", done)
+    figures = {"artefact": str(artefact), "ok": True, "checks": done}
+    emit(figures) if as_json else table(f"Verified {artefact}", done)
 
 
 def _tell_idle(kind: str, model: str | None) -> None:
