@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +28,11 @@ _LONG = 800_000
 _CUT = re.compile(r"(?<=\S)\n(?=[^\W\d_])|(?<=[A-Za-z])(?= [A-Za-z])")
 
 
-class TokenizedText:
+class TokenizedText(NamedTuple):
     """One text as tokens: `ids` int64[T] and the character range of each token, `offsets` int64[T,2]."""
 
-    __slots__ = ("ids", "offsets")
-
-    def __init__(self, ids: I64, offsets: I64) -> None:
-        self.ids = ids
-        self.offsets = offsets
+    ids: I64
+    offsets: I64
 
 
 def check_text(text: str) -> None:
