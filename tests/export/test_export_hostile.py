@@ -26,7 +26,7 @@ from packtrain.media.location import media_refs
 from packtrain.pipeline.export import export, finish_export
 from packtrain.pipeline.verify_export import verify_export
 from packtrain.store import shards
-from packtrain.store.pack_files import PackFiles
+from packtrain.store.shards import PackFiles
 from packtrain.testing import snapshot
 
 FORMATS = ["raw", "webdataset", "energon", "chunks"]

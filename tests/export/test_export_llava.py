@@ -23,8 +23,8 @@ from packtrain.media.location import read_bytes
 from packtrain.pipeline.export import export
 from packtrain.sources import open_source
 from packtrain.sources.chat import ChatSource
-from packtrain.store.pack_files import PackFiles
 from packtrain.store.pack_records import refusal
+from packtrain.store.shards import PackFiles
 from packtrain.template import HFTemplate
 
 

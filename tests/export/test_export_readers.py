@@ -18,7 +18,7 @@ from packtrain.collate import PaddingFreeCollator
 from packtrain.data import PackedDataset, open_packs
 from packtrain.media.location import media_refs, read_bytes
 from packtrain.pipeline.export import export
-from packtrain.store.pack_files import PackFiles
+from packtrain.store.shards import PackFiles
 
 
 def exported(made: Set, name: str, **options: Any) -> Path:

@@ -19,7 +19,7 @@ from real_sets import KINDS, RealSet, row_facts
 from packtrain.collate import PaddingFreeCollator
 from packtrain.data import open_packs
 from packtrain.pipeline.export import export
-from packtrain.store.pack_files import PackFiles
+from packtrain.store.shards import PackFiles
 
 pytestmark = pytest.mark.hosts
 

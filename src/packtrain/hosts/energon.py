@@ -42,8 +42,8 @@ from ..errors import (
 from ..packs.exported import check_task, encode_pack
 from ..planning.packplan import PackPlan
 from ..store import shards
-from ..store.pack_files import PackFiles
 from ..store.pack_records import MEMBER, pack_key, restore
+from ..store.shards import PackFiles
 
 _KEYS = ("__key__", "__restore_key__", "__subflavors__", "__subflavor__", "__sources__")
 

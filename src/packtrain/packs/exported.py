@@ -31,8 +31,8 @@ from ..planning.align import AlignedPlan
 from ..planning.packplan import PackPlan
 from ..store import shards
 from ..store.chunks import ChunkReader, OpenChunks
-from ..store.pack_files import PackFiles
 from ..store.pack_records import MEMBER, TASKS, members_of_row, restore
+from ..store.shards import PackFiles
 from ..world import offline_packing
 from .ledger_file import Skipping
 from .pack import Pack, length_of
@@ -159,7 +159,7 @@ class ShardedPacks(_Exported):
 
     Attributes:
         plan: the plan that was exported (for `align` and `PackSampler`).
-        files: packs by number (`store.pack_files.PackFiles`): members, records, samples.
+        files: packs by number (`store.shards.PackFiles`): members, records, samples.
 
     Raises:
         ConfigError: `task` contradicts the shards.

@@ -29,8 +29,8 @@ from ..planning.packplan import PackPlan
 from ..remote.copies import listed_as, present
 from ..store import plans, shards
 from ..store._folders import check_seal
-from ..store.pack_files import PackFiles, media_hold, split_members
 from ..store.pack_records import MEMBER, pack_key
+from ..store.shards import PackFiles, media_hold, split_members
 from .inputs import Inputs
 
 Progress = Callable[[int, int], None]

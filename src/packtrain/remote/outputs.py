@@ -22,6 +22,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ _LATER = re.compile(r"(pack-\d+-\d+\.(idx\.)?\w+|chunk_\d+\.arrow|ps_\d+\.[^/]*|
 _open: dict[str, int] = {}  # places that are written, and how often they were opened
 _lock = threading.Lock()
 _NAMED = 8  # files in a message
-_clears = False
+_clears = ContextVar("_clears", default=False)  # of each thread: claims are released side by side
 _left: dict[str, str] = {}  # what `clearing_up` could not remove: URL -> why
 
 
@@ -145,12 +146,11 @@ def sending(folder: StrPath) -> Iterator[None]:
 @contextlib.contextmanager
 def clearing_up() -> Iterator[None]:
     """Inside, work removes what it needs no more: where the right for that lacks, it stays and is told."""
-    global _clears
-    before, _clears = _clears, True
+    token = _clears.set(True)
     try:
         yield
     finally:
-        _clears = before
+        _clears.reset(token)
 
 
 def _tell_left() -> None:
@@ -221,7 +221,7 @@ class _Sender:
             try:
                 tried(told, lambda: _gone(system, remote), TRIES, "removed")
             except SampleError as error:
-                if not _clears or error.reason != "unreadable_media":
+                if not _clears.get() or error.reason != "unreadable_media":
                     raise
                 _left[told] = error.message
         files.remove(places.note_path(place), here=True)
