@@ -101,11 +101,11 @@ def _connect(ray: Any, address: str | None) -> bool:
     """Be connected to a cluster; True when it was done here."""
     if ray.is_initialized():
         return False
-    _reach(address)
     options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "WARNING"}
     try:
+        _reach(address)
         ray.init(**options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:
         raise InputError(
             f"no Ray cluster at {address or 'this machine'}: {one_line(error, 200)}",
             hint="start one with `ray start --head`, or leave the address out",
@@ -116,15 +116,8 @@ def _connect(ray: Any, address: str | None) -> bool:
 def _reach(address: str | None) -> None:
     """A cluster that nobody serves is said at once: Ray itself would try for minutes."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
-    if not colon or not port.isdecimal():
-        return
-    try:
+    if colon and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-    except (OSError, OverflowError) as error:
-        raise InputError(
-            f"no Ray cluster at {address}: {error}",
-            hint="start one with `ray start --head`, or leave the address out",
-        ) from None
 
 
 def _received(ray: Any, future: Future[bytes], shard: Any) -> Any:

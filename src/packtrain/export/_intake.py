@@ -22,7 +22,7 @@ from ..planning.lengths import Lengths
 from ..sources import open_source
 from ..sources._account import Account
 from ..sources.chat import ChatSource
-from ..store._chunk_reader import Value, read_value, restore
+from ..store._chunk_reader import read_value, restore
 from ..store.chunks import ChunkWriter
 from ..store.parts import joined
 from ._journal import Journal, RawShard, content_digest, stamp_of
@@ -323,7 +323,10 @@ class Encoding:
             yield from map(self._here, packs)
             return
         for outcomes in self._pool.map([(one, *self._intake.place(one)) for one in pack] for pack in packs):
-            yield [one if isinstance(one, SampleError) else _restored(one) for one in outcomes]
+            for place, values in enumerate(outcomes):
+                if not isinstance(values, SampleError):
+                    outcomes[place] = {n: restore(v.array, v.dtype, v.shape) for n, v in values.items()}
+            yield outcomes
 
     def _here(self, pack: list[int]) -> list[Outcome]:
         outcomes: list[Outcome] = []
@@ -384,10 +387,6 @@ def _encoded(source: Source, row: int, template: Template) -> Outcome:
         except SampleError as error:
             return error
     return made
-
-
-def _restored(values: Mapping[str, Value]) -> dict[str, Any]:
-    return {name: restore(value.array, value.dtype, value.shape) for name, value in values.items()}
 
 
 def _pack_name(samples: list[tuple[int, str, int]]) -> str:

@@ -498,7 +498,8 @@ class Journal:
         state: dict[str, Any] | None = None
         if number:
             state = files.read_json(self._state(number - 1)) if self._state(number - 1).is_file() else {}
-        if not is_sealed(state if number else sealed({})) or (not number and self._knows_chunks()):
+        began = any(_state_number(name) for name in fresh_names(self.folder))  # a chunk but the first
+        if not (is_sealed(state) if number else not began):
             raise FormatError(
                 f"{self.output} cannot go on behind chunk {number - 1}: the state behind it is gone"
                 + (f" ({len(torn)} later chunks are torn)" if torn else ""),
@@ -508,10 +509,6 @@ class Journal:
             files.remove((self.output / chunk_name(one)).with_suffix(".json"))
             files.remove(self.output / chunk_name(one))
         return number, state
-
-    def _knows_chunks(self) -> bool:
-        """Was any chunk but the first finished here?"""
-        return any(_state_number(name) for name in fresh_names(self.folder))
 
     def _is_whole(self, number: int) -> bool:
         path = self.output / chunk_name(number)

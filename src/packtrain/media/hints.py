@@ -99,18 +99,13 @@ def differences(part: Mapping[str, Any]) -> list[str]:
             continue
         if name in _REAL:
             rate = float(getattr(header, "fps", None) or getattr(header, "sample_rate", None) or 1)
-            slack = 1 / rate if name == "duration" else real / max(1, header_frames(header))
+            slack = 1 / rate if name == "duration" else real / max(1, getattr(header, "frames", 1))
             same = abs(given - real) <= slack + 1e-9
         else:
             same = given == real
         if not same:
             out.append(f"{name} is {given} in the data and {real} in the medium")
     return out
-
-
-def header_frames(header: Header) -> int:
-    """Frames of a header; 1 for an image."""
-    return 1 if isinstance(header, ImageHeader) else header.frames
 
 
 def _video(given: Mapping[str, Any]) -> VideoHeader | None:

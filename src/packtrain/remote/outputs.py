@@ -98,23 +98,22 @@ def writable(path: StrPath) -> Path:
         if not os.fspath(path):
             raise InputError("the path of the folder to write is empty", hint="name a folder")
         return Path(path)
-    if scheme_of(url) in _READ_ONLY:
-        raise InputError(
-            f"{places.named(url)} cannot be written: a web server takes no files",
-            hint="name a folder, or a URL of s3://, gs://, az://, hf://, hdfs://",
-        )
     place = places.place_for(url)
-    if MAGIC.search(url):
-        raise InputError(
-            f"{places.named(url)} cannot be written: it is a pattern of names, and would be read as one",
-            hint="choose a name without * ? [ ] { }",
+    if scheme_of(url) in _READ_ONLY:
+        why, hint = (
+            "a web server takes no files",
+            "name a folder, or a URL of s3://, gs://, az://, hf://, hdfs://",
         )
-    if (behind := places.url_by_place(place)) != url.rstrip("/"):  # nobody would look there
-        raise InputError(
-            f"{places.named(url)} cannot be written: its files would be behind {behind}",
-            hint="name that, without empty parts, users and passwords",
+    elif MAGIC.search(url):
+        why, hint = "it is a pattern of names, and would be read as one", "choose a name without * ? [ ] { }"
+    elif (behind := places.url_by_place(place)) != url.rstrip("/"):  # nobody would look there
+        why, hint = (
+            f"its files would be behind {behind}",
+            "name that, without empty parts, users and passwords",
         )
-    return Path(place)
+    else:
+        return Path(place)
+    raise InputError(f"{places.named(url)} cannot be written: {why}", hint=hint)
 
 
 @contextlib.contextmanager

@@ -157,12 +157,6 @@ def digest_one(path: str, *, cache_dir: StrPath | None = None, verify: bool = Fa
     return digest_files([full], os.path.dirname(full), table, cache_dir=cache_dir, verify=verify)[0]
 
 
-def store_place(key: str, cache_dir: StrPath | None) -> Path:
-    """Where the made file with this key lies."""
-    root = Path(cache_dir) if cache_dir is not None else world.cache_dir()
-    return root / "derived" / f"{key}.jsonl"
-
-
 def derive(
     origin: Pinned,
     options: Mapping[str, Any],
@@ -182,7 +176,7 @@ def derive(
         keep: bytes of its index that may stay in memory.
     """
     key = files.digest_json({"sha256": origin.sha256, "options": dict(options)})
-    place = store_place(key, cache_dir)
+    place = Path(cache_dir or world.cache_dir()) / "derived" / f"{key}.jsonl"
     if not place.is_file():
         with files.publish(place) as handle:
             for block in make():

@@ -276,7 +276,7 @@ def cached(path: StrPath, name: str, cache_dir: StrPath | None = None) -> Path:
         name: what is stored; from its last dot on, it ends the file's name.
         cache_dir: default `world.cache_dir()`.
     """
-    root = Path(cache_dir) if cache_dir is not None else world.cache_dir()
+    root = Path(cache_dir or world.cache_dir())
     key = hashlib.sha256(os.fsencode(os.path.abspath(os.fspath(path)))).hexdigest()[:32]
     return root / "index" / f"{key}{name[name.rindex('.') :]}"
 

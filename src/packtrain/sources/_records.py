@@ -296,7 +296,7 @@ class RecordFile:
         except ValueError as error:
             raise self._malformed(number, f"is not valid JSON: {error}" if data else "is empty") from None
         if not isinstance(record, dict):
-            raise self._malformed(number, f"is {_kind_of(record)}, not an object")
+            raise self._malformed(number, f"is {type(record).__name__}, not an object")
         return record
 
     def where(self, index: int) -> str:
@@ -421,8 +421,3 @@ def _existing(path: StrPath) -> Pinned:
     if not os.path.exists(text):
         raise SourceError(f"{text} does not exist", hint=near(text))
     return _index.pin(text)
-
-
-def _kind_of(value: object) -> str:
-    names = {list: "a list", str: "text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")

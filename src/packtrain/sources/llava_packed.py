@@ -29,7 +29,7 @@ from .webdataset import SUFFIXES as TARS
 from .webdataset import open_source as open_tars
 
 TASKS = ("auto", "captions")
-_PLACEHOLDER = "<image>"
+PLACEHOLDER = "<image>"
 #: What their preparation writes in place of a text that it could not read.
 _FAILED = re.compile(
     r"\s*(Error: File .* (does not exist|is not in valid JSON format)|An error occurred during )"
@@ -101,28 +101,34 @@ class LlavaPacked(InParts):
         self, number: int, place: int, asked: list[str], said: list[str], refs: list[str]
     ) -> list[dict[str, Any]]:
         """Turns by turns; images where `<image>` says, else in front."""
-        found = sum(text.count(_PLACEHOLDER) for text in asked)
+        found = sum(text.count(PLACEHOLDER) for text in asked)
         if found not in (0, len(refs)):
             raise SampleError(
                 "placeholder_mismatch",
-                f"{self._packs.where(number)}: member {place} has {found} {_PLACEHOLDER} and "
+                f"{self._packs.where(number)}: member {place} has {found} {PLACEHOLDER} and "
                 f"{counted(len(refs), 'images')}",
             )
-        waiting = [{"type": "image", "image": ref} for ref in refs]
-        messages: list[dict[str, Any]] = []
-        for question, answer in zip(asked, said, strict=True):
-            content: list[dict[str, Any]] = []
-            for piece, text in enumerate(question.split(_PLACEHOLDER)):
-                count = len(waiting) if not found else 1 if piece else 0
-                content += waiting[:count]
-                waiting = waiting[count:]
-                content += [{"type": "text", "text": text}] if text else []
-            messages.append({"role": "user", "content": content})
-            messages.append({"role": "assistant", "content": answer})
-        return messages
+        return turns(asked, said, [{"type": "image", "image": ref} for ref in refs], placed=found > 0)
 
     def _fault(self, number: int, what: str) -> SampleError:
         return SampleError("malformed_record", f"{self._packs.where(number)}: {what}")
+
+
+def turns(
+    asked: Sequence[str], said: Sequence[str], media: list[dict[str, Any]], *, placed: bool
+) -> list[dict[str, Any]]:
+    """Questions and answers by turns; media where `<image>` stands (`placed`), else in front."""
+    messages: list[dict[str, Any]] = []
+    for question, answer in zip(asked, said, strict=True):
+        content: list[dict[str, Any]] = []
+        for number, text in enumerate(question.split(PLACEHOLDER) if placed else [question]):
+            count = min(number, 1) if placed else len(media)
+            content += media[:count]
+            media = media[count:]
+            content += [{"type": "text", "text": text}] if text else []
+        messages.append({"role": "user", "content": content})
+        messages.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
+    return messages
 
 
 class _Loose:

@@ -23,6 +23,7 @@ import mmap
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -335,7 +336,7 @@ class ChunkReader:
         self._column = {name: place for place, name in enumerate(self._file.schema.names)}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_reopened, (self.path, self.encode, self.failed))
+        return partial(ChunkReader, encode=self.encode, failed=self.failed), (self.path,)
 
     @property
     def fields(self) -> list[str]:
@@ -478,10 +479,6 @@ class ChunkReader:
                 instead = self.failed(sample, error, place)
                 sample.clear()
                 sample.update(instead)
-
-
-def _reopened(path: Path, encode: Callable[[Any], Mapping[str, Any]] | None, failed: Any) -> ChunkReader:
-    return ChunkReader(path, encode=encode, failed=failed)
 
 
 def _manifest(path: Path) -> dict[str, Any]:

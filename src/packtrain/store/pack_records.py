@@ -29,6 +29,7 @@ from ..errors import ChecksumError, FormatError, InputError, SampleError, counte
 from ..execute.local import available_cpus
 from ..media.knobs import KNOB_KEYS
 from ..media.location import Ref, identity_name, read_bytes, with_media
+from ..sources.llava_packed import PLACEHOLDER, turns
 
 # --------------------------------------------------------------------------------------------
 # What LLaVA-OneVision-1.5's encoders of packs read, and what they would read wrongly
@@ -41,7 +42,6 @@ from ..media.location import Ref, identity_name, read_bytes, with_media
 #
 # So `<image>` stays in the prompts where the image stands, and a sample that these three cannot hold is
 # refused: it would be trained otherwise than it was planned.
-PLACEHOLDER = "<image>"
 _PLACEHOLDERS = (PLACEHOLDER, "<video>", "<|image_pad|>", "<|video_pad|>")
 
 
@@ -401,17 +401,7 @@ def _rebuilt(
     """The plainest sample with these turns: media first (or where `<image>` says), question and answer."""
     kinds = {short: kind for kind, short in _SHORT.items()}
     ahead = [{"type": kinds[name[:3]], kinds[name[:3]]: name} for name in members]
-    messages: list[dict[str, Any]] = []
-    for asked, said in zip(prompts, captions, strict=True):
-        content: list[dict[str, Any]] = []
-        for number, text in enumerate(asked.split(PLACEHOLDER) if where else [asked]):
-            count = min(number, 1) if where else len(ahead)
-            content += ahead[:count]
-            ahead = ahead[count:]
-            content += [{"type": "text", "text": text}] if text else []
-        messages.append({"role": "user", "content": content})
-        messages.append({"role": "assistant", "content": [{"type": "text", "text": said}]})
-    return {"messages": messages}
+    return {"messages": turns(prompts, captions, ahead, placed=where)}
 
 
 def _bytes_of(data: Mapping[str, bytes], held: Any) -> Any:
