@@ -29,6 +29,17 @@ MAGIC = {
     **dict.fromkeys(("T2dnUw", "ZkxhQ", "SUQz"), "audio"),
     "UklGR": "",  # WEBP or WAVE
 }
+_SIGNATURES = {
+    b"\xff\xd8\xff": "jpg",
+    b"\x89PNG": "png",
+    b"GIF8": "gif",
+    b"BM": "bmp",
+    b"II*\x00": "tif",
+    b"MM\x00*": "tif",
+    b"fLaC": "flac",
+    b"OggS": "ogg",
+    b"ID3": "mp3",
+}
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
 
 
@@ -97,12 +108,18 @@ def kind_of_ref(value: Any) -> str | None:
     return None
 
 
+def suffix_of(head: bytes) -> str:
+    """The suffix of a medium, without its dot, by its first bytes; `bin`: they tell none."""
+    if head[:4] == b"RIFF":
+        return {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}.get(head[8:12], "bin")
+    if head[4:8] == b"ftyp":
+        return "mp4"
+    return next((suffix for magic, suffix in _SIGNATURES.items() if head.startswith(magic)), "bin")
+
+
 def _by_bytes(head: bytes) -> str:
-    if head.startswith((b"\xff\xd8", b"\x89PNG", b"GIF8", b"BM")) or head[8:12] == b"WEBP":
-        return "image"
-    if head.startswith((b"fLaC", b"OggS", b"ID3")) or head[8:12] == b"WAVE":
-        return "audio"
-    return "video" if head[4:8] == b"ftyp" else ""
+    found = SUFFIX.fullmatch(f".{suffix_of(head)}")
+    return "" if found is None else str(found.lastgroup)
 
 
 def meaning(value: Any) -> str | None:

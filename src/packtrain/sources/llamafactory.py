@@ -18,16 +18,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..checks import whole
-from ..errors import ConfigError, SampleError, meant
+from ..errors import ConfigError, meant
 from ..extend import Source
-from ..files import StrPath, digest_json
-from ._account import unread
+from ..files import StrPath
+from ._account import Account, unread
 from ._content import check_object, fault
-from ._handles import contents
-from ._records import loads
+from ._memory import Over
 from ._values import absent
 from .keys import FIELDS
-from .mixture import Mixture, Part
+from .mixture import Mixture, Part, read_spec
 
 INFO = "dataset_info.json"
 FORMATS = ("alpaca", "sharegpt", "openai")
@@ -53,7 +52,7 @@ _READ = frozenset(
 )
 
 
-class Dataset:
+class Dataset(Over):
     """The records of one entry, under the names that every chat reader knows.
 
     Args:
@@ -61,8 +60,10 @@ class Dataset:
         entry: what `dataset_info.json` says of them.
     """
 
+    reads = "llamafactory"
+
     def __init__(self, source: Source, entry: Mapping[str, Any]) -> None:
-        self.source = source
+        self.source, self.account = source, Account()
         self.format = str(entry.get("formatting", "alpaca"))
         columns = entry.get("columns")
         default: dict[str, str] = _ALPACA if self.format == "alpaca" else {"messages": "conversations"}
@@ -75,25 +76,10 @@ class Dataset:
         if self.tags["function_tag"]:
             self._roles.setdefault(self.tags["function_tag"], "function_call")
 
-    @property
-    def fingerprint(self) -> str:
-        settings = {"format": self.format, "columns": self.columns, "tags": self.tags}
-        return digest_json({"source": self.source.fingerprint, "llamafactory": settings})
+    def config(self) -> dict[str, Any]:
+        return {"format": self.format, "columns": self.columns, "tags": self.tags}
 
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def where(self, index: int) -> str:
-        return self.source.where(index)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        record = self.source[index]
-        try:
-            return self._renamed(record)
-        except SampleError as error:
-            raise error.at(self.where(index)) from None
-
-    def _renamed(self, record: Any) -> dict[str, Any]:
+    def read(self, record: Any) -> dict[str, Any]:
         record = check_object(record, "the record")
         made: dict[str, Any] = {
             "messages": self._alpaca(record) if self.format == "alpaca" else self._turns(record)
@@ -179,7 +165,7 @@ def open_source(
     """
     full = os.path.abspath(os.fspath(path))
     full = os.path.join(full, INFO) if os.path.isdir(full) else full
-    info, folder = _read(full), os.path.dirname(full)
+    info, folder = read_spec(full, "names no datasets"), os.path.dirname(full)
     chosen = (
         [one.strip() for one in dataset.split(",")] if isinstance(dataset, str) else list(dataset or info)
     )
@@ -235,14 +221,3 @@ def _count(name: str, entry: Mapping[str, Any], size: int) -> int:
     if number is None:
         return size
     return whole(f"dataset {name!r}: num_samples", number, 1, error=ConfigError)
-
-
-def _read(full: str) -> Mapping[str, Any]:
-    data = contents(full)
-    try:
-        info = loads(data.decode("utf-8-sig"))
-    except ValueError as error:
-        raise ConfigError(f"{full} is not valid JSON: {error}") from None
-    if not isinstance(info, Mapping) or not info:
-        raise ConfigError(f"{full} names no datasets")
-    return info

@@ -172,7 +172,7 @@ def open_source(
     full = os.path.abspath(os.fspath(path))
     if full in within:
         raise ConfigError(f"the mixture {full} holds itself")
-    spec = _read(full)
+    spec = read_spec(full, "is no mixture", "it needs the key sources: a list of sources")
     _check_keys(spec, _TOP, full)
     seed, shuffle, entries = spec.get("seed", 0), spec.get("shuffle", True), spec.get("sources")
     whole(f"{full}: seed", seed, 0, error=ConfigError)
@@ -238,15 +238,20 @@ def _count(size: int, entry: Mapping[str, Any], what: str) -> int:
     return count
 
 
-def _read(full: str) -> Mapping[str, Any]:
+def read_spec(full: str, otherwise: str, hint: str | None = None) -> Mapping[str, Any]:
+    """What a YAML or JSON file says of sources.
+
+    Raises:
+        ConfigError: it is malformed, or says nothing: `otherwise`.
+    """
     data = contents(full, 4 * MOST_YAML + 1)
     try:
         text = data.decode("utf-8-sig")
         spec = loads(text) if full.lower().endswith(".json") else parse_yaml(text, full)
     except ValueError as error:
         raise ConfigError(f"{full} is not valid: {one_line(error)}") from None
-    if not isinstance(spec, Mapping):
-        raise ConfigError(f"{full} is no mixture", hint="it needs the key sources: a list of sources")
+    if not isinstance(spec, Mapping) or not spec:
+        raise ConfigError(f"{full} {otherwise}", hint=hint)
     return spec
 
 

@@ -198,41 +198,38 @@ class Order:
     def __init__(self, world: int) -> None:
         self.world = world
         self.chunks = 0
-        self._starts: dict[int, list[int]] = {}  # rank -> first local pack of each of its chunks
-        self._totals: dict[int, int] = {}  # rank -> packs; not there: none
+        self._stops: dict[int, list[int]] = {}  # rank -> local packs up to the end of each of its chunks
 
     def append(self, packs: int) -> None:
         """The next chunk has so many packs."""
-        owner = self.chunks % self.world
-        held = self._totals.get(owner, 0)
-        self._starts.setdefault(owner, []).append(held)
-        self._totals[owner] = held + packs
+        stops = self._stops.setdefault(self.chunks % self.world, [])
+        stops.append((stops[-1] if stops else 0) + packs)
         self.chunks += 1
 
     def place(self, slot: int) -> tuple[int, int] | None:
         """(chunk, row) of a slot; None when no chunk that was seen holds it."""
         local, owner = divmod(slot, self.world)
-        if local >= self._totals.get(owner, 0):
+        stops = self._stops.get(owner, [])
+        turn = bisect.bisect_right(stops, local)
+        if turn == len(stops):
             return None
-        turn = bisect.bisect_right(self._starts[owner], local) - 1
-        return turn * self.world + owner, local - self._starts[owner][turn]
+        return turn * self.world + owner, local - (stops[turn - 1] if turn else 0)
 
     @property
     def whole_rounds(self) -> int:
         """Rounds of `world` slots that every rank can take."""
-        return min(self._totals.values()) if len(self._totals) == self.world else 0
+        whole = len(self._stops) == self.world
+        return min(stops[-1] for stops in self._stops.values()) if whole else 0
 
     @property
     def last_rounds(self) -> int:
         """Rounds until the rank with most packs has none left."""
-        return max(self._totals.values(), default=0)
+        return max((stops[-1] for stops in self._stops.values()), default=0)
 
     def end_of(self, chunk: int) -> int:
         """One past the slot of the last pack of a chunk that was seen."""
         turn, owner = divmod(chunk, self.world)
-        starts = self._starts[owner]
-        stop = starts[turn + 1] if turn + 1 < len(starts) else self._totals[owner]
-        return (stop - 1) * self.world + owner + 1
+        return (self._stops[owner][turn] - 1) * self.world + owner + 1
 
 
 class View:

@@ -29,6 +29,7 @@ from ..errors import ChecksumError, FormatError, InputError, SampleError, counte
 from ..execute.local import available_cpus
 from ..media.knobs import KNOB_KEYS
 from ..media.location import Ref, identity_name, read_bytes, with_media
+from ..sources._values import suffix_of
 from ..sources.llava_packed import PLACEHOLDER, turns
 
 # --------------------------------------------------------------------------------------------
@@ -131,17 +132,6 @@ MEMBER = "packtrain"
 _SHORT = {"image": "img", "video": "vid", "audio": "aud"}
 _LARGE, _PENDING = 1 << 15, 4  # bytes of a medium; media whose CRC-32 may be outstanding
 _SUFFIX = re.compile(r"\.([a-z0-9]{1,5})$")
-_MAGIC = (
-    (b"\xff\xd8\xff", "jpg"),
-    (b"\x89PNG", "png"),
-    (b"GIF8", "gif"),
-    (b"BM", "bmp"),
-    (b"II*\x00", "tif"),
-    (b"MM\x00*", "tif"),
-    (b"fLaC", "flac"),
-    (b"OggS", "ogg"),
-    (b"ID3", "mp3"),
-)
 
 
 def pack_key(number: int) -> str:
@@ -428,8 +418,4 @@ def _suffix(ref: Ref, data: bytes) -> str:
         found = _SUFFIX.search(os.fspath(ref).lower())
         if found:
             return found[1]
-    if data[:4] == b"RIFF":
-        return "webp" if data[8:12] == b"WEBP" else "wav"
-    if data[4:8] == b"ftyp":
-        return "mp4"
-    return next((suffix for magic, suffix in _MAGIC if data.startswith(magic)), "bin")
+    return suffix_of(data[:16])
