@@ -168,25 +168,27 @@ def read_rows(path: Path) -> Iterator[Row]:
 def _said(sample: Mapping[str, Any]) -> tuple[Any, Any]:
     """Token ids, and where the next one is trained."""
     ids, labels = (np.asarray(sample[name]).reshape(-1) for name in ("input_ids", "labels"))
+    what = next(_unsaid(sample, ids, labels), None)
+    if what is not None:
+        raise InputError(
+            f"sample {sample.get('sample_id')} {what}: a packed row of Megatron-Bridge cannot say that",
+            hint="leave it out (packtrain plan --skip-samples), or use another format",
+        )
+    return ids, np.append(labels[1:] != _IGNORE, False)
+
+
+def _unsaid(sample: Mapping[str, Any], ids: Any, labels: Any) -> Iterator[str]:
+    """What of a sample a row has no place for."""
     for name, value in sample.items():
         if name not in _SAID and not (name in ("weight", "loss_scale") and (np.asarray(value) == 1).all()):
-            raise _cannot(sample, f"has {name}")
+            yield f"has {name}"
     places = np.asarray(sample.get("position_ids", np.arange(len(ids))))
     if places.shape[-1:] != ids.shape or (places != np.arange(len(ids))).any():
-        raise _cannot(sample, "has position_ids of its own")
-    trained = labels[1:] != _IGNORE
-    if (labels[1:] != ids[1:])[trained].any():
-        raise _cannot(sample, "has labels that are not its tokens")
+        yield "has position_ids of its own"
+    if (labels[1:] != ids[1:])[labels[1:] != _IGNORE].any():
+        yield "has labels that are not its tokens"
     if len(ids) < 2:
-        raise _cannot(sample, "has one token")
-    return ids, np.append(trained, False)
-
-
-def _cannot(sample: Mapping[str, Any], what: str) -> InputError:
-    return InputError(
-        f"sample {sample.get('sample_id')} {what}: a packed row of Megatron-Bridge cannot say that",
-        hint="leave it out (packtrain plan --skip-samples), or use another format",
-    )
+        yield "has one token"
 
 
 def _write_npy(folder: Path, rows: Iterator[Row]) -> Iterator[Made]:

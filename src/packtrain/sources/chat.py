@@ -399,7 +399,8 @@ def _check_said(messages: list[dict[str, Any]]) -> None:
             if not any(message is one for one in said):
                 message["loss"] = 0.0
     asked = [message for message in messages if message["role"] == "user"]
-    if asked and not any(_holds_text(message) or _holds_media(message) for message in asked):
+    media = any(part["type"] != "text" for message in asked for part in message["content"])
+    if asked and not media and not any(map(_holds_text, asked)):
         raise SampleError("empty", "every user message is empty")
     if all(message.get("loss") == 0 for message in answers):
         raise SampleError("unsupervised", "every answer is masked: nothing to train on")
@@ -425,10 +426,6 @@ def _parts(messages: Sequence[Mapping[str, Any]], role: str | None = None) -> li
 
 def _holds_text(message: Mapping[str, Any]) -> bool:
     return any(part["type"] == "text" and part["text"].strip() for part in message["content"])
-
-
-def _holds_media(message: Mapping[str, Any]) -> bool:
-    return any(part["type"] != "text" for part in message["content"])
 
 
 def _checked_columns(columns: Mapping[str, str] | None, shape: str) -> dict[str, str]:
