@@ -240,11 +240,12 @@ def _sized(value: Any, name: str, size: int) -> NDArray[np.int64]:
 
 
 def _numbers(value: Any, name: str, axes: Sequence[int] = (1,)) -> NDArray[np.int64]:
+    if value is None or isinstance(value, (str, bytes, Mapping)):
+        raise fault(f"{name} is {type(value).__name__}, not a list of whole numbers")
     try:
         array = np.asarray(value)
     except ValueError:
         raise fault(f"{name} has rows of different lengths") from None
     if array.ndim not in axes or (array.size and array.dtype.kind not in "iub"):
-        told = f"shape {list(array.shape)}, {array.dtype}"
-        raise fault(f"{name} is no list of whole numbers ({told}): {value!r:.40}")
+        raise fault(f"{name} is no list of whole numbers (shape {list(array.shape)}, {array.dtype})")
     return array.astype(np.int64)
