@@ -68,12 +68,9 @@ def pack(problem: PackProblem) -> Patterns:
                 bound, name = lp_bound, "lp"
             if int(found.repeat.sum()) < packs:
                 best, notes["chosen"] = found, f"optimal/{VERSION}"
-    notes.update(bound=bound, bound_name=name, patterns=_stored(best))
+    stored = {field: getattr(best, field).tolist() for field in ("repeat", "offsets", "size", "number")}
+    notes.update(bound=bound, bound_name=name, patterns=stored)
     return replace(best, notes=notes)
-
-
-def _stored(patterns: Patterns) -> dict[str, list[int]]:
-    return {field: getattr(patterns, field).tolist() for field in ("repeat", "offsets", "size", "number")}
 
 
 def _generate(problem: PackProblem, start: Patterns) -> tuple[Patterns, int, int]:

@@ -52,12 +52,11 @@ class WeightedSources:
     def __init__(
         self, sources: Mapping[str, Any], weights: Mapping[str, float] | None = None, stopping: str = "first"
     ) -> None:
-        if not isinstance(sources, Mapping) or not (weights is None or isinstance(weights, Mapping)):
+        by_name = isinstance(sources, Mapping) and (weights is None or isinstance(weights, Mapping))
+        if not by_name or not sources:
             raise InputError(
                 "sources and weights are given by name", hint='WeightedSources({"chat": chat, "ocr": ocr}, …)'
             )
-        if not sources:
-            raise InputError("no source is named")
         one_of("stopping", stopping, _STOPPING)
         weights = dict.fromkeys(sources, 1) if weights is None else weights
         if set(weights) != set(sources):

@@ -22,7 +22,7 @@ from .ledger import without_skipped
 from .lengths import Lengths, as_lengths
 from .long_samples import Classes, classify
 from .packplan import PackPlan
-from .raw_plan import Certificate, PackerId, Sums, pack_sums
+from .raw_plan import Certificate, PackerId, Sums, sum_over_packs
 from .spec import PlanSpec
 from .stats import SOURCE, report_steps, source_mixing
 from .stepwise import plan_steps
@@ -138,10 +138,10 @@ def _finished(
 
 
 def _sums(lengths: Lengths, made: PackPlan) -> Sums:
-    mixing = {}
-    if SOURCE in lengths.costs:
-        mixing = source_mixing(made.offsets, made.indices, lengths.costs[SOURCE])
-    return Sums(*pack_sums(lengths, made.offsets, made.indices), mixing)
+    packs = made.offsets, made.indices
+    costs = {name: sum_over_packs(array, *packs)[0] for name, array in lengths.costs.items()}
+    mixing = source_mixing(*packs, lengths.costs[SOURCE]) if SOURCE in lengths.costs else {}
+    return Sums(*sum_over_packs(lengths.tokens, *packs), costs, mixing)
 
 
 def _pack_windows(classes: Classes, lengths: Lengths, spec: PlanSpec) -> Packed:

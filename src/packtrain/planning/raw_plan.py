@@ -21,20 +21,13 @@ from ..files import canonical_json
 from ..packers._jit import use_jit
 from ._blocks import sum_packs
 from .ledger import Ledger
-from .lengths import Lengths, block_digests
+from .lengths import block_digests
 from .spec import PlanSpec
 
 # --------------------------------------------------------------------------------------------
 # Sums over packs: tokens, squared tokens, further costs. Compiled for many samples, numpy for few
 # --------------------------------------------------------------------------------------------
 I64 = NDArray[np.int64]
-
-
-def pack_sums(lengths: Lengths, offsets: I64, indices: NDArray[Any]) -> tuple[I64, I64, dict[str, I64]]:
-    """(tokens, squared tokens, further costs by name) of each pack, int64[P]."""
-    tokens, squares = sum_over_packs(lengths.tokens, offsets, indices)
-    costs = {name: sum_over_packs(array, offsets, indices)[0] for name, array in lengths.costs.items()}
-    return tokens, squares, costs
 
 
 def sum_over_packs(values: NDArray[Any], offsets: I64, indices: NDArray[Any]) -> tuple[I64, I64]:
