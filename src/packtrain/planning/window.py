@@ -34,8 +34,8 @@ _FILL = (999, 1000)  # a pack below 99.9 % is carried
 _SHARE = 2  # one pack in 2 at most
 MAX_AGE = 16
 
-#: Samples of a window that one kernel plans.
-SMALL = 1 << 14
+#: Samples of a window that one kernel plans; larger ones cost it more than the steps of a plan do.
+SMALL = 1 << 11
 _SMALL = PackerId("auto", auto.VERSION, {"chosen": f"bfd/{bfd.VERSION}"})
 
 
