@@ -169,8 +169,7 @@ def prove(
         InputError: there is no sample to prove it on.
     """
     made = collate or getattr(packs, "collate_fn", None)
-    if made is not None and getattr(made, "__name__", "") == "_as_it_is":
-        made = None
+    made = None if made is list else made  # a loader without one gives the packs themselves
     report = _proven(model, bare_model(model), lambda: first_packs(packs), made, True)
     if report is None:
         raise InputError("there is no pack to prove isolation on", hint="give packs with samples")
