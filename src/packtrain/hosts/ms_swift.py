@@ -351,6 +351,7 @@ class SwiftMixin(HostMixin):
     """What is put before the class of ms-swift's trainer."""
 
     template: Any
+    packs_model_divides = False  # it weighs the mean of each pass by the pass's share of the tokens
 
     def packs_check(self, batch: Any) -> None:
         """The collator has compared the boundaries of the host's own rows; a hook watches the positions."""

@@ -217,6 +217,8 @@ class HostMixin(PackingMixin):
     packs_loss_known = False
     #: The head computes the loss, which the proof finds to be the same.
     packs_fused = False
+    #: The model divides its loss by the tokens of the step. False: the host does, behind the model.
+    packs_model_divides = True
     #: The folder of a plan that was given to `pack`.
     packs_given: Path | None = None
 
@@ -336,9 +338,10 @@ class HostMixin(PackingMixin):
         """Refuse a loss, of the trainer's user or of the model, that packs of a step would sum."""
         host: Any = self
         base = super().compute_loss
+        divides = self.packs_model_divides and host.model_accepts_loss_kwargs and not self.packs_fused
         if name := own_loss(self):
             check_loss(self, name, lambda i, n: base(model, i, num_items_in_batch=n), inputs, count)
-        elif self.compute_loss_func is None and host.model_accepts_loss_kwargs and not self.packs_fused:
+        elif divides and self.compute_loss_func is None:
             name = f"the loss of {type(bare_model(self.model)).__name__}"
 
             def loss(batch: Any, items: Any) -> Any:
