@@ -115,9 +115,9 @@ class LlavaPacked(InParts):
 
 
 def turns(
-    asked: Sequence[str], said: Sequence[str], media: list[dict[str, Any]], *, placed: bool
+    asked: Sequence[str], said: Sequence[Any], media: list[dict[str, Any]], *, placed: bool
 ) -> list[dict[str, Any]]:
-    """Questions and answers by turns; media where `<image>` stands (`placed`), else in front."""
+    """Questions and contents of answers by turns; media where `<image>` stands (`placed`), else in front."""
     messages: list[dict[str, Any]] = []
     for question, answer in zip(asked, said, strict=True):
         content: list[dict[str, Any]] = []
@@ -127,7 +127,7 @@ def turns(
             media = media[count:]
             content += [{"type": "text", "text": text}] if text else []
         messages.append({"role": "user", "content": content})
-        messages.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
+        messages.append({"role": "assistant", "content": answer})
     return messages
 
 

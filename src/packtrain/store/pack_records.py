@@ -391,7 +391,8 @@ def _rebuilt(
     """The plainest sample with these turns: media first (or where `<image>` says), question and answer."""
     kinds = {short: kind for kind, short in _SHORT.items()}
     ahead = [{"type": kinds[name[:3]], kinds[name[:3]]: name} for name in members]
-    return {"messages": turns(prompts, captions, ahead, placed=where)}
+    answers = [[{"type": "text", "text": said}] for said in captions]
+    return {"messages": turns(prompts, answers, ahead, placed=where)}
 
 
 def _bytes_of(data: Mapping[str, bytes], held: Any) -> Any:
