@@ -54,9 +54,8 @@ class WeightedSources:
     ) -> None:
         by_name = isinstance(sources, Mapping) and (weights is None or isinstance(weights, Mapping))
         if not by_name or not sources:
-            raise InputError(
-                "sources and weights are given by name", hint='WeightedSources({"chat": chat, "ocr": ocr}, …)'
-            )
+            told = "sources and weights are given by name" if not by_name else "no source is named"
+            raise InputError(told, hint='WeightedSources({"chat": chat, "ocr": ocr}, …)')
         one_of("stopping", stopping, _STOPPING)
         weights = dict.fromkeys(sources, 1) if weights is None else weights
         if set(weights) != set(sources):
