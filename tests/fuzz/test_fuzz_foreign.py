@@ -12,7 +12,8 @@ from edits import edited, text
 from foreign import READERS, VALUES
 from limits import bounded, damaged, rounds
 
-from packtrain.template.marked import Leaf, Placed
+from packtrain.template.account import Piece
+from packtrain.template.marked import Placed
 from packtrain.template.skeleton import _SLOT, cut, slot
 from packtrain.template.turns import Span, check_spans, owners_of, without_media
 
@@ -73,7 +74,7 @@ def test_turns_by_the_ten_thousand() -> None:
     ends = list(accumulate(len(f"<u>{slot(2 * n)}</u><a>{slot(2 * n + 1)}</a>") for n in turns))
     ranges = [(end - len(f"{slot(2 * n + 1)}</a>"), end) for n, end in zip(turns, ends, strict=True)]
     spans = [Span(a, b, 2 * n + 1) for n, (a, b) in enumerate(ranges)]
-    leaves = tuple(Leaf("text", n, ("user", "assistant")[n % 2], "t") for n in range(2 * len(turns)))
+    leaves = tuple(Piece("text", n, ("user", "assistant")[n % 2], ("t",)) for n in range(2 * len(turns)))
     where = sorted((found.start(), found.end(), int(found[1])) for found in _SLOT.finditer(text))
     placed = Placed(text, leaves, tuple(where))
     with bounded():
