@@ -1,10 +1,10 @@
 """packtrain: sequence packing for (multimodal) LLM training, measured, planned once, proven."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import moved
 from .errors import PacktrainError, SampleError
+from .extend import on_first_use
 from .planning.align import AlignedPlan
 from .planning.build import plan
 from .planning.ledger import Ledger
@@ -40,14 +40,9 @@ __all__ = [
 
 #: What is imported when it is asked for: it needs torch, or the readers of media and sources.
 _LATER = {
-    "forecast": ".planning.forecast",
-    "loader": ".packs.source",
-    "measure": ".pipeline.measure",
-    "open_chats": ".sources.chat",
+    "forecast": "planning.forecast",
+    "loader": "packs.source",
+    "measure": "pipeline.measure",
+    "open_chats": "sources.chat",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LATER[name], __name__), name)
+__getattr__ = on_first_use(__name__, _LATER)

@@ -25,7 +25,7 @@ import importlib.metadata
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import ModuleType
@@ -46,6 +46,17 @@ HOOKS: dict[str, str] = {
 }
 
 I64 = NDArray[np.int64]
+
+
+def on_first_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package: name -> the module below it that has it, imported when asked for."""
+
+    def found(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module("." + homes[name], package), name)
+
+    return found
 
 
 # --------------------------------------------------------------------------------------------

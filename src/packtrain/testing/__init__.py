@@ -13,45 +13,24 @@ only the laws need hypothesis, only the tiny models torch.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..extend import on_first_use
 
 if TYPE_CHECKING:
-    from .crash import (
-        Stopped as Stopped,
-    )
-    from .crash import (
-        crash_points as crash_points,
-    )
-    from .crash import (
-        snapshot as snapshot,
-    )
-    from .crash import (
-        stopped_after as stopped_after,
-    )
+    from .crash import Stopped as Stopped
+    from .crash import crash_points as crash_points
+    from .crash import snapshot as snapshot
+    from .crash import stopped_after as stopped_after
     from .demo import DemoSet as DemoSet
     from .demo import make_demo as make_demo
-    from .laws import (
-        PackerLaws as PackerLaws,
-    )
-    from .laws import (
-        check_plan as check_plan,
-    )
-    from .laws import (
-        compiled_path as compiled_path,
-    )
-    from .laws import (
-        lengths_and_options as lengths_and_options,
-    )
-    from .laws import (
-        on_threads as on_threads,
-    )
-    from .laws import (
-        plain_path as plain_path,
-    )
-    from .laws import (
-        token_lists as token_lists,
-    )
+    from .laws import PackerLaws as PackerLaws
+    from .laws import check_plan as check_plan
+    from .laws import compiled_path as compiled_path
+    from .laws import lengths_and_options as lengths_and_options
+    from .laws import on_threads as on_threads
+    from .laws import plain_path as plain_path
+    from .laws import token_lists as token_lists
     from .tiny import TINY_MODELS as TINY_MODELS
     from .tiny import tiny_model as tiny_model
 
@@ -65,9 +44,4 @@ _NAMES = {
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = list(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("." + _HOMES[name], __name__), name)
+__getattr__ = on_first_use(__name__, _HOMES)

@@ -5,8 +5,9 @@ Names load on first use, so that reading a configuration imports no torch.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..extend import on_first_use
 
 if TYPE_CHECKING:
     from ..testing.tiny import tiny_model as tiny_model
@@ -45,9 +46,4 @@ _NAMES = {
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = list(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("." + _HOMES[name], __name__), name)
+__getattr__ = on_first_use(__name__, _HOMES)
